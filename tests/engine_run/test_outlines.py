@@ -286,17 +286,6 @@ def test_what_is_not_followed_is_named(
     assert len(str(caught.value)) <= 400
 
 
-def test_references_that_multiply_are_bounded(compiler: OutlinesCompiler):
-    """Each level has two of the next: 2^40 of the last."""
-    levels = {
-        f"l{at}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/l{at + 1}"}] * 2}
-        for at in range(40)
-    }
-    schema = {"$ref": "#/$defs/l0", "$defs": levels | {"l40": {"type": "null"}}}
-    with pytest.raises(GrammarError, match="references written out"):
-        compiled(compiler, json=json.dumps(schema))
-
-
 @given(at=st.integers(0, 399), byte=st.integers(0, 255), size=st.integers(0, 400))
 @settings(deadline=None)
 def test_a_table_of_others_leads_nowhere_else(

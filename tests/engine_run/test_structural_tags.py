@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.engine_run.grammar_draws import VOCAB, Drawer, compiled
 
 from tandem.engine.structured.grammar import GrammarError
 from tandem.engine.structured.llguidance import LLGuidanceCompiler
+from tandem.engine.structured.tags import MAX_ELEMENTS, TagGrammar
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.structured import ReasoningSpan
 from tandem.text.tokenizer import Tokenizer
@@ -149,6 +151,41 @@ def test_special_tokens_count_as_tokens_and_as_letters(
     for begin in (start, letters):
         grammar = compiled(compiler, structural_tag=tag(SPECIAL | {"type": "tag"}))
         grammar.accept([*begin, *tokenizer.encode("Yes. ", add_special_tokens=False)])
+
+
+class Counted(dict[str, int]):
+    """Special tokens that count how often all of them are looked through."""
+
+    num_looks = 0
+
+    def __iter__(self) -> Iterator[str]:
+        """Each text, once more."""
+        self.num_looks += 1
+        return super().__iter__()
+
+
+def test_special_tokens_are_found_in_one_look_at_a_text():
+    """The first, of those that begin there the longest; whatever the text holds of them."""
+    special = Counted({"<s>": 1, "<s>x": 2, "</s>": 3, "": 4, "a|b": 5})
+    tags = TagGrammar(special, of_schema=str, of_regex=str, of_lark=str)
+    one = {"<s>": '(<[1]> | "<s>")', "<s>x": '(<[2]> | "<s>x")', "a|b": '(<[5]> | "a|b")'}
+
+    written = tags.literal("<s><s>xx" * 5_000 + "a|bab")
+    assert written.split(" ", 1)[0] == "(<[1]>"
+    assert written == " ".join([one["<s>"], one["<s>x"], '"x"'] * 5_000 + [one["a|b"], '"ab"'])
+    assert tags.literal("") == '""'
+    assert tags.until("<s>xy") == '(TEXT <[2]> "y" | r1)'
+    assert special.num_looks == 1
+
+
+def test_triggers_are_elements_of_a_form(takes: Any):
+    """Each tag is held against all of them."""
+    triggers = [f"<t{each}>" for each in range(MAX_ELEMENTS)]
+    tagged = {"begin": triggers[-1], "content": {"type": "any_text"}, "end": "</t>"}
+    form = TRIGGERED | {"triggers": triggers, "tags": [tagged]}
+    with pytest.raises(GrammarError, match="at most 1,024 formats"):
+        takes("plain", structural_tag=tag(form))
+    assert takes("plain", structural_tag=tag(form | {"triggers": triggers[-100:]}))
 
 
 def test_blanks_are_those_of_the_request(takes: Any):

@@ -1,6 +1,7 @@
 """Chats become the prompts that transformers makes of them."""
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -144,27 +145,49 @@ def test_the_embedded_model_is_prompted_as_by_transformers(smollm2: Path) -> Non
         assert ids == tokenizer.encode(tokenizer.render_chat(chat), add_special_tokens=False)
 
 
-@pytest.mark.parametrize("content", ["The capital is ", "  The capital"])
-def test_the_last_message_is_left_open(smollm2: Path, content: str) -> None:
-    """``continue_final_message`` ends the prompt where the message ends."""
+OPEN = ChatOptions(add_generation_prompt=False, continue_final_message=True)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        None,
+        "{% for m in messages %}[{{ m.content | trim }}]\n{% endfor %}",
+        "{% for m in messages %}[{{ m.content.strip() }} ]{% endfor %}",
+        "{% for m in messages %}[{{ m['content'].rstrip() }}{% endfor %}",
+        "{% for m in messages %}[{{ m.content }}]{% endfor %}",
+    ],
+)
+@pytest.mark.parametrize("content", ["The capital is ", "  The capital", "x\n\n"])
+def test_the_last_message_is_left_open(smollm2: Path, content: str, source: str | None) -> None:
+    """``continue_final_message`` ends the prompt where the message ends: before its last white
+    space, where the template trims messages."""
     from transformers import AutoTokenizer
 
     chat = [CHAT[1], {"role": "assistant", "content": content}]
     expected = AutoTokenizer.from_pretrained(smollm2).apply_chat_template(
-        chat, tokenize=False, continue_final_message=True
+        chat, chat_template=source, tokenize=False, continue_final_message=True
     )
 
-    options = ChatOptions(add_generation_prompt=False, continue_final_message=True)
-    assert expected == Tokenizer.load(smollm2).render_chat(chat, options)
+    assert expected == Tokenizer.load(smollm2).render_chat(
+        chat, replace(OPEN, chat_template=source)
+    )
+
+
+def test_white_space_is_kept_where_the_template_keeps_it() -> None:
+    """And is not where a template trims."""
+    chat = [{"role": "assistant", "content": "x "}]
+
+    assert ours("{{ messages[0].content | trim }}.").render(chat, OPEN) == "x"
+    assert ours("{{ messages[0].content }}.").render(chat, OPEN) == "x "
 
 
 def test_the_last_part_is_left_open_where_templates_take_parts() -> None:
     """The text of the last part is what goes on."""
     source = "{% for m in messages %}{% for p in m.content %}{{ p.text }}.{% endfor %}{% endfor %}"
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    options = ChatOptions(add_generation_prompt=False, continue_final_message=True)
 
-    assert ours(source).render([{"role": "user", "content": parts}], options) == "a.b"
+    assert ours(source).render([{"role": "user", "content": parts}], OPEN) == "a.b"
 
 
 @pytest.mark.parametrize(
@@ -263,10 +286,8 @@ def test_bad_chats_are_refused_by_field(messages, options: dict[str, Any], field
 )
 def test_a_message_that_cannot_be_continued_is_refused(last: dict[str, Any], source: str) -> None:
     """There must be text, and the template must show it."""
-    options = ChatOptions(add_generation_prompt=False, continue_final_message=True)
-
     with pytest.raises(InvalidParameter, match=r"^continue_final_message"):
-        ours(source).render([last], options)
+        ours(source).render([last], OPEN)
 
 
 def test_a_model_without_template_says_so() -> None:

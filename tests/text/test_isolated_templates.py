@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -59,16 +61,31 @@ def test_the_text_is_the_same(isolated: IsolatedTemplates, options: ChatOptions)
         ("{{ '%2000000000d' | format(1) }}", "messages"),
         ("{{ nonsense(", "chat_template"),
         ("{{ raise_exception('not so') }}", "messages"),
+        ("{{ raise_exception('a' * 20000000) }}", "messages"),
+        ("{% " + "a" * 200_000 + " %}", "chat_template"),
         ("(" * 5 + "{{" + "(" * 20_000 + "1" + ")" * 20_000 + "}}", "chat_template"),
         ("x" * (MAX_SOURCE_CHARS + 1), "chat_template"),
     ],
-    ids=["memory", "squared", "output", "long", "format", "syntax", "own", "deep", "source"],
+    ids=[
+        "memory",
+        "squared",
+        "output",
+        "long",
+        "format",
+        "syntax",
+        "own",
+        "loud",
+        "word",
+        "deep",
+        "source",
+    ],
 )
 def test_too_much_is_refused(isolated: IsolatedTemplates, source: str, param: str) -> None:
     """400 that names the field; the server's own memory never holds it."""
     with pytest.raises(InvalidParameter) as caught:
         isolated.render(CHAT, options_of(source), TOKENS)
     assert caught.value.param in (param, "chat_template")
+    assert len(caught.value.allowed) < 1_000
 
 
 @pytest.mark.parametrize(
@@ -89,6 +106,22 @@ def test_too_long_is_ended(source: str) -> None:
     assert waiting.poll() is None
     brief.close()
     assert waiting.returncode is not None
+
+
+def test_what_a_process_says_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever speaks in it; it is ended in the middle of that, and of its job."""
+    endless = "while True: print('a' * 9999)"
+    pipe = subprocess.PIPE
+    started = [
+        subprocess.Popen([sys.executable, "-I", "-S", "-c", endless], stdin=pipe, stdout=pipe)
+        for _ in range(2)
+    ]
+    monkeypatch.setattr("tandem.text.isolated_templates._start", iter(started).__next__)
+    talked_over = IsolatedTemplates(seconds=50.0, max_chars=10)
+    with pytest.raises(InvalidParameter, match="at most 10 characters"):
+        talked_over.render(CHAT * 10_000, options_of("a"), TOKENS)
+    talked_over.close()
+    assert all(each.returncode is not None for each in started)
 
 
 def test_the_process_knows_nothing(

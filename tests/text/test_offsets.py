@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tandem.text.offsets import AnswerOffsets, echoed_prompt
@@ -54,6 +56,30 @@ def test_a_prompt_of_text_is_shown_as_the_client_wrote_it(
     assert shown.offsets == sorted(shown.offsets)
     assert shown.offsets[0] >= 0
     assert shown.offsets[-1] <= len(text)
+
+
+class Releasing:
+    """A backend of which only what lets other threads run may be called on a text."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        assert name != "encode"
+        return getattr(self._backend, name)
+
+
+def test_other_threads_run_while_a_prompt_is_looked_at(
+    with_bos: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether or not its ids are its own."""
+    ids = with_bos.encode("the quick")
+    offsets = with_bos.offsets("the quick", ids)
+    monkeypatch.setattr(with_bos, "_backend", Releasing(with_bos._backend))
+
+    assert offsets == [0, 0, 3]
+    assert with_bos.offsets("the quick", ids) == offsets
+    assert with_bos.offsets("the quick", ids[:-1]) is None
 
 
 def test_an_added_token_takes_no_place(with_bos: Tokenizer) -> None:

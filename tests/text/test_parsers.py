@@ -211,33 +211,6 @@ def test_harmony_has_channels_and_parallel_calls() -> None:
     assert said.content == "Done"
 
 
-@pytest.mark.parametrize(
-    ("prompt", "reasoning", "thought"),
-    [
-        ("...<think>\n", "qwen3", "a"),
-        ("...", "qwen3", ""),
-        ("<think>\n\n</think>\n\n", "qwen3", ""),
-        ("...", "deepseek_r1", "a"),
-        ("<think></think>", "deepseek_r1", ""),
-    ],
-)
-def test_a_prompt_says_what_is_open(prompt: str, reasoning: str, thought: str) -> None:
-    """An answer may begin within a thought, and then only its end is written."""
-    said = read(["a</think>b"], None, reasoning, prompt)
-
-    assert said.reasoning == thought
-    assert said.content == ("b" if thought else "a</think>b")
-
-
-def test_a_call_in_a_thought_ends_it_and_a_mention_does_not() -> None:
-    """Some models begin a call without closing their thought."""
-    text = '<think>I use <tool_call> now\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    said = check_cuts(text, "hermes", "qwen3")
-
-    assert said.reasoning == "I use <tool_call> now\n"
-    assert said.meant == [("f", {})]
-
-
 def test_arguments_come_as_they_are_written() -> None:
     """A client sees the beginning of an argument before its end is there, and content at once."""
     stream = parser("hermes")

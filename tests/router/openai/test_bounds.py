@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from tests.router.fake_worker import FakeWorker, Turn, serve_well
 from tests.router.http_server import Served
 from tests.waiting import wait_for
 
+from tandem.router.openai import chat, choices
 from tandem.router.openai.bodies.shape import SLICE_BYTES, check_shape
 from tandem.router.openai.errors import HttpProblem
 
@@ -178,6 +180,44 @@ def test_the_loop_turns_while_a_heavy_request_is_looked_at(well: Served, name: s
     assert answer.status_code in (200, 400)
     assert turns >= 10
     assert [worker.num_greeted for worker in well.workers] == greeted
+
+
+LONG: Any = {"role": "user", "content": "Hi " * 60}
+LISTED: Any = {**CHAT, "messages": [LONG], "n": 4, "max_tokens": 30}
+SCORED: Any = {**TEXT, "prompt": "Hi " * 60, "n": 4, "max_tokens": 30}
+WRITTEN: dict[str, tuple[str, Any, ModuleType, str, str]] = {
+    "chat": (CHATS, {**LISTED, "logprobs": True}, chat, "chat_logprobs", "top_logprobs"),
+    "chat's prompt": (CHATS, LISTED, chat, "prompt_logprobs", "prompt_logprobs"),
+    "completion": (COMPLETIONS, SCORED, choices, "completion_logprobs", "logprobs"),
+    "echo": (
+        COMPLETIONS,
+        {**SCORED, "echo": True, "stream": True, "n": 1},
+        choices,
+        "completion_logprobs",
+        "logprobs",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_many_log_probabilities_are_written_in_a_thread(
+    well: Served, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Those of a whole answer, and those of a prompt before its first token; few are not."""
+    path, body, module, function, param = WRITTEN[name]
+    threads: list[str] = []
+    write = getattr(module, function)
+
+    def written(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return write(*given)
+
+    monkeypatch.setattr(module, function, written)
+    for count, is_beside in ((20, True), (0, False)):
+        threads.clear()
+        answer = well.post(path, json={**body, param: count})
+        assert answer.status_code == 200, answer.text
+        assert threads[0].startswith("beside") is is_beside
 
 
 def test_many_prompts_of_one_call_take_turns(serve: Serve, decode: Make) -> None:

@@ -215,6 +215,17 @@ def test_an_assistants_last_message_goes_on(
     assert prompt_of(served) == "HiHe"
 
 
+def test_a_thought_that_a_last_message_left_open_goes_on(
+    client: anthropic.Anthropic, say: Callable[[str], None]
+) -> None:
+    """What comes up to its end is thinking."""
+    say(" so.</think>Hello")
+    opened: Any = {"role": "assistant", "content": [{"type": "text", "text": "<think>Hm, or"}]}
+    answer = client.messages.create(**{**ASK, "messages": [*ASK["messages"], opened]})
+
+    assert told(answer) == [("thinking", " so."), ("text", "Hello")]
+
+
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "f"}])
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_that_are_forced(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import openai
 import pytest
 from tests.router.http_server import ANSWER, Served
 from tests.waiting import wait_for
+
+from tandem.text.offsets import EchoedPrompt, echoed_prompt
+from tandem.text.tokenizer import Tokenizer
 
 CHAT: Any = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -210,6 +213,25 @@ def test_echo_with_logprobs(well: Served, client: Any) -> None:
         for at, token in zip(choice.logprobs.text_offset, choice.logprobs.tokens, strict=True)
     ] == choice.logprobs.tokens
     assert well.workers[1].submitted[-1].kv is None
+
+
+def test_echo_without_logprobs_tokenizes_nothing_again(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text that came is shown; what is left of one that was cut is found by its tokens."""
+    echoed: list[str | None] = []
+
+    def echo(tokenizer: Tokenizer, text: str | None, ids: Sequence[int]) -> EchoedPrompt:
+        echoed.append(text)
+        return echoed_prompt(tokenizer, text, ids)
+
+    monkeypatch.setattr("tandem.llm.async_llm.echoed_prompt", echo)
+    common = {"model": "fake", "prompt": "Tell me  more", "max_tokens": 1, "echo": True}
+    assert client.completions.create(**common).choices[0].text == "Tell me  moreParis"
+    assert echoed == []
+    cut = client.completions.create(**common, extra_body={"truncate_prompt_tokens": 1})
+    assert cut.choices[0].text == " moreParis"
+    assert echoed == ["Tell me  more"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,11 @@ from tests.router.http_server import Served
 from tests.router.openai.test_tool_calls import CHAT, write_model
 
 from tandem.protocol.card import WorkerRole
-from tandem.protocol.structured import ReasoningSpan, StructuredOutputsParams
+from tandem.protocol.structured import MAX_SCHEMA_BYTES, ReasoningSpan, StructuredOutputsParams
+from tandem.router.openai import strict_calls
+from tandem.router.openai.answers import answer_reader
+from tandem.router.openai.strict_calls import check_strict
+from tandem.router.openai.strict_parameters import parameters_form
 
 SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 STRICT: Any = {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}
@@ -88,6 +93,26 @@ def test_a_form_begins_behind_a_thought(served: Served, fields: Any) -> None:
     assert held.reasoning == THINK
     assert closed.reasoning is None
     assert held.kind == closed.kind
+
+
+@pytest.mark.parametrize(
+    ("content", "span"),
+    [
+        ("Well: ", None),
+        ("<think>Hm.</think>", None),
+        ([{"type": "text", "text": "<think>Hm"}], ReasoningSpan(close="</think>")),
+    ],
+)
+def test_an_answer_that_goes_on_is_in_its_form_from_there_on(
+    served: Served, content: Any, span: ReasoningSpan | None
+) -> None:
+    """Or behind the thought that the message left open."""
+    chat = [*CHAT, {"role": "assistant", "content": content}]
+    form: Any = {"structured_outputs": {"regex": "a+"}}
+    held = wanted(served, **form, messages=chat, continue_final_message=True)
+
+    assert held is not None
+    assert held.reasoning == span
 
 
 def test_a_thought_before_forced_calls_is_told_apart(served: Served) -> None:
@@ -184,3 +209,53 @@ def test_lengths_of_a_text_between_tags_are_integers_as_json_has_them(tagged: Se
 
     assert held is not None
     assert r"[^<\\n]{2,4}" in (held.structural_tag or "")
+
+
+def many_required(count: int) -> Any:
+    """A strict tool of many parameters, each of which must be there."""
+    names = [f"parameter_{each}" for each in range(count)]
+    schema = {"properties": {name: {"type": "integer"} for name in names}, "required": names}
+    return {"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}
+
+
+@pytest.mark.parametrize(
+    ("path", "tool", "param"),
+    [
+        ("/v1/chat/completions", many_required(600), "tools"),
+        ("/v1/chat/completions", many_required(9_000), "tools[0].function.parameters"),
+        ("/v1/responses", many_required(9_000), "tools[0].parameters"),
+        ("/v1/messages", many_required(9_000), "tools[0].input_schema"),
+    ],
+)
+def test_large_schemas_are_looked_at_in_a_thread_and_those_too_large_not_at_all(
+    tagged: Served, monkeypatch: pytest.MonkeyPatch, path: str, tool: Any, param: str
+) -> None:
+    """The loop turns for others, and what no grammar could hold is not taken apart."""
+    threads: list[str] = []
+    walked: list[object] = []
+
+    def check(*given: Any) -> None:
+        threads.append(threading.current_thread().name)
+        check_strict(*given)
+
+    def form(*given: Any) -> Any:
+        walked.append(given)
+        return parameters_form(*given)
+
+    monkeypatch.setattr(answer_reader, "check_strict", check)
+    monkeypatch.setattr(strict_calls, "parameters_form", form)
+    function = tool["function"]
+    if path == "/v1/messages":
+        tool = {"name": "f", "strict": True, "input_schema": function["parameters"]}
+    elif path == "/v1/responses":
+        tool = {"type": "function", **function}
+    is_response = path == "/v1/responses"
+    asked = {"input" if is_response else "messages": CHAT}
+    most = {"max_output_tokens" if is_response else "max_tokens": 9}
+    answer = tagged.post(path, json={"model": "fake", **asked, **most, "tools": [tool]})
+    is_large = len(json.dumps(function["parameters"])) > MAX_SCHEMA_BYTES
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(f"{param}: ")
+    assert bool(walked) is not is_large
+    assert [name[:6] for name in threads] == ["beside"]

@@ -22,6 +22,11 @@ from tandem.text.folder import DEFAULT_TEMPLATE, TOOL_TEMPLATE
 
 _CONTINUED = "\ue000continue-here\ue000"
 """Marks the end of the message to continue; private-use letters, so that no chat contains it."""
+_KEPT = " "
+"""Behind the mark: a template that trims messages leaves it out, and would have left out the white
+space at the message's own end."""
+_MAX_REASON = 300
+"""Characters of what a template says of its own failure: it may say anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +146,7 @@ class _Template:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
-            raise InvalidParameter("chat_template", source, f"Jinja; {error}") from error
+            raise InvalidParameter("chat_template", source, f"Jinja; {_reason(error)}") from error
         self.names = frozenset(meta.find_undeclared_variables(tree))
         self.keeps_parts = _walks_over_content(tree)
         self.knows_developer = "developer" in source
@@ -166,10 +171,14 @@ class _Template:
             return self._template.render(names)
         except Exception as error:
             # Foreign code may raise anything; nothing of ours runs inside render.
-            reason = str(error) or type(error).__name__
             raise InvalidParameter(
-                "messages", names["messages"], f"the chat template refuses them: {reason}"
+                "messages", names["messages"], f"the chat template refuses them: {_reason(error)}"
             ) from error
+
+
+def _reason(error: Exception) -> str:
+    reason = str(error) or type(error).__name__
+    return reason if len(reason) <= _MAX_REASON else f"{reason[:_MAX_REASON]}..."
 
 
 @lru_cache(maxsize=32)
@@ -209,7 +218,7 @@ def _mark_last(messages: list[Message]) -> None:
     last = messages[-1]
     content = last.get("content")
     if isinstance(content, str):
-        last["content"] = content + _CONTINUED
+        last["content"] = content + _CONTINUED + _KEPT
         return
     texts = [part for part in content or () if isinstance(part, dict) and "text" in part]
     if not texts:
@@ -217,7 +226,7 @@ def _mark_last(messages: list[Message]) -> None:
             "continue_final_message", True, "a last message that has text to go on with"
         )
     last["content"] = [
-        {**part, "text": part["text"] + _CONTINUED} if part is texts[-1] else part
+        {**part, "text": part["text"] + _CONTINUED + _KEPT} if part is texts[-1] else part
         for part in content or ()
     ]
 
@@ -228,4 +237,5 @@ def _cut_at_mark(text: str) -> str:
         raise InvalidParameter(
             "continue_final_message", True, "a chat template that keeps the last message's text"
         )
-    return text[:end]
+    is_kept = text.startswith(_KEPT, end + len(_CONTINUED))
+    return text[:end] if is_kept else text[:end].rstrip()

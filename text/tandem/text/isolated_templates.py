@@ -9,9 +9,13 @@ nothing to begin with.
 from __future__ import annotations
 
 import json
+import os
+import select
+import selectors
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -24,6 +28,11 @@ SECONDS = 5.0
 MEMORY_BYTES = 512 << 20
 MAX_SOURCE_CHARS = 256_000
 MAX_CHARS = 4_000_000
+_CHAR_BYTES = 12
+"""Of one character in JSON, at most."""
+_BYTES_BESIDE = 65_536
+"""Of an answer beside its text, or of an error."""
+_READ_BYTES = 1 << 16
 
 
 class IsolatedTemplates:
@@ -79,9 +88,14 @@ class IsolatedTemplates:
 
     def _answer(self, job: bytes, source: str) -> dict[str, Any]:
         process = self._take()
+        deadline = time.monotonic() + self._seconds
         try:
-            said, _ = process.communicate(job, timeout=self._seconds)
-        except subprocess.TimeoutExpired as error:
+            said = _exchanged(process, job, deadline, _CHAR_BYTES * self._max_chars + _BYTES_BESIDE)
+            if said is None:
+                allowed = f"a template that renders at most {self._max_chars} characters"
+                raise InvalidParameter("chat_template", source, allowed)
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except (TimeoutError, subprocess.TimeoutExpired) as error:
             allowed = f"a template that renders within {self._seconds:g} s"
             raise InvalidParameter("chat_template", source, allowed) from error
         finally:
@@ -113,6 +127,39 @@ def _start() -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         env={},
     )
+
+
+def _exchanged(
+    process: subprocess.Popen[bytes], job: bytes, deadline: float, most: int
+) -> bytes | None:
+    """All that a process says to ``job``; None once it has said more than ``most`` bytes. Raises
+    TimeoutError behind the deadline."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    rest, said = memoryview(job), bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdin, selectors.EVENT_WRITE)
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while len(said) <= most:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            for key, _ in selector.select(left):
+                if key.fileobj is process.stdin:
+                    try:
+                        # No more than a pipe takes at once that has room: this never waits.
+                        rest = rest[os.write(key.fd, rest[: select.PIPE_BUF]) :]
+                    except BrokenPipeError:
+                        rest = rest[:0]
+                    if not rest:
+                        selector.unregister(process.stdin)
+                        process.stdin.close()
+                    continue
+                part = os.read(key.fd, _READ_BYTES)
+                if not part:
+                    return bytes(said)
+                said += part
+    return None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -151,9 +151,10 @@ class Tokenizer:
 
     def offsets(self, text: str, ids: Sequence[int]) -> list[int] | None:
         """Where in ``text`` each of its ``ids`` begins, in characters; None where ``ids`` are not
-        what the text is encoded to."""
+        what the text is encoded to. Other threads run meanwhile."""
         for add_special_tokens in (True, False):
-            encoded = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            # Of the package's calls that give offsets, the batch alone lets other threads run.
+            (encoded,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
             if encoded.ids == list(ids):
                 return _rising([start for start, _ in encoded.offsets])
         return None

@@ -9,7 +9,9 @@ that is a special token of the model's may be written by that token or letter by
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from tandem.engine.structured.grammar import GrammarError
@@ -33,6 +35,7 @@ class TagGrammar:
         """``special_ids``: special tokens by their texts. The others give a schema as JSON for
         the backend, an expression between slashes, and a checked grammar."""
         self._special_ids = special_ids
+        self._specials = _any_of(tuple(special_ids))
         self._of_schema = of_schema
         self._of_regex = of_regex
         self._of_lark = of_lark
@@ -66,27 +69,24 @@ class TagGrammar:
     def literal(self, text: str) -> str:
         """``text``, special tokens in it by the token or by letters."""
         parts: list[str] = []
-        while text:
-            places = [(text.find(each), -len(each), each) for each in self._special_ids]
-            found = min((each for each in places if each[0] >= 0), default=None)
-            if found is None:
-                parts.append(_quoted(text))
-                break
-            at, _, special = found
-            if at:
-                parts.append(_quoted(text[:at]))
-            parts.append(f"(<[{self._special_ids[special]}]> | {_quoted(special)})")
-            text = text[at + len(special) :]
+        end = 0
+        for found in self._specials.finditer(text):
+            if found.start() > end:
+                parts.append(_quoted(text[end : found.start()]))
+            parts.append(f"(<[{self._special_ids[found[0]]}]> | {_quoted(found[0])})")
+            end = found.end()
+        if end < len(text):
+            parts.append(_quoted(text[end:]))
         return " ".join(parts) or '""'
 
     def until(self, text: str) -> str:
         """Any text up to the first ``text``, and that."""
         lazy = self._rule(f"{_TEXT} {_quoted(text)}", "[lazy]")
-        special = next((each for each in self._special_ids if text.startswith(each)), None)
+        special = self._specials.match(text)
         if special is None:
             return lazy
-        rest = self.literal(text[len(special) :]) if text != special else ""
-        return f"({_TEXT} <[{self._special_ids[special]}]> {rest} | {lazy})"
+        rest = self.literal(text[special.end() :]) if special.end() < len(text) else ""
+        return f"({_TEXT} <[{self._special_ids[special[0]]}]> {rest} | {lazy})"
 
     def any_text(self) -> str:
         """Any text to the end of the answer, without special tokens."""
@@ -109,11 +109,7 @@ class TagGrammar:
 
     def of(self, form: Any, at: str) -> str:
         """Any format; ``at`` is its place, for errors. Raises GrammarError."""
-        self._left -= 1
-        if self._left < 0:
-            raise GrammarError(
-                f"at most {MAX_ELEMENTS:,} formats in one another and beside another"
-            )
+        self._count(1)
         if not isinstance(form, Mapping):
             raise GrammarError(f"an object at {at}, not {_shown(form)}")
         make = self._makers.get(str(form.get("type")))
@@ -143,6 +139,13 @@ class TagGrammar:
     def optional(self, expression: str) -> str:
         """``expression`` or nothing."""
         return f"({expression})?"
+
+    def _count(self, elements: int) -> None:
+        self._left -= elements
+        if self._left < 0:
+            raise GrammarError(
+                f"at most {MAX_ELEMENTS:,} formats in one another and beside another"
+            )
 
     def _rule(self, expression: str, attributes: str = "") -> str:
         name = f"r{len(self._rules)}"
@@ -175,6 +178,7 @@ class TagGrammar:
 
     def _triggered_tags(self, form: Mapping[str, Any], at: str) -> str:
         triggers = [str(each) for each in _list(form, "triggers", at)]
+        self._count(len(triggers))  # each tag is held against all of them
         tags: dict[str, list[str]] = {}
         whole: list[str] = []
         for index, tag in enumerate(_list(form, "tags", at)):
@@ -203,6 +207,13 @@ class TagGrammar:
         separator = self.literal(_text(form, "separator", at))
         several = one if form.get("stop_after_first") else f"{one} ({separator} {one})*"
         return self._rule(several if form.get("at_least_one") else f"({several})?")
+
+
+@lru_cache(maxsize=8)
+def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
+    """Finds the first of ``texts`` in another, the longest of those that begin there."""
+    longest_first = sorted(filter(None, texts), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
 def _given(form: Mapping[str, Any], name: str, at: str) -> Any:

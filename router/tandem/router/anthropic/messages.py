@@ -58,9 +58,8 @@ async def create_message(request: Request) -> Response:
     body = await read(MessagesBody, request)
     service = service_of(request)
     model = service.model_name(body.model)
-    with _in_own_words(body):
-        chat = body.chat()
-        check_calls(chat, service.parsers)
+    size: int = request.scope["state"]["body_bytes"]
+    chat, reader = await service.llm.beside.run(size, _understood, body, service)
     request_id: str = request.scope["state"]["request_id"]
     message_id = f"msg_{secrets.token_hex(16)}"
     writer = MessageWriter(message_id, model, request_id, streams=bool(body.stream))
@@ -68,7 +67,7 @@ async def create_message(request: Request) -> Response:
         service=service,
         request=request,
         chat=chat,
-        reader=AnswerReader(chat, service.parsers),
+        reader=reader,
         writer=writer,
         max_tokens=body.max_tokens,
     )
@@ -86,11 +85,20 @@ async def count_tokens(request: Request) -> Response:
     body = await read(CountBody, request)
     service = service_of(request)
     service.model_name(body.model)
+    size: int = request.scope["state"]["body_bytes"]
     with _in_own_words(body):
-        chat = body.chat()
+        chat = await service.llm.beside.run(size, body.chat)
         tokens = await service.llm.encode_chat(chat.messages, chat_options(chat, service))
     content = msgspec.json.encode({"input_tokens": len(tokens)})
     return Response(content, media_type="application/json")
+
+
+def _understood(body: MessagesBody, service: Service) -> tuple[ChatBody, AnswerReader]:
+    """The chat that a body is, and what reads its answer; may take long for a large body."""
+    with _in_own_words(body):
+        chat = body.chat()
+        check_calls(chat, service.parsers)
+        return chat, AnswerReader(chat, service.parsers)
 
 
 async def _read(

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.router.openai.answers.chat_reader import ChatReader, reader_of
 from tandem.router.openai.answers.chunks import DONE, ChunkWriter, chat_writer, usage
-from tandem.router.openai.answers.logprobs import chat_logprobs, prompt_logprobs
+from tandem.router.openai.answers.logprobs import chat_logprobs, prompt_logprobs, size_of
 from tandem.router.openai.answers.sse import EventStream, while_connected
 from tandem.router.openai.bodies.schemas import ChatBody, StreamOptions
 from tandem.router.openai.chat_run import chat_outputs
@@ -34,7 +34,9 @@ async def create_chat_completion(request: Request) -> Response:
     """The model's answer to a chat."""
     body = await read(ChatBody, request)
     service = service_of(request)
-    reader = reader_of(body, service.parsers)
+    # Schemas of strict tools are walked through here, once for each form of a call.
+    size: int = request.scope["state"]["body_bytes"]
+    reader = await service.llm.beside.run(size, reader_of, body, service.parsers)
     answer = begin("chatcmpl", request_id_of(request, body), service.model_name(body.model))
     if body.stream:
         events = _events(service, body, request, answer, reader)
@@ -65,6 +67,16 @@ async def _whole(
                 for choice in output.outputs:
                     reader.take(output, choice)
     assert last is not None, "a stream that ends without an error has said something"
+    said = last.outputs if reader is None else reader.choices.values()
+    size = size_of(last.prompt_logprobs) + sum(size_of(each.logprobs) for each in said)
+    content = await service.llm.beside.run(size, _content, body, answer, last, reader)
+    return Response(content, media_type="application/json")
+
+
+def _content(
+    body: ChatBody, answer: Answer, last: RequestOutput, reader: ChatReader | None
+) -> bytes:
+    """The whole answer; with log-probabilities it takes long."""
     echoed = _echoed(body)
     content = {
         "id": answer.id,
@@ -80,7 +92,7 @@ async def _whole(
         "prompt_token_ids": list(last.prompt_token_ids) if body.return_token_ids else None,
         "prompt_text": last.prompt if body.return_prompt_text else None,
     }
-    return Response(msgspec.json.encode(content), media_type="application/json")
+    return msgspec.json.encode(content)
 
 
 def _choice(choice: CompletionOutput, echoed: str, body: ChatBody) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -36,7 +37,7 @@ async def prepare_chat(
         options = replace(
             options,
             seen_special_ids=parsers.seen,
-            reasoning=parsers.span,
+            reasoning=partial(parsers.span, continued=body.continued),
             thinks=parsers.thinks,
         )
     with blaming(body.client_names()):

@@ -81,5 +81,14 @@ async def choices_of(
     llm: AsyncLLM, body: CompletionBody, prepared: Sequence[PreparedRequest]
 ) -> Choices:
     """The choices of a call that begins."""
-    echoed = [await llm.echo(each) for each in prepared] if body.echo else []
+    echoed = [await _echoed(llm, body, each) for each in prepared] if body.echo else []
     return Choices(llm.tokenizer, body, echoed)
+
+
+async def _echoed(llm: AsyncLLM, body: CompletionBody, prepared: PreparedRequest) -> EchoedPrompt:
+    """A prompt as it is shown. Where its tokens begin is for log-probabilities alone, and a text
+    that was not cut is shown as it came: nothing is tokenized again for it."""
+    text = prepared.processed.prompt
+    if text is not None and body.logprobs is None and body.truncate_prompt_tokens is None:
+        return EchoedPrompt(text, [])
+    return await llm.echo(prepared)

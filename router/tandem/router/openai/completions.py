@@ -14,7 +14,7 @@ from tandem.llm.beside import weight
 from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.protocol.sampling import OutputKind
 from tandem.router.openai.answers.chunks import DONE, ChunkWriter, completion_writer, usage
-from tandem.router.openai.answers.logprobs import prompt_logprobs
+from tandem.router.openai.answers.logprobs import prompt_logprobs, size_of
 from tandem.router.openai.answers.sse import EventStream, while_connected
 from tandem.router.openai.bodies.schemas import CompletionBody, StreamOptions
 from tandem.router.openai.choices import Choices, choices_of
@@ -90,6 +90,19 @@ async def _whole(
         async with aclosing(_outputs(service, body, request, prepared)) as outputs:
             last = {prompt: output async for prompt, output in outputs}
     assert len(last) == len(prepared), "a stream that ends without an error has said something"
+    size = sum(
+        size_of(choice.logprobs) + size_of(output.prompt_logprobs)
+        for output in last.values()
+        for choice in output.outputs
+    )
+    content = await service.llm.beside.run(size, _content, choices, body, answer, last)
+    return Response(content, media_type="application/json")
+
+
+def _content(
+    choices: Choices, body: CompletionBody, answer: Answer, last: dict[int, RequestOutput]
+) -> bytes:
+    """The whole answer; with log-probabilities it takes long."""
     rendered = [
         _choice(choices, prompt, choices.shown(choice), last[prompt], body)
         for prompt in sorted(last)
@@ -104,7 +117,7 @@ async def _whole(
         "usage": _usage(list(last.values()), body),
         "system_fingerprint": None,
     }
-    return Response(msgspec.json.encode(content), media_type="application/json")
+    return msgspec.json.encode(content)
 
 
 def _choice(
@@ -163,7 +176,10 @@ async def _events(
                 for choice in output.outputs:
                     if extra or choice.finish_reason is not None:
                         said = _usage(list(last.values()), body) if running else None
-                        yield _chunk(writer, choices, prompt, choice, output, body, said)
+                        echoes = body.echo and choices.is_first(prompt, choice)
+                        size = size_of(output.prompt_logprobs) if echoes else 0
+                        chunk = (writer, choices, prompt, choice, output, body, said)
+                        yield await service.llm.beside.run(size, _chunk, *chunk)
                     else:
                         # Also without text: a chunk a step is what clients take the time of.
                         yield writer.text(choices.index(prompt, choice), choice.text)

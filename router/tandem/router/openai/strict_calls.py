@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.structured import MAX_SCHEMA_BYTES
 from tandem.router.openai.bodies.schemas import ChatBody
 from tandem.router.openai.strict_parameters import NotFollowed, parameters_form
 from tandem.text.parsers.tables import CallText, ChannelFormat, ToolFormat
@@ -32,6 +33,10 @@ def check_strict(body: ChatBody, format_: Format) -> None:
         if "structured_outputs" in body.sampling():
             allowed = "false together with response_format or structured_outputs"
             raise InvalidParameter(f"{function}.strict", True, allowed)
+        schema = tool["function"].get("parameters")
+        if len(msgspec.json.encode(schema)) > MAX_SCHEMA_BYTES:
+            allowed = f"a schema of at most {MAX_SCHEMA_BYTES:,} bytes, or strict: false"
+            raise InvalidParameter(f"{function}.parameters", schema, allowed)
         for text in texts:
             try:
                 _content(tool["function"], text)

@@ -51,9 +51,10 @@ def parameters_form(schema: object, text: ParameterText) -> Form:
     unknown = [each for each in required if not isinstance(each, str) or each not in properties]
     if unknown:
         raise NotFollowed("/required", f"names in properties, not {unknown[0]!r}")
+    needed = frozenset(required)
     defined = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     made = [
-        _parameter(key, each, text, defined, needed=key in required)
+        _parameter(key, each, text, defined, needed=key in needed)
         for key, each in properties.items()
     ]
     return {"type": "sequence", "elements": made or [_NOTHING]}

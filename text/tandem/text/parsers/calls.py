@@ -40,18 +40,21 @@ class ToolSchemas:
 class Calls:
     """Writes events of calls; ``begin`` is the point from which a text is a call for good."""
 
-    __slots__ = ("_cursor", "_events", "_new_id", "count", "name", "open", "schemas")
+    __slots__ = ("_before", "_cursor", "_events", "_new_id", "count", "name", "open", "schemas")
 
     def __init__(
         self,
         cursor: Cursor,
         events: list[Event],
         schemas: ToolSchemas,
-        new_id: Callable[[], str] = new_call_id,
+        new_id: Callable[[], str],
+        before: Callable[[], None],
     ) -> None:
+        """``before`` is called when a call begins: what is to be told before it."""
         self._cursor = cursor
         self._events = events
         self._new_id = new_id
+        self._before = before
         self.schemas = schemas
         self.count = 0
         self.open = False
@@ -61,6 +64,7 @@ class Calls:
     def begin(self, name: str, call_id: str | None = None) -> None:
         """A call has a name: nothing of it can be content any more."""
         self._cursor.mark = None
+        self._before()
         self.open = True
         self.name = name
         call_id = call_id if call_id is not None else self._new_id()

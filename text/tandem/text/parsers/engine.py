@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 
 from tandem.text.parsers.calls import Calls, ToolSchemas, new_call_id
-from tandem.text.parsers.cursor import Cursor, Reading, literal, spaces, text_until
+from tandem.text.parsers.cursor import MAX_HELD, Cursor, Reading, literal, spaces, text_until
 from tandem.text.parsers.events import ContentDelta, Event, ReasoningDelta
 from tandem.text.parsers.harmony import read_messages
+from tandem.text.parsers.opened import behind_marks, is_open
 from tandem.text.parsers.tables import ChannelFormat, ReasoningFormat, ToolFormat
 
 
@@ -25,12 +26,18 @@ class StreamParser:
         reasoning: ReasoningFormat | ChannelFormat | None = None,
         schemas: ToolSchemas | None = None,
         prompt: str = "",
+        continued: str = "",
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
-        """``tools`` is None where no calls are to be found; ``prompt`` says what is open."""
+        """``tools`` is None where no calls are to be found; ``prompt`` says what is open, or
+        ``continued`` does, the text of a message that the answer goes on with."""
         self._cursor = Cursor()
         self._events: list[Event] = []
-        self._calls = Calls(self._cursor, self._events, schemas or ToolSchemas(), new_id)
+        self._held: list[str] = []
+        """What stands behind a call in a thought, until it is known whether the thought goes on."""
+        self._calls = Calls(
+            self._cursor, self._events, schemas or ToolSchemas(), new_id, self._say_held
+        )
         self._fresh = True
         """Whether nothing was said since the beginning, the last thought or the last call."""
         self._blank = False
@@ -44,8 +51,8 @@ class StreamParser:
             assert not isinstance(tools, ChannelFormat)
             assert not isinstance(reasoning, ChannelFormat)
             self._tools, self._reasoning = tools, reasoning
-            self.thinks = reasoning is not None and is_open(reasoning, prompt)
-            self._run = self._read()
+            self.thinks = reasoning is not None and is_open(reasoning, prompt, continued)
+            self._run = self._read(continued)
         next(self._run)
 
     @property
@@ -97,10 +104,11 @@ class StreamParser:
         """A thought or a call begins or ends: white space around it means nothing."""
         self._fresh = self._blank = True
 
-    def _read(self) -> Generator[None, None, None]:
+    def _read(self, continued: str) -> Generator[None, None, None]:
         yield
         if self.thinks:
-            yield from self._read_thought()
+            assert self._reasoning is not None
+            yield from self._read_thought(goes_on=bool(behind_marks(self._reasoning, continued)))
         tools, reasoning = self._tools, self._reasoning
         while True:
             thoughts = reasoning.opens if reasoning is not None and self._fresh else ()
@@ -145,24 +153,50 @@ class StreamParser:
             return False
         return True
 
-    def _read_thought(self) -> Generator[None, None, None]:
+    def _read_thought(self, *, goes_on: bool = False) -> Generator[None, None, None]:
+        """A thought to its end; of one that ``goes_on`` a part was said already."""
         reasoning, tools = self._reasoning, self._tools
         assert reasoning is not None
         self.thinks = True
-        self.renew()
         # Some models begin a call without closing their thought.
         regions = tools.opens if tools is not None else ()
-        # A prompt may have opened the thought that the model opens once more.
-        yield from spaces(self._cursor)
-        yield from literal(self._cursor, reasoning.opens)
+        if not goes_on:
+            self.renew()
+            # A prompt may have opened the thought that the model opens once more.
+            yield from spaces(self._cursor)
+            yield from literal(self._cursor, reasoning.opens)
         while True:
             found = yield from text_until(self._cursor, (reasoning.close, *regions), self.think)
             if found is None or found == reasoning.close or tools is None:
                 break
             if (yield from self._read_region(tools, found, self.think)):
+                if not (yield from self._read_behind_call(reasoning, tools)):
+                    return
                 break
         self.thinks = False
         self.renew()
+
+    def _read_behind_call(self, reasoning: ReasoningFormat, tools: ToolFormat) -> Reading:
+        """What stands behind a call in a thought: more of the thought, if its end comes, and
+        content else. Whether it came; what stands between two such calls is content."""
+        while True:
+            marks = (reasoning.close, *tools.opens)
+            left = max(0, MAX_HELD - sum(map(len, self._held)))
+            found = yield from text_until(self._cursor, marks, self._held.append, left)
+            if found == reasoning.close:
+                thought = "".join(self._held)
+                self._held.clear()
+                self.think(thought)
+                return True
+            if found is None:
+                self._say_held()
+                return False
+            yield from self._read_region(tools, found, self._held.append)
+
+    def _say_held(self) -> None:
+        held = "".join(self._held)
+        self._held.clear()
+        self.say(held)
 
     def _read_from_start(self, tools: ToolFormat) -> Generator[None, None, None]:
         """Calls that nothing marks but that the model begins with them."""
@@ -235,11 +269,3 @@ class StreamParser:
             held = cursor.text[cursor.mark : cursor.pos]
             cursor.mark = None
             give_back(held)
-
-
-def is_open(reasoning: ReasoningFormat, prompt: str) -> bool:
-    """Whether an answer to ``prompt`` begins within reasoning."""
-    end = prompt.rstrip()
-    if any(end.endswith(each.rstrip()) for each in reasoning.opens):
-        return True
-    return reasoning.starts_open and not end.endswith(reasoning.close)

@@ -10,8 +10,9 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.structured import ReasoningSpan
 from tandem.text.parsers.calls import ToolSchemas
 from tandem.text.parsers.choose import reasoning_format, tool_format
-from tandem.text.parsers.engine import StreamParser, is_open
+from tandem.text.parsers.engine import StreamParser
 from tandem.text.parsers.formats import FORCED, REASONING_FORMATS, TOOL_FORMATS
+from tandem.text.parsers.opened import is_open
 from tandem.text.parsers.tables import ChannelFormat, ReasoningFormat, ToolFormat
 from tandem.text.tokenizer import Tokenizer
 
@@ -50,21 +51,31 @@ class ModelParsers:
         }
         return cls(tools=tool_table, reasoning=reasoning_table, seen=frozenset(seen))
 
-    def begin(self, tools: Sequence[Mapping[str, Any]], prompt: str) -> StreamParser:
-        """The parser of one choice that answers ``prompt`` and may call ``tools``, often none."""
+    def begin(
+        self, tools: Sequence[Mapping[str, Any]], prompt: str, continued: str = ""
+    ) -> StreamParser:
+        """The parser of one choice that answers ``prompt`` and may call ``tools``, often none;
+        ``continued`` is the text of a message that it goes on with."""
         return StreamParser(
             tools=self.tools if tools else None,
             reasoning=self.reasoning,
             schemas=ToolSchemas.of(tools),
             prompt=prompt,
+            continued=continued,
         )
 
-    def begin_forced(self, tools: Sequence[Mapping[str, Any]], prompt: str) -> StreamParser:
+    def begin_forced(
+        self, tools: Sequence[Mapping[str, Any]], prompt: str, continued: str = ""
+    ) -> StreamParser:
         """As ``begin``, of an answer that a grammar holds to be a list of calls, behind what the
         model thinks."""
         reasoning = None if isinstance(self.reasoning, ChannelFormat) else self.reasoning
         return StreamParser(
-            tools=FORCED, reasoning=reasoning, schemas=ToolSchemas.of(tools), prompt=prompt
+            tools=FORCED,
+            reasoning=reasoning,
+            schemas=ToolSchemas.of(tools),
+            prompt=prompt,
+            continued=continued,
         )
 
     @property
@@ -72,16 +83,17 @@ class ModelParsers:
         """Whether ``span`` knows how the model marks what it thinks."""
         return self.reasoning is not None and not isinstance(self.reasoning, ChannelFormat)
 
-    def span(self, prompt: str) -> ReasoningSpan | None:
+    def span(self, prompt: str, continued: str = "") -> ReasoningSpan | None:
         """What may stand before a form that an answer to ``prompt`` is to have: None for nothing.
 
-        Models that write channels answer in the form at once.
+        An answer that goes on with a message, ``continued``, begins no thought. Models that write
+        channels answer in the form at once.
         """
         reasoning = self.reasoning
         if reasoning is None or isinstance(reasoning, ChannelFormat):
             return None
-        if is_open(reasoning, prompt):
+        if is_open(reasoning, prompt, continued):
             return ReasoningSpan(close=reasoning.close)
-        if prompt.rstrip().endswith(reasoning.close):
+        if continued.strip() or prompt.rstrip().endswith(reasoning.close):
             return None
         return ReasoningSpan(opens=reasoning.opens, close=reasoning.close)

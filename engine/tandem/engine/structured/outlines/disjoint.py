@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -11,63 +12,89 @@ from tandem.engine.structured.outlines.values import kinds_of
 
 MOST = 64
 """Schemas that are held against each other."""
+MAX_COMPARED = 1_000_000
+"""Values that are looked up among others, of one schema with all that is in it."""
 _NUMBERS = {"integer", "number"}
 
 
-def are_disjoint(schemas: Sequence[Any], resolved: Callable[[Any], Any]) -> bool:
-    """Whether each two are: by their types, by the values that they list, or by a property that
-    both require and whose values, listed, are others. ``resolved``: a schema behind its
-    references. False where it is not seen."""
-    if len(schemas) > MOST:
-        return len(schemas) == 1
-    return all(
-        _are_two(one, other, resolved) for one, other in combinations(map(resolved, schemas), 2)
-    )
+class Disjoint:
+    """Of one schema: what its parts list is read once, however many hold it against others."""
+
+    def __init__(self, resolved: Callable[[Any], Any]) -> None:
+        """``resolved``: a schema behind its references. Schemas must live as long as this."""
+        self._resolved = resolved
+        self._left = MAX_COMPARED
+        self._parts: dict[int, _Part] = {}
+        """By the identity of their schemas."""
+
+    def are(self, schemas: Sequence[Any]) -> bool:
+        """Whether each two are: by their types, by the values that they list, or by a property that
+        both require and whose values, listed, are others. False where it is not seen."""
+        if len(schemas) > MOST:
+            return len(schemas) == 1
+        return all(
+            self._are_two(one, other)
+            for one, other in combinations(map(self._resolved, schemas), 2)
+        )
+
+    def _are_two(self, one: Any, other: Any) -> bool:
+        if one is False or other is False:
+            return True
+        if not isinstance(one, dict) or not isinstance(other, dict):
+            return False
+        part, also = self._part(one), self._part(other)
+        if part.kinds and also.kinds and not part.kinds & also.kinds:
+            return True
+        if part.listed is not None and also.listed is not None:
+            return self._are_others(part.listed, also.listed)
+        if part.kinds != {"object"} or also.kinds != {"object"}:
+            return False
+        told, others = self._told(one), self._told(other)
+        return any(self._are_others(told[name], others[name]) for name in told.keys() & others)
+
+    def _are_others(self, values: frozenset[str], others: frozenset[str]) -> bool:
+        """Whether two lists have no value in common; not, where too much was compared."""
+        self._left -= 1 + min(len(values), len(others))
+        return self._left >= 0 and values.isdisjoint(others)
+
+    def _told(self, schema: dict[str, Any]) -> dict[str, frozenset[str]]:
+        """Properties that are required and whose values are listed, with these."""
+        part = self._part(schema)
+        if part.told is None:
+            part.told = {}
+            properties, required = schema.get("properties"), schema.get("required")
+            if isinstance(properties, dict) and isinstance(required, list):
+                for name in required:
+                    value = self._resolved(properties.get(name)) if isinstance(name, str) else None
+                    listed = self._part(value).listed if isinstance(value, dict) else None
+                    if listed is not None:
+                        part.told[name] = listed
+        return part.told
+
+    def _part(self, schema: dict[str, Any]) -> _Part:
+        part = self._parts.get(id(schema))
+        if part is None:
+            part = self._parts[id(schema)] = _Part(_kinds(schema), _listed(schema))
+        return part
 
 
-def _are_two(one: Any, other: Any, resolved: Callable[[Any], Any]) -> bool:
-    if one is False or other is False:
-        return True
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return False
-    kinds, others = _kinds(one), _kinds(other)
-    if kinds and others and not kinds & others:
-        return True
-    listed, also = _listed(one), _listed(other)
-    if listed is not None and also is not None:
-        return not listed & also
-    if kinds != {"object"} or others != {"object"}:
-        return False
-    return any(
-        not _values(one, name, resolved) & _values(other, name, resolved)
-        for name in _told(one, resolved) & _told(other, resolved)
-    )
+@dataclass(slots=True)
+class _Part:
+    """What is seen of one schema."""
+
+    kinds: frozenset[str]
+    """Types of its values."""
+    listed: frozenset[str] | None
+    told: dict[str, frozenset[str]] | None = None
+    """See ``Disjoint._told``; None where nobody asked."""
 
 
-def _told(schema: dict[str, Any], resolved: Callable[[Any], Any]) -> set[str]:
-    """Names of properties that are required and whose values are listed."""
-    properties, required = schema.get("properties"), schema.get("required")
-    if not isinstance(properties, dict) or not isinstance(required, list):
-        return set()
-    return {
-        name
-        for name in required
-        if isinstance(name, str) and _listed(resolved(properties.get(name))) is not None
-    }
-
-
-def _values(schema: dict[str, Any], name: str, resolved: Callable[[Any], Any]) -> set[str]:
-    return _listed(resolved(schema["properties"][name])) or set()
-
-
-def _listed(schema: Any) -> set[str] | None:
+def _listed(schema: dict[str, Any]) -> frozenset[str] | None:
     """Values that a schema lists, as text; None where it does not."""
-    if not isinstance(schema, dict):
-        return None
     if "const" in schema:
-        return {_text(schema["const"])}
+        return frozenset((_text(schema["const"]),))
     values = schema.get("enum")
-    return {_text(each) for each in values} if isinstance(values, list) else None
+    return frozenset(map(_text, values)) if isinstance(values, list) else None
 
 
 def _text(value: Any) -> str:
@@ -76,7 +103,7 @@ def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _kinds(schema: dict[str, Any]) -> set[str]:
+def _kinds(schema: dict[str, Any]) -> frozenset[str]:
     """Types of its values, an integer for a number; none where they are not said."""
     kinds: set[str] = set()
     if "const" in schema:
@@ -86,5 +113,6 @@ def _kinds(schema: dict[str, Any]) -> set[str]:
             kinds.update(kinds_of(each))
     else:
         types = schema.get("type")
-        kinds.update(each for each in (types if isinstance(types, list) else [types]) if each)
-    return {"number" if each in _NUMBERS else each for each in kinds}
+        types = types if isinstance(types, list) else [types]
+        kinds.update(each for each in types if isinstance(each, str))
+    return frozenset("number" if each in _NUMBERS else each for each in kinds)

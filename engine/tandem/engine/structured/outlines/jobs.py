@@ -62,12 +62,21 @@ def job_of(wanted: StructuredOutputsParams) -> Job:
             return Job(expression=read_whole(wanted.regex or "").text)
         case _:
             schema: Any = {"type": "object"} if wanted.json is None else json.loads(wanted.json)
-            text = json.dumps(followed(schema))
-            if len(text) > MAX_SCHEMA_BYTES:
-                raise GrammarError(
-                    f"a schema of at most {MAX_SCHEMA_BYTES:,} bytes, its references written out"
-                )
-            return Job(schema=text, whitespace=_whitespace(wanted))
+            return Job(schema=_text(followed(schema)), whitespace=_whitespace(wanted))
+
+
+def _text(schema: Any) -> str:
+    """A schema as JSON; no more than may be is written, for references multiply."""
+    parts: list[str] = []
+    left = MAX_SCHEMA_BYTES
+    for part in json.JSONEncoder().iterencode(schema):
+        left -= len(part)
+        if left < 0:
+            raise GrammarError(
+                f"a schema of at most {MAX_SCHEMA_BYTES:,} bytes, its references written out"
+            )
+        parts.append(part)
+    return "".join(parts)
 
 
 def _whitespace(wanted: StructuredOutputsParams) -> str:

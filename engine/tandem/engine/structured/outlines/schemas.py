@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
 from tandem.engine.structured.grammar import GrammarError
-from tandem.engine.structured.outlines.disjoint import are_disjoint
+from tandem.engine.structured.outlines.disjoint import Disjoint
 from tandem.engine.structured.outlines.strings import string_of
 from tandem.engine.structured.outlines.values import value_of
 from tandem.engine.structured.outlines.words import (
@@ -53,6 +54,17 @@ def followed(schema: Any) -> Any:
     return _Reader(schema).of(schema, "")
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a reference names, read once however often it is referred to."""
+
+    made: Any
+    schemas: int
+    """That are in it, itself included."""
+    nested: int
+    """Of those in one another."""
+
+
 class _Reader:
     """Reads one schema from its root."""
 
@@ -61,6 +73,11 @@ class _Reader:
         self._left = MAX_SCHEMAS
         self._references: list[str] = []
         self._nested = 0
+        self._deepest = 0
+        self._named: dict[str, Any] = {}
+        """What references name, as it is given."""
+        self._read: dict[str, _Read] = {}
+        self._disjoint = Disjoint(self._resolved)
         self._makers: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
             "object": self._object,
             "array": self._array,
@@ -69,17 +86,22 @@ class _Reader:
 
     def of(self, schema: Any, at: str) -> Any:
         """One schema at its place."""
-        self._left -= 1
+        self._count(1, 1)
         self._nested += 1
-        if self._left < 0 or self._nested > MAX_NESTED:
-            words = (
-                f"a schema that is at most {MAX_SCHEMAS:,} schemas and {MAX_NESTED} in one another"
-            )
-            raise GrammarError(f"{words}, references written out")
+        self._deepest = max(self._deepest, self._nested)
         try:
             return self._of(schema, at)
         finally:
             self._nested -= 1
+
+    def _count(self, schemas: int, nested: int) -> None:
+        """Raise GrammarError where so many more are too many."""
+        self._left -= schemas
+        if self._left < 0 or self._nested + nested > MAX_NESTED:
+            words = (
+                f"a schema that is at most {MAX_SCHEMAS:,} schemas and {MAX_NESTED} in one another"
+            )
+            raise GrammarError(f"{words}, references written out")
 
     def _of(self, schema: Any, at: str) -> Any:
         if schema is False:
@@ -96,7 +118,8 @@ class _Reader:
                 return self._whole(key, said, at)
         types = said.get("type", implied(said))
         if isinstance(types, list) and types:
-            return {"anyOf": [self._typed({**said, "type": each}, at) for each in types]}
+            once = {json.dumps(each): each for each in types}.values()
+            return {"anyOf": [self._typed({**said, "type": each}, at) for each in once]}
         return self._typed({**said, "type": types}, at)
 
     def _whole(self, key: str, said: Mapping[str, Any], at: str) -> Any:
@@ -117,7 +140,7 @@ class _Reader:
             raise GrammarError(f"a schema that has a list of schemas at {place}")
         if key == "allOf" and len(value) > 1:
             raise refusal("allOf of several", at)
-        if key == "oneOf" and not are_disjoint(value, self._resolved):
+        if key == "oneOf" and not self._disjoint.are(value):
             raise GrammarError(
                 f"a schema without oneOf at {at or '/'} whose parts a value may match together"
             )
@@ -155,13 +178,14 @@ class _Reader:
         }
         for name in required:
             schemas.setdefault(name, (others, f"{at}/additionalProperties"))
+        needed = frozenset(required)
         made = {
             name: self.of(*each)
             for name, each in schemas.items()
-            if name in required or each[0] is not False
+            if name in needed or each[0] is not False
         }
         least, most = count(said, "minProperties", at), count(said, "maxProperties", at)
-        if least is not None and least > len(set(required)):
+        if least is not None and least > len(needed):
             raise refusal("minProperties", at)
         if not made and (others is False or properties or most == 0):
             return {"type": "object", "maxProperties": 0}
@@ -171,7 +195,7 @@ class _Reader:
             names = {name: json.dumps(name, ensure_ascii=False)[1:-1] for name in made}
             return {
                 "properties": {names[name]: each for name, each in made.items()},
-                "required": [names[name] for name in made if name in required],
+                "required": [names[name] for name in made if name in needed],
             }
         if others is True:
             return {"type": "object", "additionalProperties": _ANYTHING}
@@ -204,11 +228,20 @@ class _Reader:
         if reference in self._references:
             raise refusal("$ref to what it is in", at.rpartition("/")[0])
         found = self._found(reference, at)
+        read = self._read.get(reference)
+        if read is not None:
+            self._count(read.schemas, read.nested)
+            self._deepest = max(self._deepest, self._nested + read.nested)
+            return read.made
+        left, deepest, self._deepest = self._left, self._deepest, self._nested
         self._references.append(reference)
         try:
-            return self.of(found, str(reference)[1:])
+            made = self.of(found, reference[1:])
         finally:
             self._references.pop()
+        self._read[reference] = _Read(made, left - self._left, self._deepest - self._nested)
+        self._deepest = max(self._deepest, deepest)
+        return made
 
     def _found(self, reference: Any, at: str) -> Any:
         """The schema that a reference names."""
@@ -217,6 +250,8 @@ class _Reader:
                 f"a schema that refers to its own parts (#/...) at {at}, not to {reference!r:.200}"
             )
             raise GrammarError(words)
+        if reference in self._named:
+            return self._named[reference]
         found = self._root
         for part in unquote(reference).split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
@@ -229,6 +264,7 @@ class _Reader:
                 raise GrammarError(words)
             if isinstance(found, dict) and "$id" in found:
                 raise refusal("$id", unquote(reference)[1:])
+        self._named[reference] = found
         return found
 
     def _resolved(self, schema: Any) -> Any:

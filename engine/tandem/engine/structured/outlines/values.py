@@ -32,7 +32,10 @@ def value_of(said: Mapping[str, Any], at: str) -> Any:
     kinds = types if isinstance(types, list) else [types]
     if any(kind not in TYPES for kind in kinds):
         raise GrammarError(f"a schema that has types of {', '.join(TYPES)} at {at or '/'}")
-    made = [_written(each, f"{at}/{key}") for each in values if set(kinds_of(each)) & set(kinds)]
+    allowed = frozenset(kinds)
+    made = [
+        _written(each, f"{at}/{key}") for each in values if not allowed.isdisjoint(kinds_of(each))
+    ]
     if not made:
         raise unmatched(at)
     return {"enum": made}

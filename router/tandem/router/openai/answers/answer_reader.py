@@ -51,6 +51,7 @@ class AnswerReader:
         self._tools = tools_of(body)
         self._is_forced, self._is_named = is_forced(body.tool_choice), is_named(body.tool_choice)
         self._says_reasoning = parsers.reasoning is not None and body.include_reasoning is not False
+        self._continued = body.continued
         self._most_calls = 1 if body.parallel_tool_calls is False else MAX_CALLS
         self._read: dict[int, ReadChoice] = {}
         self._num_reasoning = 0
@@ -83,7 +84,7 @@ class AnswerReader:
 
     def _parser(self, output: RequestOutput) -> StreamParser:
         begin = self._parsers.begin_forced if self._is_forced else self._parsers.begin
-        return begin(self._tools, output.prompt or "")
+        return begin(self._tools, output.prompt or "", self._continued)
 
     def _is_told(self, event: Event) -> bool:
         match event:

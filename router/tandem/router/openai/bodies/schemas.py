@@ -224,6 +224,16 @@ class ChatBody(GenerationBody):
             names["max_tokens"] = "max_completion_tokens"
         return names
 
+    @property
+    def continued(self) -> str:
+        """Text of a last message that the answer goes on with; empty where it begins one."""
+        content = self.messages[-1].get("content") if self.continue_final_message else None
+        if isinstance(content, str):
+            return content
+        parts = content if isinstance(content, list) else ()
+        texts = (each.get("text") if isinstance(each, dict) else each for each in parts)
+        return "\n".join(each for each in texts if isinstance(each, str))
+
 
 class CompletionBody(GenerationBody):
     """``POST /v1/completions``; text/ checks each prompt."""

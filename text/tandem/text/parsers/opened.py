@@ -1,0 +1,24 @@
+"""Whether an answer begins within a thought, by what stands before it."""
+
+from __future__ import annotations
+
+from tandem.text.parsers.tables import ReasoningFormat
+
+
+def is_open(reasoning: ReasoningFormat, prompt: str, continued: str = "") -> bool:
+    """Whether an answer to ``prompt`` begins within reasoning. ``continued``: the text of a message
+    that it goes on with, which says it alone: templates close a thought before any message."""
+    if continued.strip():
+        opened = max(continued.rfind(each.rstrip()) for each in reasoning.opens)
+        return opened > continued.rfind(reasoning.close)
+    end = prompt.rstrip()
+    if any(end.endswith(each.rstrip()) for each in reasoning.opens):
+        return True
+    return reasoning.starts_open and not end.endswith(reasoning.close)
+
+
+def behind_marks(reasoning: ReasoningFormat, continued: str) -> str:
+    """What a message says behind the last mark in it."""
+    for mark in (*reasoning.opens, reasoning.close):
+        continued = continued.rpartition(mark.rstrip())[2]
+    return continued.strip()

@@ -126,8 +126,11 @@ class ControlServer(Channel):
         self._listener.say_all(encode(self.beat()))
 
     def close_sockets(self) -> None:
-        """Tell the consumers, so that they need not wait for beats."""
+        """Tell the consumers, so that they need not wait for beats, and the transfer thread, which
+        may go on."""
         self._listener.say_all(encode(Reset("the worker ends")))
+        for number, link in self._links.items():
+            self._deliver(LinkDown(link.peer, number, self.problem or "the worker ends"))
         self._socket.close(linger=100)
 
     # What the listener asks of its host.

@@ -276,9 +276,13 @@ class HandoffProducer:
         """The engine's loop came round; beats say so."""
         self._board.note_engine(has_work)
 
-    def problem(self) -> str | None:
-        """Why no hand-off can work any more, or None."""
+    def ended(self) -> str | None:
+        """Why no hand-off will ever work here again, or None: a thread has ended."""
         return self._mover.problem or self._channel.problem
+
+    def problem(self) -> str | None:
+        """Why no hand-off can work just now, or None."""
+        return self.ended()
 
     def _remember(self, key: RequestKey, what: str) -> None:
         self._past[key] = what

@@ -15,6 +15,7 @@ from tandem.kvtransfer.transports import choose
 from tandem.protocol.errors import FailCause, InvalidParameter, RefusalCode
 from tandem.protocol.ids import RequestKey, new_incarnation
 from tandem.protocol.kv import FirstToken
+from tandem.protocol.outputs import TokenLogprobs
 
 
 @pytest.mark.parametrize("connector", ["memory", "memory_blocks", "shm", "tcp", "nixl"])
@@ -153,6 +154,33 @@ def test_a_refused_admission_is_told_to_a_consumer_that_waits(pair):
     producer.until(lambda: key in producer.service._mover.table.exports)
     assert producer.admit(key, 4 * 64, consumer.incarnation) is not None
     assert consumer.wait_for(events.LoadFailed, key).cause is FailCause.GONE
+
+
+@pytest.mark.parametrize("pair", ["tcp"], indirect=True)
+def test_a_message_that_no_peer_reads_costs_its_own_key_alone(pair, caplog):
+    """Log-probabilities of a whole vocabulary beside each first token: a peer would close the
+    connection unread, and all hand-offs between the two would be lost with it."""
+    producer, consumer = pair
+    long, other = make_key("long"), make_key("other")
+    link = consumer.service._mover._links[producer.incarnation]
+    for key, home in ((long, [0, 1]), (other, [2, 3])):
+        consumer.open(key, producer.incarnation)
+        assert producer.admit(key, 8, consumer.incarnation) is None
+        producer.compute(key, 8, home)
+    every = tuple(range(1 << 17))
+    logprobs = TokenLogprobs(7, -1.0, 1, every, tuple(-float(each) for each in every))
+    producer.service.final(long, [FirstToken(0, 7, logprobs)], None)
+    producer.service.finished(long)
+    failed = consumer.wait_for(events.LoadFailed, long)
+    assert failed.cause is FailCause.GONE
+    assert "internal" in failed.message
+    producer.wait_for(events.Released, long)
+    assert any(str(1 << 20) in record.message for record in caplog.records)
+    producer.end(other)
+    consumer.load(other, [5, 6])
+    consumer.wait_for(events.Loaded, other)
+    assert consumer.holds("other", 8, [5, 6])
+    assert consumer.service._mover._links[producer.incarnation] == link
 
 
 def test_a_transfer_thread_that_dies_ends_every_key(pair):

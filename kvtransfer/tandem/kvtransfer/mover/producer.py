@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tandem.kvtransfer.config import millis
-from tandem.kvtransfer.control.mail import Drop, FromPeer, LinkDown, LinkUp
+from tandem.kvtransfer.control.mail import Drop, FromPeer, LinkDown, LinkUp, Unsaid
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.events import ProducerEvent, Revoked
 from tandem.kvtransfer.handoff import export as p_events
@@ -30,6 +30,7 @@ from tandem.kvtransfer.handoff.lease import say_ready
 from tandem.kvtransfer.handoff.manifest import why_not_carried
 from tandem.kvtransfer.handoff.messages import (
     Committed,
+    GoneReason,
     Probe,
     ProbeDone,
     ProbeReady,
@@ -72,7 +73,7 @@ FromEngine = (
     | p_events.Cancel
     | Computed
 )
-ProducerItem = FromEngine | LinkUp | LinkDown | FromPeer
+ProducerItem = FromEngine | LinkUp | LinkDown | FromPeer | Unsaid
 
 
 class ProducerMover(Mover[ProducerItem, ProducerEvent]):
@@ -172,6 +173,10 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             return []
         if isinstance(item, LinkDown):
             return self._take_link_down(item, now)
+        if isinstance(item, Unsaid):
+            if self._links.get(item.peer) != item.link:
+                return []
+            return self.table.apply(p_events.Cancel(item.key, GoneReason.INTERNAL), now)
         if isinstance(item, Computed):
             self._fences.append(item)
             export = self.table.exports.get(item.key)

@@ -73,6 +73,7 @@ class ConsumerMover(LinkedMover):
             assert item.welcome is not None
             self._links[item.peer] = item.link
             self._welcomes[item.peer] = item.welcome
+            self.reads.link_up(item.peer)
             self._meet(item.peer, item.host, item.welcome, now)
             return []
         if isinstance(item, LinkDown):
@@ -123,6 +124,7 @@ class ConsumerMover(LinkedMover):
         transport = self.parts.transports.get(self._welcomes.pop(peer).connector)
         if transport is not None:  # else the link was refused for it
             transport.close(peer)
+        self.reads.link_lost(peer)
         self.pace.forget(peer)
         self.ends.forget(peer)
         self.book.mark(peer, up=False, reason=item.reason)
@@ -175,6 +177,8 @@ class ConsumerMover(LinkedMover):
             self._carry_out(self._poll_reads(now), now)  # at once: an engine waits for their end
             if self._told:
                 self._let_go()
+            for peer in self.reads.hung(self.config.kv_transfer_seconds):
+                self.fall(peer, "a read hangs", now)
         actions: list[Action] = []
         if self._unpacks.waits:
             self._unpacks.begin()

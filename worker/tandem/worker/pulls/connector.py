@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # it brings torch
 logger = logging.getLogger(__name__)
 
 _NOTHING = Remote(Lookup.NOTHING)
-_LATER = Remote(Lookup.LATER)
+_LATER = Remote(Lookup.LATER, lent=True)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from tests.kvtransfer.builders import Consumer, Producer, kv_of, make_config, ma
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.service import producer as producer_module
 from tandem.kvtransfer.service.parts import as_bytes
 from tandem.kvtransfer.transports import choose
 from tandem.protocol.errors import FailCause, InvalidParameter, RefusalCode
@@ -144,6 +145,24 @@ def test_admission_says_why_not(pair):
     producer.service.finished(key)
     producer.wait_for(events.Released, key)
     assert producer.admit(key, 4, consumer.incarnation).code is RefusalCode.DUPLICATE
+
+
+@pytest.mark.parametrize("pair", ["tcp", "memory_blocks"], indirect=True)
+def test_what_is_longer_than_a_peer_may_copy_is_refused_before_it_is_computed(pair, monkeypatch):
+    """READY names every block on a link that copies them, and one that is longer is no message;
+    parts have no such bound."""
+    producer, consumer = pair
+    monkeypatch.setattr(producer_module, "MAX_BLOCKS", 3)
+    copied = producer.config.kv_connector == "memory_blocks"
+    limit = producer.service.max_blocks
+    assert (limit == 3) == copied
+    assert producer.admit(make_key("fits"), 4 * 3, consumer.incarnation) is None
+    refusal = producer.admit(make_key("long"), 4 * 3 + 1, consumer.incarnation)
+    if not copied:
+        assert refusal is None
+        return
+    assert refusal.code is RefusalCode.NEVER_FITS
+    assert "4 blocks; 3" in refusal.message
 
 
 def test_a_refused_admission_is_told_to_a_consumer_that_waits(pair):

@@ -129,6 +129,10 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         """Consumers whose link stands; read by the engine's thread."""
         return self._link_view
 
+    def copies(self, consumer: Incarnation) -> bool:
+        """Whether a consumer's link copies blocks; asked by the engine's thread."""
+        return consumer in self._direct_links
+
     def welcome(self, connectors: tuple[str, ...]) -> ProducerCard | str:
         """Answer to a HELLO that offers these transports, or why not; called by the control
         thread."""
@@ -231,6 +235,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         if self._links.get(item.peer) != item.link:
             return []
         del self._links[item.peer]
+        self._direct_links.discard(item.peer)
         self._link_view = frozenset(self._links)
         self.takes.forget(item.peer)
         return self.table.link_lost(item.peer, now)

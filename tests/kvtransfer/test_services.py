@@ -74,6 +74,7 @@ def test_a_peer_that_discovery_drops_is_let_go(pair):
     consumer.service.set_peers({})
     consumer.until(lambda: not consumer.service.peer_up(producer.incarnation))
     producer.until(lambda: not producer.service.consumers())
+    assert not producer.service._mover._direct_links
     key = make_key("alone")
     consumer.open(key, producer.incarnation)
     assert consumer.wait_for(events.LoadFailed, key).cause is FailCause.PEER

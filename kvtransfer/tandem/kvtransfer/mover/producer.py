@@ -282,6 +282,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         due = self.table.next_deadline()
         if due is not None and due <= now:
             actions += self.table.expire(now)
+            self.observe()
         self.takes.settle(self.table.ring.held_by)
         return actions
 

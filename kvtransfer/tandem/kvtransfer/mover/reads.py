@@ -42,6 +42,8 @@ class Ended(NamedTuple):
     """By ``time.perf_counter``."""
     tags: bytes = b""
     """Of the blocks of a copy that is done, as they were behind it."""
+    late: bool = False
+    """It was begun on another link than that which stands now, if any does."""
 
 
 @dataclass(slots=True)
@@ -93,7 +95,8 @@ class Reads:
 
     def hung(self, seconds: float) -> list[Incarnation]:
         """Peers, once each, on whose link a read, wanted or not, has been open for longer, and none
-        has ended since it was begun."""
+        has ended since it was begun. Copies into blocks are not meant: they are run by D's own
+        device or the node's agent, which is watched by itself; another link has no other."""
         now = time.perf_counter()
         between = min(LOOK_SECONDS, seconds / 4)
         since = now - self._looked_at
@@ -105,7 +108,7 @@ class Reads:
         found = []
         for read, started in self._open.values():
             life = self._lives.get(read.peer)
-            if life is None or started < life.since or started < life.moved:
+            if read.slot is None or life is None or started < max(life.since, life.moved):
                 continue
             if now - started > seconds:
                 life.moved = now  # said once
@@ -162,15 +165,16 @@ class Reads:
             progress = self._transports[name].poll(ticket)
             if progress is Progress.PENDING:
                 continue
-            tags = b""
+            tags, late = b"", False
             if progress is not Progress.UNKNOWN:
                 del self._open[(name, ticket)]
                 life = self._lives.get(read.peer)
-                if life is not None and started >= life.since:
+                late = life is None or started < life.since
+                if life is not None and not late:
                     life.moved = time.perf_counter()
                 if progress is Progress.DONE and read.slot is None:
                     tags = self._transports[name].tags_of(ticket)
-            found.append(Ended(read, progress, started, tags))
+            found.append(Ended(read, progress, started, tags, late))
         if found:
             self._foretell()
         return found

@@ -50,7 +50,7 @@ class GoneReason(StrEnum):
     CLOSED = "closed"
     """Already handed over and committed."""
     INTERNAL = "internal"
-    """A fault of P's own, while packing."""
+    """A fault of P's own, while packing, or what it has to say is longer than D reads."""
 
 
 class ProducerCard(msgspec.Struct, frozen=True):

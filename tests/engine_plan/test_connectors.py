@@ -11,6 +11,7 @@ from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import Hold, Loaded, Lookup, Remote
 from tandem.engine.scheduler.connectors import Connectors, compose
 from tandem.protocol.errors import RefusalCode
+from tandem.protocol.ids import Incarnation
 from tandem.protocol.kv import FirstToken, Released
 from tandem.protocol.requests import Pull
 
@@ -123,7 +124,7 @@ def test_who_waited_for_the_quota_is_asked_for_a_loan_in_its_turn_alone():
     producer, lends = ProducerSide(), Brings(Remote(Lookup.LATER, lent=True))
     harness = Harness(8, connector=compose([producer, lends]), max_num_seqs=4)
     producer.may_start = False
-    pulled = produce("a", 64, pull=Pull(b"q" * 16, 48, 1000))
+    pulled = produce("a", 64, pull=Pull(Incarnation(b"q" * 16), 48, 1000))
     assert harness.add(pulled) is None
     harness.step()
     asked = ("lookup", pulled.key)

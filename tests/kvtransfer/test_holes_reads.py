@@ -91,7 +91,7 @@ def test_hole_14_a_read_that_failed_costs_its_link_which_comes_back_with_another
     assert consumer.holds("next", 4, [20])
 
 
-class _Nowhere(list):
+class _Nowhere(list[memoryview]):
     """Answers of a producer that come to nobody."""
 
     def append(self, _answer):
@@ -152,7 +152,7 @@ def test_hole_14_a_read_hangs_when_no_younger_one_of_its_link_ends(monkeypatch, 
             now += 0.2
             found.extend(reads.hung(1.0))
 
-    found: list = []
+    found: list[bytes] = []
     monkeypatch.setattr(transport, "read", lambda peer, extents: len(reads._open))
     begin(one, 0)
     for peer in (one, other):

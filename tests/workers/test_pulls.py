@@ -13,7 +13,7 @@ from tests.workers.pullers import Peers
 
 from tandem.engine.scheduler.connector import Lookup
 from tandem.kvtransfer.handoff.messages import Open
-from tandem.protocol.ids import BlockHash, RequestKey
+from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce, Pull
 from tandem.protocol.sampling import SamplingParams
 from tandem.worker.pulls.connector import PullConnector
@@ -351,7 +351,7 @@ def test_no_more_is_asked_for_than_a_peer_reads_of_a_message(num_blocks: int, as
     connector = PullConnector(cast("Any", consumer), 16, metrics, poll=list)
     request = SimpleNamespace(
         key=RequestKey(ROUTER, "a", 0),
-        source=SimpleNamespace(pull=Pull(bytes(16), 16 * num_blocks, 1_000)),
+        source=SimpleNamespace(pull=Pull(Incarnation(bytes(16)), 16 * num_blocks, 1_000)),
         group=SimpleNamespace(live=[None]),
         max_cached_tokens=16 * num_blocks + 5,
         hashes_upto=lambda count: [bytes(16)] * count,

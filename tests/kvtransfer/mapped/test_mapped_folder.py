@@ -69,12 +69,13 @@ def test_a_worker_that_begins_leaves_the_socket_of_one_that_begins_beside_it(
             giving._sweep(folder)
             moments.append(name)
 
-        monkeypatch.setattr(giving.socket.socket, name, sweeps)
+        monkeypatch.setattr(socket.socket, name, sweeps)
 
     while_beginning("bind")
     while_beginning("listen")
     with open(os.devnull, "rb") as nothing:
-        given = Given(tuple(os.dup(nothing.fileno()) for _ in range(3)), (1, 2, 3))
+        a, b, c = (os.dup(nothing.fileno()) for _ in range(3))
+    given = Given((a, b, c), (1, 2, 3))
     served = giving.DescriptorServer(given, new_incarnation(), folder, on_garbage=lambda: None)
     served.start()
     try:

@@ -60,9 +60,7 @@ class RemoteKV:
         """``in_step`` is ``connector``, or among those that it is composed of."""
         self._connector = connector
         self._look_again = (
-            connector.lookup_again
-            if isinstance(connector, ComposedConnector)
-            else connector.lookup
+            connector.lookup_again if isinstance(connector, ComposedConnector) else connector.lookup
         )
         """How parked requests are looked up."""
         self._timed = connector if isinstance(connector, TimedConnector) else None
@@ -240,7 +238,7 @@ class RemoteKV:
     def _reserve(self, request: Request, remote: Remote, planned: int) -> bool:
         """Pin local hits and take all other blocks, with one to decode into; False leaves it
         parked for want of room."""
-        roster, manager = self._roster, self._manager
+        manager = self._manager
         count = request.num_prefill
         fits = blocks_for(count, manager.block_size) < manager.pool.num_blocks
         headroom = 1 if fits else 0

@@ -91,11 +91,15 @@ def test_hole_14_a_read_that_failed_costs_its_link_which_comes_back_with_another
     assert consumer.holds("next", 4, [20])
 
 
-class _Nowhere(list[memoryview]):
-    """Answers of a producer that come to nobody."""
+def swallow(sender) -> None:
+    """Whatever this thread of the tcp transport answers on connections of now comes to nobody."""
+    now, send = set(sender._peers), sender._send
 
-    def append(self, _answer):
-        """Swallow it."""
+    def sends(peer):
+        if peer not in now:
+            send(peer)
+
+    sender._send = sends
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -108,9 +112,10 @@ def test_hole_14_a_read_that_hangs_costs_its_link_whose_next_data_path_serves(wo
     mover, peer = consumer.service._mover, producer.incarnation
     first, ring = mover._links[peer], mover.table.ring
     server = producer.service._mover.parts.transports["tcp"]._server
-    for sender in (server, *server._others):
-        for each in sender._peers:
-            each.sending = _Nowhere()
+    senders, streams = (server, *server._others), mover.parts.transports["tcp"]._links[peer].streams
+    consumer.until(lambda: sum(each.num_peers for each in senders) == len(streams))
+    for sender in senders:
+        swallow(sender)
     key = make_key("swallowed")
     consumer.open(key, peer)
     producer.hand_over(key, 4, [0], consumer.incarnation)

@@ -190,22 +190,6 @@ async def test_prompt_logprobs_stay_on_one_worker(
     assert p.submitted == []
 
 
-@pytest.mark.parametrize(
-    ("n", "logprobs", "whole"), [(1, 40_000, True), (4, 10_000, True), (4, 20, False)]
-)
-async def test_first_tokens_that_are_too_long_to_be_handed_over_stay_on_one_worker(
-    stack: Stack, prefill: Make, decode: Make, n: int, logprobs: int, whole: bool
-) -> None:
-    """A message between workers is bounded, and their link ends by a longer one."""
-    p, d = prefill(), decode()
-    await stack.find(p, d)
-
-    await stack.run(make_request(n=n, logprobs=logprobs))
-
-    assert (p.submitted == []) == whole
-    assert len(d.submitted) == 1
-
-
 async def test_choices(stack: Stack, prefill: Make, decode: Make) -> None:
     """n choices are one hand-off, each in order."""
     await stack.find(prefill(), decode())

@@ -6,19 +6,19 @@ every order of events can be written down.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tests.engine_plan.sim import SimExecutor
 
 from tandem.engine.request import Request
-from tandem.engine.scheduler.connector import Hold, Loaded, Lookup, Remote
+from tandem.engine.scheduler.connector import Announced, Hold, Loaded, Lookup, Remote
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
 from tandem.protocol.requests import Produce
 
-Event = Loaded | LoadFailed | Released
+Event = Loaded | LoadFailed | Released | Announced
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Connector:
         """Only written down."""
         self.calls.append(("cancelled", key))
 
-    def poll(self) -> list[Loaded | LoadFailed | Released]:
+    def poll(self) -> list[Event]:
         """What the test put there."""
         events, self.events = self.events, []
         return events
@@ -155,13 +155,26 @@ class ProducerSide(Connector):
         self.events.append(Released(key))
 
 
+class Ready(dict[RequestKey, int]):
+    """Keys whose KV comes, to the tokens that come; each is announced as it is put in."""
+
+    def __init__(self, events: Callable[[], list[Event]]) -> None:
+        super().__init__()
+        self._events = events
+
+    def __setitem__(self, key: RequestKey, num_tokens: int) -> None:
+        super().__setitem__(key, num_tokens)
+        self._events().append(Announced(key))
+
+
 class ConsumerSide(Connector):
     """Loads what the producer exported when the test says so."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ready: dict[RequestKey, int] = {}
-        """Keys whose KV comes, to the tokens that come."""
+        self.ready = Ready(lambda: self.events)
+        self.num_looks = 0
+        """Calls of ``lookup``."""
         self.loads: dict[RequestKey, tuple[tuple[int, ...], range]] = {}
         self.local: dict[RequestKey, int] = {}
         self.loading: set[RequestKey] = set()
@@ -169,11 +182,14 @@ class ConsumerSide(Connector):
 
     def lookup(self, request: Request, num_local: int) -> Remote:
         """Later, until the producer has something."""
+        self.num_looks += 1
         if request.kv is None:
             return Remote(Lookup.NOTHING)
         self.local[request.key] = num_local
         count = self.ready.get(request.key)
-        return Remote(Lookup.LATER) if count is None else Remote(Lookup.READY, count)
+        if count is None:
+            return Remote(Lookup.LATER, announced=True)
+        return Remote(Lookup.READY, count)
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
         """Once for each key."""
@@ -263,7 +279,7 @@ class BothSides:
         self.producer.cancelled(key)
         self.consumer.cancelled(key)
 
-    def poll(self) -> list[Loaded | LoadFailed | Released]:
+    def poll(self) -> list[Event]:
         """Of both sides."""
         return [*self.producer.poll(), *self.consumer.poll()]
 

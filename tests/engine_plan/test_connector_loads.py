@@ -60,6 +60,35 @@ def test_a_parked_request_blocks_nobody():
     pair.check_empty()
 
 
+def test_a_step_looks_at_what_was_announced_and_not_at_all_that_is_parked():
+    """A queue at the prefill worker costs the steps of streams here nothing; what is parked ends
+    all the same: by its budget, by its client, by its link, and with its KV."""
+    pair = Pair()
+    parked = [consume(f"r{at}", budget_ms=60_000) for at in range(1000)]
+    for request in parked:
+        assert pair.d.add(request) is None
+    pair.d.step()
+    pair.prefill("r7")
+    pair.d.step()
+    looks = pair.consumer.num_looks
+    pair.consumer.ready[parked[7].key] = 40
+    for _ in range(3):
+        pair.d.step()
+    assert pair.consumer.num_looks - looks <= 2
+    pair.deliver(parked[7])
+    pair.d.core.abort(parked[8].key)
+    pair.consumer.fail(parked[9].key)
+    while pair.d.core.holds(parked[7].key):
+        pair.d.step()
+    pair.d.check(parked[7])
+    assert [each.request for each in pair.d.failed] == ["r9"]
+    pair.d.clock.now += 61
+    pair.d.step()
+    assert len(pair.d.failed) == 998
+    assert pair.consumer.num_looks - looks <= 2
+    pair.check_empty()
+
+
 def test_short_blocks_keep_it_parked():
     """A ready request for which blocks are short waits, others go on, and it is tried again."""
     pair = Pair(d_blocks=6)

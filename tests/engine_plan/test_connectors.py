@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.engine_plan.builders import Harness, request_of
+from tests.engine_plan.builders import Harness, params_of, request_of
 from tests.engine_plan.handoff import Connector, ProducerSide
 from tests.engine_plan.pair import produce
 
@@ -11,7 +11,9 @@ from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import Hold, Loaded, Lookup, Remote
 from tandem.engine.scheduler.connectors import Connectors, compose
 from tandem.protocol.errors import RefusalCode
+from tandem.protocol.ids import Incarnation
 from tandem.protocol.kv import FirstToken, Released
+from tandem.protocol.requests import Pull
 
 
 class Brings(Connector):
@@ -114,3 +116,35 @@ def test_everybody_hears_of_ends_and_cancels(request_):
         member.events.append(event)
     assert every.has_pending()
     assert list(every.poll()) == loaded
+
+
+def test_who_waited_for_the_quota_is_asked_for_a_loan_in_its_turn_alone():
+    """A peer that is asked lends at once, and what it lends is held there until blocks are free
+    here."""
+    producer, lends = ProducerSide(), Brings(Remote(Lookup.LATER, lent=True))
+    harness = Harness(8, connector=compose([producer, lends]), max_num_seqs=4)
+    producer.may_start = False
+    pulled = produce("a", 64, pull=Pull(Incarnation(b"q" * 16), 48, 1000))
+    assert harness.add(pulled) is None
+    harness.step()
+    asked = ("lookup", pulled.key)
+    assert harness.core.stats()["parked"] == 1
+    assert asked not in lends.calls
+    large = request_of("b", 100, params=params_of(max_tokens=20, ignore_eos=True))
+    lends.remote = NOTHING
+    assert harness.add(large) is None
+    harness.step()
+    harness.step()
+    lends.remote = Remote(Lookup.LATER, lent=True)
+    producer.may_start = True
+    while harness.core.holds(large.key):
+        assert asked not in lends.calls, "no block is free"
+        harness.step()
+    harness.step()
+    assert asked in lends.calls
+    lends.remote = NOTHING
+    while harness.core.holds(pulled.key):
+        harness.step()
+    producer.release(pulled.key)
+    harness.run()
+    harness.check_empty()

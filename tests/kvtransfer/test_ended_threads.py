@@ -1,4 +1,5 @@
-"""A producer whose transfer thread has died: its engine takes all blocks back, and uses them."""
+"""Threads of a hand-off that have ended by a fault, at either end: what the other end, the engine
+and the probes hear."""
 
 from __future__ import annotations
 
@@ -11,6 +12,11 @@ from tandem.kvtransfer.memory.blocks import CLEARED
 from tandem.protocol.errors import FailCause
 
 KEY = make_key("late")
+
+
+def breaks(*_):
+    """Whatever a thread calls next."""
+    raise RuntimeError("a fault of the test")
 
 
 @pytest.mark.parametrize("hears", [True, False], ids=["hears of it", "hears nothing"])
@@ -37,9 +43,6 @@ def test_blocks_that_a_dead_transfer_thread_had_leased_are_never_used(
 
         monkeypatch.setattr(producer.service._channel, "post", keeps)
 
-    def breaks(*_):
-        raise RuntimeError("a fault of the test")
-
     mover.take = breaks
     producer.service.cancel(make_key("any"))
     producer.wait_for(events.Released, KEY)
@@ -55,3 +58,52 @@ def test_blocks_that_a_dead_transfer_thread_had_leased_are_never_used(
     consumer.service.begin_load(KEY, [4, 5], 0, ready.num_tokens)
     end = consumer.wait_for((events.LoadFailed, events.Loaded), KEY)
     assert isinstance(end, events.LoadFailed), "another's KV was used"
+
+
+@pytest.mark.parametrize("thread", ["transfer", "control"])
+def test_a_consumer_whose_thread_has_ended_offers_itself_for_nothing_more(
+    workers, monkeypatch, thread
+):
+    """Routers learn it from the health of its links, at once; what is open ends, and its producers
+    keep nothing for it."""
+    producer, consumer = workers(Producer), workers(Consumer)
+    consumer.meet(producer)
+    peer, service = producer.incarnation, consumer.service
+    told = []
+    monkeypatch.setattr(service._channel, "on_end", lambda: told.append(service.peer_up(peer)))
+    consumer.open(KEY, peer)
+    producer.hand_over(KEY, 8, [0, 1], consumer.incarnation)
+    consumer.wait_for(events.Ready, KEY)
+    assert service.ended() is None
+    if thread == "transfer":
+        service._mover.take = breaks
+        service.cancel(make_key("any"))
+    else:
+        service._channel.on_tick = breaks
+    consumer.wait_for(events.LoadFailed, KEY)
+    assert "fault of the test" in consumer.until(service.ended)
+    assert not service.peer_up(peer)
+    assert "fault of the test" in service.why_down(peer)
+    assert [(each.up, each.reason) for each in service.peer_health()] == [(False, service.ended())]
+    producer.wait_for(events.Released, KEY)
+    service.set_peers([producer.service.control])
+    producer.until(lambda: not producer.service.consumers())
+    late = make_key("later")
+    consumer.open(late, peer)
+    consumer.wait_for(events.LoadFailed, late)
+    if thread == "control":
+        consumer.until(lambda: told)
+        assert told == [False]
+
+
+def test_a_producer_whose_control_thread_has_ended_keeps_nothing_for_its_consumers(workers):
+    """What it leased is its engine's again, long before the lease's cap."""
+    producer, consumer = workers(Producer), workers(Consumer)
+    consumer.meet(producer)
+    consumer.open(KEY, producer.incarnation)
+    producer.hand_over(KEY, 8, [0, 1], consumer.incarnation)
+    consumer.wait_for(events.Ready, KEY)
+    producer.service._channel.on_tick = breaks
+    assert consumer.wait_for(events.LoadFailed, KEY).cause is FailCause.PEER
+    producer.wait_for(events.Released, KEY)
+    assert "fault of the test" in producer.service.ended()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 from prometheus_client import CollectorRegistry
+from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
 
+from tandem.kvtransfer import events
 from tandem.kvtransfer.metrics import metrics_of
+from tandem.kvtransfer.mover import prober
 from tandem.protocol.errors import FailCause
 
 
@@ -21,3 +24,14 @@ def test_failures_begin_at_nothing(role: str) -> None:
     assert registry.get_sample_value("tandem:kv_links_lost_total", {"role": role}) == 0
     stray = {"what": f"{'p' if role == 'producer' else 'd'}:message of an old link"}
     assert registry.get_sample_value("tandem:kv_stray_events_total", stray) == 0
+
+
+def test_a_lease_that_lapses_is_counted_though_nobody_says_anything(workers, monkeypatch) -> None:
+    """Its consumer never asked for it, and no other hand-off comes."""
+    monkeypatch.setattr(prober, "AGAIN_MS", ())
+    producer, consumer = workers(Producer, make_config(kv_lease_seconds=0.3)), workers(Consumer)
+    consumer.meet(producer)
+    producer.hand_over(make_key("a"), 8, [0, 1], consumer.incarnation)
+    producer.until(lambda: producer.metric("tandem:kv_leases") == 1)
+    producer.wait_for(events.Released, make_key("a"))
+    producer.until(lambda: producer.metric("tandem:kv_leases") == 0)

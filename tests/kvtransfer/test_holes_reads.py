@@ -4,16 +4,22 @@ import socket
 import threading
 
 import pytest
-from tests.kvtransfer.builders import Consumer, Producer, make_config
+from tests.kvtransfer.builders import LAYOUT, Consumer, Producer, make_config
 from tests.kvtransfer.machines import make_key
 from tests.kvtransfer.uneven import UnevenNixl
 
 from tandem.kvtransfer import events
+from tandem.kvtransfer.handoff.actions import Read
+from tandem.kvtransfer.handoff.messages import ProducerCard
+from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.mover.prober import NO_SLOT
+from tandem.kvtransfer.mover.reads import Reads
+from tandem.kvtransfer.transports.base import Progress, Ticket
 from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.kvtransfer.transports.nixl import NixlTransport
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import new_incarnation
+from tandem.protocol.layout import Shard
 
 
 def test_hole_14_hanging_reads_are_capped_and_then_reported(workers):
@@ -85,6 +91,99 @@ def test_hole_14_a_read_that_failed_costs_its_link_which_comes_back_with_another
     assert consumer.holds("next", 4, [20])
 
 
+def swallow(sender) -> None:
+    """Whatever this thread of the tcp transport answers on connections of now comes to nobody."""
+    now, send = set(sender._peers), sender._send
+
+    def sends(peer):
+        if peer not in now:
+            send(peer)
+
+    sender._send = sends
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_hole_14_a_read_that_hangs_costs_its_link_whose_next_data_path_serves(workers, wanted):
+    """Beats go on while the data path is dead: nothing else would ever end the link, and each of
+    its hand-offs would wait its time out."""
+    config = make_config(kv_transfer_seconds=1.0, kv_receive_slots=4, kv_slots_per_peer=1)
+    producer, consumer = workers(Producer, config), workers(Consumer, config)
+    consumer.meet(producer)
+    mover, peer = consumer.service._mover, producer.incarnation
+    first, ring = mover._links[peer], mover.table.ring
+    server = producer.service._mover.parts.transports["tcp"]._server
+    senders, streams = (server, *server._others), mover.parts.transports["tcp"]._links[peer].streams
+    consumer.until(lambda: sum(each.num_peers for each in senders) == len(streams))
+    for sender in senders:
+        swallow(sender)
+    key = make_key("swallowed")
+    consumer.open(key, peer)
+    producer.hand_over(key, 4, [0], consumer.incarnation)
+    consumer.load(key, [20])
+    if not wanted:
+        consumer.until(lambda: ring.free < len(ring))
+        consumer.service.cancel(key)
+    consumer.wait_for(events.LoadFailed if wanted else events.Cancelled, key)
+    consumer.until(lambda: mover._links.get(peer, first) != first)
+    consumer.until(lambda: consumer.service.peer_up(peer))
+    assert ring.quarantined == 0
+    key = make_key("next")
+    consumer.open(key, peer)
+    producer.hand_over(key, 4, [1], consumer.incarnation)
+    consumer.load(key, [20])
+    consumer.wait_for(events.Loaded, key)
+    assert consumer.holds("next", 4, [20])
+
+
+@pytest.mark.parametrize("read_ends", [True, False])
+def test_hole_14_a_read_hangs_when_no_younger_one_of_its_link_ends(monkeypatch, read_ends):
+    """What one link's reads do says nothing of another's, nor of the link that the peer had."""
+    now = 0.0
+    monkeypatch.setattr("tandem.kvtransfer.mover.reads.time.perf_counter", lambda: now)
+    transport, slots = MemoryTransport(), SlotMemory(4, 4096)
+    group = LAYOUT.groups[0]
+    transport.receive(slots)
+    reads = Reads({"memory": transport}, LAYOUT, Shard(0, 1), lambda: None)
+    welcome = ProducerCard("memory", b"", 4096, 4, group.block_bytes)
+    one, other = new_incarnation(), new_incarnation()
+    transport.hold.set()
+
+    def begin(peer, slot):
+        reads.start(Read(make_key(f"r{slot}"), peer, 0, 0, slot, 100), welcome, slots)
+
+    def pass_time():
+        nonlocal now
+        for _ in range(8):
+            now += 0.2
+            found.extend(reads.hung(1.0))
+
+    found: list[bytes] = []
+    monkeypatch.setattr(transport, "read", lambda peer, extents: len(reads._open))
+    begin(one, 0)
+    for peer in (one, other):
+        now += 0.1
+        reads.link_up(peer)
+    pass_time()
+    assert found == [], "the read is of an earlier link"
+    begin(one, 1)
+    begin(other, 2)
+    now += 0.2
+    begin(one, 3)
+    copy = Read(make_key("copy"), other, 0, None, None, 100)
+    reads._open[("memory", Ticket(99))] = (copy, now)
+    ends = {3} if read_ends else set()
+    monkeypatch.setattr(transport, "advance", lambda: None)
+    monkeypatch.setattr(
+        transport, "poll", lambda t: Progress.DONE if t in ends else Progress.PENDING
+    )
+    reads.ended()
+    pass_time()
+    assert sorted(found) == sorted([other] if read_ends else [one, other])
+    for _ in range(2):
+        pass_time()
+    assert len(found) == (1 if read_ends else 2), "each is said once, and a copy not at all"
+
+
 @pytest.mark.parametrize("in_time", [True, False])
 def test_hole_14_reads_of_earlier_links_end_too_and_their_slots_let_the_next_link_up(
     workers, in_time
@@ -112,6 +211,8 @@ def test_hole_14_reads_of_earlier_links_end_too_and_their_slots_let_the_next_lin
     standing.go_on()
     consumer.until(lambda: consumer.service.peer_up(peer))
     consumer.until(lambda: ring.free == len(ring))
+    assert peer not in mover.pace._links, "the link that stands has brought no KV"
+    assert peer in mover.prober._unused
 
 
 class _DoubtfulAgent:

@@ -229,13 +229,16 @@ def test_a_link_that_is_up_stays_so_though_a_later_probe_hangs(workers, soon):
     transport = MemoryTransport()
     consumer = workers(Consumer, config, transports={"memory": transport})
     consumer.meet(producer)
-    ring = consumer.service._mover.table.ring
+    mover = consumer.service._mover
+    ring = mover.table.ring
     transport.hold.set()
     consumer.until(lambda: ring.quarantined)
     assert consumer.service.peer_up(producer.incarnation)
     transport.hold.clear()
     consumer.until(lambda: ring.free == len(ring))
     assert consumer.service.peer_up(producer.incarnation)
+    assert mover.prober._unused, "no KV has come by the link"
+    assert not mover.pace._links
 
 
 def test_a_link_that_is_up_stays_so_though_others_hold_all_slots(workers, soon):

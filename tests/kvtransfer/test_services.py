@@ -10,11 +10,13 @@ from tests.kvtransfer.builders import Consumer, Producer, kv_of, make_config, ma
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.service import producer as producer_module
 from tandem.kvtransfer.service.parts import as_bytes
 from tandem.kvtransfer.transports import choose
 from tandem.protocol.errors import FailCause, InvalidParameter, RefusalCode
 from tandem.protocol.ids import RequestKey, new_incarnation
 from tandem.protocol.kv import FirstToken
+from tandem.protocol.outputs import TokenLogprobs
 
 
 @pytest.mark.parametrize("connector", ["memory", "memory_blocks", "shm", "tcp", "nixl"])
@@ -72,6 +74,7 @@ def test_a_peer_that_discovery_drops_is_let_go(pair):
     consumer.service.set_peers({})
     consumer.until(lambda: not consumer.service.peer_up(producer.incarnation))
     producer.until(lambda: not producer.service.consumers())
+    assert not producer.service._mover._direct_links
     key = make_key("alone")
     consumer.open(key, producer.incarnation)
     assert consumer.wait_for(events.LoadFailed, key).cause is FailCause.PEER
@@ -145,6 +148,24 @@ def test_admission_says_why_not(pair):
     assert producer.admit(key, 4, consumer.incarnation).code is RefusalCode.DUPLICATE
 
 
+@pytest.mark.parametrize("pair", ["tcp", "memory_blocks"], indirect=True)
+def test_what_is_longer_than_a_peer_may_copy_is_refused_before_it_is_computed(pair, monkeypatch):
+    """READY names every block on a link that copies them, and one that is longer is no message;
+    parts have no such bound."""
+    producer, consumer = pair
+    monkeypatch.setattr(producer_module, "MAX_BLOCKS", 3)
+    copied = producer.config.kv_connector == "memory_blocks"
+    limit = producer.service.max_blocks
+    assert (limit == 3) == copied
+    assert producer.admit(make_key("fits"), 4 * 3, consumer.incarnation) is None
+    refusal = producer.admit(make_key("long"), 4 * 3 + 1, consumer.incarnation)
+    if not copied:
+        assert refusal is None
+        return
+    assert refusal.code is RefusalCode.NEVER_FITS
+    assert "4 blocks; 3" in refusal.message
+
+
 def test_a_refused_admission_is_told_to_a_consumer_that_waits(pair):
     """D need not wait for its deadline."""
     producer, consumer = pair
@@ -153,6 +174,33 @@ def test_a_refused_admission_is_told_to_a_consumer_that_waits(pair):
     producer.until(lambda: key in producer.service._mover.table.exports)
     assert producer.admit(key, 4 * 64, consumer.incarnation) is not None
     assert consumer.wait_for(events.LoadFailed, key).cause is FailCause.GONE
+
+
+@pytest.mark.parametrize("pair", ["tcp"], indirect=True)
+def test_a_message_that_no_peer_reads_costs_its_own_key_alone(pair, caplog):
+    """Log-probabilities of a whole vocabulary beside each first token: a peer would close the
+    connection unread, and all hand-offs between the two would be lost with it."""
+    producer, consumer = pair
+    long, other = make_key("long"), make_key("other")
+    link = consumer.service._mover._links[producer.incarnation]
+    for key, home in ((long, [0, 1]), (other, [2, 3])):
+        consumer.open(key, producer.incarnation)
+        assert producer.admit(key, 8, consumer.incarnation) is None
+        producer.compute(key, 8, home)
+    every = tuple(range(1 << 17))
+    logprobs = TokenLogprobs(7, -1.0, 1, every, tuple(-float(each) for each in every))
+    producer.service.final(long, [FirstToken(0, 7, logprobs)], None)
+    producer.service.finished(long)
+    failed = consumer.wait_for(events.LoadFailed, long)
+    assert failed.cause is FailCause.GONE
+    assert "internal" in failed.message
+    producer.wait_for(events.Released, long)
+    assert any(str(1 << 20) in record.message for record in caplog.records)
+    producer.end(other)
+    consumer.load(other, [5, 6])
+    consumer.wait_for(events.Loaded, other)
+    assert consumer.holds("other", 8, [5, 6])
+    assert consumer.service._mover._links[producer.incarnation] == link
 
 
 def test_a_transfer_thread_that_dies_ends_every_key(pair):

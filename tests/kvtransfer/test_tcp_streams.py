@@ -100,6 +100,21 @@ def test_bytes_move_by_every_socket_and_a_thread_for_each(ends: Ends):
     assert not any(each.is_alive() for each in threads)
 
 
+def test_kernels_look_after_connections_at_both_ends(ends: Ends):
+    """A way that is dead ends there though nobody sends anything, or sends without an answer."""
+    assert ends.outcome(ends.read(0, 0)) is Progress.DONE
+    (link,) = ends.consumer._links.values()
+    server = ends.producer._server
+    assert server is not None
+    mine = [each.sock for each in link.streams]
+    theirs = [each.sock for one in (server, *server._others) for each in one._peers]
+    for sock in (*mine, *theirs):
+        assert sock is not None
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+
+
 @pytest.mark.parametrize("how", ["one socket breaks", "the link is closed"])
 def test_no_byte_lands_once_a_read_has_failed(ends: Ends, how: str):
     """Though other stripes were on their way: every socket is closed before it is said."""

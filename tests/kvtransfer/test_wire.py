@@ -19,7 +19,7 @@ from tandem.kvtransfer.memory.header import (
 )
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation, RequestKey
-from tandem.protocol.kv import FirstToken
+from tandem.protocol.kv import MAX_FIRST_BYTES, FirstToken, first_bytes
 from tandem.protocol.layout import KVKind
 from tandem.protocol.messages import Beat, Hello, Reset, Welcome, encode
 from tandem.protocol.outputs import TokenLogprobs
@@ -208,3 +208,14 @@ def test_keys_that_look_alike_have_other_digests():
     one = RequestKey(b"R" * 16, "a1", 0)
     other = RequestKey(b"R" * 16, "a", 10)
     assert key_digest(one) != key_digest(other)
+
+
+@pytest.mark.parametrize(("n", "logprobs"), [(1, 32_000), (128, 254)])
+def test_first_tokens_that_may_be_handed_over_fit_a_message(n, logprobs):
+    """Ids and floats are as long as they get, and the rest of FINAL as well."""
+    assert 0.9 * MAX_FIRST_BYTES < first_bytes(n, logprobs) <= MAX_FIRST_BYTES
+    ids = (1 << 30,) * logprobs
+    beside = TokenLogprobs(1 << 30, -1 / 3, 1 << 30, ids, (-1 / 3,) * logprobs)
+    first = tuple(FirstToken(each, 1 << 30, beside) for each in range(n))
+    final = m.Final(RequestKey(bytes(16), "r" * 200, 1 << 20), first, "f" * 32)
+    assert len(encode(final)) < m.MAX_MESSAGE_BYTES

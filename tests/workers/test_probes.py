@@ -6,14 +6,22 @@ import socket
 import struct
 import sys
 import threading
+import urllib.error
 import urllib.request
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.waiting import wait_for
 
 from tandem.worker import probes
+from tandem.worker.handoff import NoHandoff
 from tandem.worker.probes import ProbeServer, ProbeState
+from tandem.worker.server_config import ServerConfig
+from tandem.worker.worker_probes import WorkerProbes
+
+if TYPE_CHECKING:
+    from tandem.engine.core.engine_core import EngineCore
 
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
@@ -86,3 +94,47 @@ def test_connections_that_ask_nothing_keep_nobody_out(
             each.close()
         server.stop()
     assert "Traceback" not in capfd.readouterr().err
+
+
+class _Handoff(NoHandoff):
+    """One that says what a test says."""
+
+    why: str | None = None
+    for_good = False
+
+    def problem(self) -> str | None:
+        """As set."""
+        return self.why
+
+    def ended(self) -> str | None:
+        """As set."""
+        return self.why if self.for_good else None
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_a_hand_off_that_has_ended_for_good_fails_liveness_and_one_that_may_heal_does_not(
+    for_good: bool,
+) -> None:
+    """Who is not ready gets no requests for a while; only another process has a new hand-off."""
+    server = ServerConfig(host="127.0.0.1", port=0, probe_port=0)
+    asked, handoff = WorkerProbes(server, CollectorRegistry()), _Handoff()
+
+    def answers(path: str) -> str:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{asked.port}{path}", timeout=5) as said:
+                return str(said.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                return f"{error.code} {error.read().decode()}"
+
+    try:
+        assert answers("/health") == "200"
+        core = cast("EngineCore", None)  # which only /debug asks
+        asked.attach(core=core, handoff=handoff, draining=lambda: False)
+        handoff.why, handoff.for_good = "slots wait", for_good
+        ready = answers("/ready")
+        assert (ready[:3], "slots wait" in ready) == ("503", True)
+        health = answers("/health")
+        assert (health[:3], "slots wait" in health) == ("503" if for_good else "200", for_good)
+    finally:
+        asked.close()

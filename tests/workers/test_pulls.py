@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from prometheus_client import CollectorRegistry
 from tests.workers.pair import PROMPT, ROUTER
 from tests.workers.pullers import Peers
 
+from tandem.engine.scheduler.connector import Lookup
 from tandem.kvtransfer.handoff.messages import Open
-from tandem.protocol.ids import BlockHash, RequestKey
-from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
+from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
+from tandem.protocol.requests import Consume, EngineCoreRequest, Produce, Pull
 from tandem.protocol.sampling import SamplingParams
+from tandem.worker.pulls.connector import PullConnector
+from tandem.worker.pulls.metrics import PullMetrics
 
 LONG = tuple(3 + (11 * index) % 290 for index in range(140))
 OTHER = tuple(5 + (13 * index) % 280 for index in range(140))
@@ -298,8 +303,6 @@ def test_several_choices_that_differ_pull_nothing() -> None:
     try:
         key = RequestKey(ROUTER, "a", 0)
         params = SamplingParams(temperature=0.0, seed=1, max_tokens=8, n=2)
-        from tandem.protocol.requests import Pull
-
         request = EngineCoreRequest(
             key=key,
             prompt_token_ids=list(PROMPT),
@@ -324,6 +327,37 @@ def test_hashes_of_a_message_are_bounded() -> None:
     for wrong in ([bytes(15)], [bytes(16)] * 32769):
         with pytest.raises(ValidationError):
             convert({**good, "hashes": wrong}, Open)
+
+
+class _Asked:
+    """A consumer of which a pull is asked; what came of it is never said."""
+
+    wants_hashes = False
+    num_hashes = 0
+
+    def peer_up(self, _holder: object) -> bool:
+        """Always."""
+        return True
+
+    def open(self, _key: object, _holder: object, *, budget_ms: int, hashes: list[object]) -> None:
+        """Counted."""
+        self.num_hashes = len(hashes)
+
+
+@pytest.mark.parametrize(("num_blocks", "asked"), [(3, 3), (40_000, 32_768)])
+def test_no_more_is_asked_for_than_a_peer_reads_of_a_message(num_blocks: int, asked: int) -> None:
+    """A longer one would cost the link, and all hand-offs on it; the rest is computed."""
+    consumer, metrics = _Asked(), PullMetrics(CollectorRegistry())
+    connector = PullConnector(cast("Any", consumer), 16, metrics, poll=list)
+    request = SimpleNamespace(
+        key=RequestKey(ROUTER, "a", 0),
+        source=SimpleNamespace(pull=Pull(Incarnation(bytes(16)), 16 * num_blocks, 1_000)),
+        group=SimpleNamespace(live=[None]),
+        max_cached_tokens=16 * num_blocks + 5,
+        hashes_upto=lambda count: [bytes(16)] * count,
+    )
+    assert connector.lookup(cast("Any", request), 0).lookup is Lookup.LATER
+    assert consumer.num_hashes == asked
 
 
 def _held(peers: Peers) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tandem.engine.request import Request
-from tandem.engine.scheduler.connector import Hold, Loaded, Lookup, Remote
+from tandem.engine.scheduler.connector import Announced, Event, Hold, Loaded, Lookup, Remote
 from tandem.kvtransfer import events
 from tandem.protocol.errors import Refusal, RefusalCode
 from tandem.protocol.hashing import hash_blocks, root_hash
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # it brings torch, which a simulation of this connector goes 
     from tandem.kvtransfer.service.consumer import HandoffConsumer
 
 _NOTHING = Remote(Lookup.NOTHING)
-_LATER = Remote(Lookup.LATER)
+_LATER = Remote(Lookup.LATER, announced=True)
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class DecodeConnector:
     def cancelled(self, key: RequestKey) -> None:
         """``finished`` has stopped its pull already."""
 
-    def poll(self) -> list[Loaded | LoadFailed | Released]:
+    def poll(self) -> list[Event]:
         """What the service says, as far as the engine still waits for it."""
         return [told for event in self._poll() for told in self._told(event)]
 
@@ -129,10 +129,11 @@ class DecodeConnector:
         """Whether a pull has not ended."""
         return bool(self._pulls)
 
-    def _told(self, event: events.ConsumerEvent) -> Iterator[Loaded | LoadFailed | Released]:
+    def _told(self, event: events.ConsumerEvent) -> Iterator[Event]:
         if isinstance(event, events.Ready):
             if event.key in self._pulls:
                 self._pulls[event.key].ready = Remote(Lookup.READY, event.num_tokens)
+                yield Announced(event.key)
             return
         if isinstance(event, events.BlocksFree):
             yield Released(event.key)

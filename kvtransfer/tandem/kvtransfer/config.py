@@ -91,7 +91,10 @@ class KVTransferConfig:
         30.0, "How long a consumer's OPEN waits for the request to be admitted here.", unit="s"
     )
     kv_transfer_seconds: float = setting(
-        20.0, "A load that makes no progress for this long, with parts due, has failed.", unit="s"
+        20.0,
+        "A load that makes no progress for this long, with parts due, has failed; a link on which "
+        "a read hangs for so long, and no later one ends, is made again.",
+        unit="s",
     )
     kv_commit_seconds: float = setting(
         5.0, "How long a consumer waits for the answer to DONE.", unit="s"

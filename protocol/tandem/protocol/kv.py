@@ -33,6 +33,19 @@ class FirstToken(msgspec.Struct, frozen=True, array_like=True):
     logprobs: TokenLogprobs | None = None
 
 
+MAX_FIRST_BYTES = 1 << 19
+"""Of the first tokens of all choices, by ``first_bytes``: beyond that none are handed over. What
+workers say to each other in a message may be twice as long."""
+_BYTES_OF_A_LOGPROB = 16
+"""Of an id and its log-probability on the wire, at most."""
+
+
+def first_bytes(n: int, logprobs: int) -> int:
+    """What the first tokens of ``n`` choices take on the wire at most, with so many
+    log-probabilities each."""
+    return n * (logprobs + 1) * _BYTES_OF_A_LOGPROB
+
+
 class LinkTimes(NamedTuple):
     """How long KV takes to a peer once it is there to be sent, as was measured."""
 

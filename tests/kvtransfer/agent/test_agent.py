@@ -70,6 +70,7 @@ def test_a_pattern_comes_in_as_many_pieces_as_it_takes(
     whole = Extent(Place(Region.SLOTS, 0), Place(Region.SLOTS, 0), 4 * BYTES, Check.PATTERN)
     assert read(consumer, peer, whole) is Progress.DONE
     assert torch.equal(consumer.slots.rows, producer.slots.rows)
+    assert not consumer.transport._tags, "nobody takes them"
 
 
 @pytest.mark.parametrize(

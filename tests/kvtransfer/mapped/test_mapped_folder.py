@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.memory.blocks import Blocks, SharedTags
 from tandem.kvtransfer.transports.choose import make_transports
+from tandem.kvtransfer.transports.mapped import giving
 from tandem.kvtransfer.transports.mapped.wire import (
+    Given,
     MappedCard,
     decode_card,
     encode_card,
@@ -49,6 +52,40 @@ def test_sockets_of_killed_workers_are_swept(producer: Worker, folder: Path) -> 
     assert (folder / card.name).stat().st_mode & 0o077 == 0
     producer.transport.stop()
     assert not (folder / card.name).exists()
+
+
+def test_a_worker_that_begins_leaves_the_socket_of_one_that_begins_beside_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks for sockets of killed workers at any moment of the other's beginning."""
+    moments = []
+
+    def while_beginning(name: str) -> None:
+        does = getattr(socket.socket, name)
+
+        def sweeps(sock: socket.socket, *args: object) -> None:
+            giving._sweep(folder)
+            does(sock, *args)
+            giving._sweep(folder)
+            moments.append(name)
+
+        monkeypatch.setattr(socket.socket, name, sweeps)
+
+    while_beginning("bind")
+    while_beginning("listen")
+    with open(os.devnull, "rb") as nothing:
+        a, b, c = (os.dup(nothing.fileno()) for _ in range(3))
+    given = Given((a, b, c), (1, 2, 3))
+    served = giving.DescriptorServer(given, new_incarnation(), folder, on_garbage=lambda: None)
+    served.start()
+    try:
+        assert moments == ["bind", "listen"]
+        assert [path.name for path in folder.iterdir()] == [served.path.name]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+            caller.connect(str(served.path))
+    finally:
+        served.stop()
+    assert not list(folder.iterdir())
 
 
 def test_the_folder_is_ours_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

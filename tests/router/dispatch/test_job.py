@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from tests.router.builders import inc, make_request
 
 from tandem.protocol.hashing import hash_blocks, root_hash
@@ -49,3 +50,16 @@ async def test_a_slow_client_is_no_silent_worker() -> None:
 
     leg.receive(Accepted("1", 0))
     assert attempt.overdue(late, accept=1.0, progress=1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("n", "logprobs", "whole"),
+    [(1, None, False), (4, 20, False), (1, 40_000, True), (128, 1000, True), (1, -1, True)],
+)
+def test_first_tokens_that_are_too_long_to_be_handed_over_stay_on_one_worker(
+    n: int, logprobs: int | None, whole: bool
+) -> None:
+    """A message between workers is bounded, and their link ends by a longer one."""
+    request = make_request(n=n, logprobs=logprobs)
+    job = Job(request, name="1", deadline=1.0, max_attempts=3, metrics=RouterMetrics())
+    assert job.facts({}).whole == whole

@@ -41,6 +41,10 @@ class HandoffService(Protocol):
         """Why the worker should not get requests, or None."""
         ...
 
+    def ended(self) -> str | None:
+        """Why no hand-off will ever work in this process again, or None."""
+        ...
+
     def keeps_awake(self) -> str | None:
         """Why the KV memory cannot be given back, or None."""
         ...
@@ -86,6 +90,10 @@ class NoHandoff:
 
     def problem(self) -> str | None:
         """Nothing that could be wrong."""
+        return None
+
+    def ended(self) -> str | None:
+        """Nothing that could end."""
         return None
 
     def keeps_awake(self) -> str | None:

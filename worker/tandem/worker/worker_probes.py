@@ -67,7 +67,11 @@ class WorkerProbes:
         self._stepped = time.monotonic()
 
     def _health(self) -> str | None:
-        return self._failed or (None if self._main.is_alive() else "the step loop ended")
+        if self._failed is not None or not self._main.is_alive():
+            return self._failed or "the step loop ended"
+        # It may well serve whole requests, and is asked to end them first: what it lacks for good
+        # only the next process has.
+        return None if self._attached is None else self._attached.handoff.ended()
 
     def _ready(self) -> str | None:
         attached = self._attached

@@ -25,7 +25,7 @@ class Lookup(Enum):
     NOTHING = "nothing"
     """Compute it here, like any other."""
     LATER = "later"
-    """KV will come: park the request outside the waiting queue and ask again next step."""
+    """KV will come: park the request outside the waiting queue and ask again later."""
     READY = "ready"
     """KV comes now: reserve blocks and call ``begin_load``."""
 
@@ -39,6 +39,10 @@ class Remote:
     """Tokens from the start of the prompt whose KV the other side will deliver (READY)."""
     in_step: bool = False
     """Whether it comes within steps, from an ``InStepConnector``."""
+    announced: bool = False
+    """Of LATER: an ``Announced`` follows when there is more to say, and nobody need ask before."""
+    lent: bool = False
+    """Of LATER: a peer was asked, and what it lends is held there until it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,13 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class Announced:
+    """``lookup`` has something new to say of the request."""
+
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
 class LoadMissed:
     """The load failed and nothing but time is lost: the request is computed here. Its blocks are
     written by nobody any more. Whoever says this answers ``lookup`` with NOTHING for the key from
@@ -66,7 +77,7 @@ class LoadMissed:
     key: RequestKey
 
 
-Event = Loaded | LoadMissed | LoadFailed | Released
+Event = Loaded | LoadMissed | LoadFailed | Released | Announced
 """What a connector may say."""
 
 
@@ -87,8 +98,9 @@ class KVConnector(Protocol):
         ...
 
     def lookup(self, request: Request, num_local: int) -> Remote:
-        """Each step while the request waits; ``num_local`` tokens are cached here. Who has nothing
-        to bring beyond them says NOTHING, and the next connector is asked."""
+        """Each step while the request waits, unless the answer was ``announced``; ``num_local``
+        tokens are cached here. Who has nothing to bring beyond them says NOTHING, and the next
+        connector is asked."""
         ...
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
@@ -134,6 +146,16 @@ class KVConnector(Protocol):
 
     def has_pending(self) -> bool:
         """Whether anything is promised or on its way (keeps the step loop awake)."""
+        ...
+
+
+@runtime_checkable
+class ComposedConnector(KVConnector, Protocol):
+    """Several connectors behind the face of one."""
+
+    def lookup_again(self, request: Request, num_local: int) -> Remote:
+        """Of a parked request: ``lookup`` of whoever said LATER alone. After its NOTHING the
+        request goes back to the queue, where the others are asked in its turn."""
         ...
 
 

@@ -34,7 +34,7 @@ def compose(connectors: Sequence[KVConnector]) -> KVConnector | None:
 
 
 class Connectors:
-    """Two connectors or more. Implements TimedConnector; see there."""
+    """Two connectors or more. Implements ComposedConnector and TimedConnector; see there."""
 
     def __init__(self, connectors: Sequence[KVConnector]) -> None:
         self._all = tuple(connectors)
@@ -62,6 +62,15 @@ class Connectors:
                 self._chosen[request.key] = each
                 return remote
         return _NOTHING
+
+    def lookup_again(self, request: Request, num_local: int) -> Remote:
+        """Of whoever said last that it is there."""
+        chosen = self._chosen.get(request.key)
+        if chosen is None:
+            return self.lookup(request, num_local)
+        if isinstance(chosen, Connectors):
+            return chosen.lookup_again(request, num_local)
+        return chosen.lookup(request, num_local)
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
         """By whoever said that it is there."""

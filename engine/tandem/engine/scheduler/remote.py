@@ -13,6 +13,8 @@ from enum import Enum
 
 from tandem.engine.request import Request, RequestState
 from tandem.engine.scheduler.connector import (
+    Announced,
+    ComposedConnector,
     InStepConnector,
     KVConnector,
     Loaded,
@@ -57,6 +59,10 @@ class RemoteKV:
     ) -> None:
         """``in_step`` is ``connector``, or among those that it is composed of."""
         self._connector = connector
+        self._look_again = (
+            connector.lookup_again if isinstance(connector, ComposedConnector) else connector.lookup
+        )
+        """How parked requests are looked up."""
         self._timed = connector if isinstance(connector, TimedConnector) else None
         self._in_step = in_step
         self._roster = roster
@@ -68,8 +74,11 @@ class RemoteKV:
         self._to_load: deque[tuple[int, Request, range]] = deque()
         """Reserved while that step was the last one planned; begun once it is through, because
         its rows may still write blocks that were freed before."""
+        self._to_ask: dict[int, Request] = {}
+        """By ``seq``: parked, and to be looked up in the next step; the others are announced."""
         self._asked: list[Request] = []
-        """Parked in their turn: blocks are free for them, and not yet reserved."""
+        """Parked in their turn, what peers lend for them is held there: blocks are free for them,
+        and not yet reserved."""
         self._joined: list[Request] = []
         """Running, with blocks that are yet to be made findable."""
 
@@ -79,6 +88,7 @@ class RemoteKV:
         request.group.num_hit = len(hits) * self._manager.block_size
         request.state = RequestState.REMOTE
         self._roster.parked.add(request)
+        self._to_ask[request.seq] = request
 
     def poll(self, now: float) -> None:
         """Act on what the connector has to say."""
@@ -93,18 +103,25 @@ class RemoteKV:
                 known = self._loaded(event, now)
             elif isinstance(event, LoadMissed):
                 known = self._missed(event)
+            elif isinstance(event, Announced):
+                known = self._announced(event)
             else:
                 known = self._failed(event, now)
             if not known:
                 self._roster.stats.late_events += 1
 
     def ask(self, planned: int, now: float) -> None:
-        """Look up every parked request; reserve for those that are ready. ``planned`` is the last
-        step that was planned."""
+        """Look up the parked requests of which there may be news; reserve for those that are ready.
+        ``planned`` is the last step that was planned."""
         ready = []
-        for request in sorted(self._roster.parked.values(), key=lambda each: each.order):
-            remote = self._connector.lookup(request, request.group.num_hit)
-            if remote.lookup is Lookup.NOTHING or remote.in_step:
+        for request in sorted(self._to_ask.values(), key=lambda each: each.order):
+            if request.state is not RequestState.REMOTE:  # it has ended meanwhile
+                del self._to_ask[request.seq]
+                continue
+            remote = self._look_again(request, request.group.num_hit)
+            if remote.announced:
+                del self._to_ask[request.seq]
+            elif remote.lookup is Lookup.NOTHING or remote.in_step:
                 self._compute_here(request)
             elif remote.lookup is Lookup.READY and remote.num_tokens > request.num_prefill:
                 count = request.num_prefill
@@ -130,7 +147,7 @@ class RemoteKV:
             return Way.COMPUTE if self._turns.may_start(request) else Way.WAIT
         if not remote.in_step:
             self.park(self._roster.waiting.pop())
-            if request.source.pull is not None:
+            if remote.lent:
                 self._asked.append(request)
             return Way.GONE
         may = self._turns.may_start(request) and self._load_at_once(request, remote)
@@ -200,14 +217,28 @@ class RemoteKV:
         request.num_computed = num_tokens
 
     def _compute_here(self, request: Request) -> None:
-        self._roster.parked.discard(request)
+        self._unpark(request)
         request.state = RequestState.WAITING
         self._roster.waiting.push(request)
+
+    def _unpark(self, request: Request) -> None:
+        self._roster.parked.discard(request)
+        del self._to_ask[request.seq]
+
+    def _announced(self, event: Announced) -> bool:
+        """There is news of a request, which is looked up again once it is parked."""
+        group = self._roster.groups.get(event.key)
+        if group is None:
+            return False
+        request = next(iter(group.live.values()))
+        if request.state is RequestState.REMOTE:
+            self._to_ask[request.seq] = request
+        return True
 
     def _reserve(self, request: Request, remote: Remote, planned: int) -> bool:
         """Pin local hits and take all other blocks, with one to decode into; False leaves it
         parked for want of room."""
-        roster, manager = self._roster, self._manager
+        manager = self._manager
         count = request.num_prefill
         fits = blocks_for(count, manager.block_size) < manager.pool.num_blocks
         headroom = 1 if fits else 0
@@ -215,7 +246,7 @@ class RemoteKV:
         if not self._turns.may_reserve(request, hits, count, headroom):
             return False
         manager.start(request, hits, count, extra=headroom)
-        roster.parked.discard(request)
+        self._unpark(request)
         local = len(hits) * manager.block_size
         tokens = range(local, max(local, remote.num_tokens))
         self._enter_loading(request, len(hits), tokens.stop)

@@ -69,6 +69,8 @@ class Channel:
         """``deliver`` takes what must not be lost, ``offer`` what peers say: False where too much
         of it waits."""
         self.guard = guard
+        self.on_end: Callable[[], None] = lambda: None
+        """Told by the control thread that it has ended; set before ``start``."""
         self.config = config
         self.metrics = metrics
         self.problem: str | None = None
@@ -295,6 +297,7 @@ class Channel:
             if self.guard is None:  # else the context is the whole worker's
                 self._context.destroy(linger=100)
             self._inbox.close()
+        self.on_end()
 
     def _serve(self, milliseconds: int | None = None) -> bool:
         """One turn, by who holds the lock: wait for so long at most, or until something is due, and

@@ -163,13 +163,16 @@ class ControlClient(Channel):
                 self._send(producer, beat, now)
 
     def close_sockets(self) -> None:
-        """Tell the producers, so that they need not wait for beats."""
+        """Tell the producers, so that they need not wait for beats, and the transfer thread, which
+        may go on."""
         for producer in self._producers.values():
-            if producer.link is not None and producer.link.stands:
-                link = producer.link
+            link = producer.link
+            if link is not None and link.stands:
                 frames = [link.session.seal(), encode(Reset("the worker ends"))]
                 with contextlib.suppress(zmq.ZMQError):
                     link.socket.send_multipart(frames, zmq.NOBLOCK)
+                down = LinkDown(link.session.peer, link.number, self.problem or "the worker ends")
+                self._deliver(down)
             self._close(producer, linger=100)
 
     def _set_peers(self, endpoints: tuple[str, ...], now: Millis) -> None:

@@ -14,7 +14,7 @@ from tandem.kvtransfer.handoff.messages import (
     ProbeReady,
     ProducerCard,
 )
-from tandem.protocol.ids import Incarnation
+from tandem.protocol.ids import Incarnation, RequestKey
 
 LinkNumber = NewType("LinkNumber", int)
 """Counts the links of a service; a link made again has another number."""
@@ -52,6 +52,16 @@ class FromPeer:
 
 
 @dataclass(frozen=True, slots=True)
+class Unsaid:
+    """P: what was to be said under the key is longer than a peer reads. It was not sent: the link
+    would have ended by it, and with it all its keys."""
+
+    peer: Incarnation
+    link: LinkNumber
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
 class Say:
     """Send, if that very link still stands."""
 
@@ -84,5 +94,5 @@ class Stop:
     """End the thread."""
 
 
-ToMover = LinkUp | LinkDown | FromPeer
+ToMover = LinkUp | LinkDown | FromPeer | Unsaid
 ToControl = Say | Drop | SetPeers | Stop

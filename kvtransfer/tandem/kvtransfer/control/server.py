@@ -23,11 +23,15 @@ from tandem.kvtransfer.control.mail import (
     Say,
     SetPeers,
     ToMover,
+    Unsaid,
 )
 from tandem.kvtransfer.errors import AddressInUse
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.handoff.messages import (
+    MAX_MESSAGE_BYTES,
     ForProducer,
+    KeyedToConsumer,
+    Message,
     ProducerCard,
     decode_to_producer,
 )
@@ -116,9 +120,20 @@ class ControlServer(Channel):
         if link is None:
             return
         if isinstance(item, Say):
-            self._listener.say(link, encode(item.message))
+            self._say(link, item.message)
         else:
             self._listener.drop(link, item.reason)
+
+    def _say(self, link: Link, message: Message) -> None:
+        said = encode(message)
+        if len(said) > MAX_MESSAGE_BYTES and isinstance(message, KeyedToConsumer):
+            logger.error(
+                "%s of %s is %d bytes, a peer reads %d: its hand-off ends",
+                *(type(message).__name__, message.key, len(said), MAX_MESSAGE_BYTES),
+            )
+            self._deliver(Unsaid(link.peer, LinkNumber(link.number), message.key))
+        else:
+            self._listener.say(link, said)
 
     def on_tick(self, now: Millis, late: float = 0.0) -> None:
         """Drop the consumers that are silent or stand still; beat the others."""
@@ -126,8 +141,11 @@ class ControlServer(Channel):
         self._listener.say_all(encode(self.beat()))
 
     def close_sockets(self) -> None:
-        """Tell the consumers, so that they need not wait for beats."""
+        """Tell the consumers, so that they need not wait for beats, and the transfer thread, which
+        may go on."""
         self._listener.say_all(encode(Reset("the worker ends")))
+        for number, link in self._links.items():
+            self._deliver(LinkDown(link.peer, number, self.problem or "the worker ends"))
         self._socket.close(linger=100)
 
     # What the listener asks of its host.

@@ -30,8 +30,9 @@ Made from `tandem.kvtransfer.handoff.tables` and `.messages` by
 
 P (producer, a prefill worker) computes a prompt's KV; D (consumer, a decode worker) takes it. A key
 is one attempt at one request. Every frame carries the incarnations of both ends and a sequence
-number; a frame that does not fit ends the link, and with it all its keys, on both ends. Deadlines
-travel as remaining milliseconds; each end has its own clock.
+number; a frame that does not fit ends the link, and with it all its keys, on both ends. So does one
+longer than the other end reads (1 MiB): P ends the key instead of saying it, with GONE(internal).
+Deadlines travel as remaining milliseconds; each end has its own clock.
 
 What holds:
 

@@ -142,9 +142,10 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class Cancel(msgspec.Struct, frozen=True):
-    """The router wants no more of it."""
+    """The router wants no more of it, or it cannot be said for another reason."""
 
     key: RequestKey
+    reason: GoneReason = GoneReason.CANCELLED
     kind = PEvent.CANCEL
 
 

@@ -16,12 +16,12 @@ from tandem.kvtransfer.handoff.form import WireDtype
 from tandem.kvtransfer.handoff.manifest import MAX_GROUPS, Item
 from tandem.link.frames import Decoder
 from tandem.protocol.ids import BlockHash, RequestKey
-from tandem.protocol.kv import FirstToken
+from tandem.protocol.kv import MAX_FIRST_BYTES, FirstToken
 from tandem.protocol.messages import Beat, Count, Hello, Reset, Welcome
 
 HANDOFF_VERSION = 8
 """Raised whenever a message or a slot's header changes meaning."""
-MAX_MESSAGE_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 2 * MAX_FIRST_BYTES
 """Anything longer is dropped unread (ZMQ closes the connection)."""
 
 Small = Annotated[int, Meta(ge=0, le=1 << 24)]
@@ -50,7 +50,7 @@ class GoneReason(StrEnum):
     CLOSED = "closed"
     """Already handed over and committed."""
     INTERNAL = "internal"
-    """A fault of P's own, while packing."""
+    """A fault of P's own, while packing, or what it has to say is longer than D reads."""
 
 
 class ProducerCard(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from tandem.kvtransfer.handoff.export import (
     Admit,
     Asked,
     Begun,
+    Cancel,
     Event,
     Export,
     Fenced,
@@ -160,14 +161,14 @@ def _on_finished(export: Export, event: Finished, now: Millis, policy: ProducerP
     return export, []
 
 
-def _on_cancel(export: Export | None, event: Event, now: Millis, policy: ProducerPolicy) -> Result:
+def _on_cancel(export: Export | None, event: Cancel, now: Millis, policy: ProducerPolicy) -> Result:
     if export is None:
-        return tombstone(event.key, GoneReason.CANCELLED, now, policy), []
+        return tombstone(event.key, event.reason, now, policy), []
     if export.state in ENDED:
         return export, []
     if export.state is PState.EXPECTED:
-        return answered_tombstone(export, GoneReason.CANCELLED, now, policy)
-    return end(export, GoneReason.CANCELLED, now, policy, answered=False)
+        return answered_tombstone(export, event.reason, now, policy)
+    return end(export, event.reason, now, policy, answered=False)
 
 
 def _on_open(export: Export | None, event: Asked, now: Millis, policy: ProducerPolicy) -> Result:

@@ -31,7 +31,7 @@ from tandem.kvtransfer.mover.mover import MOVE_NAP_SECONDS, MoverParts
 from tandem.kvtransfer.mover.pace import Pace
 from tandem.kvtransfer.mover.phases import Phases
 from tandem.kvtransfer.mover.prober import PROBE_KEY
-from tandem.kvtransfer.mover.reads import Reads
+from tandem.kvtransfer.mover.reads import Ended, Reads
 from tandem.kvtransfer.mover.unpacks import Unpacks
 from tandem.kvtransfer.transports.base import Check, Progress, Resting
 from tandem.protocol.errors import FailCause
@@ -73,6 +73,7 @@ class ConsumerMover(LinkedMover):
             assert item.welcome is not None
             self._links[item.peer] = item.link
             self._welcomes[item.peer] = item.welcome
+            self.reads.link_up(item.peer)
             self._meet(item.peer, item.host, item.welcome, now)
             return []
         if isinstance(item, LinkDown):
@@ -123,6 +124,7 @@ class ConsumerMover(LinkedMover):
         transport = self.parts.transports.get(self._welcomes.pop(peer).connector)
         if transport is not None:  # else the link was refused for it
             transport.close(peer)
+        self.reads.link_lost(peer)
         self.pace.forget(peer)
         self.ends.forget(peer)
         self.book.mark(peer, up=False, reason=item.reason)
@@ -175,6 +177,8 @@ class ConsumerMover(LinkedMover):
             self._carry_out(self._poll_reads(now), now)  # at once: an engine waits for their end
             if self._told:
                 self._let_go()
+            for peer in self.reads.hung(self.config.kv_transfer_seconds):
+                self.fall(peer, "a read hangs", now)
         actions: list[Action] = []
         if self._unpacks.waits:
             self._unpacks.begin()
@@ -191,20 +195,22 @@ class ConsumerMover(LinkedMover):
         due = self.table.next_deadline()
         if due is not None and due <= now:
             actions += self.table.expire(now)
+            self.observe()
         return actions
 
     # -- bytes --------------------------------------------------------------------------------
 
     def _poll_reads(self, now: Millis) -> list[Action]:
         actions: list[Action] = []
-        for read, progress, started, tags in self.reads.ended():
-            if progress is Progress.UNKNOWN:
+        for ended in self.reads.ended():
+            read = ended.read
+            if ended.progress is Progress.UNKNOWN:
                 self.drop(read.peer, "a read is in an unknown state")
                 continue
             self.active()
-            if tags:
-                self._tags[(read.key, read.index)] = tags
-            actions += self._read_ended(read, progress is Progress.DONE, started, now)
+            if ended.tags:
+                self._tags[(read.key, read.index)] = ended.tags
+            actions += self._read_ended(ended, now)
         return actions
 
     def _over(
@@ -218,19 +224,22 @@ class ConsumerMover(LinkedMover):
             self._tags.pop((read.key, read.index), None)  # nobody checks what nobody wants
         return actions
 
-    def _read_ended(self, read: Read, done: bool, started: float, now: Millis) -> list[Action]:
+    def _read_ended(self, ended: Ended, now: Millis) -> list[Action]:
+        read, done = ended.read, ended.progress is Progress.DONE
         wanted = True
         if read.slot is not None:
-            held = self.table.ring[read.slot]
-            wanted = held.state is SlotState.HELD
-            if wanted and held.key == PROBE_KEY:
-                return self.prober.read_ended(read, done, now)
+            wanted = self.table.ring[read.slot].state is SlotState.HELD
+            if read.key == PROBE_KEY:
+                if wanted:
+                    return self.prober.read_ended(read, done, now)
+                return self.table.give_back(read.slot, now)
         if done:
             self.parts.board.transfers += 1
-            seconds = time.perf_counter() - started
+            seconds = time.perf_counter() - ended.started
             self.phases.read(read.key, read.nbytes, seconds)
-            self.pace.moved(read.peer, read.nbytes, seconds)
-            self.prober.used(read.peer)
+            if not ended.late:
+                self.pace.moved(read.peer, read.nbytes, seconds)
+                self.prober.used(read.peer)
             return self._over(read, now)
         if read.slot is None:
             pull = self.table.pulls.get(read.key)

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 
 from tandem.kvtransfer.config import millis
-from tandem.kvtransfer.control.mail import Drop
+from tandem.kvtransfer.control.mail import Drop, SetPeers
 from tandem.kvtransfer.control.peers import PeerBook
 from tandem.kvtransfer.events import ConsumerEvent
 from tandem.kvtransfer.handoff.actions import Millis, Read
@@ -110,6 +110,12 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         logger.error("data of %s was wrong, the link is quarantined: %s", peer.hex()[:8], reason)
         self.book.quarantine(peer, Millis(now + rest))
         self.drop(peer, f"quarantined: {reason}", rest)
+
+    def _end(self, problem: str) -> None:
+        """See Mover; no producer keeps a lease for who reads nothing any more."""
+        super()._end(problem)
+        if self.control is not None:
+            self.control.post(SetPeers(()))
 
     def drop(self, peer: Incarnation, reason: str, rest_ms: int = 0, again: str = "") -> None:
         """Give the link up; ``LinkDown`` follows. By ``again`` the next may go at once."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tandem.kvtransfer.config import millis
-from tandem.kvtransfer.control.mail import Drop, FromPeer, LinkDown, LinkUp
+from tandem.kvtransfer.control.mail import Drop, FromPeer, LinkDown, LinkUp, Unsaid
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.events import ProducerEvent, Revoked
 from tandem.kvtransfer.handoff import export as p_events
@@ -30,6 +30,7 @@ from tandem.kvtransfer.handoff.lease import say_ready
 from tandem.kvtransfer.handoff.manifest import why_not_carried
 from tandem.kvtransfer.handoff.messages import (
     Committed,
+    GoneReason,
     Probe,
     ProbeDone,
     ProbeReady,
@@ -72,7 +73,7 @@ FromEngine = (
     | p_events.Cancel
     | Computed
 )
-ProducerItem = FromEngine | LinkUp | LinkDown | FromPeer
+ProducerItem = FromEngine | LinkUp | LinkDown | FromPeer | Unsaid
 
 
 class ProducerMover(Mover[ProducerItem, ProducerEvent]):
@@ -128,6 +129,10 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         """Consumers whose link stands; read by the engine's thread."""
         return self._link_view
 
+    def copies(self, consumer: Incarnation) -> bool:
+        """Whether a consumer's link copies blocks; asked by the engine's thread."""
+        return consumer in self._direct_links
+
     def welcome(self, connectors: tuple[str, ...]) -> ProducerCard | str:
         """Answer to a HELLO that offers these transports, or why not; called by the control
         thread."""
@@ -172,6 +177,10 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             return []
         if isinstance(item, LinkDown):
             return self._take_link_down(item, now)
+        if isinstance(item, Unsaid):
+            if self._links.get(item.peer) != item.link:
+                return []
+            return self.table.apply(p_events.Cancel(item.key, GoneReason.INTERNAL), now)
         if isinstance(item, Computed):
             self._fences.append(item)
             export = self.table.exports.get(item.key)
@@ -226,6 +235,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         if self._links.get(item.peer) != item.link:
             return []
         del self._links[item.peer]
+        self._direct_links.discard(item.peer)
         self._link_view = frozenset(self._links)
         self.takes.forget(item.peer)
         return self.table.link_lost(item.peer, now)
@@ -272,6 +282,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         due = self.table.next_deadline()
         if due is not None and due <= now:
             actions += self.table.expire(now)
+            self.observe()
         self.takes.settle(self.table.ring.held_by)
         return actions
 

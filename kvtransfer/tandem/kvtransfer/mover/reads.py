@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tandem.kvtransfer.handoff.actions import Read
@@ -22,9 +23,12 @@ from tandem.kvtransfer.transports.base import (
 )
 from tandem.kvtransfer.transports.parts import End, part_extents
 from tandem.kvtransfer.waiting import is_foretold, nap_before, watch
+from tandem.protocol.ids import Incarnation
 from tandem.protocol.layout import KVLayout, Shard
 
 LEAST_NAP_SECONDS = 2e-5
+LOOK_SECONDS = 0.1
+"""Between two looks for reads that hang."""
 COPY_SECONDS = 0.05
 """A copy, or a read into a GPU's slot, that takes longer is not one between GPUs of one machine."""
 
@@ -38,6 +42,17 @@ class Ended(NamedTuple):
     """By ``time.perf_counter``."""
     tags: bytes = b""
     """Of the blocks of a copy that is done, as they were behind it."""
+    late: bool = False
+    """It was begun on another link than that which stands now, if any does."""
+
+
+@dataclass(slots=True)
+class _Life:
+    """Of a link that stands, by ``time.perf_counter``."""
+
+    since: float
+    moved: float
+    """When a read of it ended last, or it was made."""
 
 
 class Reads:
@@ -61,11 +76,44 @@ class Reads:
         self._end = End(layout.block_size, shard)
         self._open: dict[tuple[str, Ticket], tuple[Read, float]] = {}
         self._timed = [each for each in transports.values() if isinstance(each, Timed)]
+        self._lives: dict[Incarnation, _Life] = {}
+        self._looked_at = float("-inf")
         self._copied_at = float("-inf")
         """When the last copy, or read into a GPU's slot, was begun."""
 
     def __bool__(self) -> bool:
         return bool(self._open)
+
+    def link_up(self, peer: Incarnation) -> None:
+        """A link is made: earlier reads of the peer say nothing of it."""
+        now = time.perf_counter()
+        self._lives[peer] = _Life(now, now)
+
+    def link_lost(self, peer: Incarnation) -> None:
+        """What is under way is over, or hangs for good."""
+        self._lives.pop(peer, None)
+
+    def hung(self, seconds: float) -> list[Incarnation]:
+        """Peers, once each, on whose link a read, wanted or not, has been open for longer, and none
+        has ended since it was begun. Copies into blocks are not meant: they are run by D's own
+        device or the node's agent, which is watched by itself; another link has no other."""
+        now = time.perf_counter()
+        between = min(LOOK_SECONDS, seconds / 4)
+        since = now - self._looked_at
+        if since < between:
+            return []
+        self._looked_at = now
+        if since > seconds / 2:  # this thread stood still, and may have itself to blame
+            return []
+        found = []
+        for read, started in self._open.values():
+            life = self._lives.get(read.peer)
+            if read.slot is None or life is None or started < max(life.since, life.moved):
+                continue
+            if now - started > seconds:
+                life.moved = now  # said once
+                found.append(read.peer)
+        return found
 
     def start(
         self, item: Read, welcome: ProducerCard, slots: SlotMemory, check: Check = Check.HEADER
@@ -117,12 +165,16 @@ class Reads:
             progress = self._transports[name].poll(ticket)
             if progress is Progress.PENDING:
                 continue
-            tags = b""
+            tags, late = b"", False
             if progress is not Progress.UNKNOWN:
                 del self._open[(name, ticket)]
+                life = self._lives.get(read.peer)
+                late = life is None or started < life.since
+                if life is not None and not late:
+                    life.moved = time.perf_counter()
                 if progress is Progress.DONE and read.slot is None:
                     tags = self._transports[name].tags_of(ticket)
-            found.append(Ended(read, progress, started, tags))
+            found.append(Ended(read, progress, started, tags, late))
         if found:
             self._foretell()
         return found

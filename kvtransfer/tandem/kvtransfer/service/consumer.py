@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 from torch import Tensor
 
@@ -75,6 +76,7 @@ class HandoffConsumer:
             guard=guard,
         )
         self._channel.connectors = tuple(parts.transports)
+        self._channel.on_end = notify
         self._mover.control = self._channel
         self._fingerprint = fingerprint
         self._open: dict[RequestKey, Incarnation] = {}
@@ -94,20 +96,23 @@ class HandoffConsumer:
 
     def set_peers(self, controls: Mapping[str, Incarnation] | Iterable[str]) -> None:
         """Keep links to these control sockets (``host:port``), and to no others."""
-        self._channel.post(SetPeers(tuple(controls)))
+        self._channel.post(SetPeers(() if self.ended() else tuple(controls)))
 
     def peer_up(self, producer: Incarnation) -> bool:
         """Whether a hand-off from this prefill worker may start: linked, same fingerprint, the
-        probe passed, not quarantined."""
-        return self._mover.book.is_up(producer)
+        probe passed, not quarantined; and both threads run."""
+        return self.ended() is None and self._mover.book.is_up(producer)
 
     def why_down(self, producer: Incarnation) -> str:
         """Why ``peer_up`` says no."""
-        return self._mover.book.why_down(producer)
+        return self.ended() or self._mover.book.why_down(producer)
 
     def peer_health(self) -> tuple[PeerHealth, ...]:
         """Every prefill worker that was seen."""
-        return self._mover.book.snapshot()
+        known, ended = self._mover.book.snapshot(), self.ended()
+        if ended is None:
+            return known
+        return tuple(structs.replace(each, up=False, reason=ended) for each in known)
 
     # One hand-off
 
@@ -220,9 +225,13 @@ class HandoffConsumer:
         """The engine's loop came round; beats say so."""
         self._board.note_engine(has_work)
 
+    def ended(self) -> str | None:
+        """Why no hand-off will ever work here again, or None: a thread has ended."""
+        return self._mover.problem or self._channel.problem
+
     def problem(self) -> str | None:
         """Why this worker must not be given hand-offs any more, or None."""
-        gone = self._mover.problem or self._channel.problem
+        gone = self.ended()
         if gone is not None:
             return gone
         ring = self._mover.table.ring

@@ -18,6 +18,7 @@ from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control.server import ControlServer
 from tandem.kvtransfer.events import ProducerEvent
 from tandem.kvtransfer.handoff import export as p_events
+from tandem.kvtransfer.handoff.messages import MAX_BLOCKS
 from tandem.kvtransfer.mover.producer import Computed, ProducerMover
 from tandem.kvtransfer.service.parts import make_parts
 from tandem.kvtransfer.service.quota import Quota
@@ -69,6 +70,8 @@ class HandoffProducer:
         self._board, self._metrics = parts.board, parts.metrics
         self._mover = ProducerMover(parts)
         self._wants_hashes = bool(parts.direct)
+        self._only_copies = len(parts.direct) == len(parts.transports)
+        """Whether peers copy blocks over every link there may be."""
         found = parts.direct.items()
         self._mapped = [name for name, each in found if each.traits.maps_memory]
         """Transports by which peers map the slab."""
@@ -98,7 +101,7 @@ class HandoffProducer:
     @property
     def max_blocks(self) -> int:
         """Blocks of the largest hand-off that is ever admitted."""
-        return self._quota.limit
+        return min(self._quota.limit, MAX_BLOCKS) if self._only_copies else self._quota.limit
 
     def start(self) -> None:
         """Start both threads."""
@@ -125,7 +128,11 @@ class HandoffProducer:
 
         A refusal holds nothing; a consumer that asks for the key is told.
         """
-        refusal = self._why_not(key, consumer) or self._quota.admit(key, num_blocks)
+        refusal = (
+            self._why_not(key, consumer)
+            or self._why_too_long(consumer, num_blocks)
+            or self._quota.admit(key, num_blocks)
+        )
         if refusal is not None:
             if refusal.code is not RefusalCode.DUPLICATE:
                 self._mover.inbox.put(p_events.Refuse(key))
@@ -149,6 +156,12 @@ class HandoffProducer:
         if problem is not None:
             return Refusal(code=RefusalCode.CAPACITY, message=problem)
         return None
+
+    def _why_too_long(self, consumer: Incarnation, num_blocks: int) -> Refusal | None:
+        if num_blocks <= MAX_BLOCKS or not self._mover.copies(consumer):
+            return None
+        message = f"{num_blocks} blocks; {MAX_BLOCKS} of a hand-off are copied by a peer at most"
+        return Refusal(code=RefusalCode.NEVER_FITS, message=message)
 
     def may_start(self, key: RequestKey) -> bool:
         """Whether the lease quota has room for the key's blocks now; ask each step before it
@@ -276,9 +289,13 @@ class HandoffProducer:
         """The engine's loop came round; beats say so."""
         self._board.note_engine(has_work)
 
-    def problem(self) -> str | None:
-        """Why no hand-off can work any more, or None."""
+    def ended(self) -> str | None:
+        """Why no hand-off will ever work here again, or None: a thread has ended."""
         return self._mover.problem or self._channel.problem
+
+    def problem(self) -> str | None:
+        """Why no hand-off can work just now, or None."""
+        return self.ended()
 
     def _remember(self, key: RequestKey, what: str) -> None:
         self._past[key] = what

@@ -21,7 +21,14 @@ from collections.abc import Callable
 
 from tandem.kvtransfer.errors import AddressInUse
 from tandem.kvtransfer.memory.slots import SlotMemory
-from tandem.kvtransfer.transports.tcp_wire import ANSWER, GREETING, MAGIC, REQUEST, SECRET_BYTES
+from tandem.kvtransfer.transports.tcp_wire import (
+    ANSWER,
+    GREETING,
+    MAGIC,
+    REQUEST,
+    SECRET_BYTES,
+    prepare,
+)
 from tandem.link.wake_queue import WakeQueue
 from tandem.protocol.ids import Incarnation
 
@@ -250,8 +257,7 @@ class TcpServer(_Sender):
         if self.num_peers + sum(each.num_peers for each in self._others) >= MAX_CONNECTIONS:
             sock.close()
             return
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        prepare(sock)
         one = next(self._turns)
         if one is self:
             self._begin(sock)

@@ -18,7 +18,7 @@ from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.resolver import Lookup
 from tandem.kvtransfer.transports.base import Extent, Progress, Ticket
-from tandem.kvtransfer.transports.tcp_wire import ANSWER, REQUEST
+from tandem.kvtransfer.transports.tcp_wire import ANSWER, REQUEST, prepare
 from tandem.link.wake_queue import WakeQueue
 
 logger = logging.getLogger(__name__)
@@ -151,8 +151,7 @@ class Stream:
         self._lookup = None
         family, address = found
         self.sock = socket.socket(family, socket.SOCK_STREAM)
-        self.sock.setblocking(False)
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        prepare(self.sock)
         self.sock.connect_ex(address)
         return True
 

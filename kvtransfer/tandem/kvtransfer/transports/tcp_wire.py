@@ -7,6 +7,7 @@ port is turned away.
 
 from __future__ import annotations
 
+import socket
 import struct
 from typing import Annotated
 
@@ -23,6 +24,28 @@ REQUEST = struct.Struct("<QIQ")
 ANSWER = struct.Struct("<QI")
 """Ticket, bytes; the bytes follow."""
 SECRET_BYTES = 16
+
+
+SILENT_SECONDS = 30
+"""After which a connection is over whose other end's kernel answers nothing."""
+
+
+def prepare(sock: socket.socket) -> None:
+    """A connection of either end: what is said goes out at once, and a way that is dead is found
+    dead, by the kernel and also while nobody says anything."""
+    probes = 3
+    sock.setblocking(False)
+    options = [
+        (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
+        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", SILENT_SECONDS // 2),
+        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", SILENT_SECONDS // 2 // probes),
+        (socket.IPPROTO_TCP, "TCP_KEEPCNT", probes),
+        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", SILENT_SECONDS * 1000),
+    ]
+    for level, name, value in options:
+        if hasattr(socket, name):  # not every system has all
+            sock.setsockopt(level, getattr(socket, name), value)
 
 
 class TcpCard(msgspec.Struct, frozen=True, array_like=True):

@@ -13,8 +13,10 @@ from tandem.protocol.context import Route
 from tandem.protocol.errors import FailCause
 from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
+from tandem.protocol.kv import MAX_FIRST_BYTES, first_bytes
 from tandem.protocol.recording import Recording
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce, Pull
+from tandem.protocol.sampling import ALL_LOGPROBS, SamplingParams
 from tandem.protocol.timeline import Watch
 from tandem.router.dispatch.attempt import Attempt
 from tandem.router.dispatch.failure import AttemptFailure
@@ -146,7 +148,7 @@ class Job:
             num_tokens=self.num_prompt + longest,
             max_new_tokens=left,
             num_choices=params.n,
-            whole=resumed_fork or params.prompt_logprobs is not None,
+            whole=resumed_fork or params.prompt_logprobs is not None or _first_is_long(params),
             one_token=left == 1 and not resumed_fork,
             pooled=self.request.pooling is not None,
             query_key=_query_key(self.request),
@@ -206,6 +208,14 @@ class Job:
     def remaining_ms(self, loop: asyncio.AbstractEventLoop) -> int:
         """What is left of the deadline, at least one millisecond."""
         return max(1, int((self.deadline - loop.time()) * 1000))
+
+
+def _first_is_long(params: SamplingParams) -> bool:
+    """Whether the first tokens, with their log-probabilities, are more than workers hand over."""
+    most = params.logprobs
+    if most == ALL_LOGPROBS:  # of a caller that knows no vocabulary
+        return True
+    return most is not None and first_bytes(params.n, most) > MAX_FIRST_BYTES
 
 
 def _pull_of(placement: Placement | None) -> Pull | None:

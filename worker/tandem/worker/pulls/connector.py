@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import Event, Hold, Loaded, LoadMissed, Lookup, Remote
 from tandem.kvtransfer import events
+from tandem.kvtransfer.handoff.messages import MAX_PULLED_BLOCKS
 from tandem.protocol.errors import FailCause, Refusal
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
@@ -27,7 +28,7 @@ if TYPE_CHECKING:  # it brings torch
 logger = logging.getLogger(__name__)
 
 _NOTHING = Remote(Lookup.NOTHING)
-_LATER = Remote(Lookup.LATER)
+_LATER = Remote(Lookup.LATER, lent=True)
 
 
 @dataclass(slots=True)
@@ -151,7 +152,8 @@ class PullConnector:
         wanted = request.source.pull
         if wanted is None or len(request.group.live) != 1:
             return _NOTHING
-        most = min(wanted.num_tokens, request.max_cached_tokens) // self._block_size
+        wished = min(wanted.num_tokens, request.max_cached_tokens) // self._block_size
+        most = min(wished, MAX_PULLED_BLOCKS)
         pull = _Pull(request.key, wanted.holder, most * self._block_size, self._clock())
         self._pulls[request.key.for_pull] = pull
         if pull.asked <= num_local:

@@ -40,6 +40,10 @@ class BothWays:
         """Of either."""
         return self._gives.problem() or self._takes.problem()
 
+    def ended(self) -> str | None:
+        """Of either."""
+        return self._gives.ended() or self._takes.ended()
+
     def keeps_awake(self) -> str | None:
         """Of either."""
         return self._gives.keeps_awake() or self._takes.keeps_awake()

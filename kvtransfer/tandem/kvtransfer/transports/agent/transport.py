@@ -168,7 +168,9 @@ class AgentTransport:
         del self._reads[ticket]
         if read.failed:
             return Progress.FAILED
-        self._tags[ticket] = b"".join(read.tags[index] for index in range(len(read.pieces)))
+        tags = b"".join(read.tags[index] for index in range(len(read.pieces)))
+        if tags:  # nobody asks for those of a pattern
+            self._tags[ticket] = tags
         return Progress.DONE
 
     def tags_of(self, ticket: Ticket) -> bytes:

@@ -52,15 +52,7 @@ class DescriptorServer:
         self._expected = GREETING.pack(MAGIC, incarnation, self.secret)
         self._on_garbage = on_garbage
         _sweep(folder)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._listener.bind(str(self.path))
-            self.path.chmod(0o600)
-        except OSError as error:
-            self._listener.close()
-            raise TransportError(f"no socket at {self.path}: {error}") from error
-        self._listener.listen(MAX_CALLERS)
-        self._listener.setblocking(False)
+        self._listener = _listen(self.path)
         self._selector = selectors.DefaultSelector()
         self._stop_reader, self._stop_writer = socket.socketpair()
         self._callers: dict[socket.socket, tuple[bytearray, float]] = {}
@@ -148,6 +140,24 @@ class DescriptorServer:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(caller)
         caller.close()
+
+
+def _listen(path: Path) -> socket.socket:
+    """A socket that listens before it has its name: who begins beside this worker takes one at
+    which nobody listens yet for one whose worker was killed. Raises TransportError."""
+    listener, unnamed = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path.with_suffix(".new")
+    try:
+        listener.bind(str(unnamed))
+        unnamed.chmod(0o600)
+        listener.listen(MAX_CALLERS)
+        unnamed.rename(path)
+    except OSError as error:
+        listener.close()
+        with contextlib.suppress(OSError):
+            unnamed.unlink(missing_ok=True)
+        raise TransportError(f"no socket at {path}: {error}") from error
+    listener.setblocking(False)
+    return listener
 
 
 def _sweep(folder: Path) -> None:

@@ -137,11 +137,11 @@ def test_the_operators_own_flags_count(lone: Harness):
             }
         ]
     }
-    labels = {"app": "op"}
+    labels = {"app.kubernetes.io/name": "tandem-operator"}
     manifest = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": "op", "namespace": lone.namespace},
+        "metadata": {"name": "op", "namespace": lone.namespace, "labels": labels},
         "spec": {
             "replicas": 0,
             "selector": {"matchLabels": labels},
@@ -149,13 +149,18 @@ def test_the_operators_own_flags_count(lone: Harness):
         },
     }
     lone.cluster.create(manifest)
-    settings = operator_settings(lone.cluster, f"{lone.namespace}/op")
-    assert (settings.worker_image, settings.router_image) == ("w:7", "r:8")
-    assert settings.own_namespace == lone.namespace
+    for where in (f"{lone.namespace}/op", lone.namespace):
+        settings = operator_settings(lone.cluster, where)
+        assert (settings.worker_image, settings.router_image) == ("w:7", "r:8")
+        assert settings.own_namespace == lone.namespace
     assert operator_settings(lone.cluster, "none") == OperatorSettings()
-    for wrong in ("op", f"{lone.namespace}/absent"):
+    for wrong in ("default", "/op", f"{lone.namespace}/", f"{lone.namespace}/absent"):
         with pytest.raises(InvalidParameter, match="--operator"):
             operator_settings(lone.cluster, wrong)
+    manifest["metadata"]["name"] = "second"
+    lone.cluster.create(manifest)
+    with pytest.raises(InvalidParameter, match="op, second: name one"):
+        operator_settings(lone.cluster, lone.namespace)
 
 
 def test_the_resource_is_found_among_documents(tmp_path: Path):

@@ -17,7 +17,6 @@ from tests.operator.control_plane import ControlPlane, binary
 from tests.operator.test_children import facts
 
 from tandem.cli.command import parse
-from tandem.cli.explain_service import LABEL
 from tandem.cli.flags import Section
 from tandem.cli.router import LogConfig
 from tandem.kvtransfer.nodeagent.config import NodeAgentConfig
@@ -84,15 +83,6 @@ def test_chart_and_manifests_hold_the_operator_to_the_same():
     for each in chart:
         each["metadata"].pop("labels")
     assert sorted(map(repr, chart)) == sorted(map(repr, plain))
-
-
-def test_each_way_to_install_labels_the_operator_alike():
-    """So that its Deployment is found by its namespace alone, as `tandem explain service` does."""
-    name, _, value = LABEL.partition("=")
-    helpers = (ROOT / CHART / "templates/_helpers.tpl").read_text()
-    assert f'define "tandem.selector" -}}}}\n{name}: {value}\n' in helpers
-    made = yaml.safe_load((ROOT / "manifests/operator/kustomization.yaml").read_text())
-    assert made["labels"][0]["pairs"][name] == value
 
 
 @NEEDS_HELM

@@ -33,7 +33,8 @@ the file. `tandem up` and `tandem serve` take the flags of workers for all of th
 `--prefill.FLAG`, `--decode.FLAG` and `--router.FLAG` for one role. Lists may be repeated as flags,
 and are separated by commas elsewhere.
 
-`tandem chat`, `top`, `explain`, `run-batch` and `bench kernels` have flags alone, which their `--help` lists.
+`tandem chat`, `top`, `explain`, `run-batch` and `bench kernels` have flags alone, which their
+`--help` lists.
 """
 
 

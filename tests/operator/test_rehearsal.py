@@ -140,7 +140,7 @@ def test_the_operators_own_flags_count(lone: Harness):
         ]
     }
     labels = {"app.kubernetes.io/name": "tandem-operator"}
-    manifest = {
+    manifest: Resource = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {"name": "op", "namespace": lone.namespace, "labels": labels},

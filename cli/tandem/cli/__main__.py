@@ -47,7 +47,8 @@ def usage() -> str:
         "Serves large language models with prefill and decode on separate workers.\n\n"
         f"commands:\n{rows}\n\n"
         "A flag --some-flag of a server, of prepare or of bench may also be given as\n"
-        "TANDEM_SOME_FLAG or in the file of --config; those of chat, top, explain and run-batch may not.\n"
+        "TANDEM_SOME_FLAG or in the file of --config; those of chat, top, explain, run-batch\n"
+        "and bench kernels may not.\n"
         "`tandem COMMAND --help` lists a command's flags."
     )
 

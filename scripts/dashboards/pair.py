@@ -131,8 +131,8 @@ BOARD = Board(
                 panel(
                     "Phases, mean",
                     "s",
-                    "Where hand-offs spend their time: wait is P, reserve is room at D, read the "
-                    "link, unpack and commit D's host.",
+                    "Where hand-offs spend their time: wait and commit are P, reserve is room at "
+                    "D, read the link, unpack D's host.",
                     (mean(_PHASE, "phase"), "{{phase}}"),
                 ),
                 panel(

@@ -122,7 +122,8 @@ BOARD = Board(
                     "Turned away",
                     "reqps",
                     "Requests that found no room. `max_queue_age`: too slow; `max_num_queued_*`: "
-                    "a burst. Runbook TandemRequestsRejected.",
+                    "a burst; `large_requests`: long texts kept the threads that tokenize them. "
+                    "Runbook TandemRequestsRejected.",
                     (rate("vllm:admission_rejections_total", "reason", ROUTER), "{{reason}}"),
                 ),
                 panel(

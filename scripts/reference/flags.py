@@ -32,6 +32,9 @@ A flag `--some-flag` may also be given as `{ENV_PREFIX}SOME_FLAG` in the environ
 the file. `tandem up` and `tandem serve` take the flags of workers for all of theirs, or as
 `--prefill.FLAG`, `--decode.FLAG` and `--router.FLAG` for one role. Lists may be repeated as flags,
 and are separated by commas elsewhere.
+
+`tandem chat`, `top`, `explain`, `run-batch` and `bench kernels` have flags alone, which their
+`--help` lists.
 """
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.operator.builders import service
 from tests.operator.harness import Harness, Operators
 
-from tandem.cli.explain_service import operator_settings, resource_of
+from tandem.cli.explain_service import LABEL, operator_settings, resource_of
 from tandem.cli.service_drawn import drawn
 from tandem.operator.cluster import ClusterError
 from tandem.operator.rehearse.rehearsal import NoService, Rehearsal, rehearse
@@ -19,6 +20,7 @@ from tandem.operator.rehearse.stage import Stage
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol.errors import InvalidParameter
 
+ROOT = Path(__file__).parents[2]
 Resource = dict[str, Any]
 KINDS = ("ConfigMap", "ControllerRevision", "Deployment", "Job", "LLMService", "Secret", "Service")
 
@@ -137,11 +139,11 @@ def test_the_operators_own_flags_count(lone: Harness):
             }
         ]
     }
-    labels = {"app": "op"}
-    manifest = {
+    labels = {"app.kubernetes.io/name": "tandem-operator"}
+    manifest: Resource = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": "op", "namespace": lone.namespace},
+        "metadata": {"name": "op", "namespace": lone.namespace, "labels": labels},
         "spec": {
             "replicas": 0,
             "selector": {"matchLabels": labels},
@@ -149,13 +151,27 @@ def test_the_operators_own_flags_count(lone: Harness):
         },
     }
     lone.cluster.create(manifest)
-    settings = operator_settings(lone.cluster, f"{lone.namespace}/op")
-    assert (settings.worker_image, settings.router_image) == ("w:7", "r:8")
-    assert settings.own_namespace == lone.namespace
+    for where in (f"{lone.namespace}/op", lone.namespace):
+        settings = operator_settings(lone.cluster, where)
+        assert (settings.worker_image, settings.router_image) == ("w:7", "r:8")
+        assert settings.own_namespace == lone.namespace
     assert operator_settings(lone.cluster, "none") == OperatorSettings()
-    for wrong in ("op", f"{lone.namespace}/absent"):
+    for wrong in ("default", "/op", f"{lone.namespace}/", f"{lone.namespace}/absent"):
         with pytest.raises(InvalidParameter, match="--operator"):
             operator_settings(lone.cluster, wrong)
+    manifest["metadata"]["name"] = "second"
+    lone.cluster.create(manifest)
+    with pytest.raises(InvalidParameter, match="op, second: name one"):
+        operator_settings(lone.cluster, lone.namespace)
+
+
+def test_each_way_to_install_labels_the_operator_alike():
+    """So that its Deployment is found by its namespace alone, as `tandem explain service` does."""
+    name, _, value = LABEL.partition("=")
+    helpers = (ROOT / "charts/tandem/templates/_helpers.tpl").read_text()
+    assert f'define "tandem.selector" -}}}}\n{name}: {value}\n' in helpers
+    made = yaml.safe_load((ROOT / "manifests/operator/kustomization.yaml").read_text())
+    assert made["labels"][0]["pairs"][name] == value
 
 
 def test_the_resource_is_found_among_documents(tmp_path: Path):

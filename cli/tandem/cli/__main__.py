@@ -46,7 +46,9 @@ def usage() -> str:
         "usage: tandem COMMAND [--help] [options]\n\n"
         "Serves large language models with prefill and decode on separate workers.\n\n"
         f"commands:\n{rows}\n\n"
-        "Every flag --some-flag may also be given as TANDEM_SOME_FLAG or in the file of --config.\n"
+        "A flag --some-flag of a server, of prepare or of bench may also be given as\n"
+        "TANDEM_SOME_FLAG or in the file of --config; those of chat, top, explain, run-batch\n"
+        "and bench kernels may not.\n"
         "`tandem COMMAND --help` lists a command's flags."
     )
 

@@ -22,7 +22,9 @@ from tandem.operator.settings import OperatorSettings
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import ENV_PREFIX
 
-OPERATOR = "tandem-system/tandem-operator"
+OPERATOR = "tandem-system"
+LABEL = "app.kubernetes.io/name=tandem-operator"
+"""Of the operator's Deployment, whatever its name: a release of the chart gives it its own."""
 NONE = "none"
 MOST_BYTES = 1 << 20
 """Of a file; no resource of an API server is as large."""
@@ -42,9 +44,9 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--operator",
         default=OPERATOR,
-        metavar="NAMESPACE/NAME",
-        help=f"the operator's Deployment, whose flags count (default: {OPERATOR}); "
-        f"{NONE}: those of an operator without flags",
+        metavar="NAMESPACE[/NAME]",
+        help="the operator's Deployment, whose flags count; without a name the one there labelled "
+        f"{LABEL} (default: {OPERATOR}); {NONE}: those of an operator without flags",
     )
     parser.add_argument("--kubeconfig", type=Path, help="default: $KUBECONFIG, ~/.kube/config")
     options = parser.read(argv)
@@ -82,13 +84,19 @@ def operator_settings(cluster: Cluster, where: str) -> OperatorSettings:
     values stand in it."""
     if where == NONE:
         return OperatorSettings()
-    namespace, _, name = where.partition("/")
-    allowed = f"NAMESPACE/NAME of the operator's Deployment, or {NONE}"
-    if not (namespace and name):
+    allowed = f"NAMESPACE[/NAME] of the operator's Deployment, or {NONE}"
+    namespace, slash, name = where.partition("/")
+    if not namespace or bool(slash) != bool(name):
         raise InvalidParameter("--operator", where, allowed)
-    deployment = cluster.get("Deployment", namespace, name)
-    if deployment is None:
-        raise InvalidParameter("--operator", where, f"{allowed}; there is no such Deployment")
+    if name:
+        found = [each for each in [cluster.get("Deployment", namespace, name)] if each]
+    else:
+        found = cluster.items("Deployment", namespace, LABEL)
+    if len(found) != 1:
+        names = ", ".join(sorted(each["metadata"]["name"] for each in found))
+        why = f"there are several, {names}: name one" if found else "there is no such Deployment"
+        raise InvalidParameter("--operator", where, f"{allowed}; {why}")
+    (deployment,) = found
     for container in deployment["spec"]["template"]["spec"]["containers"]:
         words = [*(container.get("command") or ()), *(container.get("args") or ())]
         if "operator" in words:

@@ -21,7 +21,8 @@ class ModelConfig:
     """The model's folder and how it is read."""
 
     model: str = required(
-        "Prepared folder of the model: config.json, tokenizer.json, safetensors files."
+        "The model: a folder (config.json, tokenizer.json, safetensors files), a GGUF file, an id "
+        "on the Hugging Face hub, or package:NAME of an installed package."
     )
     served_model_name: str | None = setting(
         None, "Name under which clients ask for the model; none is the folder's name."

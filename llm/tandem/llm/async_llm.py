@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from tandem.llm.beside import Beside
 from tandem.llm.outputs import PooledRequestOutput, RequestOutput, rendered
+from tandem.llm.prepared import PreparedRequest, Running
 from tandem.llm.sampling import Params, defaults_of, params_from
 from tandem.llm.sleep import put_to_sleep
 from tandem.llm.weighing import PROMPT_COSTS, chat_weight, params_weight, prompt_weight
@@ -37,7 +38,7 @@ from tandem.protocol.pooling import PoolingParams
 from tandem.protocol.recording import marked
 from tandem.protocol.sampling import SamplingParams
 from tandem.text.chat_template import ChatOptions
-from tandem.text.input_processor import InputOptions, InputProcessor, ProcessedInput
+from tandem.text.input_processor import InputOptions, InputProcessor
 from tandem.text.offsets import EchoedPrompt, echoed_prompt
 from tandem.text.output_processor import OutputProcessor
 from tandem.text.prompts import PromptLike
@@ -47,15 +48,6 @@ _Result = TypeVar("_Result")
 
 LOGPROBS_COST = 100
 """Of a prompt token with log-probabilities, in characters."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedRequest:
-    """A request that passed every check and was not sent yet."""
-
-    request_id: str
-    """The caller's id."""
-    processed: ProcessedInput
 
 
 class AsyncLLM:
@@ -81,7 +73,7 @@ class AsyncLLM:
         self._outputs = OutputProcessor(tokenizer)
         self._inputs: InputProcessor | None = None
         self._numbers = itertools.count()
-        self._running: dict[str, PreparedRequest] = {}
+        self._running = Running()
 
     async def card(self) -> ModelCard:
         """What is served. Raises RequestFailed when that is not known in time."""
@@ -135,7 +127,7 @@ class AsyncLLM:
         RequestFailed as the client does, but for a deadline behind which the caller takes what
         there is. Closing it aborts the request.
         """
-        self._take_id(prepared)
+        self._running.take(prepared)
         state = self._outputs.begin(prepared.processed)
         if prepared.processed.partial_on_timeout:
             context = replace(context, takes_partial=True)
@@ -153,7 +145,7 @@ class AsyncLLM:
                         shown = await self.beside.run(size, state.feed, output)
                     if state.finished:
                         # Whoever sees the last output may use the id again at once.
-                        self._free_id(prepared)
+                        self._running.free(prepared)
                     if shown:
                         yield rendered(prepared.request_id, prepared.processed, state, shown)
                     if state.must_abort:
@@ -162,10 +154,10 @@ class AsyncLLM:
             shown = state.cut() if prepared.processed.partial_on_timeout else []
             if not shown:
                 raise
-            self._free_id(prepared)
+            self._running.free(prepared)
             yield rendered(prepared.request_id, prepared.processed, state, shown)
         finally:
-            self._free_id(prepared)
+            self._running.free(prepared)
         if not state.finished:
             raise RequestFailed(FailCause.INTERNAL, "the engine ended a request without finishing")
 
@@ -359,18 +351,6 @@ class AsyncLLM:
     async def _tokenized(self, size: int, work: Callable[[], _Result]) -> _Result:
         with marked("tokenize"):
             return await self.beside.run(size, work)
-
-    def _take_id(self, prepared: PreparedRequest) -> None:
-        if prepared.request_id in self._running:
-            raise InvalidParameter(
-                "request_id", prepared.request_id, "an id that no running request has"
-            )
-        self._running[prepared.request_id] = prepared
-
-    def _free_id(self, prepared: PreparedRequest) -> None:
-        """Unless it is free already, or another request's by now."""
-        if self._running.get(prepared.request_id) is prepared:
-            del self._running[prepared.request_id]
 
     def _next_key(self) -> RequestKey:
         """A key of our own making: a client's id may repeat, this one never does."""

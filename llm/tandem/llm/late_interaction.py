@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from tandem.llm.async_llm import PreparedRequest
 from tandem.llm.outputs import PooledRequestOutput, ScoringOutput, ScoringRequestOutput
+from tandem.llm.prepared import PreparedRequest
 from tandem.protocol.errors import FailCause, RequestFailed
 from tandem.protocol.pooling import LateInteractionMode, LateInteractionParams, PoolingParams
 from tandem.protocol.pooling import PoolingTask as Task

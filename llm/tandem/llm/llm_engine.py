@@ -17,11 +17,12 @@ from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
-from tandem.llm.async_llm import AsyncLLM, PreparedRequest
+from tandem.llm.async_llm import AsyncLLM
 from tandem.llm.calls import call
 from tandem.llm.metrics import Metric, read
 from tandem.llm.outputs import PooledRequestOutput, RequestOutput, ScoringRequestOutput
 from tandem.llm.patience import Patience
+from tandem.llm.prepared import PreparedRequest
 from tandem.llm.sampling import Params
 from tandem.llm.scoring import Side, all_of, prepare_scores
 from tandem.llm.weighing import parts_of, prompt_tokens

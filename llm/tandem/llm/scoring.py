@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tandem.llm.async_llm import AsyncLLM, PreparedRequest
+from tandem.llm.async_llm import AsyncLLM
 from tandem.llm.late_interaction import LateScores, Pool, asked, new_key
 from tandem.llm.outputs import PooledRequestOutput, ScoringOutput, ScoringRequestOutput
+from tandem.llm.prepared import PreparedRequest
 from tandem.protocol.context import ORDINARY, RequestContext
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.pooling import LateInteractionMode, PoolingParams, PoolingTask

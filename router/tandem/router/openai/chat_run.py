@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import Request
 
-from tandem.llm.async_llm import PreparedRequest
+from tandem.llm.prepared import PreparedRequest
 from tandem.protocol.sampling import OutputKind
 from tandem.router.openai.answers.answer_reader import AnswerReader
 from tandem.router.openai.bodies.schemas import ChatBody

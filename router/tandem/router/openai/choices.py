@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tandem.llm.async_llm import AsyncLLM, PreparedRequest
+from tandem.llm.async_llm import AsyncLLM
 from tandem.llm.outputs import CompletionOutput, RequestOutput
+from tandem.llm.prepared import PreparedRequest
 from tandem.router.openai.answers.logprobs import completion_logprobs, joined
 from tandem.router.openai.bodies.schemas import CompletionBody
 from tandem.router.openai.generate import without_tokens

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from tandem.llm.async_llm import PreparedRequest
 from tandem.llm.beside import weight
 from tandem.llm.outputs import CompletionOutput, RequestOutput
+from tandem.llm.prepared import PreparedRequest
 from tandem.protocol.sampling import OutputKind
 from tandem.router.openai.answers.chunks import DONE, ChunkWriter, completion_writer, usage
 from tandem.router.openai.answers.logprobs import prompt_logprobs, size_of

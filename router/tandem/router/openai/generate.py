@@ -11,8 +11,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from tandem.llm.async_llm import AsyncLLM, PreparedRequest
+from tandem.llm.async_llm import AsyncLLM
 from tandem.llm.outputs import CompletionOutput, RequestOutput
+from tandem.llm.prepared import PreparedRequest
 from tandem.protocol.context import RequestContext
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.finish import FinishReason

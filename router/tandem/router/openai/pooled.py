@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 from fastapi import Request, Response
 
-from tandem.llm.async_llm import PreparedRequest
 from tandem.llm.beside import weight
 from tandem.llm.outputs import PooledRequestOutput, floats_of
+from tandem.llm.prepared import PreparedRequest
 from tandem.llm.scoring import pool_all
 from tandem.llm.weighing import parts_of
 from tandem.protocol.context import RequestContext

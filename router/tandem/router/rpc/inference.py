@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from importlib.metadata import version
 
-from tandem.llm.async_llm import PreparedRequest
+from tandem.llm.prepared import PreparedRequest
 from tandem.llm.scoring import Side, prepare_scores
 from tandem.protocol.context import RequestContext
 from tandem.protocol.pooling import PoolingParams

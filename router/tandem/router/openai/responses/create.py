@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from tandem.llm.async_llm import PreparedRequest
 from tandem.llm.outputs import CompletionOutput, RequestOutput
+from tandem.llm.prepared import PreparedRequest
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.openai.answers.answer_reader import AnswerReader, check_calls
 from tandem.router.openai.answers.last_words import end_with

@@ -18,6 +18,8 @@ from tandem.kernels.errors import BadTensor
 SHORT_ROWS = 64
 """Query rows (tokens × query heads of a KV head) up to which a chunk is short: attended as decodes
 are, by kernels that are built for each power of two of rows."""
+LEAST_DIM = 16
+"""Head size from which matrix units multiply."""
 FEW_PAIRS = 64
 """(sequence, KV head) pairs below which plain Triton's decode kernel is launched in another way."""
 
@@ -63,6 +65,12 @@ def sequence_class(count: int) -> int:
     while most < count:
         most *= 4
     return most
+
+
+def in_tiles(head_dim: int) -> bool:
+    """Whether kernels take a head size: a power of two, as their tiles are, and no less than matrix
+    units take. Others go to the reference, which reads the device: no graph holds that."""
+    return head_dim >= LEAST_DIM and head_dim & (head_dim - 1) == 0
 
 
 def short_batches(heads: int, kv_heads: int) -> Iterator[tuple[int, int]]:

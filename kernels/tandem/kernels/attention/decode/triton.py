@@ -15,7 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
-from tandem.kernels.attention.batch import FEW_PAIRS, SHORT_ROWS, PagedBatch
+from tandem.kernels.attention.batch import FEW_PAIRS, SHORT_ROWS, PagedBatch, in_tiles
 from tandem.kernels.launch import dependent, sm_count
 
 from . import reference
@@ -46,10 +46,9 @@ class Tuning:
 def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
     """See the wrapper; also takes up to SHORT_ROWS // group queries a sequence.
 
-    A head size that is no power of two is left to the reference.
+    A head size that is no power of two, or below 16, is left to the reference.
     """
-    dim = q.shape[2]
-    if dim & (dim - 1):
+    if not in_tiles(q.shape[2]):
         return reference.decode(q, kv, batch, scale)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     launch(q, kv, batch, scale, out, DEFAULT)
@@ -57,10 +56,9 @@ def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
 
 
 def fits(q: Tensor, kv: Tensor, batch: PagedBatch) -> bool:
-    """Whether the batch's queries fit in the rows of a program, and its heads are powers of two."""
-    dim = kv.shape[4]
+    """Whether the batch's queries fit in the rows of a program, and its heads are in tiles."""
     rows = batch.max_query_len * (q.shape[1] // kv.shape[2])
-    return rows <= SHORT_ROWS and dim & (dim - 1) == 0
+    return rows <= SHORT_ROWS and in_tiles(kv.shape[4])
 
 
 def launch(

@@ -45,11 +45,15 @@ def test_capacity_is_what_was_asked_for():
         capacity.num_blocks(config(kv_cache_memory_bytes=10), layout, CPU)
 
 
-@pytest.mark.parametrize(("size", "captured"), [(8, 0), (16, 1), (80, 0), (96, 0), (128, 1)])
+@pytest.mark.parametrize(
+    ("size", "captured"), [(8, ""), (16, "32 16"), (80, ""), (128, "32 16"), (256, "16"), (512, "")]
+)
 def test_attention_that_reads_the_device_is_in_no_graph(size, captured):
     """A capture would fail, and the start with it: such a model runs kernel by kernel."""
     facts = replace(config().facts, head_dim=size)
-    assert bool(gpu._shapes(config(facts=facts))) == bool(captured)
+    for dtype in ("float32", "bfloat16", "float16"):
+        graphs = bool(gpu._shapes(config(facts=facts, dtype=dtype)))
+        assert graphs == (dtype[-2:] in captured)
     assert gpu._shapes(config(facts=facts, attention_backend="torch")) == []
 
 

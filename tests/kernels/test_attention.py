@@ -105,7 +105,7 @@ def test_attention_in_every_dtype(op, queries, dtype):
     check(op, queries, [40, 90], dtype=dtype)
 
 
-@pytest.mark.parametrize("dim", [4, 8, 24])
+@pytest.mark.parametrize("dim", [4, 8, 24, 256])
 @pytest.mark.parametrize(
     ("op", "queries"), [(prefill, [5, 33]), (prefill, [1, 2]), (decode, [1, 1])]
 )

@@ -165,7 +165,8 @@ def _reads_device(config: EngineConfig) -> bool:
     """Whether attention is the reference's, which a graph cannot hold."""
     if config.gpu.attention_backend == Backend.TORCH.value:
         return True
-    return config.facts.encoder is None and not in_tiles(config.facts.head_dim)
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return config.facts.encoder is None and not in_tiles(config.facts.head_dim, dtype)
 
 
 def _shapes(config: EngineConfig) -> list[StepShape]:

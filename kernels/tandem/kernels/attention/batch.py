@@ -20,6 +20,8 @@ SHORT_ROWS = 64
 are, by kernels that are built for each power of two of rows."""
 LEAST_DIM = 16
 """Head size from which matrix units multiply."""
+MOST_BYTES = 512
+"""Of a head: 256 in 16 bits, 128 in float32."""
 FEW_PAIRS = 64
 """(sequence, KV head) pairs below which plain Triton's decode kernel is launched in another way."""
 
@@ -67,10 +69,12 @@ def sequence_class(count: int) -> int:
     return most
 
 
-def in_tiles(head_dim: int) -> bool:
-    """Whether kernels take a head size: a power of two, as their tiles are, and no less than matrix
-    units take. Others go to the reference, which reads the device: no graph holds that."""
-    return head_dim >= LEAST_DIM and head_dim & (head_dim - 1) == 0
+def in_tiles(head_dim: int, dtype: torch.dtype) -> bool:
+    """Whether kernels take a head size: a power of two, as their tiles are, no less than matrix
+    units take, and no more than shared memory holds a few tiles of. Others go to the reference,
+    which reads the device: no graph holds that."""
+    fits = LEAST_DIM <= head_dim <= MOST_BYTES // dtype.itemsize
+    return fits and head_dim & (head_dim - 1) == 0
 
 
 def short_batches(heads: int, kv_heads: int) -> Iterator[tuple[int, int]]:

@@ -46,9 +46,9 @@ class Tuning:
 def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
     """See the wrapper; also takes up to SHORT_ROWS // group queries a sequence.
 
-    A head size that is no power of two, or below 16, is left to the reference.
+    A head size that no tile has (``in_tiles``) is left to the reference.
     """
-    if not in_tiles(q.shape[2]):
+    if not in_tiles(q.shape[2], q.dtype):
         return reference.decode(q, kv, batch, scale)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     launch(q, kv, batch, scale, out, DEFAULT)
@@ -58,7 +58,7 @@ def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
 def fits(q: Tensor, kv: Tensor, batch: PagedBatch) -> bool:
     """Whether the batch's queries fit in the rows of a program, and its heads are in tiles."""
     rows = batch.max_query_len * (q.shape[1] // kv.shape[2])
-    return rows <= SHORT_ROWS and in_tiles(kv.shape[4])
+    return rows <= SHORT_ROWS and in_tiles(kv.shape[4], kv.dtype)
 
 
 def launch(

@@ -36,7 +36,7 @@ DEFAULT = Tuning()
 
 def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
     """See the wrapper; a head size that no tile has (``in_tiles``) is left to the reference."""
-    if not in_tiles(q.shape[2]):
+    if not in_tiles(q.shape[2], q.dtype):
         return reference.prefill(q, kv, batch, scale)
     if decode_triton.fits(q, kv, batch):
         return decode_triton.decode(q, kv, batch, scale)

@@ -11,7 +11,7 @@ from tandem.kernels.blocks import digest
 from tandem.kvtransfer import events
 from tandem.kvtransfer.memory.device_slots import DeviceSlots, HostSlotsOfDevice
 from tandem.kvtransfer.memory.header import HEADER_BYTES, NOBODYS, read_header
-from tandem.kvtransfer.memory.packing import NarrowPacking, PartPacking
+from tandem.kvtransfer.memory.packing import NarrowPacking, Packing, PartPacking
 from tandem.kvtransfer.memory.sizes import slot_bytes_for
 from tandem.kvtransfer.mover import make_slots
 from tandem.protocol.errors import FailCause, WireError
@@ -70,7 +70,7 @@ def test_numbers_of_parts_stay_on_the_host(kind, narrow):
 
     slab = torch.randn(16, 512).to(torch.float16).view(torch.uint8)
     slots = slots_of(kind, slab, HandStream())
-    packing = Noting(parts=2, rows=2)
+    packing: Packing = Noting(parts=2, rows=2)
     if narrow:
         slab.zero_()  # which float8 holds as it is
         packing = NarrowPacking(packing, 2, torch.float16)

@@ -136,11 +136,20 @@ def test_flat_settings_reach_their_sections(tmp_path):
 def test_explicit_settings_win(tmp_path):
     """What the user says is taken before what the model says."""
     config = config_of(
-        tmp_path, dtype="float32", kv_cache_dtype="float16", max_model_len=64, served_model_name="m"
+        tmp_path, dtype="float32", kv_cache_dtype="float32", max_model_len=64, served_model_name="m"
     )
 
-    assert (config.dtype, config.kv_dtype, config.max_model_len) == ("float32", "float16", 64)
+    assert (config.dtype, config.kv_dtype, config.max_model_len) == ("float32", "float32", 64)
     assert config.served_model_name == "m"
+
+
+def test_kv_is_of_the_models_type(tmp_path):
+    """No kernel takes another: the first step would end the worker."""
+    assert config_of(tmp_path, kv_cache_dtype="bfloat16").kv_dtype == "bfloat16"
+    with pytest.raises(InvalidParameter, match="'float16' is not allowed; auto or bfloat16"):
+        config_of(tmp_path, kv_cache_dtype="float16")
+    with pytest.raises(InvalidParameter, match="auto or float32, the model's"):
+        config_of(tmp_path, kv_cache_dtype="bfloat16", dtype="float32")
 
 
 def test_with_changes_one_setting(tmp_path):

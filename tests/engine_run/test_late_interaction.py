@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from tests.engine_run.cpu_engine import ROUTER, CPUEngine
 from tests.engine_run.encoder_models import colbert_of, maxsim_of, token_vectors_of
 from tests.engine_run.tiny_models import folder_of, judge_of
 
+from tandem.engine import attention, layers, models, sample, worker
 from tandem.engine.config import read_facts
 from tandem.engine.executor.multiproc import MultiprocExecutor
 from tandem.engine.step import SeqId
@@ -199,3 +202,19 @@ def test_only_vectors_of_tokens_are_kept() -> None:
     )
     assert refusal is not None
     assert refusal.param == "late_interaction"
+
+
+def test_no_step_waits_for_its_device_to_bring_numbers_there() -> None:
+    """A tensor of Python's numbers that is made on a device waits for all that is queued there:
+    ``index_on`` and ``on_device`` do not."""
+    waits = []
+    for package in (attention, layers, models, sample, worker):
+        for path in Path(package.__path__[0]).rglob("*.py"):
+            for each in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(each, ast.Call) or not isinstance(each.func, ast.Attribute):
+                    continue
+                named = {keyword.arg for keyword in each.keywords}
+                made = each.func.attr in ("tensor", "as_tensor") and "device" in named
+                if made or each.func.attr == "new_tensor":
+                    waits.append(f"{path.name}:{each.lineno}")
+    assert waits == []

@@ -1,6 +1,7 @@
 """Memory, start and stop of a rank, and the executor around it."""
 
 import os
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from tandem.engine.quant.dense import DenseMethod
 from tandem.engine.quant.packed import PackedMethod
 from tandem.engine.step import NewSequence, SchedulerOutput, SeqId, StepRow
 from tandem.engine.threads import SPIN_COUNT, WAIT_POLICY, StepThreads, spin_briefly
-from tandem.engine.worker import capacity
+from tandem.engine.worker import capacity, gpu
 from tandem.engine.worker.input_batch import BlockTable
 from tandem.engine.worker.slab import Slab
 from tandem.kernels import Backend
@@ -42,6 +43,18 @@ def test_capacity_is_what_was_asked_for():
     assert capacity.num_blocks(useful, layout, CPU) == 2 * 7
     with pytest.raises(InvalidParameter, match="kv_cache_memory_bytes"):
         capacity.num_blocks(config(kv_cache_memory_bytes=10), layout, CPU)
+
+
+@pytest.mark.parametrize(
+    ("size", "captured"), [(8, ""), (16, "32 16"), (80, ""), (128, "32 16"), (256, "16"), (512, "")]
+)
+def test_attention_that_reads_the_device_is_in_no_graph(size, captured):
+    """A capture would fail, and the start with it: such a model runs kernel by kernel."""
+    facts = replace(config().facts, head_dim=size)
+    for dtype in ("float32", "bfloat16", "float16"):
+        graphs = bool(gpu._shapes(config(facts=facts, dtype=dtype)))
+        assert graphs == (dtype[-2:] in captured)
+    assert gpu._shapes(config(facts=facts, attention_backend="torch")) == []
 
 
 def test_rows_have_room_for_the_longest_prompt_from_the_start():

@@ -1,11 +1,13 @@
 """Paged attention against dense attention in float64."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.kernels import BadTensor
+from tandem.kernels import Backend, BadTensor
 from tandem.kernels.attention import PagedBatch
 from tandem.kernels.attention.decode import decode
 from tandem.kernels.attention.prefill import prefill
@@ -101,6 +103,16 @@ def test_decode_of_ragged_lengths(lens, block_size):
 def test_attention_in_every_dtype(op, queries, dtype):
     """Half precisions stay within their rounding."""
     check(op, queries, [40, 90], dtype=dtype)
+
+
+@pytest.mark.parametrize("dim", [4, 8, 24, 256])
+@pytest.mark.parametrize(
+    ("op", "queries"), [(prefill, [5, 33]), (prefill, [1, 2]), (decode, [1, 1])]
+)
+def test_heads_that_no_matrix_unit_takes_are_the_references(dim, op, queries):
+    """On a GPU too: the kernels would not compile for them, or have no tiles of such a size."""
+    for backend in (Backend.TRITON, Backend.GLUON):
+        check(partial(op, backend=backend), queries, [5, 37], dim=dim)
 
 
 @pytest.mark.parametrize("op", [prefill, decode])

@@ -20,6 +20,10 @@ from triton.runtime.jit import JITFunction
 from tandem.kernels import Backend
 from tandem.kernels.activation import silu_and_mul
 from tandem.kernels.activation.triton_kernels import silu_and_mul_rows
+from tandem.kernels.attention import PagedBatch
+from tandem.kernels.attention.decode.triton_kernels import decode_shares
+from tandem.kernels.attention.prefill import prefill
+from tandem.kernels.attention.prefill.triton_kernels import prefill_tiles
 from tandem.kernels.launch.ahead import building_ahead
 
 
@@ -29,6 +33,24 @@ def hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     use_hopper(tmp_path, monkeypatch)
     yield
     silu_and_mul_rows.device_caches.clear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("queries", [1, 70])
+def test_attention_multiplies_float32_as_it_is(queries: int) -> None:
+    """A decode's and a prompt's: TF32, Triton's own choice, has the precision of float16."""
+    lengths = torch.tensor([queries], dtype=torch.int32)
+    starts, tables = torch.tensor([0, queries], dtype=torch.int32), lengths.new_zeros(1, 8)
+    batch = PagedBatch(starts, lengths, tables, queries, queries)
+    kv, q = torch.zeros(1, 2, 1, 16, 16), torch.zeros(queries, 16, 16)
+    kernel = prefill_tiles if queries > 1 else decode_shares
+    kernel.device_caches.clear()
+    with building_ahead():
+        prefill(q, kv, batch, 1.0, backend=Backend.TRITON)
+    (built,) = kernel.device_caches[0][0].values()
+    kernel.device_caches.clear()
+    assert "tt.dot" in built.asm["ttir"]
+    assert "tf32" not in built.asm["ttir"]
 
 
 @triton.jit

@@ -18,12 +18,19 @@ import pytest
 import torch
 from tests.kernels.hopper import use_hopper
 from torch import Tensor
+from triton.runtime.jit import JITFunction
 
 import tandem.kernels
 from tandem.kernels import Backend
+from tandem.kernels.attention.batch import SHORT_ROWS, PagedBatch, short_batches
+from tandem.kernels.attention.decode import gluon as decode_gluon
+from tandem.kernels.attention.decode import plan as decode_plan
+from tandem.kernels.attention.decode import triton as decode_triton
+from tandem.kernels.attention.prefill import prefill
 from tandem.kernels.blocks import add_digest, pack, unpack
 from tandem.kernels.fp8_gemm import BLOCK, fp8_linear
 from tandem.kernels.launch.ahead import building_ahead
+from tandem.kernels.launch.launcher import Launcher
 from tandem.kernels.sampling import Filters, Penalties, penalize, score_tokens, thresholds
 
 
@@ -276,3 +283,46 @@ def test_steps_of_any_size_run_the_same_kernels(builds: Callable[[], list[str]])
         + ["move_rows"] * 2  # there and back
         + ["add_terms", "multiply_blocks"]
     )
+
+
+@pytest.mark.parametrize("group", [1, 4, 7, 32])
+def test_short_chunks_of_any_length_run_kernels_that_a_start_has_built(
+    group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if on Hopper, by the kernels' constants: what ``short_batches`` names asks for all that
+    steps of any number of chunks do, in the first layer that attends to them and in the next."""
+    asked: set[tuple[object, ...]] = set()
+
+    def run(self: JITFunction[Any], *_args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        if self.fn.__name__ in ("decode_stream", "decode_shares"):  # plans go by numbers of chunks
+            asked.add((self, *named.items()))
+
+    def attend(queries: int, sequences: int) -> None:
+        starts = torch.arange(sequences + 1, dtype=torch.int32) * queries
+        lengths = torch.full((sequences,), 64, dtype=torch.int32)
+        tables = torch.zeros(sequences, 1, dtype=torch.int32)
+        batch = PagedBatch(starts, lengths, tables, queries, 64)
+        q = torch.zeros(sequences * queries, heads, 64, dtype=torch.bfloat16)
+        for _ in range(2):
+            prefill(q, kv, batch, 1.0, backend=Backend.GLUON)
+
+    def dependent(on: torch.device) -> dict[str, bool]:
+        return {"PDL": True, "launch_pdl": True} if on.type == "cpu" else {"PDL": False}
+
+    for module in (decode_gluon, decode_triton, decode_plan):
+        monkeypatch.setattr(module, "dependent", dependent)
+    monkeypatch.setattr(decode_triton, "_NOWHERE", torch.device("meta"))
+    monkeypatch.setattr(decode_gluon, "generation", lambda _: 9)
+    monkeypatch.setattr(JITFunction, "run", run)
+    kv_heads = 4
+    heads = kv_heads * group
+    kv = torch.zeros(1, 2, kv_heads, 64, 64, dtype=torch.bfloat16)
+    with Launcher.asking_triton():
+        for batch in short_batches(heads, kv_heads):
+            attend(*batch)
+        built = set(asked)
+        assert len(built) > 5
+        for queries in range(1, SHORT_ROWS // group + 1):
+            for sequences in (1, 3, 9, 60):
+                attend(queries, sequences)
+    assert asked == built

@@ -11,6 +11,7 @@ from tandem.kernels.blocks import digest
 from tandem.kvtransfer import events
 from tandem.kvtransfer.memory.device_slots import DeviceSlots, HostSlotsOfDevice
 from tandem.kvtransfer.memory.header import HEADER_BYTES, NOBODYS, read_header
+from tandem.kvtransfer.memory.packing import NarrowPacking, Packing, PartPacking
 from tandem.kvtransfer.memory.sizes import slot_bytes_for
 from tandem.kvtransfer.mover import make_slots
 from tandem.protocol.errors import FailCause, WireError
@@ -49,6 +50,38 @@ def test_a_part_goes_through_a_slot(kind):
     assert slots.unpack(1, [0, 7, 15], slab).done()
     before[[0, 7, 15]] = before[[3, 11, 5]]
     assert torch.equal(slab, before)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_of_parts_stay_on_the_host(kind, narrow):
+    """Who copies parts reads them: from the device, that would wait for all that is queued there.
+    As few as whole blocks could be, too."""
+    noted = []
+
+    class Noting(PartPacking):
+        def pack(self, slab, ids, payload):
+            noted.append(ids)
+            super().pack(slab, ids, payload)
+
+        def unpack(self, payload, ids, slab):
+            noted.append(ids)
+            super().unpack(payload, ids, slab)
+
+    slab = torch.randn(16, 512).to(torch.float16).view(torch.uint8)
+    slots = slots_of(kind, slab, HandStream())
+    packing: Packing = Noting(parts=2, rows=2)
+    if narrow:
+        slab.zero_()  # which float8 holds as it is
+        packing = NarrowPacking(packing, 2, torch.float16)
+    before = slab.clone()
+    assert slots.pack(slab, [3], 1, HEADER, packing).done()
+    assert slots.unpack(1, [0], slab, packing).done()
+    halves = slab.view(16, 2, 2, -1)
+    assert torch.equal(halves[0, :, 0], before.view(16, 2, 2, -1)[1, :, 1])
+    assert [ids.tolist() for ids in noted] == [[3], [0]]
+    there = getattr(slots, "_ids_there", slab)
+    assert all(ids.untyped_storage().data_ptr() != there.data_ptr() for ids in noted)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -67,7 +67,7 @@ class BlockLoad(msgspec.Struct, frozen=True, gc=False):
 
 class BlockTransfers(msgspec.Struct, frozen=True, gc=False):
     """What a step moves between a rank's slab and its host memory. In the order of steps: stores of
-    one step, then its loads, then those of the next."""
+    one step, then its loads. Stores of the next wait for no load, whose blocks they leave alone."""
 
     stores: tuple[tuple[int, int], ...] = ()
     """(device block, host block) to copy before anything of this step is written."""

@@ -52,7 +52,9 @@ class CacheConfig:
         unit="GiB",
     )
     kv_cache_dtype: str = setting(
-        "auto", "Type in which KV is held; auto is the model's.", choices=("auto", *DTYPES)
+        "auto",
+        "Type in which KV is held: auto, or the model's (dtype) by name; kernels take no other.",
+        choices=("auto", *DTYPES),
     )
 
     def __post_init__(self) -> None:

@@ -88,6 +88,9 @@ class EngineConfig:
                 allowed = "false: an encoder's prompts are texts or token ids"
                 raise InvalidParameter("enable_prompt_embeds", True, allowed)
             self._check_step()
+        if self.kv_dtype != self.dtype:
+            allowed = f"auto or {self.dtype}, the model's"
+            raise InvalidParameter("kv_cache_dtype", self.kv_dtype, allowed)
 
     @classmethod
     def of(cls, model: str | Path, *, facts: ModelFacts | None = None, **flat: Any) -> EngineConfig:

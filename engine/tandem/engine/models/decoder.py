@@ -136,8 +136,9 @@ class Decoder:
         return self.norm(stream)
 
     def shortened(self) -> Decoder:
-        """See CausalModel. The last layer is unlike the others (``Layer.of_rows``)."""
-        return replace(self, layers=self.layers[-2:])
+        """See CausalModel. The last layer is unlike the others (``Layer.of_rows``), and the first
+        that attends to a batch plans it, so that the next is launched in another way."""
+        return replace(self, layers=self.layers[-3:])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See CausalModel."""

@@ -24,6 +24,8 @@ from tandem.engine.worker.profile import (
 )
 from tandem.engine.worker.runner import ModelRunner
 from tandem.engine.worker.staging import StepShape
+from tandem.kernels import Backend
+from tandem.kernels.attention.batch import in_tiles
 from tandem.kernels.memory.device import DeviceMemoryError, MappedAllocator
 from tandem.protocol.errors import InvalidParameter
 
@@ -116,6 +118,9 @@ def capture(config: EngineConfig, runner: ModelRunner) -> None:
         runner.graphs.capture(shapes, runner.stager, runner.hidden)
         runner.choices.capture(runner.graphs, runner.stager, runner.choose, bounds)
         _warm_head(runner)
+    elif _reads_device(config):
+        size = config.facts.head_dim
+        logger.warning("no CUDA graphs: attention of heads of %d runs in plain torch", size)
     gc.collect()
     gc.freeze()  # what lives as long as the engine need not be looked at in the middle of a step
 
@@ -156,8 +161,16 @@ def _bounds(config: EngineConfig, device: torch.device) -> BoundsStage:
     return BoundsStage(config.scheduler.max_num_seqs, words, device)
 
 
+def _reads_device(config: EngineConfig) -> bool:
+    """Whether attention is the reference's, which a graph cannot hold."""
+    if config.gpu.attention_backend == Backend.TORCH.value:
+        return True
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return config.facts.encoder is None and not in_tiles(config.facts.head_dim, dtype)
+
+
 def _shapes(config: EngineConfig) -> list[StepShape]:
-    if config.gpu.enforce_eager:
+    if config.gpu.enforce_eager or _reads_device(config):
         return []
     tokens, captured = (
         config.scheduler.max_num_batched_tokens,

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tandem.engine.sample.transfer import index_on
 from tandem.engine.step import SeqId
 from tandem.protocol.pooling import LateInteractionMode, LateInteractionParams
 
@@ -62,7 +63,7 @@ class LateInteractionRunner:
                 documents.setdefault(each.params.query_key, []).append(each)
                 continue
             self._keep(each)
-            made.append((each.seq, each.vectors.new_tensor([len(each.vectors)])))
+            made.append((each.seq, each.vectors.new_full((1,), len(each.vectors))))
         for key, group in documents.items():
             scores = self._scores(key, [each.vectors for each in group])
             made += [(each.seq, scores[index, None]) for index, each in enumerate(group)]
@@ -101,6 +102,6 @@ def maxsim(query: Tensor, documents: Sequence[Tensor]) -> Tensor:
         query: float32 [tokens, values].
         documents: float32 [tokens, values] each, at least one token long.
     """
-    lengths = torch.tensor([len(each) for each in documents], device=query.device)
+    lengths = index_on([len(each) for each in documents], query.device)
     products = torch.cat(tuple(documents)) @ query.T
     return torch.segment_reduce(products, "max", lengths=lengths, axis=0, unsafe=True).sum(1)

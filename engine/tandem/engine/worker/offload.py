@@ -1,9 +1,10 @@
 """Host memory behind a rank's slab, and the copies between the two, in the order of steps.
 
-On a GPU the memory is page-locked and copies run on a stream of their own: a step waits there for
-what is stored of blocks that it may write, and for nothing that is loaded, since no step reads that
-before the host has seen it land. A block is one extent, so it is one copy. On a CPU everything is
-done when it returns.
+On a GPU the memory is page-locked, and stores and loads run on a stream each: a step waits for what
+is stored of blocks that it may write, and for nothing that is loaded, since no step reads that
+before the host has seen it land. Nor does a store wait for loads: whoever plans them keeps both
+blocks of a load from everybody until it has ended. A block is one extent, so it is one copy. On a
+CPU everything is done when it returns.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ class HostBlocks:
 
     def begin(self, transfers: BlockTransfers) -> None:
         """Queue what a step moves, behind all that was launched and before the step itself."""
-        with self._queue.behind_steps():
-            for block, host in transfers.stores:
-                self.blocks[host].copy_(self._slab[block], non_blocking=True)
-            if transfers.stores:
-                self._queue.hold_steps()
-            for load in transfers.loads:
-                why = self._fill(load)
-                self._under_way.append((load.ticket, moment(self._slab.device), why))
+        if transfers.stores:
+            with self._queue.stores():
+                for block, host in transfers.stores:
+                    self.blocks[host].copy_(self._slab[block], non_blocking=True)
+        if transfers.loads:
+            with self._queue.loads():
+                for load in transfers.loads:
+                    why = self._fill(load)
+                    self._under_way.append((load.ticket, moment(self._slab.device), why))
 
     def report(self, *, wait: bool, seconds: float = WAIT_SECONDS) -> TransferReport | None:
         """Loads that have ended since the last call; ``wait`` for all. Raises TimeoutError."""
@@ -80,28 +82,37 @@ class HostBlocks:
 
 
 class _Queue:
-    """Where copies are queued: a stream beside that of the steps, or nowhere on a CPU."""
+    """Where copies are queued: two streams beside that of the steps, or nowhere on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream: Any = None
-        self._steps: Any = None
-        """Where the steps are, within ``behind_steps``."""
+        self._stores: Any = None
+        self._loads: Any = None
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._stores = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._loads = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def behind_steps(self) -> Iterator[None]:
-        """Queue what is said within the block behind all that steps have queued."""
-        if self._stream is None:
+    def stores(self) -> Iterator[None]:
+        """Queue what is said within the block behind all that steps have queued; they go on behind
+        it."""
+        if self._stores is None:
             yield
             return
-        self._steps = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(self._steps)
-        with torch.cuda.stream(self._stream):
+        steps = torch.cuda.current_stream(self._device)
+        self._stores.wait_stream(steps)
+        with torch.cuda.stream(self._stores):
             yield
+        steps.wait_stream(self._stores)
 
-    def hold_steps(self) -> None:
-        """Steps go on behind what was queued so far."""
-        if self._stream is not None:
-            self._steps.wait_stream(self._stream)
+    @contextmanager
+    def loads(self) -> Iterator[None]:
+        """Queue what is said within the block behind all that steps and stores have queued: loads
+        fill blocks that were read there, from blocks that were written. No stream waits for it."""
+        if self._loads is None:
+            yield
+            return
+        self._loads.wait_stream(torch.cuda.current_stream(self._device))
+        self._loads.wait_stream(self._stores)
+        with torch.cuda.stream(self._loads):
+            yield

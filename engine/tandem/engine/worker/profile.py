@@ -21,6 +21,7 @@ from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepStager, unpadded
 from tandem.engine.worker.rows import StepRows
 from tandem.engine.worker.runner import PROMPT_LOGPROB_ROWS, ModelRunner
+from tandem.kernels.attention.batch import short_batches
 from tandem.protocol.embeds import PromptEmbeds
 from tandem.protocol.layout import blocks_for
 from tandem.protocol.sampling import SamplingParams
@@ -95,13 +96,21 @@ def shortened(runner: ModelRunner) -> Iterator[None]:
 
 def load_kernels(config: EngineConfig, runner: ModelRunner, device: torch.device) -> None:
     """Run what is built by the number of prompts in a step, or of rows that draw: each power of two
-    and the most there can be."""
-    most = min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens)
+    and the most there can be; then what is built by how short a decoder's chunks are."""
+    budget = config.scheduler.max_num_batched_tokens
+    most = min(config.scheduler.max_num_seqs, budget)
     for count in sorted({*(2**power for power in range(most.bit_length())), most}):
-        chunk = config.scheduler.max_num_batched_tokens // count
-        _run_step(config, runner, [min(SHORT_CHUNK, config.max_model_len, chunk)] * count)
+        _run_step(config, runner, [min(SHORT_CHUNK, config.max_model_len, budget // count)] * count)
         if config.facts.encoder is None:
             runner.model.logits(_random_hidden(config, runner, device, count))
+    if config.facts.encoder is not None:
+        return
+    ranks = config.parallel.tensor_parallel_size
+    heads, kv_heads = (n // ranks for n in (config.facts.num_heads, config.facts.num_kv_heads))
+    for longest, count in short_batches(heads, kv_heads):
+        if longest <= min(config.max_model_len, budget):
+            others = min(count - 1, most - 1, budget - longest)
+            _run_step(config, runner, [longest, *[1] * others])
 
 
 def _run_step(config: EngineConfig, runner: ModelRunner, lengths: list[int]) -> None:

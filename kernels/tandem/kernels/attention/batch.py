@@ -6,7 +6,7 @@ the tensors (gather rows, masks, split counts), so that the layers after the fir
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +14,16 @@ from torch import Tensor
 
 from tandem.kernels import checks
 from tandem.kernels.errors import BadTensor
+
+SHORT_ROWS = 64
+"""Query rows (tokens × query heads of a KV head) up to which a chunk is short: attended as decodes
+are, by kernels that are built for each power of two of rows."""
+LEAST_DIM = 16
+"""Head size from which matrix units multiply."""
+MOST_BYTES = 512
+"""Of a head: 256 in 16 bits, 128 in float32."""
+FEW_PAIRS = 64
+"""(sequence, KV head) pairs below which plain Triton's decode kernel is launched in another way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,27 @@ def sequence_class(count: int) -> int:
     while most < count:
         most *= 4
     return most
+
+
+def in_tiles(head_dim: int, dtype: torch.dtype) -> bool:
+    """Whether kernels take a head size: a power of two, as their tiles are, no less than matrix
+    units take, and no more than shared memory holds a few tiles of. Others go to the reference,
+    which reads the device: no graph holds that."""
+    fits = LEAST_DIM <= head_dim <= MOST_BYTES // dtype.itemsize
+    return fits and head_dim & (head_dim - 1) == 0
+
+
+def short_batches(heads: int, kv_heads: int) -> Iterator[tuple[int, int]]:
+    """(queries of the longest sequence, sequences) of batches that between them ask for every
+    decode kernel of a model: each power of two of rows, for few pairs and for many."""
+    queries = 1
+    while True:
+        yield queries, 1
+        if kv_heads < FEW_PAIRS:
+            yield queries, -(-FEW_PAIRS // kv_heads)
+        queries *= 2
+        if queries * heads > SHORT_ROWS * kv_heads:
+            return
 
 
 def check_call(q: Tensor, kv: Tensor, batch: PagedBatch) -> None:

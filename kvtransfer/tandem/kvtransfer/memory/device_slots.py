@@ -27,7 +27,7 @@ from tandem.kvtransfer.memory.header import (
     digest_at,
     header_bytes,
 )
-from tandem.kvtransfer.memory.packing import WHOLE, Packing
+from tandem.kvtransfer.memory.packing import WHOLE, NarrowPacking, Packing, PartPacking
 from tandem.kvtransfer.memory.slots import Found, Inspection, Move, SlotMemory
 
 _STAGES = 3
@@ -205,7 +205,7 @@ class DeviceSlots(_OnStream):
             head = self._head(slot)
             head.zero_()
             payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
-            packing.pack(slab, self._numbers(slot, block_ids), payload)
+            packing.pack(slab, self._numbers(slot, block_ids, packing), payload)
             head.copy_(staged, non_blocking=True)
             add_digest(payload, self._digest_of(slot, DIGEST_AT))
         return self._stream.mark()
@@ -225,22 +225,29 @@ class DeviceSlots(_OnStream):
         """See SlotMemory."""
         with self._stream.queue():
             payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
-            packing.unpack(payload, self._numbers(slot, block_ids), slab)
+            packing.unpack(payload, self._numbers(slot, block_ids, packing), slab)
         return self._stream.mark()
 
     def _head(self, slot: int) -> Tensor:
         """uint8 [HEADER_BYTES]."""
         return self.rows[slot, :HEADER_BYTES]
 
-    def _numbers(self, slot: int, block_ids: Sequence[int]) -> Tensor:
-        """int64 [len(block_ids)] on the device. Its place on the host is the slot's own: what was
-        copied from there before has long arrived."""
+    def _numbers(self, slot: int, block_ids: Sequence[int], packing: Packing) -> Tensor:
+        """int64 [len(block_ids)]: of whole blocks on the device, of parts on the host, where their
+        copies are queued one by one. Its place on the host is the slot's own: what was copied from
+        there before has long arrived."""
         count = len(block_ids)
-        if count > self._ids.shape[1]:  # parts of blocks
+        if _is_of_parts(packing):
             return torch.tensor(block_ids, dtype=torch.int64)
         here, there = self._ids[slot, :count], self._ids_there[slot, :count]
         here.numpy()[:] = block_ids
         return there.copy_(here, non_blocking=True)
+
+
+def _is_of_parts(packing: Packing) -> bool:
+    while isinstance(packing, NarrowPacking):
+        packing = packing.inner
+    return isinstance(packing, PartPacking)
 
 
 class MappedSlots(DeviceSlots):

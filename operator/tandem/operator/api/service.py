@@ -39,7 +39,9 @@ class Engine(Api, frozen=True, kw_only=True):
     dtype: Annotated[
         DType | None, doc("Type of weights and activations; Auto is the checkpoint's.")
     ] = None
-    kv_cache_dtype: Annotated[DType | None, doc("Type of KV; Auto is that of the model.")] = None
+    kv_cache_dtype: Annotated[
+        DType | None, doc("Type of KV: Auto, or that of dtype; workers start with no other.")
+    ] = None
     max_model_len: Annotated[
         Count | None, doc("Prompt and output tokens together; none is what the model can do.")
     ] = None

@@ -1,6 +1,6 @@
 """Paged decode attention in Triton, for any GPU: a launch over the shares that plan.py makes.
 
-Takes one query a sequence and, for speculation, a few: `ROWS_MAX` rows of queries × group.
+Takes one query a sequence and, for speculation, a few: `SHORT_ROWS` rows of queries × group.
 
 Roofline: bytes of K and V over the memory's read rate; bench/results/attention_h200.md says
 what was measured.
@@ -15,7 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
-from tandem.kernels.attention.batch import PagedBatch
+from tandem.kernels.attention.batch import FEW_PAIRS, SHORT_ROWS, PagedBatch, in_tiles
 from tandem.kernels.launch import dependent, sm_count
 
 from . import reference
@@ -23,11 +23,7 @@ from .plan import Cut, shares_of
 from .plan_kernels import COUNTER_STRIDE, PLAN_FIELDS
 from .triton_kernels import decode_shares
 
-FEW_PAIRS = 64
-"""(sequence, KV head) pairs below which one program a multiprocessor is faster than two."""
 _NOWHERE = torch.device("cpu")
-ROWS_MAX = 64
-"""Query rows (tokens × query heads of a KV head) that one program can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +44,11 @@ class Tuning:
 
 
 def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
-    """See the wrapper; also takes up to ROWS_MAX // group queries a sequence.
+    """See the wrapper; also takes up to SHORT_ROWS // group queries a sequence.
 
-    A head size that is no power of two is left to the reference.
+    A head size that no tile has (``in_tiles``) is left to the reference.
     """
-    dim = q.shape[2]
-    if dim & (dim - 1):
+    if not in_tiles(q.shape[2], q.dtype):
         return reference.decode(q, kv, batch, scale)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     launch(q, kv, batch, scale, out, DEFAULT)
@@ -61,10 +56,9 @@ def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
 
 
 def fits(q: Tensor, kv: Tensor, batch: PagedBatch) -> bool:
-    """Whether the batch's queries fit in the rows of a program, and its heads are powers of two."""
-    dim = kv.shape[4]
+    """Whether the batch's queries fit in the rows of a program, and its heads are in tiles."""
     rows = batch.max_query_len * (q.shape[1] // kv.shape[2])
-    return rows <= ROWS_MAX and dim & (dim - 1) == 0
+    return rows <= SHORT_ROWS and in_tiles(kv.shape[4], kv.dtype)
 
 
 def launch(

@@ -125,9 +125,11 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
     what the matrix unit sees, KEPT <= ROWS the power of two that holds the rows of a sequence.
     scale carries log2(e), because the softmax runs in base two. With AHEAD, which asks that the
     kernel before last has ended with the plan, the first page is fetched before the wait.
-    With RELEASE the kernel after this one may come once the first keys are done.
+    With RELEASE the kernel after this one may come once the first keys are done. float32 is
+    multiplied as it is.
     """
     HEADS: tl.constexpr = KV_HEADS * GROUP
+    PRECISION: tl.constexpr = "ieee" if kv.dtype.element_ty == tl.float32 else "tf32"
     me = tl.program_id(0)
     mine = plan + me * FIELDS
     if AHEAD:  # noqa: SIM102 - this one is a constant, the other is not
@@ -168,7 +170,7 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
             base = kv + block.to(tl.int64) * kv_block + head * kv_head + (j * TILE % PAGE) * D
             k = tl.load(base + in_tile[None, :] * D + cols[:, None])
             key = j * TILE + in_tile
-            s = tl.dot(queries, k) * scale
+            s = tl.dot(queries, k, input_precision=PRECISION) * scale
             s = tl.where(key[None, :] < seen[:, None], s, -1e30)
             new = tl.maximum(top, tl.max(s, 1))
             p = tl.where(key[None, :] < seen[:, None], tl.exp2(s - new[:, None]), 0.0)
@@ -180,7 +182,7 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
                 mask=(key < length)[:, None],
                 other=0.0,
             )
-            acc = acc * old[:, None] + tl.dot(p.to(v.dtype), v)
+            acc = acc * old[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
             top = new
             # The next tile's block, an iteration before its address is needed.
             block = tl.load(table + tl.minimum(j + 1, tiles - 1) * TILE // PAGE)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tandem.kernels.attention.batch import PagedBatch
+from tandem.kernels.attention.batch import PagedBatch, in_tiles
 from tandem.kernels.attention.decode import triton as decode_triton
 
 from . import reference
@@ -35,9 +35,8 @@ DEFAULT = Tuning()
 
 
 def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
-    """See the wrapper; a head size that is no power of two is left to the reference."""
-    dim = q.shape[2]
-    if dim & (dim - 1):
+    """See the wrapper; a head size that no tile has (``in_tiles``) is left to the reference."""
+    if not in_tiles(q.shape[2], q.dtype):
         return reference.prefill(q, kv, batch, scale)
     if decode_triton.fits(q, kv, batch):
         return decode_triton.decode(q, kv, batch, scale)

@@ -15,14 +15,15 @@ def _attend(
     acc, top, total, queries, kv, table, position, length, first, last, kv_block, kv_two, scale,
     D: tl.constexpr, PAGE: tl.constexpr, BN: tl.constexpr, MASK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Key tiles first..last of BN tokens each, BN dividing the page."""
+    """Key tiles first..last of BN tokens each, BN dividing the page. No float32 is rounded."""
+    PRECISION: tl.constexpr = "ieee" if kv.dtype.element_ty == tl.float32 else "tf32"
     cols = tl.arange(0, D)
     in_tile = tl.arange(0, BN)
     for j in tl.range(first, last, num_stages=STAGES):
         block = tl.load(table + j * BN // PAGE).to(tl.int64)
         base = kv + block * kv_block + (j * BN % PAGE) * D
         k = tl.load(base + in_tile[None, :] * D + cols[:, None])
-        s = tl.dot(queries, k) * scale
+        s = tl.dot(queries, k, input_precision=PRECISION) * scale
         key = j * BN + in_tile
         if MASK:
             s = tl.where(key[None, :] <= position[:, None], s, -1e30)
@@ -38,7 +39,7 @@ def _attend(
             )
         else:
             v = tl.load(base + kv_two + in_tile[:, None] * D + cols[None, :])
-        acc = acc * old[:, None] + tl.dot(p.to(v.dtype), v)
+        acc = acc * old[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
         top = new
     return acc, top, total
 

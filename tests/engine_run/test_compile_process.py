@@ -20,8 +20,7 @@ from tandem.engine.executor.channel import Channel
 from tandem.engine.structured.backends import AutoCompiler
 from tandem.engine.structured.grammar import GrammarError, Waits, untold
 from tandem.engine.structured.llguidance import LLGuidanceCompiler
-from tandem.engine.structured.outlines import OutlinesCompiler
-from tandem.engine.structured.outlines import compile_process
+from tandem.engine.structured.outlines import OutlinesCompiler, compile_process
 from tandem.engine.structured.outlines.compile_process import (
     CompileProcess,
     LostError,

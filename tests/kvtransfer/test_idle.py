@@ -26,7 +26,7 @@ def test_an_idle_pair_over_nixl_wakes_for_beats_alone(workers):
     producer, consumer = workers(Producer, config), workers(Consumer, config)
     consumer.meet(producer)
     time.sleep(1.0)
-    for look in range(LOOKS):
+    for _ in range(LOOKS):
         wakes, share = _look(others)
         print(f"\nidle pair: {wakes:.0f} wakes a second, {share:.2%} of a core")
         if 0 < wakes < MOST_WAKES and 0 < share < MOST:

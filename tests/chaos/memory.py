@@ -52,9 +52,11 @@ class Flipper:
         self._done: dict[int, bytes] = {}
         """What stood in the header of a slot of which a bit was flipped, by address."""
 
-    def flip_for(self, seconds: float) -> None:
+    def flip_for(self, seconds: float) -> threading.Thread:
         """In a thread of its own, which ends by itself; later, if there was no bit to flip."""
-        threading.Thread(target=self._run, args=(seconds,), daemon=True).start()
+        thread = threading.Thread(target=self._run, args=(seconds,), daemon=True)
+        thread.start()
+        return thread
 
     def _run(self, seconds: float) -> None:
         end, found = time.monotonic() + seconds, 0.0

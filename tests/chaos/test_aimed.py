@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chaos import aim
 from tests.chaos.aim import moments_of
 from tests.chaos.aimed_peers import AimedPeers, aimed
 from tests.kvtransfer.agent.agents import Running
@@ -45,6 +46,13 @@ def make(request: pytest.FixtureRequest) -> Make:
 def moments(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """At which a pull over the connector can be hurt."""
     return tuple(moments_of(request.node.callspec.params["make"]))
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A frame is held until the test lets go of it, and no link is lost meanwhile: settings."""
+    monkeypatch.setattr(aim, "HOLD_SECONDS", 60.0)
+    return {"kv_beat_timeout": 120.0}
 
 
 def test_a_holder_that_stops_costs_no_more_than_the_budget(make: Make, moments: tuple[str, ...]):
@@ -116,10 +124,12 @@ def test_a_client_that_leaves_takes_the_pull_along(make: Make, moments: tuple[st
         assert_serves(line)
 
 
-def test_what_a_pull_reads_is_not_evicted(make: Make, moments: tuple[str, ...]):
+def test_what_a_pull_reads_is_not_evicted(
+    make: Make, moments: tuple[str, ...], patient: dict[str, Any]
+):
     """While a frame is held the holder forgets its cache and computes other prompts in every block
     that it has left: what comes is right. Before it was asked it has nothing to lend."""
-    with make(engine=SMALL, kv_pull_quota=0.5) as line:
+    with make(engine=SMALL, kv_pull_quota=0.5, **patient) as line:
         for moment in moments:
             held, _ = line.hold(moment, moment)
             line.peers[1].core.manager.reset_prefix_cache()
@@ -135,10 +145,12 @@ def test_what_a_pull_reads_is_not_evicted(make: Make, moments: tuple[str, ...]):
         line.peers.settled()
 
 
-def test_a_puller_that_is_short_of_blocks_is_preempted_behind_its_pull(make: Make):
+def test_a_puller_that_is_short_of_blocks_is_preempted_behind_its_pull(
+    make: Make, patient: dict[str, Any]
+):
     """Its blocks are its own while they are written, whoever wants some; once it runs it may be
     preempted, and is computed again."""
-    with make(engine=SMALL, kv_pull_quota=0.5) as line:
+    with make(engine=SMALL, kv_pull_quota=0.5, **patient) as line:
         alone = line.peers.run(1, "alone", PROMPT, max_tokens=40)
         other = line.peers.run(1, "other alone", OTHER[:30], max_tokens=90)
         line.peers[1].core.manager.reset_prefix_cache()

@@ -134,8 +134,9 @@ def test_a_process_that_is_gone_ends_it():
     flipper = Flipper(child.pid, BLOCKS, seed=3)
     assert not flipper.flip_part(RequestKey(b"r" * 16, "request", 1), 0)
     assert not flipper.flip_tag(1)
-    flipper.flip_for(60.0)
-    time.sleep(0.1)
+    thread = flipper.flip_for(600.0)
+    thread.join(60)
+    assert not thread.is_alive()
     assert flipper.flipped == 0
 
 
@@ -149,7 +150,7 @@ def test_a_clock_is_days_ahead_and_the_next_one_is_not():
 
     set_clock(5 * DAY)
     try:
-        assert 5 * DAY < clock() - time.monotonic() + 1.0 < 5 * DAY + 60.0
+        assert abs(clock() - time.monotonic() - 5 * DAY) < 60.0
     finally:
         set_clock(0.0)
     assert abs(clock() - time.monotonic()) < 60.0

@@ -60,14 +60,16 @@ async def test_some_prompts_equal_transformers(agent: Agent, stack: Stack) -> No
 
 async def test_a_killed_agent_costs_no_token(agent: Agent, stack: Stack) -> None:
     """Under load: hand-offs under way are tried again, links go another way and come back to the
-    next agent."""
+    next agent. One is under way: P holds its blocks for D, and some parts of it are copied."""
     before = agent.status()["copies"]
     load = asyncio.create_task(check(stack, OTHERS))
 
     def copies() -> bool:
-        return agent.status()["copies"] > before + 3
+        leased = stack.total("prefill-0", "tandem:kv_leased_blocks") > 0
+        return leased and agent.status()["copies"] > before + 3
 
     await asyncio.to_thread(stack.until, copies, 60, "no copies")
+    assert not load.done()
     await asyncio.to_thread(agent.end)
     await load
     # Workers tell the router of their links a beat later, and some answers are shorter than that.

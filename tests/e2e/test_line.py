@@ -14,6 +14,8 @@ from stack import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
+FREE_SECONDS = 10.0
+
 
 async def test_the_capital_of_france_is_paris_over_nixl(pair: Stack) -> None:
     """The openai package gets Paris, and the KV crossed NIXL."""
@@ -65,7 +67,7 @@ async def one_of_many(client: httpx.AsyncClient, draw: random.Random, many: int)
 
 
 async def storm(stack: Stack, count: int, many: int) -> None:
-    """Random requests over so many prompts, then everything free within a second of the last."""
+    """Random requests over so many prompts, then everything is free soon after the last."""
     draw = random.Random(count)
     gate = asyncio.Semaphore(12)
     async with httpx.AsyncClient(base_url=stack.url, timeout=300) as client:
@@ -75,7 +77,7 @@ async def storm(stack: Stack, count: int, many: int) -> None:
                 return await one_of_many(client, random.Random(seed), many)
 
         ends = await asyncio.gather(*(bounded(draw.randrange(2**32)) for _ in range(count)))
-    left = await asyncio.to_thread(held_after, stack, 1.0)
+    left = await asyncio.to_thread(held_after, stack, FREE_SECONDS)
     assert not left, left
     assert len(set(ends)) == 4
 

@@ -34,11 +34,8 @@ LONG = {
 }
 """Prompts of which those that are struck in prefill have over 550 tokens, 1.3 MB in float32:
 seconds in chunks of 64. One for each, so that none is in a cache."""
-LONGER = SHORT[3:]
+LONGER = SHORT[:4]
 """Asked for twice at once, they begin in 32 blocks of 16."""
-TIGHTER = [*TIGHT, "--num-gpu-blocks-override", "16"]
-"""Three or four of ``LONGER`` begin in these blocks, and each wants 2 more for ``GROWN`` tokens:
-there are preemptions also where prompts come slowly, one after the other."""
 COUNT = 32
 """Tokens of an answer in which a worker dies."""
 ROUTER = ["--enable-prompt-embeds", "--request-timeout", "200"]
@@ -50,10 +47,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
     "aggregated, preempted, in a child": {
         "prefill": 0,
-        "worker_flags": [*TAKES, *TIGHTER, "--distributed-executor-backend", "mp"],
+        "worker_flags": [*TAKES, *TIGHT, "--distributed-executor-backend", "mp"],
     },
     "pair, chunks of 64": {"worker_flags": [*TAKES, "--max-num-batched-tokens", "64"]},
-    "pair, preempted": {"worker_flags": [*TAKES, *TIGHTER]},
+    "pair, preempted": {"worker_flags": [*TAKES, *TIGHT]},
 }
 FIRST = ("aggregated, chunks of 64, no caching", "pair, preempted")
 """Between them all that the others have, but for ranks in a child."""

@@ -85,26 +85,27 @@ def test_no_answer_is_invalid(start_stack: StackMaker, count: int) -> None:
 async def _play(stack: Stack, count: int) -> tuple[Counter[str], int]:
     """What became of the requests, and how often a worker was killed."""
     seen: Counter[str] = Counter()
-    numbers, over = iter(range(count)), asyncio.Event()
+    numbers, begun, over = iter(range(count)), asyncio.Event(), asyncio.Event()
     async with httpx.AsyncClient(base_url=stack.url, timeout=DEADLINE + 30) as client:
 
         async def user() -> None:
             for number in numbers:
                 seen[await _ask(client, number)] += 1
+                begun.set()
 
-        kills = asyncio.create_task(_kill(stack, over))
+        kills = asyncio.create_task(_kill(stack, begun, over))
         await asyncio.gather(*(user() for _ in range(USERS)))
         over.set()
         return seen, await kills
 
 
-async def _kill(stack: Stack, over: asyncio.Event) -> int:
-    """One worker after the other, each of them back before the next, the first while the first
-    requests are answered. A forked one is back soon: pauses are longer than its start, so that no
-    request is struck again and again within its deadline."""
-    draw, kills, pause = random.Random(7), 0, (2.0, 3.0)
-    while not await _comes(over, draw.uniform(*pause)):
-        pause = (7.0, 9.0)
+async def _kill(stack: Stack, begun: asyncio.Event, over: asyncio.Event) -> int:
+    """One worker after the other, each of them back before the next, the first when the first
+    request is answered and others are under way. A forked one is back soon: pauses are longer than
+    its start, so that no request is struck again and again within its deadline."""
+    draw, kills = random.Random(7), 0
+    await begun.wait()
+    while not kills or not await _comes(over, draw.uniform(7.0, 9.0)):
         name = draw.choice(sorted(stack.workers))
         await asyncio.to_thread(stack.signal, name, signal.SIGKILL)
         kills += 1

@@ -24,11 +24,12 @@ FEW = 16
 """Tokens of an answer, where not all 64 are asked for: each answer begins a block of 16."""
 AGAIN = 4
 """Tokens of an answer to a prompt that is cached: they show what is wrong with its KV."""
-SHORT = (3, 6, 9, 12, 14, 16, 18)
-"""Rows of 21 to 71 tokens: 23 blocks of 16, and 14 more when each has got ``GROWN`` tokens."""
+SHORT = (18, 16, 14, 12, 9, 6, 3)
+"""Rows of 71 to 21 tokens: 23 blocks of 16, and 14 more when each has got ``GROWN`` tokens."""
 GROWN = 32
-TIGHT = ["--num-gpu-blocks-override", "30", "--watermark", "0", "--max-model-len", "256"]
-"""A worker whose blocks hold the prompts of ``SHORT``, and not what they grow to."""
+TIGHT = ["--num-gpu-blocks-override", "16", "--watermark", "0", "--max-model-len", "256"]
+"""Three or four of ``SHORT`` begin in these blocks, and each wants 2 more for ``GROWN`` tokens:
+there are preemptions also where prompts come slowly, one after the other."""
 
 AGGREGATED: dict[str, Any] = {"prefill": 0}
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,6 +59,22 @@ def check_parents(spans: list[dict[str, Any]]) -> dict[str, str]:
     names = {each["id"]: each["name"] for each in spans} | {CALLER: "caller"}
     assert all(each["parent"] in names for each in spans), spans
     return {each["name"]: names[each["parent"]] for each in spans}
+
+
+def attempts_of(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """In the order of their beginnings."""
+    found = (span for span in spans if span["name"] == "attempt")
+    return sorted(found, key=lambda span: span["begin"])
+
+
+def is_whole(spans: list[dict[str, Any]]) -> bool:
+    """Whether all that two attempts leave has come, each part by its own process."""
+    attempts, known = attempts_of(spans), {CALLER} | {span["id"] for span in spans}
+    return (
+        len(attempts) == 2
+        and any(span["parent"] == attempts[1]["id"] for span in spans)
+        and all(span["parent"] in known for span in spans)
+    )
 
 
 def check_times(spans: list[dict[str, Any]]) -> None:
@@ -129,13 +144,10 @@ def test_a_request_that_failed_over_is_one_trace(
         killer.join()
         assert response.status_code == 200
         trace_of(receiver, TRACE, {"text_completion", "attempt", "decode", "stream"})
-        wait_for(lambda: [s["name"] for s in receiver.of(TRACE)].count("attempt") == 2, 30)
-        time.sleep(0.5)
+        wait_for(lambda: is_whole(receiver.of(TRACE)), 30, seen=lambda: receiver.of(TRACE))
         spans = receiver.of(TRACE)
     check_parents(spans)
-    attempts = sorted(
-        (span for span in spans if span["name"] == "attempt"), key=lambda span: span["begin"]
-    )
+    attempts = attempts_of(spans)
     assert [span["error"] for span in attempts] == [True, False]
     assert ["first token" in span["events"] for span in attempts] == [False, True]
     assert "prefill" in attempts[0]["attributes"]["tandem.prefill"]

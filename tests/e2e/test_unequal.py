@@ -18,7 +18,7 @@ from test_tokens import AGAIN, FEW, LATER, SOME, Growth, check, linked
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 STRUCK = SOME[4:]
-"""A row of 248 tokens: a second or more of prefill."""
+"""A row of 248 tokens, for whose KV D waits when P is killed."""
 HALVED = LATER[:1]
 """One of 164, whose half is more than a block of 64."""
 
@@ -45,8 +45,10 @@ async def test_tokens_equal_transformers(layout: str, start_stack: StackMaker) -
         assert taken.now() > 0
         assert_hits_are_of_own_blocks(stack)
 
+        stack.signal("prefill-0", signal.SIGSTOP)  # else it may be through before it is killed
         asked = asyncio.create_task(check(stack, STRUCK))
-        await asyncio.sleep(0.4)
+        await asyncio.to_thread(stack.holder, "decode")
+        assert not asked.done()
         stack.signal("prefill-0", signal.SIGKILL)
         await asked
         halves = [rows()[index].prompt for index in HALVED]

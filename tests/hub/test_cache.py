@@ -9,6 +9,8 @@ from filelock import FileLock
 from tandem.hub import CacheBusy
 from tandem.hub.cache import build_once, cache_root
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def test_root_prefers_argument_then_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Argument, TANDEM_CACHE, XDG_CACHE_HOME and the home folder are asked in this order."""
@@ -124,6 +126,6 @@ def test_two_processes_build_once(tmp_path: Path):
         assert racer.stdout is not None
         assert racer.stdout.readline() == b"ready\n"
     for racer in racers:
-        racer.communicate(b"go\n", timeout=30)
+        racer.communicate(b"go\n", timeout=300)
     assert [racer.returncode for racer in racers] == [0, 0, 0]
     assert log.read_text() == "built\n"

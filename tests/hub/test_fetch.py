@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.timeout(600)
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 Build = Callable[..., Path]
 Prepare = Callable[..., dict[str, Any]]
@@ -130,7 +132,7 @@ def prepare_in_process(tmp_path: Path) -> Prepare:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stderr

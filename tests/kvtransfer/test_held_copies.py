@@ -1,15 +1,18 @@
 """What happens while KV is copied from block to block: wrong tags, and ends of all kinds."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from tests.kvtransfer.builders import Producer, make_config, make_key
 from tests.kvtransfer.held_copies import KEY, OTHER, Held
 
 from tandem.kvtransfer import events
+from tandem.kvtransfer.control.channel import now_ms
 from tandem.kvtransfer.handoff.messages import Message, Ready
 from tandem.kvtransfer.memory.blocks import CLEARED, tag_of
 from tandem.protocol.errors import FailCause
-from tandem.protocol.ids import Incarnation
+from tandem.protocol.ids import Incarnation, RequestKey
 
 
 @pytest.fixture
@@ -109,10 +112,18 @@ def test_ready_names_blocks_that_exist(held):
     assert not held.transport._reads
 
 
+def lapse(table: Any, keys: dict[RequestKey, Any]) -> None:
+    """The time that KEY has is over: whatever the machine took to come so far."""
+    keys[KEY] = msgspec.structs.replace(keys[KEY], deadline=now_ms())
+    table._timers.arm(KEY, keys[KEY].deadline)
+
+
 def test_a_lease_that_lapses_while_it_is_copied_is_let_go_of(workers):
     """P's blocks are free at its time, whatever D copies; D's are when the copy has ended."""
-    held = Held(workers, kv_lease_seconds=0.3)
+    held = Held(workers, kv_lease_seconds=60.0)
     held.copy([0, 1], [4, 5])
+    table = held.producer.service._mover.table
+    lapse(table, table.exports)
     held.producer.wait_for(events.Released, KEY)
     assert held.tags.read(0) == CLEARED
     failed = held.consumer.wait_for(events.LoadFailed, KEY)
@@ -126,8 +137,10 @@ def test_a_lease_that_lapses_while_it_is_copied_is_let_go_of(workers):
 def test_a_copy_that_hangs_fails_its_request_alone_and_keeps_its_blocks(workers):
     """D's own time for it is over; the link goes on, and so does the next hand-off into the blocks
     once they are free."""
-    held = Held(workers, kv_transfer_seconds=0.3)
+    held = Held(workers, kv_transfer_seconds=60.0)
     held.copy([0, 1], [4, 5])
+    table = held.consumer.service._mover.table
+    lapse(table, table.pulls)
     failed = held.consumer.wait_for(events.LoadFailed, KEY)
     assert (failed.cause, failed.blocks_free) == (FailCause.TIMEOUT, False)
     held.producer.wait_for(events.Released, KEY)

@@ -72,8 +72,9 @@ def test_a_slow_link_is_warned_of_and_used(workers, connector, caplog):
 @pytest.mark.parametrize(("mode", "least"), [("off", NEVER), ("require", 1), ("warn", None)])
 def test_other_links_are_used_without_a_word(workers, caplog, mode, least):
     """Where nothing is judged, where enough comes, where nothing is asked."""
-    config = make_config(kv_preflight=mode, kv_min_megabytes_per_second=least)
-    producer, consumer = workers(Producer), workers(Consumer, config)
+    large = {"kv_slot_bytes": 1 << 20, "kv_probe_bytes": 1 << 20}  # a slow machine's second will do
+    config = make_config(kv_preflight=mode, kv_min_megabytes_per_second=least, **large)
+    producer, consumer = workers(Producer, make_config(**large)), workers(Consumer, config)
     with caplog.at_level(logging.WARNING):
         consumer.meet(producer)
     assert "are asked" not in caplog.text
@@ -122,9 +123,24 @@ class Sieve(MemoryTransport):
 
 
 @pytest.fixture
-def soon(monkeypatch):
-    """A link that nothing uses is probed again within moments, twice."""
-    monkeypatch.setattr(prober, "AGAIN_MS", (100, 100))
+def at_will(monkeypatch):
+    """A link that nothing uses is probed again twice, and when the test says so."""
+    monkeypatch.setattr(prober, "AGAIN_MS", (600_000, 600_000))
+
+
+def probe_again(consumer: Consumer, best: float | None = None) -> None:
+    """The one link that nothing uses is due now; its best rate so far was ``best``."""
+    mover = consumer.service._mover
+    ((peer, unused),) = mover.prober._unused.items()
+    if best is not None:
+        unused.best = best
+        mover.book.faster(peer, best)
+    unused.at = now_ms()
+
+
+def connecting(seconds: float, **fields: object) -> KVTransferConfig:
+    """How long a probe may take."""
+    return make_config(kv_connector="memory", kv_connect_seconds=seconds, **fields)
 
 
 def probes(consumer: Consumer) -> float:
@@ -133,48 +149,46 @@ def probes(consumer: Consumer) -> float:
 
 
 @CONNECTORS
-def test_a_link_that_nothing_uses_is_probed_again(workers, soon, connector):
+def test_a_link_that_nothing_uses_is_probed_again(workers, at_will, connector):
     """The machine of workers that start is busy, and nothing else tells placement of such a link:
     its best rate counts. It stays up meanwhile, and is left alone after a while."""
     config = make_config(kv_connector=connector)
     producer, consumer = workers(Producer, config), workers(Consumer, config)
     consumer.meet(producer)
-    mover = consumer.service._mover
-    (unused,) = mover.prober._unused.values()
-    unused.best = 1.0
-    mover.book.faster(producer.incarnation, 1.0)
+    own = consumer.service._mover.prober
+    probe_again(consumer, best=1.0)
     consumer.until(lambda: consumer.service.peer_health()[0].probed_bytes_per_s > 1.0)
     assert consumer.service.peer_up(producer.incarnation)
+    probe_again(consumer, best=1e15)
     consumer.until(lambda: probes(consumer) == 3)
-    unused.best = 1e15
-    end = time.monotonic() + 0.4
-    consumer.until(lambda: time.monotonic() > end)
-    assert probes(consumer) == 3
-    assert consumer.service.peer_health()[0].probed_bytes_per_s < 1e15
-    assert mover.prober.rest(now_ms()) is None, "it is not slept for"
+    assert consumer.service.peer_health()[0].probed_bytes_per_s == 1e15
+    assert not own._probing
+    assert own.rest(now_ms()) is None, "it is probed no more, and not slept for"
 
 
-def test_a_link_that_is_used_is_not_probed_again(workers, soon):
+def test_a_link_that_is_used_is_not_probed_again(workers, at_will):
     """Its rate is measured by what it is used for."""
     producer, consumer = workers(Producer), workers(Consumer)
     consumer.meet(producer)
+    own = consumer.service._mover.prober
+    (unused,) = own._unused.values()
     key = make_key("over")
     consumer.open(key, producer.incarnation)
     producer.hand_over(key, 12, [0, 1, 2], consumer.incarnation)
     consumer.load(key, [5, 6, 7])
     consumer.wait_for(events.Loaded, key)
+    unused.at = now_ms()
     seen, end = probes(consumer), time.monotonic() + 0.4
     consumer.until(lambda: time.monotonic() > end)
-    assert probes(consumer) == seen
+    assert probes(consumer) == seen == 1
+    assert not own._unused
 
 
-def test_a_later_probe_during_which_kv_comes_judges_nothing(workers, soon, monkeypatch):
+def test_a_later_probe_during_which_kv_comes_judges_nothing(workers, at_will, monkeypatch):
     """KV measures the link from then on; a slow probe beside it was taken for the link's first, and
     the link given up."""
-    config = make_config(
-        kv_connector="memory", kv_preflight="require", kv_min_megabytes_per_second=NEVER
-    )
-    lax = make_config(kv_connector="memory")
+    config = connecting(60.0, kv_preflight="require", kv_min_megabytes_per_second=NEVER)
+    lax = connecting(60.0)
     producer, transport = workers(Producer, lax), Sieve()
     consumer = workers(Consumer, lax, transports={"memory": transport})
     consumer.meet(producer)
@@ -188,6 +202,7 @@ def test_a_later_probe_during_which_kv_comes_judges_nothing(workers, soon, monke
     monkeypatch.setattr(mover, "usable", noted)
     monkeypatch.setattr(mover, "config", config)
     transport.holds_patterns = True
+    probe_again(consumer)
     consumer.until(lambda: transport.held)
     key = make_key("over")
     consumer.open(key, producer.incarnation)
@@ -204,9 +219,8 @@ def test_a_later_probe_during_which_kv_comes_judges_nothing(workers, soon, monke
     assert consumer.metric(SLOW) == 0
 
 
-def test_a_link_that_was_used_long_ago_is_probed_again(workers, soon, monkeypatch):
+def test_a_link_that_was_used_long_ago_is_probed_again(workers, at_will, monkeypatch):
     """Its pace is unknown again, and the pattern's best rate stands in for it."""
-    monkeypatch.setattr(pace, "IDLE_SECONDS", 0.3)
     producer, consumer = workers(Producer), workers(Consumer)
     consumer.meet(producer)
     key = make_key("over")
@@ -215,16 +229,19 @@ def test_a_link_that_was_used_long_ago_is_probed_again(workers, soon, monkeypatc
     consumer.load(key, [5, 6, 7])
     consumer.wait_for(events.Loaded, key)
     mover = consumer.service._mover
-    mover.book.faster(producer.incarnation, 1.0)
     mover.pace._links[producer.incarnation].pace = 1.0
+    assert not mover.prober._unused
+    monkeypatch.setattr(pace, "IDLE_SECONDS", 0.3)
+    consumer.until(lambda: mover.prober._unused)
+    probe_again(consumer, best=1.0)
     consumer.until(lambda: consumer.service.peer_health()[0].probed_bytes_per_s > 1.0)
     assert consumer.service.peer_health()[0].bytes_per_s == 0.0
     assert consumer.service.peer_up(producer.incarnation)
 
 
-def test_a_link_that_is_up_stays_so_though_a_later_probe_hangs(workers, soon):
+def test_a_link_that_is_up_stays_so_though_a_later_probe_hangs(workers, at_will):
     """Its slot is nobody's until the read has ended."""
-    config = make_config(kv_connector="memory", kv_connect_seconds=0.2)
+    config = connecting(60.0)
     producer = workers(Producer, config)
     transport = MemoryTransport()
     consumer = workers(Consumer, config, transports={"memory": transport})
@@ -232,6 +249,9 @@ def test_a_link_that_is_up_stays_so_though_a_later_probe_hangs(workers, soon):
     mover = consumer.service._mover
     ring = mover.table.ring
     transport.hold.set()
+    probe_again(consumer)
+    consumer.until(lambda: transport._reads)
+    mover.prober._probing[producer.incarnation].until = now_ms()
     consumer.until(lambda: ring.quarantined)
     assert consumer.service.peer_up(producer.incarnation)
     transport.hold.clear()
@@ -241,29 +261,32 @@ def test_a_link_that_is_up_stays_so_though_a_later_probe_hangs(workers, soon):
     assert not mover.pace._links
 
 
-def test_a_link_that_is_up_stays_so_though_others_hold_all_slots(workers, soon):
+def test_a_link_that_is_up_stays_so_though_others_hold_all_slots(workers, at_will):
     """A later probe has none to land in: it waits a while, and is let be."""
-    config = make_config(kv_connect_seconds=0.2)
+    config = make_config(kv_connect_seconds=60.0)
     producer, consumer = workers(Producer, config), workers(Consumer, config)
     consumer.meet(producer)
     mover = consumer.service._mover
     ring, other = mover.table.ring, new_incarnation()
     ring.per_peer = len(ring)
     held = [ring.take(other, make_key("other"), at) for at in range(len(ring))]
+    probe_again(consumer)
     consumer.until(lambda: any(each.nbytes for each in mover.prober._probing.values()))
+    mover.prober._probing[producer.incarnation].until = now_ms()
     consumer.until(lambda: not mover.prober._probing)
     assert consumer.service.peer_up(producer.incarnation)
     for slot in held:
         ring.give(slot)
 
 
-def test_a_link_whose_later_probe_is_wrong_is_given_up(workers, soon):
+def test_a_link_whose_later_probe_is_wrong_is_given_up(workers, at_will):
     """As it is when the first one is."""
     config = make_config(kv_connector="memory")
     producer, consumer = workers(Producer, config), workers(Consumer, config)
     consumer.meet(producer)
     memory = producer.service._mover.memory
     memory.rows[memory.count - 1, 100] ^= 1
+    probe_again(consumer)
     consumer.until(lambda: not consumer.service.peer_up(producer.incarnation))
 
 

@@ -14,9 +14,31 @@ from tandem.kvtransfer.transports.mapped.copiers import HostCopier
 from tandem.kvtransfer.waiting import WATCH_SECONDS, is_foretold, nap_before, watch
 
 
-def test_one_sleeps_until_the_first_moment_is_near() -> None:
+class Clock:
+    """A time that goes on by a tick whenever somebody looks."""
+
+    TICK = WATCH_SECONDS / 50
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def perf_counter(self) -> float:
+        """See time."""
+        self.now += self.TICK
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """That of the module: no machine holds it up."""
+    made = Clock()
+    monkeypatch.setattr(waiting, "time", made)
+    return made
+
+
+def test_one_sleeps_until_the_first_moment_is_near(clock: Clock) -> None:
     """And not at all when it is near, or has just passed."""
-    now = time.perf_counter()
+    now = clock.now
     nap = nap_before([now + 200.0, now + 100.0])
     assert nap is not None
     assert 0.0 < nap < 100.0
@@ -24,28 +46,30 @@ def test_one_sleeps_until_the_first_moment_is_near() -> None:
 
 
 @pytest.mark.parametrize("moment", [math.inf, -math.inf, -2 * WATCH_SECONDS])
-def test_what_is_not_known_or_long_past_is_not_slept_for(moment: float) -> None:
+def test_what_is_not_known_or_long_past_is_not_slept_for(clock: Clock, moment: float) -> None:
     """Another copy's moment, however far, must not hide it."""
-    now = time.perf_counter()
+    now = clock.now
     assert not is_foretold(now + moment)
     assert nap_before([now + moment, now + 100.0]) is None
     assert nap_before([]) is None
     assert not watch([now + moment], lambda: True)
 
 
-def test_one_stays_awake_until_it_stirs_or_the_moment_has_passed() -> None:
+def test_one_stays_awake_until_it_stirs_or_the_moment_has_passed(clock: Clock) -> None:
     """Nothing is asked of copies whose moment is far."""
     asked: list[float] = []
 
     def stirs(at: int) -> bool:
-        asked.append(time.perf_counter())
+        asked.append(clock.now)
         return len(asked) == at
 
-    assert not watch([time.perf_counter() + 100.0], lambda: stirs(1))
+    assert not watch([clock.now + 100.0], lambda: stirs(1))
     assert not asked
-    assert watch([time.perf_counter()], lambda: stirs(2))
-    assert 1 <= len(asked) <= 2
-    assert watch([time.perf_counter()], lambda: stirs(0)), "it ends, though nothing stirs"
+    assert watch([clock.now], lambda: stirs(2))
+    assert len(asked) == 2
+    now = clock.now
+    assert watch([now], lambda: stirs(0)), "it ends, though nothing stirs"
+    assert WATCH_SECONDS <= clock.now - now < 2 * WATCH_SECONDS
 
 
 class Late:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 
@@ -145,17 +147,44 @@ async def test_the_wait_that_takes_too_long_ends_all() -> None:
         await hang()
 
 
+class Clock:
+    """A loop's time that a test lets pass."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        """See loop."""
+        return self.now
+
+    def call_at(self, when: float, call: Callable[[], None]) -> Mock:
+        """See loop; nobody cancels in the middle."""
+        self._timers.append((when, call))
+        return Mock()
+
+    async def tick(self, seconds: float) -> None:
+        """Timers ring when it is time, and who is hurt by one has its turn."""
+        self.now += seconds
+        due = [each for each in self._timers if each[0] <= self.now]
+        self._timers = [each for each in self._timers if each[0] > self.now]
+        for _, call in due:
+            call()
+        await settle()
+
+
 async def test_waits_one_after_the_other_may_take_longer_together() -> None:
-    """Each has its own time, also one that begins when the timer is set for another."""
+    """Each has its own time, also one that begins when the timer is set for another; where nobody
+    waits, no time is over."""
     async with Patience(1.0) as patience:
+        patience._loop = clock = Clock()  # type: ignore[assignment]
         for _ in range(6):
             first, second = patience.begin(), patience.begin()
-            await asyncio.sleep(0.1)
+            await clock.tick(0.4)
             patience.end(first)
-            await asyncio.sleep(0.1)
+            await clock.tick(0.4)
             patience.end(second)
-    async with Patience(0.02):
-        await asyncio.sleep(0.06)
+        await clock.tick(3.0)
 
 
 def test_tokens_of_prompts() -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,14 @@ class OperatorProcess:
     def log(self) -> str:
         """What it said so far."""
         return self._log.read_text()
+
+    def listens(self) -> bool:
+        """Whether its probes can be asked, just before it tries for the Lease."""
+        for fd in list(Path(f"/proc/{self.process.pid}/fd").iterdir()):
+            with suppress(FileNotFoundError):  # closed since
+                if int(fd.name) > 2 and os.readlink(fd).startswith("socket:"):
+                    return True
+        return False
 
     def kill(self) -> None:
         """As a node's death would."""

@@ -47,7 +47,8 @@ def test_a_leader_that_ends_hands_over_at_once(lone: Harness, operators: Operato
     first = operators.start("first", None, *slow)
     lone.wait_for(lambda: "-first_" in holder(lone))
     second = operators.start("second", None, *slow)
-    time.sleep(3)
+    lone.wait_for(second.listens)
+    time.sleep(2)
     assert "kopf" not in second.log()
     started = time.monotonic()
     assert first.stop() == 0
@@ -121,7 +122,7 @@ def test_state_is_right_again_although_watches_are_silent(
         operators.start("deaf", proxy.kubeconfig(), "--resync-seconds", "3")
         lone.wait_for(lambda: "-deaf_" in holder(lone))
         lone.create()
-        lone.ready(seconds=40)
+        lone.ready()
         lone.cluster.delete("Service", lone.namespace, "demo")
         lone.wait(lambda: "demo" in lone.names("Service"))
         assert proxy.swallowed > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Sequence
@@ -77,6 +78,15 @@ class Served:
     def post(self, path: str, **request: Any) -> httpx.Response:
         """Answer of a POST."""
         return clear_text.post(self.url + path, timeout=20, **request)
+
+    def raw_post(self, path: str, body: dict[str, Any]) -> socket.socket:
+        """A connection with a request on it, of which nobody reads the answer unless the caller
+        does."""
+        connection = socket.create_connection(self.socket.getsockname())
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        return connection
 
     def metrics(self) -> str:
         """The exposition."""

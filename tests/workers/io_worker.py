@@ -10,7 +10,7 @@ from tests.workers.hand_router import WAIT_MS
 
 from tandem.link.curve import CurveGuard
 from tandem.protocol.card import Fingerprint, ModelCard, WorkerRole
-from tandem.protocol.ids import new_incarnation
+from tandem.protocol.ids import Incarnation, new_incarnation
 from tandem.protocol.layout import KVGroup, KVLayout
 from tandem.protocol.messages import Beat, LoadReport, WorkerBeat
 from tandem.worker.inbox import FromRouter, Inbox, Item, RouterFound, RouterLost
@@ -54,16 +54,25 @@ class Worker:
         )
         self.endpoint = self.thread.endpoint
 
-    def next(self) -> FromRouter | RouterLost | None:
-        """What the step loop would see next, greetings apart."""
-        return wait_for(self._next, WAIT_MS / 1000)[0]
+    def next(self, router: Incarnation | None = None) -> FromRouter | RouterLost | None:
+        """What the step loop would see next, greetings apart: of ``router`` alone, if it is said,
+        since those of other tests are lost by and by."""
+        return wait_for(lambda: self._next(router), WAIT_MS / 1000)[0]
 
-    def _next(self) -> tuple[FromRouter | RouterLost | None] | None:
+    def _next(self, router: Incarnation | None) -> tuple[FromRouter | RouterLost | None] | None:
         self._taken += self.inbox.take()
         while self._taken:
-            if not isinstance(item := self._taken.popleft(), RouterFound):
+            item = self._taken.popleft()
+            if item is None:
+                return (item,)
+            if not isinstance(item, RouterFound) and router in (None, item.router):
                 return (item,)
         return None
+
+    def messages(self) -> list[FromRouter]:
+        """What the step loop would see of routers' messages; they are left where they are."""
+        self._taken += self.inbox.take()
+        return [each for each in self._taken if isinstance(each, FromRouter)]
 
     def dropped(self, reason: str) -> float:
         """Frames dropped for a reason."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from unittest.mock import Mock
 
@@ -12,6 +13,7 @@ from tests.engine_plan.builders import params_of
 from tests.workers.hand_router import Router
 from tests.workers.proc_worker import Worker, started, submit
 
+from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import FailCause
 from tandem.protocol.messages import Call, Draining, Frame, ReplyTo
@@ -82,10 +84,18 @@ def test_a_prefill_queue_goes_back_at_once(
     monkeypatch.setattr(worker.proc, "_returns_queue", True)
     submit(router, "runs", prompt=800, params=params_of(max_tokens=150, ignore_eos=True))
     started(router)
+    stopped, execute = threading.Event(), worker.executor.execute
+
+    def slowly(plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        stopped.wait(0.1)  # many of these until what runs is through
+        return execute(plan)
+
+    monkeypatch.setattr(worker.executor, "execute", slowly)
     submit(router, "queued", prompt=800)
     while not any(each.request == "queued" for each in router.hear(Frame).accepted):
         pass
     worker.proc.stop(30.0)
+    stopped.set()
     failed: list[str] = []
     finished = False
     while not finished:

@@ -57,7 +57,7 @@ def test_what_cannot_finish_is_told(serve: Serve, decode: Make, stream: bool) ->
         assert "retry-after" in answer.headers
         error = answer.json()["error"]
     assert error["code"] == "shutting_down"
-    assert d.cancelled
+    wait_for(lambda: d.cancelled)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_other_apis_have_last_words_of_their_own(
     assert name == f"event: {last}"
     assert json.loads(data.removeprefix("data: "))["type"] == last
     assert "The server stops" in data
-    assert d.cancelled
+    wait_for(lambda: d.cancelled)
 
 
 def test_what_can_finish_does(serve: Serve, decode: Make) -> None:

@@ -30,7 +30,9 @@ FIND_SECONDS = 0.5
 """Between searches: slots are not where they will be until they are written."""
 _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw\S+ \S+ \S+ \d+ *(.*)")
 _SHARED = "/memfd:tandem-kv"
-PATIENCE_SECONDS = 15.0
+_OWN = ("/memfd:", "/dev/shm/", "/SYSV")
+"""Names of memory that is shared; others that begin so are those of files."""
+PATIENCE_SECONDS = 60.0
 """For so long more a flipper waits for its first bit, where nothing was written in its time."""
 MOST_BYTES = 1 << 30
 """Larger mappings hold no slots of this line."""
@@ -48,6 +50,8 @@ class Flipper:
         self.slots: list[int] = []
         """Addresses, as they were found last, and those between and behind them that are not
         written yet; those in the heap are not looked for."""
+        self._knows_all = False
+        """Whether a ring was found: a look at all memory takes seconds on a busy machine."""
         self._tags: int | None = None
         self._done: dict[int, bytes] = {}
         """What stood in the header of a slot of which a bit was flipped, by address."""
@@ -62,7 +66,7 @@ class Flipper:
         end, found = time.monotonic() + seconds, 0.0
         with suppress(OSError), open(f"/proc/{self._pid}/mem", "r+b", buffering=0) as memory:
             while (now := time.monotonic()) < end + (0 if self.flipped else PATIENCE_SECONDS):
-                if now >= found:
+                if now >= found and not self._knows_all:
                     self.find(memory.fileno())
                     found = time.monotonic() + FIND_SECONDS
                 self.flip(memory.fileno())
@@ -74,10 +78,11 @@ class Flipper:
         self._find_tags()
         for start, stop, name in self._mappings():
             size = stop - start
-            if start != self._tags and size <= MOST_BYTES and not name.startswith("["):
+            if start != self._tags and size <= MOST_BYTES and _holds_slots(name):
                 with suppress(OSError):
                     found = _slots_in(os.pread(memory, size, start), start)
                     self.slots += _ring_of(found, start, stop)
+                    self._knows_all |= len(found) > 1
 
     def _find_tags(self) -> None:
         """Alone: that takes no look at memory."""
@@ -143,6 +148,11 @@ class Flipper:
                 start, stop, name = match.groups()
                 found.append((int(start, 16), int(stop, 16), name))
         return found
+
+
+def _holds_slots(name: str) -> bool:
+    """Whether slots may lie in a mapping: neither the heap or a stack, nor a file's."""
+    return not name.startswith("[") and (not name.startswith("/") or name.startswith(_OWN))
 
 
 def _slots_in(data: bytes, start: int) -> list[int]:

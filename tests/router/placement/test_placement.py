@@ -12,6 +12,7 @@ from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash
 from tandem.protocol.outputs import BlockEvents
 from tandem.router.placement import links as health
+from tandem.router.placement import prefix_index
 from tandem.router.placement.links import LinkHealth, WorkerHealth
 from tandem.router.placement.prefix_index import ENTRY_BYTES, PrefixIndex
 from tandem.router.placement.prefix_load import PrefixLoadPolicy
@@ -188,6 +189,17 @@ def test_index_follows_events() -> None:
     index.drop(inc(1))
     assert (index.hits(inc(1), hashes), len(index)) == (0, 1)
     assert index.hits(inc(2), [hashes[0]]) == 1
+
+
+def test_index_forgets_no_more_at_once_than_streams_can_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sixteenth of two million blocks took tens of milliseconds."""
+    monkeypatch.setattr(prefix_index, "MOST_FORGOTTEN", 2)
+    index = PrefixIndex(320 * ENTRY_BYTES)
+    index.apply(inc(1), BlockEvents(stored=tuple(map(block, range(320)))))
+    index.apply(inc(1), BlockEvents(stored=(block(320),)))
+    assert len(index) == 319
 
 
 def test_index_forgets_the_oldest_of_the_largest() -> None:

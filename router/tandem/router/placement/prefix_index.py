@@ -9,6 +9,7 @@ them the rest of it is no hit: of what is asked for they are the youngest.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from tandem.protocol.ids import BlockHash, Incarnation
 from tandem.protocol.outputs import BlockEvents
@@ -17,7 +18,8 @@ ENTRY_BYTES = 128
 """A 16-byte hash as a key: 91 measured at a million, and what allocator and growth add."""
 PARTS = 16
 """Of a worker's blocks: one is forgotten at a time, and so many new ones make one older."""
-
+MOST_FORGOTTEN = 16_384
+"""Blocks at once, at most: streams wait for it."""
 FULL = 7 / 8
 """Of the bound: below this share nobody is made young, which takes as long again as looking up."""
 
@@ -106,7 +108,7 @@ class _Cache:
 
     def forget_oldest(self) -> int:
         """A part of them goes, so that the search for whose pays; how many."""
-        share = max(1, len(self.blocks) // PARTS)
-        for block in list(self.blocks)[:share]:
+        share = max(1, min(MOST_FORGOTTEN, len(self.blocks) // PARTS))
+        for block in list(islice(self.blocks, share)):
             del self.blocks[block]
         return share

@@ -161,6 +161,8 @@ class SimRouter:
         placement = self._policy.place(facts, self.fleet.snapshot(now), now, job.ladder.exclusions)
         if placement is None:
             raise Unserved(f"no worker takes a prompt of {facts.num_tokens} tokens")
+        if job.num_dispatched == 0:
+            self.fleet.asked(facts, now)
         workers = [self._pool.workers[placement.worker]]
         if placement.prefill is not None:
             workers.insert(0, self._pool.workers[placement.prefill])

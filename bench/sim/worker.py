@@ -81,7 +81,10 @@ class SimWorker(Side):
             self.now = self._clock.now
             self._report = self.core.load_report()
         self.view.load = self._report
-        self.view.reported = (self.view.leg_tokens, self.view.leg_compute_tokens)
+        self.view.reported = (
+            self.view.leg_whole_tokens,
+            self.view.leg_whole_compute_tokens,
+        )
         self.view.peers = {
             peer: PeerHealth(
                 peer,

@@ -68,6 +68,22 @@ async def test_each_request_brings_its_own_wishes(
     assert stack.metric(f"{first_token}_sum", model_name="fake") > 5
 
 
+async def test_what_a_router_was_asked_for_is_seen_at_once_and_soon_forgotten(
+    stack: Stack, decode: Make
+) -> None:
+    """Each prompt once, by what no cache had of it, however many attempts it takes."""
+    failing, spare = decode(behaviour=die_after(1)), decode(load=BUSY)
+    await stack.find(failing, spare)
+    await beats(stack, spare)
+    await stack.run(make_request(40))
+    assert [len(each.submitted) for each in (failing, spare)] == [1, 1]
+    now = asyncio.get_running_loop().time()
+    seen = stack.fleet.snapshot(now).arrivals
+    assert 0 < seen.prompts_per_s <= 1
+    assert seen.tokens_per_s == pytest.approx(40 * seen.prompts_per_s)
+    assert stack.fleet.snapshot(now + 10).arrivals.prompts_per_s < 0.001
+
+
 async def test_a_deadline_counts_from_when_a_call_came(stack: Stack, decode: Make) -> None:
     """The server's and the client's own; of a prompt whose turn comes too late no worker hears."""
     d = decode()

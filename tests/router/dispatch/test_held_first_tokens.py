@@ -21,6 +21,7 @@ from tandem.router.placement.forecast import Forecast, held_back
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, LinkPace, PromptFacts
 
 HOLD = 0.02
+UNTIL = 0.24
 
 
 class HandLoop:
@@ -50,14 +51,22 @@ class HandLoop:
 
 
 NO_TOKENS = dict.fromkeys(
-    ("leg_tokens", "leg_compute_tokens", "leg_whole_tokens", "leg_whole_compute_tokens"), 0
+    (
+        "leg_tokens",
+        "leg_compute_tokens",
+        "leg_prompts",
+        "leg_whole_tokens",
+        "leg_whole_compute_tokens",
+    ),
+    0,
 )
 
 
 def placed(hold: float) -> Placement:
     """A pair, with this forecast."""
     both = inc(2), inc(1)
-    return Placement(*both, "", Forecast("pair", *both, 0.1, 0.03, 0.0, 0.2, hold=hold))
+    forecast = Forecast("pair", *both, 0.1, 0.03, 0.0, 0.2, hold=hold, hold_until=UNTIL)
+    return Placement(*both, "", forecast)
 
 
 def begun(hold: float = HOLD) -> tuple[Attempt, Leg, Leg, HandLoop]:
@@ -121,6 +130,21 @@ def test_an_answer_of_one_token_waits_for_nobody() -> None:
     """It has ended."""
     attempt, prefill, _, _ = begun()
     prefill.receive(token(0, FinishReason.STOP))
+    assert read(attempt) == [prefill]
+
+
+@pytest.mark.parametrize(
+    ("came", "held"), [(UNTIL / 2, HOLD), (UNTIL - HOLD / 4, HOLD / 4), (UNTIL, 0.0)]
+)
+def test_a_first_token_later_than_forecast_is_held_for_less(came: float, held: float) -> None:
+    """Holding it back never makes it late, when it came as late as may be."""
+    attempt, prefill, _, loop = begun()
+    loop.pass_time(came)
+    prefill.receive(token(0))
+    if held:
+        loop.pass_time(held * 0.9)
+        assert read(attempt) == []
+        loop.pass_time(held * 0.2)
     assert read(attempt) == [prefill]
 
 

@@ -21,6 +21,7 @@ from tandem.router.placement.damage import (
     own_gaps,
 )
 from tandem.router.placement.rates import Rates
+from tandem.router.placement.snapshot import Arrivals
 
 P, D = WorkerRole.PREFILL, WorkerRole.DECODE
 TARGETS = Targets(0.3, 0.025)
@@ -116,6 +117,36 @@ def test_demand_is_the_fleets():
     assert Demand.of([*workers, view(3, P)]) == Demand(7.0, 0.4)
     assert Demand.of(workers[1:]) == Demand()
     assert Demand().at_least(0.05, 2.0) == Demand(0.5, 0.025)
+
+
+def test_demand_is_what_was_asked_for_where_reports_are_behind():
+    """When a load begins, prefill workers still say that they are idle."""
+    idle = [view(1, P, prompt_steps=((2048, 0.04),)), view(2, D)]
+    asked = Arrivals(24.0, 24 * 2048.0)
+    assert Demand.of(idle, asked) == Demand(24.0, pytest.approx(0.96))
+    assert Demand.of([*idle, view(3, P)], asked).prompts_per_s == 12.0
+    busy = [view(1, P, prompt_steps=((2048, 0.04),), prompts_per_s=30.0, prompt_share=1.0)]
+    assert Demand.of(busy, asked) == Demand(30.0, 1.0)
+    assert Demand.of(idle[1:], asked) == Demand()
+
+
+def test_who_has_decoded_few_takes_as_much_longer_for_many_as_others():
+    """A prefill worker's few small steps do not say that any number decodes in their time."""
+    p = view(1, P, prompt_steps=RATES.prompt, decode_steps=((1, 0.005),))
+    d = view(2, D, decode_steps=RATES.decode, context_s=1e-7)
+    few, many = Crowd(1), Crowd(60, 100_000)
+    alone, known = Rates.of(p, (p,)), Rates.of(p, (p, d))
+    assert alone is not None
+    assert known is not None
+    assert alone.decodes(many) == alone.decodes(few) == 0.005
+    assert known.decodes(few) == pytest.approx(0.005)
+    assert known.decodes(many) - 0.005 == pytest.approx(
+        RATES.decodes(many) - RATES.decodes(few) + 1e-7 * 100_000
+    )
+    wide = view(1, P, prompt_steps=RATES.prompt, decode_steps=((1, 0.005), (200, 0.006)))
+    seen = Rates.of(wide, (wide, d))
+    assert seen is not None
+    assert seen.decode == wide.decode_steps
 
 
 def test_own_gaps_are_those_of_mixed_steps_where_prompts_come():

@@ -93,6 +93,24 @@ def test_a_length_alone_decides_nothing():
     assert way_of(prompt, fleet_of({"waiting_tokens": 20_000}, BUSY_D)) == "decode"
 
 
+def test_a_queue_takes_what_its_prompts_do():
+    """Each begins anew: eight of 2,048 tokens are not one of 16,384 that looks back at itself."""
+    times = {"steepness": 4.2e-5, "chunk_tokens": 2048}
+
+    def first_token(tokens, **queue):
+        fleet = fleet_of({**times, **queue})
+        placement = policy(math.inf).place(prompt_of(tokens), fleet, 0.0, NONE)
+        return placement.forecast.ttft
+
+    alone = first_token(2048)
+    queued = first_token(2048, leg_tokens=8 * 2048, leg_prompts=8)
+    assert queued == pytest.approx(9 * alone, rel=0.02)
+    reported = first_token(2048, waiting_tokens=8 * 2048, num_waiting=8)
+    assert reported == pytest.approx(queued)
+    long = first_token(2048, leg_tokens=8 * 2048, leg_prompts=1)
+    assert long > 1.2 * queued
+
+
 def test_patience_keeps_prompts_with_their_prefill_worker():
     """What is cheaper by less does not have placement flap; infinite patience never leaves."""
     behind = fleet_of({"waiting_tokens": 20_000}, BUSY_D)

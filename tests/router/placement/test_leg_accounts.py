@@ -116,7 +116,7 @@ async def test_cached_tokens_wait_for_nobody(make_worker):
     attempt = Attempt(0, placement, asyncio.get_running_loop())
     request = make_request(40)
     assert attempt.start([(worker, request)], {worker.incarnation: 32}) is None
-    assert (worker.leg_tokens, worker.leg_compute_tokens) == (8, 8)
+    assert (worker.leg_tokens, worker.leg_compute_tokens, worker.leg_prompts) == (8, 8, 1)
     attempt.end(request.key.request, finished=False)
-    assert worker.leg_tokens == 0
+    assert worker.leg_tokens == worker.leg_prompts == 0
     await stack.close()

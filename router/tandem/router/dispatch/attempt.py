@@ -125,6 +125,8 @@ class Leg:
 
     def counted_off(self) -> None:
         """The first output came, or the attempt ended: its prompt no longer waits there."""
+        if self.num_tokens:
+            self.worker.leg_prompts -= 1
         self._count(-self.num_tokens, -self.whole_tokens)
         self.num_tokens = self.whole_tokens = 0
 
@@ -132,6 +134,7 @@ class Leg:
         """The prompt waits on its worker from now on, to be computed or brought."""
         self.num_tokens, self.whole_tokens = max(1, num_prompt - num_cached), num_prompt
         self._count(self.num_tokens, self.whole_tokens)
+        self.worker.leg_prompts += 1
 
     def _count(self, tokens: int, whole: int) -> None:
         worker = self.worker
@@ -222,8 +225,12 @@ class Attempt:
 
     def _hold(self) -> None:
         forecast = self.placement.forecast
-        if forecast is not None and forecast.hold:
-            self._held = self._loop.call_later(forecast.hold, self.let_go)
+        if forecast is None:
+            return
+        # It may have come later than was forecast: then it is held for less, or not at all.
+        seconds = min(forecast.hold, self.started_at + forecast.hold_until - self._loop.time())
+        if seconds > 0:
+            self._held = self._loop.call_later(seconds, self.let_go)
 
     def let_go(self) -> None:
         """Whatever came may be read."""

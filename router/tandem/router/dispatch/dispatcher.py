@@ -281,6 +281,8 @@ class Dispatcher:
         placement = self._policy.place(facts, fleet, now, exclusions)
         if placement is None and (back := self._back(job)):
             placement = self._policy.place(facts, fleet, now, exclusions.but_for(back))
+        if placement is not None and job.num_dispatched == 0 and not facts.pooled:
+            self.fleet.asked(facts, now)
         return placement
 
     def _back(self, job: Job) -> set[Incarnation]:

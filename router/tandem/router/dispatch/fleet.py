@@ -16,7 +16,13 @@ from tandem.router.dispatch.failure import LINK_CAUSES, AttemptFailure
 from tandem.router.dispatch.tails import Tails
 from tandem.router.placement.links import WRONG_BYTES, LinkHealth, Pair, WorkerHealth
 from tandem.router.placement.prefix_index import PrefixIndex
-from tandem.router.placement.snapshot import FleetSnapshot, LinkPace, WorkerView
+from tandem.router.placement.snapshot import (
+    Arrivals,
+    FleetSnapshot,
+    LinkPace,
+    PromptFacts,
+    WorkerView,
+)
 from tandem.router.rates import DecayedRate
 from tandem.router.workers.peering import handoff_peers
 from tandem.router.workers.pool import Worker, WorkerPool
@@ -49,6 +55,12 @@ class Fleet:
         self.health = WorkerHealth()
         self.handoffs: dict[Pair, LinkCount] = {}
         self.tails = Tails()
+        self._prompts, self._tokens = DecayedRate(1.0), DecayedRate(1.0)
+
+    def asked(self, facts: PromptFacts, now: float) -> None:
+        """A prompt came whose tokens are to be computed, as far as no cache has them."""
+        self._prompts.note(1, now)
+        self._tokens.note(max(1, facts.num_tokens - max(facts.hits.values(), default=0)), now)
 
     def worker_up(self, worker: Worker) -> None:
         """Nothing is known of its cache yet."""
@@ -129,7 +141,8 @@ class Fleet:
         )
         links, pulls = self.usable_links(now), self.pull_links()
         paces = {pair: self._pace(pair, now) for pair in links | pulls}
-        return FleetSnapshot(views, links, paces, pulls)
+        arrivals = Arrivals(self._prompts.read(now), self._tokens.read(now))
+        return FleetSnapshot(views, links, paces, pulls, arrivals)
 
     def _pace(self, pair: Pair, now: float) -> LinkPace:
         """Of a link that its second end has told of."""
@@ -248,6 +261,7 @@ class Fleet:
             num_streams=worker.num_streams,
             leg_tokens=worker.leg_tokens,
             leg_compute_tokens=worker.leg_compute_tokens,
+            leg_prompts=worker.leg_prompts,
             draining=worker.sleeps or not worker.takes_new,
             revision=worker.note.revision,
             admitted=admitted,

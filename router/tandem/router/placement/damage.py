@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.steps import Crowd
 from tandem.router.placement.rates import Rates, mixed_chunk_of
-from tandem.router.placement.snapshot import WorkerView
+from tandem.router.placement.snapshot import Arrivals, WorkerView
 
 FIRST_SHARPNESS = 6.0
 """How steeply the chance to miss rises for a first token, whose forecast hangs on what waits."""
@@ -22,6 +22,7 @@ GAP_SHARPNESS = 40.0
 """And for a gap, which is a step of a size that was measured: some percent."""
 ALLOWED_GAPS = 0.01
 """Of a request's gaps, those that may be over the bound."""
+NO_ARRIVALS = Arrivals()
 MOST_SHARE = 0.98
 """Of a worker's time, what prompts are taken to need at most: beyond it a queue has no mean."""
 
@@ -45,13 +46,19 @@ class Demand:
     """Of its time, what waits there now takes while a request stays."""
 
     @classmethod
-    def of(cls, workers: Sequence[WorkerView]) -> Demand:
-        """From what all workers compute; nothing where nobody has the role."""
-        many = sum(each.role is WorkerRole.PREFILL for each in workers)
+    def of(cls, workers: Sequence[WorkerView], arrivals: Arrivals = NO_ARRIVALS) -> Demand:
+        """From what all workers compute, or from what this router was asked for if that is more:
+        reports are behind when a load begins. Nothing where nobody has the role."""
+        prefill = [each for each in workers if each.role is WorkerRole.PREFILL]
+        many = len(prefill)
         if not many:
             return cls()
-        rate = sum(each.prompts_per_s for each in workers) / many
-        return cls(rate, sum(each.prompt_share for each in workers) / many)
+        steps = next((each.prompt_steps for each in (*prefill, *workers) if each.prompt_steps), ())
+        most, seconds = steps[-1] if steps else (1, 0.0)
+        rate = max(sum(each.prompts_per_s for each in workers), arrivals.prompts_per_s)
+        share = sum(each.prompt_share for each in workers)
+        share = max(share, arrivals.tokens_per_s * seconds / most)
+        return cls(rate / many, share / many)
 
     def at_least(self, own: float, stays: float, waits: float = 0.0) -> Demand:
         """One prompt of ``own`` seconds comes while a request stays, whatever was measured, and

@@ -89,7 +89,8 @@ class ElasticPolicy:
         pulls = best_pulls(prompt, fleet, rates)
         tokens = expected_tokens(prompt, usable, rates)
         ways = self._pairs(prompt, prefill, decode, rates, fleet, exclusions, pulls, tokens)
-        fleetwide = (stay_of(*usable) if usable else None, Demand.of(usable), tokens)
+        demand = Demand.of(usable, fleet.arrivals)
+        fleetwide = (stay_of(*usable) if usable else None, demand, tokens)
         alone = [(each, "decode") for each in decode]
         if self._may_stay(prompt, fleet):
             alone += [(each, "prefill") for each in roomy(prompt, prefill)]

@@ -9,6 +9,7 @@ together. No length of a prompt is treated by itself.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tandem.protocol.ids import Incarnation
@@ -68,6 +69,8 @@ class Forecast:
     """What who computes the prompt pulls from a peer first."""
     hold: float = 0.0
     """By which the first token is held back at the router, unless the second is there before."""
+    hold_until: float = math.inf
+    """Seconds from when it was sent beyond which no first token is held back."""
 
     def __str__(self) -> str:
         names = [each.hex()[:8] for each in (self.prefill, self.worker) if each is not None]
@@ -100,8 +103,7 @@ def forecast_pair(
     cached = prompt.num_tokens - own
     chunk, crowd = chunk_of(producer), producer.crowd
     alone = fast.compute(own, chunk, crowd, cached)
-    ahead = fast.compute(producer.pending_tokens + own, chunk, crowd)
-    ttft = ahead - fast.compute(own, chunk, crowd) + alone + _pulled(pull)
+    ttft = _queued(fast, producer.pending_tokens, own, producer) + alone + _pulled(pull)
     joined = consumer.crowd.joined(prompt.num_tokens)
     second = pace.tail_s if pace.tail_s is not None else UNKNOWN_TAIL
     second += pace.wait + slow.decodes(joined)
@@ -119,7 +121,8 @@ def forecast_pair(
     cost += _fault(producer) + _fault(consumer)
     both = consumer.incarnation, producer.incarnation
     hold = held_back(pace, ttft, targets)
-    return Forecast("pair", *both, ttft, second, damage, cost, answers, pull, hold)
+    until = HELD_SHARE * targets.ttft
+    return Forecast("pair", *both, ttft, second, damage, cost, answers, pull, hold, until)
 
 
 def forecast_whole(
@@ -142,8 +145,7 @@ def forecast_whole(
     cached, chunk = context - own, chunk_of(worker)
     stays = stays or stay_of(worker)
     alone = rates.compute(own, chunk, crowd, cached)
-    ahead = rates.compute(worker.compute_tokens + own, chunk, crowd)
-    ttft = ahead - rates.compute(own, chunk, crowd) + alone + _pulled(pull)
+    ttft = _queued(rates, worker.compute_tokens, own, worker) + alone + _pulled(pull)
     ttft += wait_for_room(prompt, worker)
     joined = crowd.joined(context)
     second = rates.decodes(joined)
@@ -198,6 +200,13 @@ def can_hold(prompt: PromptFacts, worker: WorkerView) -> bool:
     if not worker.total_blocks:
         return True
     return prompt.num_tokens < worker.total_blocks * worker.block_size
+
+
+def _queued(rates: Rates, pending: int, own: int, worker: WorkerView) -> float:
+    """Seconds for what waits before a prompt of ``own`` tokens, whose first step it shares."""
+    chunk, crowd, mean = chunk_of(worker), worker.crowd, worker.mean_waiting or pending
+    ahead = rates.queue(pending + own, chunk, crowd, mean)
+    return max(0.0, ahead - rates.queue(own, chunk, crowd, mean))
 
 
 def _answers(rates: Rates, crowd: Crowd, prompt: PromptFacts, tokens: float, share: float) -> float:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tandem.protocol.steps import Crowd, StepTimes, crowd_seconds, seconds_at
+from tandem.protocol.steps import Crowd, StepTimes, crowd_seconds, decode_seconds, seconds_at
 from tandem.router.placement.snapshot import WorkerView
 
 UNTAUGHT_SHARE, MOST_UNTAUGHT = 0.8, 2048
@@ -32,13 +32,14 @@ class Rates:
     @classmethod
     def of(cls, worker: WorkerView, others: tuple[WorkerView, ...]) -> Rates | None:
         """None while nobody has computed a prompt."""
-        decode = next((each for each in (worker, *others) if each.decode_steps), worker)
         prompt = next((each for each in (worker, *others) if each.prompt_steps), worker)
         if not prompt.prompt_steps:
             return None
         beside = next((each for each in (worker, *others) if each.beside_steps), worker)
-        known = decode.decode_steps, prompt.prompt_steps, beside.beside_steps
-        return cls(*known, decode.context_s, prompt.steepness)
+        decode = _decode_steps((worker, *others))
+        context_s = next((each.context_s for each in (worker, *others) if each.context_s), 0.0)
+        known = decode, prompt.prompt_steps, beside.beside_steps
+        return cls(*known, context_s, prompt.steepness)
 
     def decodes(self, crowd: Crowd) -> float:
         """Seconds of a step of these decodes alone; 0 while unknown."""
@@ -57,6 +58,17 @@ class Rates:
         ``before`` that are cached."""
         return sum(
             count * self.step(crowd, size, at) for count, size, at in _cut(tokens, chunk, before)
+        )
+
+    def queue(self, tokens: int, chunk: int, crowd: Crowd, mean: float) -> float:
+        """Seconds until so many tokens of prompts of ``mean`` tokens are computed, one prompt
+        behind the other: each begins anew, so what one looks back at does not grow with the
+        queue."""
+        full, rest = divmod(tokens, max(1, chunk))
+        return sum(
+            count * self.step(crowd, size, round((mean - size) / 2))
+            for count, size in ((full, chunk), (1, rest))
+            if count and size
         )
 
     def added(self, tokens: int, chunk: int, before: int = 0) -> float:
@@ -78,6 +90,22 @@ class Rates:
     def _weight(self, tokens: int, before: int) -> int:
         """Tokens of a prompt's start that take what these do."""
         return round(tokens * (1 + self.steepness * (before + tokens / 2)))
+
+
+def _decode_steps(workers: Sequence[WorkerView]) -> StepTimes:
+    """Of the first that made any; beyond the most decodes that it had in a step they rise as those
+    do of who had more. A prefill worker has seen a few at once, and would else be taken to decode
+    any number in the time of those."""
+    known = [each.decode_steps for each in workers if each.decode_steps]
+    if not known:
+        return ()
+    own = known[0]
+    for other in known[1:]:
+        most, seconds = own[-1]
+        start = decode_seconds(other, most)
+        more = ((n, seconds + max(0.0, s - start)) for n, s in other if n > most)
+        own = (*own, *more)
+    return own
 
 
 def _cut(tokens: int, chunk: int, before: int) -> Iterator[tuple[int, int, int]]:

@@ -100,6 +100,8 @@ class WorkerView:
     """Prompt tokens of those legs that nothing came for yet."""
     leg_compute_tokens: int = 0
     """Of the legs' tokens, those that the worker computes itself."""
+    leg_prompts: int = 0
+    """Legs that ``leg_tokens`` are of."""
     draining: bool = False
     """Whether nothing new may be placed there: it leaves, or sleeps."""
     revision: str = ""
@@ -122,6 +124,14 @@ class WorkerView:
     def compute_tokens(self) -> int:
         """Prompt tokens that it computes before a new request's: as reported, or as sent since."""
         return max(self.waiting_tokens - self.loading_tokens, self.leg_compute_tokens)
+
+    @property
+    def mean_waiting(self) -> float:
+        """Tokens of a prompt that waits there, in the mean: of this router's, or as reported; 0
+        where none does."""
+        if self.leg_prompts:
+            return self.leg_tokens / self.leg_prompts
+        return self.waiting_tokens / self.num_waiting if self.num_waiting else 0.0
 
     @property
     def crowd(self) -> Crowd:
@@ -157,6 +167,15 @@ class LinkPace:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrivals:
+    """What a router was asked for in the last second or so, which no report can say yet."""
+
+    prompts_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+    """Of prompts, without what a cache had."""
+
+
+@dataclass(frozen=True, slots=True)
 class FleetSnapshot:
     """All workers that are up and the hand-off links that work."""
 
@@ -166,6 +185,7 @@ class FleetSnapshot:
     paces: Mapping[tuple[Incarnation, Incarnation], LinkPace] = field(default_factory=dict)
     pull_links: frozenset[tuple[Incarnation, Incarnation]] = frozenset()
     """(holder, puller) pairs of any roles, by whose link a cached prefix may be pulled."""
+    arrivals: Arrivals = Arrivals()
 
     def taking_embeds(self) -> FleetSnapshot:
         """Of these those that take prompts of embeddings."""
@@ -173,7 +193,7 @@ class FleetSnapshot:
         known = {each.incarnation for each in able}
         links = frozenset(pair for pair in self.links if known.issuperset(pair))
         pulls = frozenset(pair for pair in self.pull_links if known.issuperset(pair))
-        return FleetSnapshot(able, links, self.paces, pulls)
+        return FleetSnapshot(able, links, self.paces, pulls, self.arrivals)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,8 @@ class Worker:
     """Prompt tokens of those legs that no output has come for yet."""
     leg_compute_tokens: int = 0
     """Of the legs' tokens, those that the worker computes itself."""
+    leg_prompts: int = 0
+    """Legs that ``leg_tokens`` are of."""
     leg_whole_tokens: int = 0
     """What ``leg_tokens`` would be with nothing cached: so a worker counts those that wait."""
     leg_whole_compute_tokens: int = 0

@@ -36,6 +36,8 @@ WINDOW = 1 << 20
 """Bytes of a request that may be under way."""
 SPARE_RESETS = 100
 """Calls that a client may give up beyond those that it heard the end of."""
+_TABLE_BYTES = 4_096
+"""Of headers said before, which later ones name by their number: what HTTP/2 begins with."""
 _HEAD_BYTES = 9
 _PING_BYTES = _HEAD_BYTES + 8
 _PONG = b"\0\0\x08\x06\x01\0\0\0\0"
@@ -102,6 +104,7 @@ class Connection(asyncio.Protocol):
                 SettingCodes.MAX_HEADER_LIST_SIZE: self._owner.max_header_bytes,
             },
         )
+        self.h2.decoder.max_header_list_size = self._owner.max_header_bytes
         self.h2.initiate_connection()
         self.flush()
         self._timer = self._loop.call_later(self._owner.header_seconds, transport.abort)
@@ -124,6 +127,7 @@ class Connection(asyncio.Protocol):
         except ProtocolError:
             self._close()
             return
+        self._bound_table()
         if self.h2.state_machine.state is ConnectionState.CLOSED:  # the client said GOAWAY
             self._close()
             return
@@ -187,6 +191,16 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Be gone, whatever is unsent."""
         self._transport.abort()
+
+    def _bound_table(self) -> None:
+        """The client says how large a table of headers it keeps; each answer would look through
+        all of it here."""
+        encoder = self.h2.encoder
+        if encoder.header_table_size > _TABLE_BYTES:
+            encoder.header_table_size = _TABLE_BYTES
+        changes = encoder.table_size_changes
+        if len(changes) > 2:  # that are to be told: the smallest and the last say all
+            changes[:] = min(changes), changes[-1]
 
     def _is_done(self, frame: Frame) -> bool:
         """Whether it was one of the plainest, which is dealt with here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from google.protobuf.message import DecodeError
 from tests.router.rpc.raw_client import asked, framed
 from tests.waiting import wait_for
 
+from tandem.protocol.errors import InvalidParameter
 from tandem.router.openai.errors import HttpProblem
 from tandem.router.rpc import reading
 from tandem.router.rpc import tandem_pb2 as pb
@@ -63,6 +65,32 @@ def test_what_is_no_message_is_not_counted(data: bytes) -> None:
     """Else what the parser takes for something else would be beyond the count."""
     with pytest.raises(DecodeError):
         check_values(data, GENERATE.DESCRIPTOR, MOST)
+
+
+def extra(value: float) -> pb.SamplingParams:
+    """Parameters with such a number for a logits processor."""
+    params = pb.SamplingParams()
+    params.vllm_xargs["a"].values.add(number=value)
+    return params
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("temperature", lambda value: pb.SamplingParams(temperature=value)),
+        ("logit_bias.7", lambda value: pb.SamplingParams(logit_bias={7: value})),
+        ("vllm_xargs.a", extra),
+    ],
+)
+def test_numbers_that_are_none_are_refused(
+    name: str, make: Callable[[float], pb.SamplingParams], value: float
+) -> None:
+    """JSON has no word for them: the default would be taken."""
+    assert reading._sampling(make(0.5))
+    with pytest.raises(InvalidParameter, match="a finite number") as caught:
+        reading._sampling(make(value))
+    assert caught.value.param == name
 
 
 def test_a_message_that_holds_too_much_is_not_read(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from tandem.router.rpc.call import Call
 _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
 _AnyBody = TypeVar("_AnyBody", bound=Body)
 _AnyRequest = TypeVar("_AnyRequest")
+_AnyValue = TypeVar("_AnyValue")
 _INPUTS = "one of prompt, tokens, prompt_embeds and chat"
 
 
@@ -146,23 +148,37 @@ def _sampling(params: pb.SamplingParams) -> dict[str, Any]:
         if field.name in _LISTS:
             fields[field.name] = list(value)
         elif field.name == "logit_bias":
-            fields[field.name] = {str(token): bias for token, bias in value.items()}
+            fields[field.name] = {
+                str(token): _finite(f"logit_bias.{token}", bias) for token, bias in value.items()
+            }
         elif field.name == "structured_outputs":
             fields[field.name] = _form(value)
         elif field.name == "vllm_xargs":
             fields[field.name] = {name: _extra(name, each) for name, each in value.items()}
         else:
-            fields[field.name] = value
+            fields[field.name] = _finite(field.name, value)
     return fields
+
+
+def _finite(name: str, value: _AnyValue) -> _AnyValue:
+    """The value, unless it is a number that JSON has no word for: it would be none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidParameter(name, value, "a finite number")
+    return value
 
 
 def _extra(name: str, given: pb.ExtraArg) -> ExtraArg:
     kinds = [each.WhichOneof("value") for each in given.values]
-    found = [getattr(each, kind) for each, kind in zip(given.values, kinds, strict=True) if kind]
+    param = f"vllm_xargs.{name[:80]}"
+    found = [
+        _finite(param, getattr(each, kind))
+        for each, kind in zip(given.values, kinds, strict=True)
+        if kind
+    ]
     if len(found) == len(kinds) and (given.is_list or len(found) == 1):
         return found if given.is_list else found[0]
     allowed = "one text, integer or number, or a list of them with is_list"
-    raise InvalidParameter(f"vllm_xargs.{name[:80]}", kinds[:8], allowed)
+    raise InvalidParameter(param, kinds[:8], allowed)
 
 
 def _form(wanted: pb.StructuredOutputs) -> dict[str, Any]:

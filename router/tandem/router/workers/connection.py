@@ -188,7 +188,7 @@ class WorkerConnection:
             self._dealer.reopen()
 
     def _greet(self) -> None:
-        self._hello_timer = None
+        self._cancel_hello()
         self._down("greeted again")
         head = self._session.greet(self._loop.time())
         self._dealer.send(head, encode(self._context.terms.hello()))
@@ -198,6 +198,12 @@ class WorkerConnection:
             self._hello_timer = self._loop.call_later(self._hello_delay, self._greet)
             self._hello_delay = min(2 * self._hello_delay, _HELLO_RETRY_MAX)
 
+    def _cancel_hello(self) -> None:
+        """None that is put off may come into the link that another one brings up."""
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+            self._hello_timer = None
+
     def _on_disconnected(self) -> None:
         self._down("the connection closed")
 
@@ -205,9 +211,7 @@ class WorkerConnection:
         """Fail every key, tell the listener if it knew the worker, and be DOWN."""
         incarnation, self.incarnation = self.incarnation, None
         self._session.end(reason)
-        if self._hello_timer is not None:
-            self._hello_timer.cancel()
-            self._hello_timer = None
+        self._cancel_hello()
         sinks, self._sinks = self._sinks, {}
         message = f"worker {self.endpoint} lost: {reason}"
         for (request, attempt), sink in sinks.items():
@@ -235,6 +239,7 @@ class WorkerConnection:
             assert isinstance(message, Welcome)
             self.incarnation = session.peer
             self._hello_delay = _HELLO_RETRY
+            self._cancel_hello()
             self._listener.on_up(self, message.card)
         elif verdict is Verdict.REFUSED:
             logger.info("worker %s refused HELLO: %s", self.endpoint, session.why)

@@ -27,6 +27,7 @@ from tandem.protocol.ids import new_incarnation
 from tandem.protocol.messages import Reset, Welcome, encode
 from tandem.router.workers import connection
 from tandem.router.workers.dealer import Dealer
+from tandem.router.workers.pool import WorkerPool
 from tandem.router.workers.seams import LinkContext
 
 
@@ -180,6 +181,15 @@ class StubDealer:
 
     def __init__(self, *_: object, **__: object) -> None:
         self.sent: list[bytes] = []
+        self.is_open = True
+
+    def close(self) -> None:
+        """Until it is opened again."""
+        self.is_open = False
+
+    def reopen(self) -> None:
+        """Once more."""
+        self.is_open = True
 
     def send(self, header: bytes, payload: bytes) -> bool:
         """All is sent."""
@@ -192,6 +202,9 @@ class Noted:
 
     def __init__(self) -> None:
         self.ups = self.losses = 0
+
+    def dropped(self, _: str) -> None:
+        """Of no interest."""
 
     def on_up(self, *_: object) -> None:
         """Once more."""
@@ -226,3 +239,46 @@ async def test_a_greeting_that_was_put_off_ends_no_link(
     assert link.state is LinkState.UP
     assert (heard.ups, heard.losses) == (1, 0)
     assert len(link._dealer.sent) == 1 + greets_again
+
+
+async def test_a_worker_at_two_addresses_keeps_one_link(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second one would end the first at the worker, and that the second, for ever."""
+    monkeypatch.setattr(connection, "Dealer", StubDealer)
+    me, worker = new_incarnation(), new_incarnation()
+    counter: Any = Noted()
+    pool = WorkerPool(me, times=LinkTimes(), counter=counter)
+    pool.start(cast(Any, None))
+    pool.add("name:1")
+    pool.add("alias:1")
+    links: list[Any] = list(pool._links.values())
+    name, alias = links
+    card = fake_card(WorkerRole.DECODE, worker)
+    for link in links:
+        link._loop = Timers()
+        link._greet()
+        link._on_frame([HandLink(worker, me).seal(), encode(Welcome(card))])
+    states = {"name:1": LinkState.UP, "alias:1": LinkState.DOWN}
+    assert (pool.links(), alias._dealer.is_open) == (states, False)
+    (warning,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert warning.getMessage() == "worker at alias:1 is not used: it is the one at name:1"
+
+    name._on_frame([HandLink(worker, me).seal(), encode(Reset("no such link"))])
+    assert not pool.workers
+    alias._loop.fire()
+    name._loop.fire()
+    name._on_frame([HandLink(worker, me).seal(), encode(Welcome(card))])
+    pool.reconnect("alias:1")
+    assert (pool.links(), alias._dealer.is_open) == (states, False)
+    name._on_disconnected()
+    pool.reconnect("alias:1")
+    assert alias._dealer.is_open
+    alias._greet()
+    alias._on_frame([HandLink(worker, me).seal(), encode(Welcome(card))])
+    name._greet()
+    name._on_frame([HandLink(worker, me).seal(), encode(Welcome(card))])
+    assert not name._dealer.is_open
+    pool.remove("alias:1")
+    assert name._dealer.is_open
+    await pool.close()

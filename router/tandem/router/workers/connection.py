@@ -167,6 +167,12 @@ class WorkerConnection:
         elif self.state is LinkState.UP and self._pulse.late(now) is not None:
             self._write(_BEAT)
 
+    def park(self, why: str) -> None:
+        """Look for nobody here until ``reconnect``: what answers has a link already, and a second
+        one would end that."""
+        self._down(why, expected=True)
+        self._dealer.close()
+
     def reconnect(self) -> None:
         """Start over with a new socket if the link is down: its name is resolved anew."""
         if self.state is LinkState.DOWN:

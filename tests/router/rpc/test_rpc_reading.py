@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
+from tests.router.fake_worker import FakeWorker
 from tests.router.rpc.raw_client import asked, framed
+from tests.router.rpc.test_rpc import hold
 from tests.waiting import wait_for
 
 from tandem.protocol.errors import InvalidParameter
+from tandem.router.openai.bodies.bounds import understand
 from tandem.router.openai.errors import HttpProblem
 from tandem.router.rpc import reading
 from tandem.router.rpc import tandem_pb2 as pb
@@ -109,3 +112,24 @@ def test_a_message_that_holds_too_much_is_not_read(
     assert (status, "holds more than 100 objects" in words) == ("8", True), words
     assert client.status(client.ask(asked()))[0] == "0"
     wait_for(lambda: served.app.state.rpc.held.num_bytes == 0)
+
+
+def test_a_message_is_held_until_it_is_understood(
+    raw: Any, decode: Callable[..., FakeWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes count beside those that still come, and no longer while it is answered."""
+    held: list[int] = []
+
+    def noted(*given: Any) -> Any:
+        held.append(served.app.state.rpc.held.num_bytes)
+        return understand(*given)
+
+    monkeypatch.setattr(reading, "understand", noted)
+    worker = decode(behaviour=hold)
+    served, client = raw(worker)
+    client.greet()
+    client.ask(asked())
+    wait_for(lambda: worker.submitted)
+
+    assert held == [len(asked()) - len(framed(b""))]
+    assert served.app.state.rpc.held.num_bytes == 0

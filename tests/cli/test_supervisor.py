@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 
@@ -12,7 +15,8 @@ import pytest
 
 from tandem.cli import up
 from tandem.cli.children import Child
-from tandem.cli.ports import free_ports
+from tandem.cli.ports import LOOPBACK, free_ports
+from tandem.cli.stopping import Graces, _requests, stop
 from tandem.cli.up import Supervisor
 from tandem.cli.up_config import UpConfig
 
@@ -84,3 +88,89 @@ def test_a_stack_outlives_its_terminal_if_it_was_told_to(ignored: bool) -> None:
     stack.hangs_up = True
     assert stack.run() == 0
     assert stack.ended_by_hangup is not ignored
+
+
+class Stub(Child):
+    """No process: it has ended, or runs until it is killed."""
+
+    code: int | None = None
+    serves = False
+    killed = False
+
+    @property
+    def exit_code(self) -> int | None:
+        """As said."""
+        return self.code
+
+    @property
+    def is_running(self) -> bool:
+        """Until it has ended."""
+        return self.code is None
+
+    def check_ready(self) -> bool:
+        """As said; who is ready dies of it."""
+        if self.serves:
+            self.code = 7
+        return self.serves
+
+    def kill(self) -> None:
+        """Noted."""
+        self.killed = True
+
+
+def test_who_dies_while_others_start_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The stack is not whole any more, however long the others may take."""
+    monkeypatch.setattr(up, "POLL_SECONDS", 0.0)
+    ready, starting = Stub("decode-0", ["decode"], ""), Stub("router", ["router"], "")
+    ready.serves = True
+    stack = Stack()
+    stack.children = [ready, starting]
+    looks = 0
+
+    def look() -> bool:
+        nonlocal looks
+        looks += 1
+        if looks > 3:
+            stack._stop.set()  # else a start that goes on would do so for five minutes
+        return False
+
+    monkeypatch.setattr(starting, "check_ready", look)
+    assert not stack._wait_ready(time.monotonic())
+    assert "decode-0 ended with status 7 while others started" in capsys.readouterr().out
+
+
+def test_processes_are_killed_whatever_goes_wrong_with_their_end() -> None:
+    """None runs afterwards."""
+    children = [Stub("decode-0", ["decode"], ""), Stub("router", ["router"], "")]
+
+    def broken() -> bool:
+        raise RuntimeError("the terminal is broken")
+
+    with pytest.raises(RuntimeError):
+        stop([*children], Graces(1.0, 1.0), hurried=broken, say=print)
+    assert all(child.killed for child in children)
+
+
+def test_an_answer_that_is_torn_is_none() -> None:
+    """A worker that ends in the middle of its metrics, or of its word that it is ready."""
+    with socket.create_server((LOOPBACK, 0)) as server:
+        server.settimeout(10)
+        port = server.getsockname()[1]
+
+        def answer(said: bytes) -> None:
+            client, _ = server.accept()
+            with client:
+                client.recv(65_536)
+                client.sendall(said)
+
+        child = Child("decode-0", ["decode"], f"http://{LOOPBACK}:{port}/ready")
+        for said, ask in (
+            (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc", _requests),
+            (b"nonsense\r\n\r\n", Child.check_ready),
+        ):
+            thread = threading.Thread(target=answer, args=(said,))
+            thread.start()
+            assert ask(child) == 0
+            thread.join(10)

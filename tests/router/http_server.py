@@ -14,6 +14,7 @@ from tests import clear_text
 from tests.router.fake_worker import FakeWorker
 from tests.waiting import wait_for
 
+from tandem.link.liveness import LinkTimes
 from tandem.router.app import create_app
 from tandem.router.config import RouterConfig
 from tandem.router.server import make_server
@@ -26,8 +27,16 @@ class Served:
     """Started on construction; ready when the workers are."""
 
     def __init__(
-        self, model: str, workers: Sequence[FakeWorker], *, wait: bool = True, **settings: Any
+        self,
+        model: str,
+        workers: Sequence[FakeWorker],
+        *,
+        wait: bool = True,
+        beat_timeout: float = 1.0,
+        **settings: Any,
     ) -> None:
+        """``beat_timeout`` may be less than a router's own: these workers beat faster than real
+        ones do."""
         tokenizer = Tokenizer.load(model)
         for worker in workers:
             worker.answer = tokenizer.encode(ANSWER, add_special_tokens=False)
@@ -37,8 +46,6 @@ class Served:
         fields = {
             "model": model,
             "workers": tuple(worker.endpoint for worker in workers),
-            "beat_interval": 0.1,
-            "beat_timeout": 1.0,
             "worker_wait": 0.3,
             "resume_wait": 0.3,
             "drain_timeout": 1.0,
@@ -46,6 +53,7 @@ class Served:
         }
         config = RouterConfig(**fields)
         self.app = create_app(config)
+        self.app.state.router.pool._times = LinkTimes(0.1, beat_timeout, config.stall_timeout)
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         self.server = make_server(self.app, config)

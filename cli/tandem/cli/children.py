@@ -17,6 +17,7 @@ import time
 import urllib.error
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import TextIO
 
 from tandem.cli.loopback import DIRECT
@@ -117,7 +118,7 @@ class Child:
             with DIRECT.open(self.ready_url, timeout=1.0) as answer:
                 shown = answer.headers.get(HEADER_CHILD_TOKEN)
                 self.ready = answer.status == 200 and shown == self.token and self.is_running
-        except (urllib.error.URLError, OSError):
+        except (HTTPException, urllib.error.URLError, OSError):
             self.ready = False
         return self.ready
 

@@ -11,6 +11,7 @@ import time
 import urllib.error
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.client import HTTPException
 
 from tandem.cli.children import Child
 from tandem.cli.loopback import DIRECT
@@ -40,12 +41,14 @@ def stop(
     """End the processes; none runs afterwards. ``hurried`` cuts every wait short."""
     routers = [child for child in children if child.arguments[0] == "router"]
     workers = [child for child in children if child not in routers]
-    for group, grace in ((routers, graces.router), (workers, graces.workers)):
-        for child in group:
-            child.signal(signal.SIGTERM)
-        _wait(group, workers, grace + MARGIN_SECONDS, hurried=hurried, say=say)
-    for child in children:
-        child.kill()
+    try:
+        for group, grace in ((routers, graces.router), (workers, graces.workers)):
+            for child in group:
+                child.signal(signal.SIGTERM)
+            _wait(group, workers, grace + MARGIN_SECONDS, hurried=hurried, say=say)
+    finally:
+        for child in children:
+            child.kill()
 
 
 def _wait(
@@ -82,5 +85,5 @@ def _requests(child: Child) -> int:
         with DIRECT.open(url, timeout=1.0) as answer:
             lines = answer.read().decode().splitlines()
         return sum(int(float(line.split()[-1])) for line in lines if line.startswith(_COUNTED))
-    except (urllib.error.URLError, OSError, ValueError):
+    except (HTTPException, urllib.error.URLError, OSError, ValueError):
         return 0

@@ -150,10 +150,12 @@ class Supervisor:
         deadline = started + self.config.ready_seconds
         waiting = list(self.children)
         while waiting and not self._stop.wait(POLL_SECONDS):
-            for child in list(waiting):
+            for child in self.children:
                 if child.exit_code is not None:
-                    self._say(f"{child.name} ended with status {child.exit_code} before it served")
+                    when = "before it served" if child in waiting else "while others started"
+                    self._say(f"{child.name} ended with status {child.exit_code} {when}")
                     return False
+            for child in list(waiting):
                 if child.check_ready():
                     waiting.remove(child)
                     self._say(f"{child.name} ready after {time.monotonic() - child.started:.1f} s")

@@ -15,6 +15,10 @@ from tandem.protocol.ids import Incarnation
 HEADER = struct.Struct("<4s16s16sQ")
 MAGIC = b"TDM1"
 HEADER_BYTES = HEADER.size
+WORKER_BEAT_SECONDS = 1.0
+"""Between two beats of a worker to its routers."""
+WORKER_PATIENCE_SECONDS = 5.0
+"""A router that is silent for so long is gone for a worker; so are its requests."""
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):

@@ -19,6 +19,7 @@ from tandem.protocol.settings import (
     setting,
 )
 from tandem.protocol.tracing import TracingConfig
+from tandem.router.beats import check_beats
 from tandem.text.parsers.choose import check_name
 from tandem.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 
@@ -245,8 +246,8 @@ class RouterConfig(TracingConfig):
         3600.0, "Seconds after its last use that a response is kept."
     )
     body_timeout: float = setting(60.0, "Time that the body of a request may take to come.")
-    beat_interval: float = setting(1.0, "Time between two beats to a worker.")
-    beat_timeout: float = setting(4.0, "A worker that is silent this long is lost.")
+    beat_interval: float = setting(1.0, "Time between two beats to a worker, at most 2.")
+    beat_timeout: float = setting(4.0, "A worker that is silent this long is lost; at least 2.")
     stall_timeout: float = setting(
         120.0, "A worker that beats but makes no progress with work pending this long is lost."
     )
@@ -324,10 +325,7 @@ class RouterConfig(TracingConfig):
         check_positive("worker_wait", self.worker_wait, or_zero=True)
         check_positive("resume_wait", self.resume_wait, or_zero=True)
         self._check_placement()
-        if self.beat_timeout <= self.beat_interval:
-            raise InvalidParameter(
-                "beat_timeout", self.beat_timeout, f"more than beat_interval, {self.beat_interval}"
-            )
+        check_beats(self.beat_interval, self.beat_timeout)
         if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
             raise InvalidParameter("allow_credentials", True, "only with allowed_origins by name")
         check_origins(self.allowed_origins)

@@ -40,6 +40,8 @@ def test_every_field_is_a_setting_with_a_default() -> None:
         ("worker_wait", -1.0),
         ("resume_wait", -1.0),
         ("beat_timeout", 0.5),
+        ("beat_timeout", 1.9),
+        ("beat_interval", 2.1),
         ("beat_timeout", "soon"),
         ("workers", ("host",)),
         ("workers", ("host:0",)),

@@ -98,7 +98,7 @@ async def test_a_nap_says_how_much_too_long_it_was() -> None:
 def test_a_loop_that_stood_still_loses_no_worker(serve: Serve, decode: Make) -> None:
     """Longer than a worker may be silent; a stream that runs beside goes on as if nothing was."""
     d = decode(step=0.05)
-    served = serve(d, beat_interval=0.1, beat_timeout=0.5)
+    served = serve(d, beat_timeout=0.5)
     loop = served.app.state.router.pool._ticker.get_loop()
     text = ""
     with httpx.stream("POST", served.url + CHAT, json={**BODY, "stream": True}) as stream:

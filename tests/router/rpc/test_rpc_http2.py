@@ -229,11 +229,11 @@ def test_calls_that_come_at_once_begin_in_rounds_of_their_own(
         if len(rounds) < 10_000:
             loop.call_soon(count, loop)
 
-    async def read(service: Any, request: Any) -> Any:
+    async def read(*given: Any) -> Any:
         if not rounds:
             count(asyncio.get_running_loop())
         begun.append(rounds[-1])
-        return await generation_body(service, request)
+        return await generation_body(*given)
 
     monkeypatch.setattr(inference, "generation_body", read)
     _, client = raw()

@@ -100,7 +100,7 @@ def test_a_refused_call_costs_no_other(raw: Any, decode: Make, is_all: bool) -> 
 def test_who_takes_leave_as_it_calls_is_let_go(
     raw: Any, content_type: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """GOAWAY in the read of a call: the state machine says no more, and none is begun."""
+    """GOAWAY in the read of a call: the connection ends behind its answer."""
     _, client = raw()
     client.greet()
     with client.at_once():
@@ -110,3 +110,27 @@ def test_who_takes_leave_as_it_calls_is_let_go(
     while client.socket.recv(65_536):
         pass
     assert not [each for each in caplog.records if each.name == "asyncio"], caplog.text
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_who_takes_leave_hears_the_calls_that_run(raw: Any, decode: Make, code: int) -> None:
+    """Then the connection ends. A GOAWAY with an error ends them as well."""
+    go = threading.Event()
+    worker = decode(behaviour=held_until(go))
+    _, client = raw(worker)
+    client.greet()
+    stream = client.ask(LONG)
+    wait_for(lambda: worker.submitted)
+    client.socket.sendall(b"\0\0\x08\x07" + bytes(9) + code.to_bytes(4, "big"))
+    if code:
+        wait_for(lambda: worker.cancelled)
+        go.set()
+        return
+    client.h2.ping(b"12345678")
+    client.flush()
+    assert client.until(lambda event: isinstance(event, PingAckReceived)) is not None
+    go.set()
+
+    assert client.status(stream) == ("0", "")
+    assert texts(client.data(stream)) == ANSWER
+    assert client.until(lambda event: False) is None

@@ -1,12 +1,19 @@
-"""Messages of gRPC that are written by hand are those that protobuf reads."""
+"""Messages of gRPC that are written by hand are those that protobuf reads; long ones hold none."""
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.router.rpc.raw_client import framed
 
 from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.protocol.finish import FinishReason
+from tandem.router.rpc import inference
 from tandem.router.rpc import tandem_pb2 as pb
 from tandem.router.rpc.writing import StepWriter
 
@@ -49,3 +56,24 @@ def test_a_step_is_what_protobuf_would_write(
     assert pb.GenerateResponse.FromString(said) == wanted
     if request_id:
         assert said == wanted.SerializeToString()
+
+
+def test_others_have_their_turns_between_vectors(raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer may have thousands of them."""
+    naps: list[float] = []
+
+    async def nap(seconds: float) -> None:
+        naps.append(seconds)
+        await asyncio.sleep(seconds)
+
+    monkeypatch.setattr(inference, "asyncio", SimpleNamespace(sleep=nap))
+    _, client = raw()
+    client.greet()
+    asked = pb.EmbedRequest(input=["a", "b", "c"]).SerializeToString()
+    stream = client.ask(framed(asked), path="/tandem.v1.Inference/Embed")
+
+    assert client.status(stream) == ("0", "")
+    answer = pb.EmbedResponse.FromString(client.data(stream)[5:])
+    assert [bool(each.values) for each in answer.data] == [True] * 3
+    assert answer.usage.prompt_tokens
+    assert naps == [0] * 3

@@ -6,19 +6,29 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import zmq
 from tests.curve_keys import write_keys
+from tests.hand_link import HandLink
 from tests.router.behaviours import Make
 from tests.router.builders import Stack
+from tests.router.fake_cards import fake_card
 from tests.waiting import until
 
-from tandem.link.session import LinkState
+from tandem.link.liveness import LinkTimes
+from tandem.link.session import LinkState, Terms
+from tandem.protocol.card import PROTOCOL_VERSION, WorkerRole
 from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.ids import new_incarnation
+from tandem.protocol.messages import Reset, Welcome, encode
+from tandem.router.workers import connection
 from tandem.router.workers.dealer import Dealer
+from tandem.router.workers.pool import WorkerPool
+from tandem.router.workers.seams import LinkContext
 
 
 async def test_a_key_file_that_is_none_ends_no_link(decode: Make, tmp_path: Path) -> None:
@@ -140,3 +150,135 @@ async def test_a_link_that_came_up_by_itself_is_left_alone(stack: Stack, decode:
     await until(lambda: loop.time() > due + 0.1)
     assert stack.pool.workers[d.incarnation] is worker, "it has not been lost meanwhile"
     assert d.num_greeted == 1
+
+
+class Timers:
+    """A loop whose timers are fired by hand."""
+
+    def __init__(self) -> None:
+        self.handles: list[asyncio.TimerHandle] = []
+
+    def time(self) -> float:
+        """It stands still."""
+        return 0.0
+
+    def call_later(self, _: float, function: Callable[[], None]) -> asyncio.TimerHandle:
+        """Note it."""
+        loop = asyncio.get_running_loop()
+        self.handles.append(asyncio.TimerHandle(0.0, function, (), loop))
+        return self.handles[-1]
+
+    def fire(self) -> None:
+        """The time of all that are not cancelled has come."""
+        handles, self.handles = self.handles, []
+        for each in handles:
+            if not each.cancelled():
+                each._run()
+
+
+class StubDealer:
+    """A socket whose frames are noted."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.sent: list[bytes] = []
+        self.is_open = True
+
+    def close(self) -> None:
+        """Until it is opened again."""
+        self.is_open = False
+
+    def reopen(self) -> None:
+        """Once more."""
+        self.is_open = True
+
+    def send(self, header: bytes, payload: bytes) -> bool:
+        """All is sent."""
+        self.sent.append(payload)
+        return True
+
+
+class Noted:
+    """What the pool would hear."""
+
+    def __init__(self) -> None:
+        self.ups = self.losses = 0
+
+    def dropped(self, _: str) -> None:
+        """Of no interest."""
+
+    def on_up(self, *_: object) -> None:
+        """Once more."""
+        self.ups += 1
+
+    def on_lost(self, *_: object) -> None:
+        """Once more."""
+        self.losses += 1
+
+
+@pytest.mark.parametrize("greets_again", [True, False])
+async def test_a_greeting_that_was_put_off_ends_no_link(
+    monkeypatch: pytest.MonkeyPatch, greets_again: bool
+) -> None:
+    """The worker refused, and then welcomes all the same, or after ZMQ connected anew."""
+    monkeypatch.setattr(connection, "Dealer", StubDealer)
+    me, worker = new_incarnation(), new_incarnation()
+    terms = Terms(me, "protocol", PROTOCOL_VERSION, LinkTimes(), forgiving=True)
+    heard: Any = Noted()
+    context = LinkContext(zmq=cast(Any, None), terms=terms, dropped=lambda reason: None)
+    link: Any = connection.WorkerConnection(context, "worker:1", heard)
+    timers = link._loop = Timers()
+    link._greet()
+    link._on_frame([HandLink(worker, me).seal(), encode(Reset("not yet"))])
+    if greets_again:
+        link._greet()
+    card = fake_card(WorkerRole.DECODE, worker)
+    link._on_frame([HandLink(worker, me).seal(), encode(Welcome(card))])
+    assert link.state is LinkState.UP
+    timers.fire()
+
+    assert link.state is LinkState.UP
+    assert (heard.ups, heard.losses) == (1, 0)
+    assert len(link._dealer.sent) == 1 + greets_again
+
+
+async def test_a_worker_at_two_addresses_keeps_one_link(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second one would end the first at the worker, and that the second, for ever."""
+    monkeypatch.setattr(connection, "Dealer", StubDealer)
+    me, worker = new_incarnation(), new_incarnation()
+    counter: Any = Noted()
+    pool = WorkerPool(me, times=LinkTimes(), counter=counter)
+    pool.start(cast(Any, None))
+    pool.add("name:1")
+    pool.add("alias:1")
+    links: list[Any] = list(pool._links.values())
+    name, alias = links
+    card = fake_card(WorkerRole.DECODE, worker)
+    for link in links:
+        link._loop = Timers()
+        link._greet()
+        link._on_frame([HandLink(worker, me).seal(), encode(Welcome(card))])
+    states = {"name:1": LinkState.UP, "alias:1": LinkState.DOWN}
+    assert (pool.links(), alias._dealer.is_open) == (states, False)
+    (warning,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert warning.getMessage() == "worker at alias:1 is not used: it is the one at name:1"
+
+    name._on_frame([HandLink(worker, me).seal(), encode(Reset("no such link"))])
+    assert not pool.workers
+    alias._loop.fire()
+    name._loop.fire()
+    name._on_frame([HandLink(worker, me).seal(), encode(Welcome(card))])
+    pool.reconnect("alias:1")
+    assert (pool.links(), alias._dealer.is_open) == (states, False)
+    name._on_disconnected()
+    pool.reconnect("alias:1")
+    assert alias._dealer.is_open
+    alias._greet()
+    alias._on_frame([HandLink(worker, me).seal(), encode(Welcome(card))])
+    name._greet()
+    name._on_frame([HandLink(worker, me).seal(), encode(Welcome(card))])
+    assert not name._dealer.is_open
+    pool.remove("alias:1")
+    assert name._dealer.is_open
+    await pool.close()

@@ -14,6 +14,7 @@ from tandem.link.liveness import LinkTimes
 from tandem.link.session import Terms
 from tandem.protocol.card import PROTOCOL_VERSION, ModelCard
 from tandem.protocol.ids import Incarnation
+from tandem.protocol.link import WORKER_BEAT_SECONDS, WORKER_PATIENCE_SECONDS
 from tandem.protocol.messages import (
     Call,
     Cancel,
@@ -30,8 +31,8 @@ from tandem.worker.link_metrics import LinkMetrics
 
 logger = logging.getLogger(__name__)
 
-TIMES = LinkTimes(beat_interval=1.0, beat_timeout=5.0)
-"""A router that is silent for the timeout is gone; so are its requests."""
+TIMES = LinkTimes(WORKER_BEAT_SECONDS, WORKER_PATIENCE_SECONDS)
+"""No setting: routers hold theirs to it."""
 
 
 class RouterLinks:

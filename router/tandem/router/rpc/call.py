@@ -95,6 +95,8 @@ class Call:
         """False once the client has its status, or is gone."""
         self._held = held
         self._unread = 0
+        self.num_taken = 0
+        """Bytes of what was received and is not let go of."""
         self._link = link
         self._id = stream_id
         self.stream: H2Stream = link.h2.streams[stream_id]
@@ -110,7 +112,8 @@ class Call:
         self._drained = asyncio.Event()
 
     async def receive(self) -> bytes | None:
-        """The client's next message; None when there is no other. Raises RpcError."""
+        """The client's next message; None when there is no other. It counts as held until
+        ``let_go``. Raises RpcError."""
         while not self._messages:
             if self._failure is not None:
                 raise self._failure
@@ -119,8 +122,13 @@ class Call:
             self._arrival.clear()
             await self._arrival.wait()
         message = self._messages.popleft()
-        self._hold(-len(message))
+        self.num_taken += len(message)
         return message
+
+    def let_go(self) -> None:
+        """What was received is made into something else: its bytes no longer count."""
+        taken, self.num_taken = self.num_taken, 0
+        self._hold(-taken)
 
     def feed(self, data: bytes) -> None:
         """Bytes of messages came."""
@@ -160,7 +168,7 @@ class Call:
         self._failure = RpcError(code, words)
         self._partial.clear()
         self._messages.clear()
-        self._hold(-self._unread)
+        self.over()
         self._arrival.set()
 
     def write(self, message: bytes) -> bool:
@@ -279,6 +287,7 @@ class Call:
 
     def over(self) -> None:
         """Nobody answers it any more: what is left of its request goes."""
+        self.num_taken = 0
         self._hold(-self._unread)
 
     def _hold(self, num_bytes: int) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 PING = 6
+GOAWAY = 7
 WINDOW_UPDATE = 8
 _HEADERS = 1
 _CONTINUATION = 9

@@ -30,15 +30,18 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from tandem.router.rpc.call import MIN_DRAINED, Call, Held
-from tandem.router.rpc.frames import PING, WINDOW_UPDATE, Frame, Frames
+from tandem.router.rpc.frames import GOAWAY, PING, WINDOW_UPDATE, Frame, Frames
 
 WINDOW = 1 << 20
 """Bytes of a request that may be under way."""
 SPARE_RESETS = 100
 """Calls that a client may give up beyond those that it heard the end of."""
+_TABLE_BYTES = 4_096
+"""Of headers said before, which later ones name by their number: what HTTP/2 begins with."""
 _HEAD_BYTES = 9
 _PING_BYTES = _HEAD_BYTES + 8
 _PONG = b"\0\0\x08\x06\x01\0\0\0\0"
+_MIN_GOAWAY_BYTES = _HEAD_BYTES + 8
 _WINDOW_UPDATE_BYTES = _HEAD_BYTES + 4
 _MAX_WINDOW = 2**31 - 1
 _TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
@@ -80,7 +83,8 @@ class Connection(asyncio.Protocol):
         self._owner = owner
         self._num_heard = self._num_reset = 0
         self._last = 0
-        self._is_leaving = False
+        self._is_leaving = self._is_left = False
+        """Who takes leave: the server, the client."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Greet the client, or turn it away."""
@@ -102,6 +106,7 @@ class Connection(asyncio.Protocol):
                 SettingCodes.MAX_HEADER_LIST_SIZE: self._owner.max_header_bytes,
             },
         )
+        self.h2.decoder.max_header_list_size = self._owner.max_header_bytes
         self.h2.initiate_connection()
         self.flush()
         self._timer = self._loop.call_later(self._owner.header_seconds, transport.abort)
@@ -118,12 +123,14 @@ class Connection(asyncio.Protocol):
         frames = self._frames.split(data)
         rest = b"".join(each.whole for each in frames if not self._is_done(each))
         if not rest:
+            self._shut_if_left()
             return
         try:
             events = self.h2.receive_data(rest)
         except ProtocolError:
             self._close()
             return
+        self._bound_table()
         if self.h2.state_machine.state is ConnectionState.CLOSED:  # the client said GOAWAY
             self._close()
             return
@@ -132,6 +139,7 @@ class Connection(asyncio.Protocol):
                 return
             self._handle(event)
         self.flush()
+        self._shut_if_left()
 
     def pause_writing(self) -> None:
         """The client takes less than it is sent: nothing more is read of it, either."""
@@ -166,8 +174,7 @@ class Connection(asyncio.Protocol):
         call.over()
         if self.calls.pop(stream_id, None) is not None:
             self._num_heard += 1
-        if self._is_leaving and not self.calls:
-            self._shut()
+        self._shut_if_left()
 
     def is_idle(self) -> bool:
         """Whether it could be asked to leave: it has no call, and has not ended yet."""
@@ -181,12 +188,26 @@ class Connection(asyncio.Protocol):
         # By hand: h2 takes a connection that has said GOAWAY for closed.
         body = self._last.to_bytes(4, "big") + bytes(4)
         self._transport.write(len(body).to_bytes(3, "big") + b"\x07" + bytes(5) + body)
-        if not self.calls:
-            self._shut()
+        self._shut_if_left()
 
     def abort(self) -> None:
         """Be gone, whatever is unsent."""
         self._transport.abort()
+
+    def _shut_if_left(self) -> None:
+        """Nobody who has taken leave begins another call, or is answered one any more."""
+        if (self._is_leaving or self._is_left) and not self.calls:
+            self._shut()
+
+    def _bound_table(self) -> None:
+        """The client says how large a table of headers it keeps; each answer would look through
+        all of it here."""
+        encoder = self.h2.encoder
+        if encoder.header_table_size > _TABLE_BYTES:
+            encoder.header_table_size = _TABLE_BYTES
+        changes = encoder.table_size_changes
+        if len(changes) > 2:  # that are to be told: the smallest and the last say all
+            changes[:] = min(changes), changes[-1]
 
     def _is_done(self, frame: Frame) -> bool:
         """Whether it was one of the plainest, which is dealt with here."""
@@ -195,6 +216,14 @@ class Connection(asyncio.Protocol):
             return False
         if frame.kind == PING and len(whole) == _PING_BYTES and not frame.flags | frame.stream_id:
             self._transport.write(_PONG + whole[_HEAD_BYTES:])
+            return True
+        if (
+            frame.kind == GOAWAY
+            and not frame.stream_id
+            and len(whole) >= _MIN_GOAWAY_BYTES
+            and not any(whole[_HEAD_BYTES + 4 : _MIN_GOAWAY_BYTES])
+        ):
+            self._is_left = True  # not for h2: it would end the calls that run
             return True
         if frame.kind != WINDOW_UPDATE or len(whole) != _WINDOW_UPDATE_BYTES:
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -41,7 +42,7 @@ class Inference:
         """A message a step, or one at the end, each as its bytes."""
         service, request_id = self._service, _id_of(request.request_id)
         with self._calls.running(request_id, context):
-            body = await generation_body(service, request)
+            body = await generation_body(service, request, context)
             service.model_name(body.model)
             kind = OutputKind.DELTA if request.stream else OutputKind.FINAL_ONLY
             options = replace(options_of(body, service), budget_ms=_budget(context))
@@ -80,18 +81,21 @@ class Inference:
         """A vector for each input."""
         request_id = _id_of(request.request_id)
         with self._calls.running(request_id, context):
-            body = await embedding_body(self._service, request)
+            body = await embedding_body(self._service, request, context)
             call = self._pooled(request_id, body, context)
             params = PoolingParams(dimensions=body.dimensions, normalize=body.normalize)
             outputs = await call.pool(await call.prepare(body.input, params))
-            data = [pb.Embedding(values=each.floats) for each in outputs]
-            return pb.EmbedResponse(data=data, usage=pooled_usage(outputs))
+            response = pb.EmbedResponse(usage=pooled_usage(outputs))
+            for each in outputs:
+                response.data.add().values.extend(each.floats)
+                await asyncio.sleep(0)  # others' turn
+            return response
 
     async def score(self, request: pb.ScoreRequest, context: Call) -> pb.ScoreResponse:
         """A score for each pair."""
         request_id = _id_of(request.request_id)
         with self._calls.running(request_id, context):
-            body = await score_body(self._service, request)
+            body = await score_body(self._service, request, context)
             call = self._pooled(request_id, body, context)
             sides = [Side(body.text_1, "text_1"), Side(body.text_2, "text_2")]
             for side in sides:
@@ -107,10 +111,10 @@ class Inference:
         options = replace(options_of(body, service), budget_ms=_budget(context))
         return PooledCall(service, answer, RequestContext(arrived=context.arrived), options)
 
-    async def tokenize(self, request: pb.TokenizeRequest, _: Call) -> pb.TokenizeResponse:
+    async def tokenize(self, request: pb.TokenizeRequest, call: Call) -> pb.TokenizeResponse:
         """Ids of a text or of a chat."""
         service = self._service
-        body = await tokenize_body(service, request)
+        body = await tokenize_body(service, request, call)
         service.model_name(body.model)
         if body.prompt is None:
             ids = await service.llm.encode_chat(

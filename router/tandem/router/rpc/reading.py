@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,16 +16,24 @@ from tandem.router.openai.bodies.pooling_schemas import EmbeddingBody, ScoreBody
 from tandem.router.openai.bodies.schemas import ChatBody, CompletionBody, TokenizeBody
 from tandem.router.openai.service import Service
 from tandem.router.rpc import tandem_pb2 as pb
+from tandem.router.rpc.call import Call
 
 _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
 _AnyBody = TypeVar("_AnyBody", bound=Body)
+_AnyRequest = TypeVar("_AnyRequest")
+_AnyValue = TypeVar("_AnyValue")
 _INPUTS = "one of prompt, tokens, prompt_embeds and chat"
 
 
 async def generation_body(
-    service: Service, request: pb.GenerateRequest
+    service: Service, request: pb.GenerateRequest, call: Call
 ) -> ChatBody | CompletionBody:
     """What a call of Generate asks for. Raises InvalidParameter."""
+    model = ChatBody if request.WhichOneof("input") == "chat" else CompletionBody
+    return await _understood(service, call, model, _generation_fields, request)
+
+
+def _generation_fields(request: pb.GenerateRequest) -> dict[str, Any]:
     fields = {**_common(request), **_sampling(request.sampling)}
     fields["stream"] = request.stream
     if request.HasField("priority"):
@@ -38,7 +48,7 @@ async def generation_body(
             fields["messages"] = _messages(request.chat)
             if wanted is not None:
                 fields |= {"logprobs": True, "top_logprobs": wanted}
-            return await _understood(service, ChatBody, fields)
+            return fields
         case "prompt":
             fields["prompt"] = request.prompt
         case "tokens":
@@ -51,11 +61,15 @@ async def generation_body(
             raise InvalidParameter("input", None, _INPUTS)
     if wanted is not None:
         fields["logprobs"] = wanted
-    return await _understood(service, CompletionBody, fields)
+    return fields
 
 
-async def embedding_body(service: Service, request: pb.EmbedRequest) -> EmbeddingBody:
+async def embedding_body(service: Service, request: pb.EmbedRequest, call: Call) -> EmbeddingBody:
     """What a call of Embed asks for. Raises InvalidParameter."""
+    return await _understood(service, call, EmbeddingBody, _embedding_fields, request)
+
+
+def _embedding_fields(request: pb.EmbedRequest) -> dict[str, Any]:
     fields = _common(request)
     if bool(request.input) is bool(request.tokens):
         raise InvalidParameter("input", len(request.input), "texts, or tokens in their place")
@@ -63,17 +77,25 @@ async def embedding_body(service: Service, request: pb.EmbedRequest) -> Embeddin
     for name in ("dimensions", "normalize"):
         if request.HasField(name):
             fields[name] = getattr(request, name)
-    return await _understood(service, EmbeddingBody, fields)
+    return fields
 
 
-async def score_body(service: Service, request: pb.ScoreRequest) -> ScoreBody:
+async def score_body(service: Service, request: pb.ScoreRequest, call: Call) -> ScoreBody:
     """What a call of Score asks for. Raises InvalidParameter."""
+    return await _understood(service, call, ScoreBody, _score_fields, request)
+
+
+def _score_fields(request: pb.ScoreRequest) -> dict[str, Any]:
     sides = {"text_1": list(request.text_1), "text_2": list(request.text_2)}
-    return await _understood(service, ScoreBody, {**_common(request), **sides})
+    return {**_common(request), **sides}
 
 
-async def tokenize_body(service: Service, request: pb.TokenizeRequest) -> TokenizeBody:
+async def tokenize_body(service: Service, request: pb.TokenizeRequest, call: Call) -> TokenizeBody:
     """What a call of Tokenize asks for. Raises InvalidParameter."""
+    return await _understood(service, call, TokenizeBody, _tokenize_fields, request)
+
+
+def _tokenize_fields(request: pb.TokenizeRequest) -> dict[str, Any]:
     fields: dict[str, Any] = {"model": request.model or None}
     if request.HasField("add_special_tokens"):
         fields["add_special_tokens"] = request.add_special_tokens
@@ -84,15 +106,27 @@ async def tokenize_body(service: Service, request: pb.TokenizeRequest) -> Tokeni
             fields["prompt"] = request.prompt
         case _:
             raise InvalidParameter("input", None, "one of prompt and chat")
-    return await _understood(service, TokenizeBody, fields)
+    return fields
 
 
-async def _understood(service: Service, model: type[_AnyBody], fields: dict[str, Any]) -> _AnyBody:
-    body = msgspec.json.encode(fields)
+async def _understood(
+    service: Service,
+    call: Call,
+    model: type[_AnyBody],
+    fields_of: Callable[[_AnyRequest], dict[str, Any]],
+    request: _AnyRequest,
+) -> _AnyBody:
+    """The body that a request stands for; from then on its bytes are not held any more."""
+    beside = service.llm.beside
+    body = await beside.run(call.num_taken, _encoded, fields_of, request)
     size = len(body) if len(body) > SMALL_BYTES else 0
-    return await service.llm.beside.run(
-        size, understand, model, body, service.bounds, service.unknown_fields
-    )
+    found = await beside.run(size, understand, model, body, service.bounds, service.unknown_fields)
+    call.let_go()
+    return found
+
+
+def _encoded(fields_of: Callable[[_AnyRequest], dict[str, Any]], request: _AnyRequest) -> bytes:
+    return msgspec.json.encode(fields_of(request))
 
 
 def _common(request: pb.GenerateRequest | pb.EmbedRequest | pb.ScoreRequest) -> dict[str, Any]:
@@ -114,23 +148,37 @@ def _sampling(params: pb.SamplingParams) -> dict[str, Any]:
         if field.name in _LISTS:
             fields[field.name] = list(value)
         elif field.name == "logit_bias":
-            fields[field.name] = {str(token): bias for token, bias in value.items()}
+            fields[field.name] = {
+                str(token): _finite(f"logit_bias.{token}", bias) for token, bias in value.items()
+            }
         elif field.name == "structured_outputs":
             fields[field.name] = _form(value)
         elif field.name == "vllm_xargs":
             fields[field.name] = {name: _extra(name, each) for name, each in value.items()}
         else:
-            fields[field.name] = value
+            fields[field.name] = _finite(field.name, value)
     return fields
+
+
+def _finite(name: str, value: _AnyValue) -> _AnyValue:
+    """The value, unless it is a number that JSON has no word for: it would be none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidParameter(name, value, "a finite number")
+    return value
 
 
 def _extra(name: str, given: pb.ExtraArg) -> ExtraArg:
     kinds = [each.WhichOneof("value") for each in given.values]
-    found = [getattr(each, kind) for each, kind in zip(given.values, kinds, strict=True) if kind]
+    param = f"vllm_xargs.{name[:80]}"
+    found = [
+        _finite(param, getattr(each, kind))
+        for each, kind in zip(given.values, kinds, strict=True)
+        if kind
+    ]
     if len(found) == len(kinds) and (given.is_list or len(found) == 1):
         return found if given.is_list else found[0]
     allowed = "one text, integer or number, or a list of them with is_list"
-    raise InvalidParameter(f"vllm_xargs.{name[:80]}", kinds[:8], allowed)
+    raise InvalidParameter(param, kinds[:8], allowed)
 
 
 def _form(wanted: pb.StructuredOutputs) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from tandem.router.rpc.calls import Aborted
 from tandem.router.rpc.errors import RpcError, metadata_of, status_of
 from tandem.router.rpc.http2 import Connection
 from tandem.router.rpc.inference import Inference
+from tandem.router.rpc.values import check_values
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ _Answer = Callable[[Call], Awaitable[None]]
 
 
 class _Request(Protocol):
+    DESCRIPTOR: Any
+
     @staticmethod
     def FromString(data: bytes, /) -> Any:  # protobuf's name
         """The message of its bytes."""
@@ -174,8 +177,8 @@ def make_server(
 
 def _methods(service: Service, config: RouterConfig, turns: Turns) -> dict[str, _Answer]:
     """By path."""
-    inference, seconds = Inference(service), config.body_timeout
-    generate = _streaming(inference.generate, seconds, service.stream_seconds, turns)
+    inference, reads = Inference(service), _Reads(service, config.body_timeout)
+    generate = _streaming(inference.generate, reads, service.stream_seconds, turns)
     found = {f"/{NAME}/Generate": generate}
     for name, method, request, turn in (
         ("Embed", inference.embed, pb.EmbedRequest, turns),
@@ -184,10 +187,10 @@ def _methods(service: Service, config: RouterConfig, turns: Turns) -> dict[str, 
         ("Abort", inference.abort, pb.AbortRequest, None),
         ("GetModelInfo", inference.get_model_info, pb.GetModelInfoRequest, None),
     ):
-        found[f"/{NAME}/{name}"] = _unary(method, request, seconds, turn)
-    found[f"{_OPEN}Check"] = _unary(_health(service), health_pb2.HealthCheckRequest, seconds)
+        found[f"/{NAME}/{name}"] = _unary(method, request, reads, turn)
+    found[f"{_OPEN}Check"] = _unary(_health(service), health_pb2.HealthCheckRequest, reads)
     described = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
-    found[described] = _reflecting(service.stream_seconds)
+    found[described] = _reflecting(reads, service.stream_seconds)
     return found
 
 
@@ -208,14 +211,15 @@ def _health(
     return check
 
 
-def _reflecting(seconds: float) -> _Answer:
+def _reflecting(reads: _Reads, seconds: float) -> _Answer:
     """What there is, told message by message as it is asked for."""
     servicer: Any = reflection.ReflectionServicer((NAME, HEALTH, reflection.SERVICE_NAME))
 
     async def reflect(call: Call) -> None:
         async with asyncio.timeout(seconds):
             while (data := await call.receive()) is not None:
-                asked = _parsed(reflection_pb2.ServerReflectionRequest, data)
+                asked = await reads.parsed(reflection_pb2.ServerReflectionRequest, data)
+                call.let_go()
                 for answer in servicer.ServerReflectionInfo(iter((asked,)), None):
                     call.write(answer.SerializeToString())
                     await call.drained()
@@ -223,26 +227,38 @@ def _reflecting(seconds: float) -> _Answer:
     return reflect
 
 
-async def _asked(
-    request: type[_Request], call: Call, seconds: float, turns: Turns | None = None
-) -> Any:
-    """The one message of a request, read when it has its turn. Raises RpcError."""
-    try:
-        async with asyncio.timeout(seconds):
-            data = await call.receive()
-            more = data is not None and await call.receive()
-    except TimeoutError:
-        words = f"the request did not come within {seconds:g} s"
-        raise RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, words) from None
-    if data is None or more is not None:
-        raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, "the method takes one message")
-    if turns is not None:
-        await turns.take()
-    return _parsed(request, data)
+class _Reads:
+    """How messages come to be read: within a time, and large ones beside the loop."""
+
+    def __init__(self, service: Service, seconds: float) -> None:
+        self._service = service
+        self._seconds = seconds
+
+    async def asked(self, request: type[_Request], call: Call, turns: Turns | None = None) -> Any:
+        """The one message of a request, read when it has its turn. Raises RpcError, and
+        HttpProblem for one that holds too much."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                data = await call.receive()
+                more = data is not None and await call.receive()
+        except TimeoutError:
+            words = f"the request did not come within {self._seconds:g} s"
+            raise RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, words) from None
+        if data is None or more is not None:
+            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, "the method takes one message")
+        if turns is not None:
+            await turns.take()
+        return await self.parsed(request, data)
+
+    async def parsed(self, request: type[_Request], data: bytes) -> Any:
+        """The message of some bytes, within the bounds that a body has."""
+        most = self._service.bounds.json_values
+        return await self._service.llm.beside.run(len(data), _parsed, request, data, most)
 
 
-def _parsed(request: type[_Request], data: bytes) -> Any:
+def _parsed(request: type[_Request], data: bytes, most: int) -> Any:
     try:
+        check_values(data, request.DESCRIPTOR, most)
         return request.FromString(data)
     except DecodeError:
         words = "the message is not of the method's type"
@@ -252,13 +268,13 @@ def _parsed(request: type[_Request], data: bytes) -> Any:
 def _unary(
     method: Callable[[Any, Call], Awaitable[_AnyMessage]],
     request: type[_Request],
-    seconds: float,
+    reads: _Reads,
     turns: Turns | None = None,
 ) -> _Answer:
     """One message for one."""
 
     async def answer(call: Call) -> None:
-        told = await method(await _asked(request, call, seconds, turns), call)
+        told = await method(await reads.asked(request, call, turns), call)
         call.write(told.SerializeToString())
         await call.drained()
 
@@ -267,14 +283,14 @@ def _unary(
 
 def _streaming(
     method: Callable[[Any, Call], AsyncGenerator[bytes, None]],
-    body_seconds: float,
+    reads: _Reads,
     seconds: float,
     turns: Turns,
 ) -> _Answer:
     """A stream, which is written within ``seconds``, its client's slowness included."""
 
     async def stream(call: Call) -> None:
-        asked = await _asked(pb.GenerateRequest, call, body_seconds, turns)
+        asked = await reads.asked(pb.GenerateRequest, call, turns)
         async with asyncio.timeout(seconds), aclosing(method(asked, call)) as messages:
             async for message in messages:
                 if not call.write(message):

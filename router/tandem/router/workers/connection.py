@@ -167,6 +167,12 @@ class WorkerConnection:
         elif self.state is LinkState.UP and self._pulse.late(now) is not None:
             self._write(_BEAT)
 
+    def park(self, why: str) -> None:
+        """Look for nobody here until ``reconnect``: what answers has a link already, and a second
+        one would end that."""
+        self._down(why, expected=True)
+        self._dealer.close()
+
     def reconnect(self) -> None:
         """Start over with a new socket if the link is down: its name is resolved anew."""
         if self.state is LinkState.DOWN:
@@ -188,7 +194,7 @@ class WorkerConnection:
             self._dealer.reopen()
 
     def _greet(self) -> None:
-        self._hello_timer = None
+        self._cancel_hello()
         self._down("greeted again")
         head = self._session.greet(self._loop.time())
         self._dealer.send(head, encode(self._context.terms.hello()))
@@ -198,6 +204,12 @@ class WorkerConnection:
             self._hello_timer = self._loop.call_later(self._hello_delay, self._greet)
             self._hello_delay = min(2 * self._hello_delay, _HELLO_RETRY_MAX)
 
+    def _cancel_hello(self) -> None:
+        """None that is put off may come into the link that another one brings up."""
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+            self._hello_timer = None
+
     def _on_disconnected(self) -> None:
         self._down("the connection closed")
 
@@ -205,9 +217,7 @@ class WorkerConnection:
         """Fail every key, tell the listener if it knew the worker, and be DOWN."""
         incarnation, self.incarnation = self.incarnation, None
         self._session.end(reason)
-        if self._hello_timer is not None:
-            self._hello_timer.cancel()
-            self._hello_timer = None
+        self._cancel_hello()
         sinks, self._sinks = self._sinks, {}
         message = f"worker {self.endpoint} lost: {reason}"
         for (request, attempt), sink in sinks.items():
@@ -235,6 +245,7 @@ class WorkerConnection:
             assert isinstance(message, Welcome)
             self.incarnation = session.peer
             self._hello_delay = _HELLO_RETRY
+            self._cancel_hello()
             self._listener.on_up(self, message.card)
         elif verdict is Verdict.REFUSED:
             logger.info("worker %s refused HELLO: %s", self.endpoint, session.why)

@@ -18,7 +18,7 @@ from tandem.link.session import LinkState, Terms
 from tandem.link.sockets import roomy
 from tandem.protocol.card import PROTOCOL_VERSION, ModelCard, WorkerRole
 from tandem.protocol.commands import Command, CommandName, Reply
-from tandem.protocol.ids import Incarnation
+from tandem.protocol.ids import NOBODY, Incarnation
 from tandem.protocol.keys import KeyRing
 from tandem.protocol.messages import LoadReport, PeerHealth, WorkerBeat
 from tandem.protocol.outputs import BlockEvents
@@ -135,6 +135,8 @@ class WorkerPool:
         self.curve = curve
         self._listener: PoolListener | None = None
         self._links: dict[str, WorkerConnection] = {}
+        self._parked: dict[str, str] = {}
+        """Addresses of workers that have a link at another address, and that one."""
         self._notes: dict[str, WorkerNote] = {}
         self._context: LinkContext | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -173,9 +175,12 @@ class WorkerPool:
     def remove(self, endpoint: str) -> None:
         """Forget an address; what runs there fails."""
         self._notes.pop(endpoint, None)
+        self._parked.pop(endpoint, None)
         connection = self._links.pop(endpoint, None)
         if connection is not None:
             connection.close()
+        for other in [each for each, where in self._parked.items() if where == endpoint]:
+            self.reconnect(other)
 
     def note(self, endpoint: str, note: WorkerNote) -> None:
         """What discovery knows of the worker at an address, now or when it comes up."""
@@ -212,7 +217,12 @@ class WorkerPool:
             logger.info("a worker that leaves did not answer: %s", task.exception())
 
     def reconnect(self, endpoint: str) -> None:
-        """Look the address up anew, if nobody answers there."""
+        """Look the address up anew, if nobody answers there; not while its worker has a link at
+        another address."""
+        other = self._links.get(self._parked.get(endpoint, ""))
+        if other is not None and other.state is LinkState.UP:
+            return
+        self._parked.pop(endpoint, None)
         if endpoint in self._links:
             self._links[endpoint].reconnect()
 
@@ -262,12 +272,14 @@ class WorkerPool:
             return "it names no role"
         if card.fingerprint.version != PROTOCOL_VERSION:
             return f"it speaks protocol {card.fingerprint.version}, not {PROTOCOL_VERSION}"
-        if connection.incarnation in self.workers:
-            return "it is already known at another address"
         return None
 
     def on_up(self, connection: WorkerConnection, card: ModelCard) -> None:
         """WELCOME came."""
+        known = self.workers.get(connection.incarnation or NOBODY)
+        if known is not None and known.connection is not connection:
+            self._park(connection, known.connection.endpoint)
+            return
         problem = self._problem(connection, card)
         if problem is not None:
             logger.warning("worker at %s is not used: %s", connection.endpoint, problem)
@@ -289,6 +301,14 @@ class WorkerPool:
             self._listener.worker_up(worker)
         self._tell_peers()
         self._announce()
+
+    def _park(self, connection: WorkerConnection, other: str) -> None:
+        """A worker keeps one link to each router, the one that greeted last: two addresses of one
+        would end each other's for ever."""
+        why = f"it is the one at {other}"
+        logger.warning("worker at %s is not used: %s", connection.endpoint, why)
+        self._parked[connection.endpoint] = other
+        connection.park(why)
 
     def on_lost(self, connection: WorkerConnection, incarnation: Incarnation, reason: str) -> None:
         """The link ended."""

@@ -58,9 +58,9 @@ class _Counted:
     def _check_counts(self) -> None:
         most = self._max_values
         if self._num_values > most:
-            raise _too_many("values", most)
+            raise too_many("values", most)
         if self._num_containers > most // CONTAINER_SHARE:
-            raise _too_many("objects and lists", most // CONTAINER_SHARE)
+            raise too_many("objects and lists", most // CONTAINER_SHARE)
 
     def _go_down(self, brackets: bytes) -> None:
         depth = self._depth
@@ -71,7 +71,8 @@ class _Counted:
         self._depth = depth
 
 
-def _too_many(what: str, limit: int) -> HttpProblem:
+def too_many(what: str, limit: int) -> HttpProblem:
+    """413 for a body with more than it may hold."""
     return HttpProblem(
         ErrorAnswer(
             status=413,

@@ -1,0 +1,135 @@
+"""Messages of gRPC before they are bodies: how much they hold, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+from tests.router.fake_worker import FakeWorker
+from tests.router.rpc.raw_client import asked, framed
+from tests.router.rpc.test_rpc import hold
+from tests.waiting import wait_for
+
+from tandem.protocol.errors import InvalidParameter
+from tandem.router.openai.bodies.bounds import understand
+from tandem.router.openai.errors import HttpProblem
+from tandem.router.rpc import reading
+from tandem.router.rpc import tandem_pb2 as pb
+from tandem.router.rpc.values import check_values
+
+MOST = 1_000
+GENERATE: Any = pb.GenerateRequest
+IDS = pb.GenerateRequest(tokens=pb.TokenIds(ids=[5, 300, 70_000] * 300))
+"""Two values and 900."""
+
+
+def texts(count: int) -> bytes:
+    """A request with so many."""
+    return pb.EmbedRequest(input=[""] * count).SerializeToString()
+
+
+def chat(count: int) -> bytes:
+    """A request of so many empty messages: two bytes for each."""
+    messages = [pb.Message() for _ in range(count)]
+    return pb.GenerateRequest(chat=pb.Chat(messages=messages)).SerializeToString()
+
+
+def biased(count: int) -> bytes:
+    """A request with so many entries of a map."""
+    sampling = pb.SamplingParams(logit_bias=dict.fromkeys(range(count), 1.0))
+    return pb.GenerateRequest(sampling=sampling).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits", "is_too_much"),
+    [
+        (pb.EmbedRequest, texts(MOST), texts(MOST + 1)),
+        (pb.GenerateRequest, chat(99), chat(100)),  # the chat is a message itself
+        (pb.GenerateRequest, biased(99), biased(100)),
+        (pb.GenerateRequest, IDS.SerializeToString(), IDS.SerializeToString() * 2),
+    ],
+)
+def test_values_are_counted_before_a_message_is_parsed(
+    kind: Any, fits: bytes, is_too_much: bytes
+) -> None:
+    """Entries, numbers that come packed, and messages, which cost more."""
+    check_values(fits, kind.DESCRIPTOR, MOST)
+    with pytest.raises(HttpProblem, match="holds more than") as caught:
+        check_values(is_too_much, kind.DESCRIPTOR, MOST)
+    assert caught.value.answer.status == 413
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x0a\x05ab", b"\x0a", b"\x80", b"\x80" * 11 + b"\0", b"\x0b\x0c", b"\x2a\x01\x0a"]
+)
+def test_what_is_no_message_is_not_counted(data: bytes) -> None:
+    """Else what the parser takes for something else would be beyond the count."""
+    with pytest.raises(DecodeError):
+        check_values(data, GENERATE.DESCRIPTOR, MOST)
+
+
+def extra(value: float) -> pb.SamplingParams:
+    """Parameters with such a number for a logits processor."""
+    params = pb.SamplingParams()
+    params.vllm_xargs["a"].values.add(number=value)
+    return params
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("temperature", lambda value: pb.SamplingParams(temperature=value)),
+        ("logit_bias.7", lambda value: pb.SamplingParams(logit_bias={7: value})),
+        ("vllm_xargs.a", extra),
+    ],
+)
+def test_numbers_that_are_none_are_refused(
+    name: str, make: Callable[[float], pb.SamplingParams], value: float
+) -> None:
+    """JSON has no word for them: the default would be taken."""
+    assert reading._sampling(make(0.5))
+    with pytest.raises(InvalidParameter, match="a finite number") as caught:
+        reading._sampling(make(value))
+    assert caught.value.param == name
+
+
+def test_a_message_that_holds_too_much_is_not_read(
+    raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused as a body of HTTP is, and nothing of it stays."""
+
+    def unwanted(_: Any) -> Any:
+        raise AssertionError("the chat was made into objects")
+
+    monkeypatch.setattr(reading, "_messages", unwanted)
+    served, client = raw(max_json_values=MOST)
+    client.greet()
+    status, words = client.status(client.ask(framed(chat(300))))
+
+    assert (status, "holds more than 100 objects" in words) == ("8", True), words
+    assert client.status(client.ask(asked()))[0] == "0"
+    wait_for(lambda: served.app.state.rpc.held.num_bytes == 0)
+
+
+def test_a_message_is_held_until_it_is_understood(
+    raw: Any, decode: Callable[..., FakeWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes count beside those that still come, and no longer while it is answered."""
+    held: list[int] = []
+
+    def noted(*given: Any) -> Any:
+        held.append(served.app.state.rpc.held.num_bytes)
+        return understand(*given)
+
+    monkeypatch.setattr(reading, "understand", noted)
+    worker = decode(behaviour=hold)
+    served, client = raw(worker)
+    client.greet()
+    client.ask(asked())
+    wait_for(lambda: worker.submitted)
+
+    assert held == [len(asked()) - len(framed(b""))]
+    assert served.app.state.rpc.held.num_bytes == 0

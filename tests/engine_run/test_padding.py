@@ -1,7 +1,5 @@
 """Steps padded to the shapes of graphs, run without graphs, and steps launched ahead."""
 
-from itertools import pairwise
-
 import pytest
 import torch
 from tests.engine_run.run_driver import GREEDY, Driver
@@ -10,7 +8,6 @@ from tests.engine_run.tiny_models import folder_of, judged
 from tandem.engine.sample import SamplingKind
 from tandem.engine.sample.bounds import BoundsStage
 from tandem.engine.step import NewSequence, SchedulerOutput, SeqId, StepRow
-from tandem.engine.worker import gpu
 from tandem.engine.worker.choices import ChoiceGraphs
 from tandem.engine.worker.graphs import StepGraphs, decode_sizes, step_shapes
 from tandem.engine.worker.inputs import StepStager
@@ -355,15 +352,3 @@ def test_every_shape_of_a_small_engine_is_staged(seats):
     )
     for shape in step_shapes(max_rows=seats, max_tokens=2500, max_captured=2048):
         assert stager.stage_nothing(shape).shape == shape
-
-
-def test_the_head_is_run_once_for_every_band_of_rows():
-    """Steps with prompts draw as many rows as they happen to have: no kernel is loaded by one."""
-    rows = gpu.head_rows(1024)
-    assert rows == sorted(set(rows))
-    assert rows[-1] == 1024
-    bands = {-(-each // 16) for each in rows}
-    assert bands >= set(range(1, 17))
-    assert max(b - a for a, b in pairwise(rows)) <= 64
-    assert gpu.head_rows(1) == [1]
-    assert gpu.head_rows(64)[-1] == 64

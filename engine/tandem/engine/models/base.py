@@ -139,8 +139,9 @@ class CausalModel(Protocol):
         """
         ...
 
-    def shortened(self) -> CausalModel:
-        """This model with its last layers alone, but every kernel that the whole one launches."""
+    def shortened(self, layers: int) -> CausalModel:
+        """This model with so many of its last layers alone; with three at least every kernel that
+        the whole one launches."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -135,10 +135,9 @@ class Decoder:
         stream = last(stream, step) if rows is None else last.of_rows(stream, step, rows)
         return self.norm(stream)
 
-    def shortened(self) -> Decoder:
-        """See CausalModel. The last layer is unlike the others (``Layer.of_rows``), and the first
-        that attends to a batch plans it, so that the next is launched in another way."""
-        return replace(self, layers=self.layers[-3:])
+    def shortened(self, layers: int) -> Decoder:
+        """See CausalModel. The last layer is unlike the others (``Layer.of_rows``)."""
+        return replace(self, layers=self.layers[-layers:])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See CausalModel."""

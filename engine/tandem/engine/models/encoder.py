@@ -110,8 +110,8 @@ class Encoder:
             stream = layer(stream, step)
         return stream if rows is None else stream.index_select(0, rows)
 
-    def shortened(self) -> Encoder:
-        """See CausalModel; layers are alike."""
+    def shortened(self, layers: int) -> Encoder:
+        """See CausalModel; layers are alike, so that one is enough."""
         return replace(self, layers=self.layers[-1:])
 
     def logits(self, hidden: Tensor) -> Tensor:

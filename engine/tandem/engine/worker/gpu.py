@@ -16,6 +16,7 @@ from tandem.engine.kv_memory import SlabAllocator
 from tandem.engine.sample import SamplingKind
 from tandem.engine.sample.bounds import BoundsStage
 from tandem.engine.worker.graphs import encoder_shapes, step_shapes
+from tandem.engine.worker.product_rows import product_rows
 from tandem.engine.worker.profile import (
     activation_bytes,
     choice_bytes,
@@ -38,8 +39,6 @@ CHOICE_GRAPH_BYTES = 1 << 20
 """Kept for each graph of a choice, of ten kernels at most, beside the memory that these share."""
 MOST_CAPTURED = 2048
 """Tokens of a decoder's largest graph, unless that is said: longer prompts keep the device busy."""
-_FINE_HEAD_ROWS = 256
-"""Rows of the head up to which its kernels change from one multiple of 16 to the next."""
 TRITON_CACHE = "TRITON_CACHE_DIR"
 GIB = 2**30
 
@@ -125,18 +124,10 @@ def capture(config: EngineConfig, runner: ModelRunner) -> None:
     gc.freeze()  # what lives as long as the engine need not be looked at in the middle of a step
 
 
-def head_rows(most: int) -> list[int]:
-    """Of how many rows, up to ``most``, the head is run once at the start, so that each of its
-    kernels is loaded: one in every band of rows for which a library has one of its own."""
-    fine = min(most, _FINE_HEAD_ROWS)
-    return sorted({*range(1, fine + 1, 8), *range(fine + 1, most, 64), most})
-
-
 def _warm_head(runner: ModelRunner) -> None:
-    """No graph pads what steps with prompts draw. A kernel that is loaded when it is first launched
-    holds the device up: 25 to 88 ms on an H200, at 65, 81 and 97 rows."""
+    """No graph pads what steps with prompts draw."""
     for _, hidden in islice(runner.graphs.decodes(), 1):  # the largest; an encoder has none
-        for rows in head_rows(len(hidden)):
+        for rows in product_rows(len(hidden)):
             runner.model.logits(hidden[:rows])
 
 

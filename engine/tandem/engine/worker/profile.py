@@ -8,7 +8,7 @@ compiled here stalls no request later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -30,6 +30,10 @@ SLACK = 1.05
 """For fragments: steps of other sizes cut the allocator's memory otherwise."""
 SHORT_CHUNK = 32
 """Tokens of each prompt where many are computed at once, to load the kernels of such steps."""
+
+SHORT_LAYERS = 3
+"""Of a decoder, to run all its kernels: the last is unlike the others, and the first that attends
+to a batch plans it, so that the next is launched in another way."""
 
 
 @torch.inference_mode()
@@ -84,10 +88,10 @@ def largest_steps(config: EngineConfig, runner: ModelRunner, device: torch.devic
 
 
 @contextmanager
-def shortened(runner: ModelRunner) -> Iterator[None]:
+def shortened(runner: ModelRunner, layers: int = SHORT_LAYERS) -> Iterator[None]:
     """The runner's model is a short one meanwhile, for steps that are run for their kernels."""
     whole = runner.model
-    runner.model = whole.shortened()
+    runner.model = whole.shortened(layers)
     try:
         yield
     finally:
@@ -115,25 +119,37 @@ def load_kernels(config: EngineConfig, runner: ModelRunner, device: torch.device
 
 def _run_step(config: EngineConfig, runner: ModelRunner, lengths: list[int]) -> None:
     """Prompts of such lengths, whole, in one step."""
-    block_size = config.cache.block_size
-    batch = InputBatch(block_size, len(lengths))
-    batch.reserve(max(lengths))
-    for row, length in enumerate(lengths):
-        batch.table.assign(row, [0] * blocks_for(length, block_size))
-    device = runner.stager.device
-    stager = StepStager(batch, device, max_tokens=sum(lengths), max_len=config.max_model_len)
-    index, counts = np.arange(len(lengths)), np.array(lengths)
-    decodes = len(lengths) if max(lengths) == 1 else 0
-    rows = StepRows(index, 0 * counts, counts, decodes, int(counts.sum()))
+    with steps(config, runner, rows=len(lengths), tokens=sum(lengths)) as run:
+        run(lengths)
+
+
+@contextmanager
+def steps(
+    config: EngineConfig, runner: ModelRunner, *, rows: int, tokens: int, embedded: bool = True
+) -> Iterator[Callable[[list[int]], None]]:
+    """What runs prompts of given lengths, whole, in one step: at most so many ``rows`` and
+    ``tokens``. ``embedded``: as vectors, where the engine takes such prompts."""
+    block_size, device = config.cache.block_size, runner.stager.device
+    batch = InputBatch(block_size, rows)
+    batch.reserve(tokens)
+    stager = StepStager(batch, device, max_tokens=tokens, max_len=config.max_model_len)
+
+    def run(lengths: list[int]) -> None:
+        for row, length in enumerate(lengths):
+            batch.table.assign(row, [0] * blocks_for(length, block_size))
+        index, counts = np.arange(len(lengths)), np.array(lengths)
+        decodes = len(lengths) if max(lengths) == 1 else 0
+        of_step = StepRows(index, 0 * counts, counts, decodes, int(counts.sum()))
+        vectors = None
+        if embedded and config.model.enable_prompt_embeds:  # the widest that may come
+            size = config.facts.hidden_size
+            zeros = (PromptEmbeds("float32", size, bytes(4 * size * each)) for each in lengths)
+            vectors = embedded_tokens(dict(enumerate(zeros)), of_step, device)
+        runner.hidden(stager.stage(of_step, of_step.ends, index, unpadded), embedded=vectors)
+
     kept, runner.stager = runner.stager, stager
-    embedded = None
-    if config.model.enable_prompt_embeds:  # the widest that may come
-        size = config.facts.hidden_size
-        zeros = (PromptEmbeds("float32", size, bytes(4 * size * each)) for each in lengths)
-        held = dict(enumerate(zeros))
-        embedded = embedded_tokens(held, rows, device)
     try:
-        runner.hidden(stager.stage(rows, rows.ends, index, unpadded), embedded=embedded)
+        yield run
     finally:
         runner.stager = kept
 

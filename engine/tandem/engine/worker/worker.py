@@ -26,6 +26,7 @@ from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepStager
 from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.offload import HostBlocks
+from tandem.engine.worker.product_rows import load_products
 from tandem.engine.worker.rest import Rest
 from tandem.engine.worker.runner import ModelRunner
 from tandem.engine.worker.slab import Slab
@@ -73,6 +74,7 @@ class Worker:
             runner.host = HostBlocks(runner.slab.blocks, offloaded)
         if on_gpu:
             gpu.capture(config, runner)
+            load_products(config, runner)
         if config.profiler.torch_profiler_dir is not None:
             self._profile.warm()
         self._rest = Rest(config, runner, allocate)

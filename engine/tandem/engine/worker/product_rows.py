@@ -22,7 +22,7 @@ from tandem.engine.worker.runner import ModelRunner
 logger = logging.getLogger(__name__)
 
 BANDS = ((8, 1024), (16, 2048), (64, 8192))
-"""Rows of a band, and up to where: beyond 2,048 a kernel has several bands of 16 here and there, and
+"""Rows of a band, and up to where: beyond 2,048 a kernel has several bands of 16, and
 64 rows miss 2 of 201 kernels."""
 _LAYERS = 2
 """Of the short model: one as most are, and the last, which has a weight cut in two."""

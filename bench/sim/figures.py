@@ -25,6 +25,8 @@ class Figures:
     second_p50: float
     second_p90: float
     second_most: float
+    late_second: float
+    """Share of requests whose second token came later than the bound of gaps."""
     rate: float
     """Requests a second, from the first to the last that came."""
     goodput: float
@@ -64,6 +66,7 @@ def figures(seen: Sequence[Seen], *, ttft_ms: float = TTFT_MS, itl_ms: float = I
         second_p50=float(np.percentile(second, 50)),
         second_p90=float(np.percentile(second, 90)),
         second_most=float(second.max()),
+        late_second=float((second > itl_ms).mean()),
         rate=len(seen) / span,
         goodput=good / span,
         late_first=float(late.mean()),

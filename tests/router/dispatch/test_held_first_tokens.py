@@ -211,14 +211,15 @@ async def test_one_that_is_held_back_goes_out_at_the_deadline(make_worker) -> No
 def test_how_long_is_by_how_late_the_second_mostly_comes() -> None:
     """No longer than the bound of gaps, and not so long that the first would be late."""
     targets = Targets(0.3, 0.025)
-    assert held_back(LinkPace(), 0.1, targets) == 0.0
-    assert held_back(LinkPace(tail_s=0.012, tail_spread_s=0.004), 0.1, targets) == 0.0
-    assert held_back(LinkPace(tail_s=0.027, tail_spread_s=0.004), 0.1, targets) == pytest.approx(
-        0.01
-    )
-    assert held_back(LinkPace(tail_s=0.2, tail_spread_s=0.05), 0.1, targets) == 0.025
-    assert held_back(LinkPace(tail_s=0.2), 0.23, targets) == pytest.approx(0.01)
-    assert held_back(LinkPace(tail_s=0.2), 0.5, targets) == 0.0
+    assert held_back(LinkPace(), 0.02, 0.1, targets) == 0.0
+    early = LinkPace(tail_s=0.012, tail_spread_s=0.004)
+    assert held_back(early, 0.004, 0.1, targets) == 0.0
+    assert held_back(early, 0.015, 0.1, targets) == pytest.approx(0.01), "its step comes behind it"
+    later = LinkPace(tail_s=0.021, tail_spread_s=0.004)
+    assert held_back(later, 0.006, 0.1, targets) == pytest.approx(0.01)
+    assert held_back(LinkPace(tail_s=0.2, tail_spread_s=0.05), 0.006, 0.1, targets) == 0.025
+    assert held_back(LinkPace(tail_s=0.2), 0.006, 0.23, targets) == pytest.approx(0.01)
+    assert held_back(LinkPace(tail_s=0.2), 0.006, 0.5, targets) == 0.0
 
 
 async def test_tails_have_a_mean_and_a_spread(make_worker) -> None:

@@ -106,7 +106,8 @@ def forecast_pair(
     ttft = _queued(fast, producer.pending_tokens, own, producer) + alone + _pulled(pull)
     joined = consumer.crowd.joined(prompt.num_tokens)
     second = pace.tail_s if pace.tail_s is not None else UNKNOWN_TAIL
-    second += pace.wait + slow.decodes(joined)
+    step = slow.decodes(joined)
+    second += pace.wait + step
     second += wait_for_room(prompt, consumer)
     damage = first_missed(ttft, targets) + first_missed(second, targets)
     damage += behind(producer, ttft, alone, targets)
@@ -120,7 +121,7 @@ def forecast_pair(
     cost = ttft + second + MISS * damage + ANSWER * answers
     cost += _fault(producer) + _fault(consumer)
     both = consumer.incarnation, producer.incarnation
-    hold = held_back(pace, ttft, targets)
+    hold = held_back(pace, step, ttft, targets)
     until = HELD_SHARE * targets.ttft
     return Forecast("pair", *both, ttft, second, damage, cost, answers, pull, hold, until)
 
@@ -166,13 +167,14 @@ def forecast_whole(
     return Forecast(way, worker.incarnation, None, ttft, second, damage, cost, answers, pull)
 
 
-def held_back(pace: LinkPace, ttft: float, targets: Targets) -> float:
+def held_back(pace: LinkPace, step: float, ttft: float, targets: Targets) -> float:
     """Seconds for which a first token is kept for the second to follow within the bound of gaps:
-    by how much it mostly comes later than that, as the tails of the link's last hand-offs say; no
-    more than the bound itself, and never so much that the first would be late."""
+    by how much it mostly comes later than that, a ``step`` behind the decode worker's first word,
+    which repeats the first, as the tails of the link's last hand-offs say. No more than the bound
+    itself, and never so much that the first would be late."""
     if pace.tail_s is None:
         return 0.0
-    late = pace.tail_s + SPREADS * pace.tail_spread_s - targets.itl
+    late = pace.tail_s + SPREADS * pace.tail_spread_s + step - targets.itl
     return max(0.0, min(late, targets.itl, HELD_SHARE * targets.ttft - ttft))
 
 

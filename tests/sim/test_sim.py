@@ -181,7 +181,7 @@ def test_figures_count_requests_within_both_bounds():
         return Seen(0.0, 10, 10, times=times)
 
     good, late = seen(0.2, [0.01] * 20), seen(0.4, [0.01] * 20)
-    once, twice = seen(0.2, [0.01] * 20 + [0.03]), seen(0.2, [0.01] * 20 + [0.03] * 2)
+    once, twice = seen(0.2, [0.03] + [0.01] * 20), seen(0.2, [0.01] * 20 + [0.03] * 2)
     several = [good, late, once, twice]
     for number, each in enumerate(several):
         each.sent += number
@@ -189,5 +189,6 @@ def test_figures_count_requests_within_both_bounds():
     found = figures(several)
     assert found.goodput * 3.0 == pytest.approx(2)  # three seconds from first to last
     assert (found.late_first, found.late_gaps) == (0.25, 0.25)
+    assert found.late_second == 0.25, "one whose first gap is the long one"
     with pytest.raises(ValueError, match="no request"):
         figures([])

@@ -35,6 +35,8 @@ from bench.sim.figures import ITL_MS, figures
 from bench.sim.router import Seen
 from bench.sim.sweep import load_of
 
+from tandem.link.descriptors import raise_descriptor_limit
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
 
 import model as made
@@ -236,6 +238,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Every shape under every load."""
     args = arguments()
+    raise_descriptor_limit()
     args.out.mkdir(parents=True, exist_ok=True)
     loads.SETTLE = args.settle
     found: dict[str, Any] = {}

@@ -1,10 +1,23 @@
 """The limit on open files is raised as far as it may be, and said where that is too little."""
 
 import resource
+import subprocess
+import sys
 
 import pytest
 
-from tandem.link.descriptors import ENOUGH, TooFewDescriptors, raise_descriptor_limit
+from tandem.link.descriptors import ENOUGH, ROOM, TooFewDescriptors, raise_descriptor_limit
+
+TABLE = """
+import re
+from pathlib import Path
+from tandem.link.descriptors import raise_descriptor_limit
+
+size = lambda: int(re.search(r"FDSize:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
+before, opened = size(), len(list(Path("/proc/self/fd").iterdir()))
+limit = raise_descriptor_limit(1)
+print(before, size(), limit, len(list(Path("/proc/self/fd").iterdir())) - opened)
+"""
 
 
 @pytest.mark.parametrize(
@@ -34,3 +47,21 @@ def test_too_few_are_an_error_that_says_what_to_do(monkeypatch):
     monkeypatch.setattr(resource, "setrlimit", lambda which, limits: None)
     with pytest.raises(TooFewDescriptors, match=r"may open 512 files .* needs 1024 .*ulimit"):
         raise_descriptor_limit()
+
+
+@pytest.mark.parametrize("hard", [None, 700])
+def test_the_table_of_descriptors_is_large_from_the_start(hard):
+    """A process of threads stands for milliseconds whenever it grows; nothing stays open. Where
+    fewer are allowed, it has room for those."""
+
+    def limited() -> None:
+        if hard is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+    done = subprocess.run(
+        [sys.executable, "-c", TABLE], preexec_fn=limited, capture_output=True, check=True
+    )
+    before, after, limit, opened = map(int, done.stdout.split())
+    assert before < 700
+    assert after >= min(limit, ROOM)
+    assert opened == 0

@@ -217,23 +217,23 @@ def test_chunks_are_whole_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv", "lone", "last"),
+    ("kv", "lone"),
     [
-        ({"kv_connector": "cuda_p2p"}, 8192, 2048),
-        ({"kv_node_folder": "/run/tandem"}, 8192, 2048),
-        ({}, None, None),
-        ({"kv_connector": "nixl", "kv_node_folder": "/run/tandem"}, None, None),
+        ({"kv_connector": "cuda_p2p"}, 8192),
+        ({"kv_node_folder": "/run/tandem"}, 8192),
+        ({}, None),
+        ({"kv_connector": "nixl", "kv_node_folder": "/run/tandem"}, None),
     ],
 )
-def test_a_prompt_is_cut_by_how_its_kv_travels(kv, lone, last) -> None:
-    """Between GPUs of one machine only the end of a prompt that is alone is cut off; prompts begin
+def test_a_prompt_is_cut_by_how_its_kv_travels(kv, lone) -> None:
+    """Between GPUs of one machine a prompt that is alone is cut by whole steps; prompts begin
     one after the other on any GPU. What a user says stands."""
     folder = str(folder_of("llama"))
     on_cpu = EngineConfig.of(folder, device="cpu", revision="tiny", max_num_batched_tokens=8192)
     config = replace(on_cpu, device="cuda")
     cut = chunked(config, PrefillConfig(), KVTransferConfig(**kv)).scheduler
     assert cut.long_prefill_token_threshold == cut.max_num_begun_tokens == 2048
-    assert (cut.lone_prefill_token_threshold, cut.last_prefill_chunk_tokens) == (lone, last)
+    assert (cut.lone_prefill_token_threshold, cut.last_prefill_chunk_tokens) == (lone, None)
     mine = config.with_(max_num_begun_tokens=64)
     assert (
         chunked(mine, PrefillConfig(), KVTransferConfig(**kv)).scheduler.max_num_begun_tokens == 64

@@ -25,8 +25,8 @@ class PrefillConfig:
         None,
         "Tokens of one prompt in one step, at most: what is computed can be sent meanwhile. None "
         f"is {GPU_CHUNK} on a GPU, where a step of fewer costs more than it brings (and for a "
-        "prompt that is alone, but its end, as many as a step holds, where KV is copied between "
-        f"GPUs of one machine), {CPU_CHUNK} on a CPU.",
+        "prompt that is alone as many as a step holds, where KV is copied between GPUs of one "
+        f"machine), {CPU_CHUNK} on a CPU.",
         unit="tokens",
     )
 
@@ -48,7 +48,8 @@ def chunked(config: EngineConfig, prefill: PrefillConfig, kv: KVTransferConfig) 
     is an encoder, whose prompts are computed whole and handed to nobody.
 
     A chunk that ends inside a block would leave that block to be sent with the next one. Where a
-    link brings a chunk in a millisecond, a prompt that is alone need not be cut but for its end.
+    link brings a chunk in a millisecond or three, a prompt that is alone is not cut for its sake:
+    another step costs the first token more than the second gains.
     """
     if config.facts.encoder is not None:
         if prefill.prefill_chunk_tokens is not None:
@@ -64,12 +65,10 @@ def chunked(config: EngineConfig, prefill: PrefillConfig, kv: KVTransferConfig) 
     chunk = min(max(size, wanted // size * size), budget)
     cuts: dict[str, int | None] = {
         "lone_prefill_token_threshold": None,
-        "last_prefill_chunk_tokens": None,
         "max_num_begun_tokens": chunk if on_gpu else None,
     }
     if on_gpu and prefill.prefill_chunk_tokens is None and copies_blocks(kv):
         cuts["lone_prefill_token_threshold"] = budget // size * size or budget
-        cuts["last_prefill_chunk_tokens"] = chunk
     for name, value in cuts.items():
         given = getattr(scheduler, name)
         cuts[name] = value if given is None else given

@@ -47,7 +47,7 @@ def check_worker(
     if role == "prefill":
         sections = [*sections, Section("Prefill", PrefillConfig)]
     given = _read(role, sections, flags, environ)
-    engine: dict[str, Any] = {}
+    engine: dict[str, Any] = dict(given[EngineConfig])
     for settings in SECTIONS.values():
         engine |= given[settings]
     with _named(f"{role} workers"):

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from tandem.cli.child_flags import check_router, check_worker
+from tandem.cli.child_flags import check_host, check_kept, check_router, check_worker
 from tandem.cli.children import Child
 from tandem.cli.command import parse
 from tandem.cli.elastic_steps import bound_steps
@@ -125,10 +125,12 @@ class Supervisor:
         engines = self._engines
         for child in plan(config, config.model, "model", [1] * count, [], self.overrides):
             role, *flags = child.arguments
+            check_kept(role, flags)
             if role == "router":
                 router = check_router(flags, {**environ, **child.environment})
             else:
                 server, engine = check_worker(role, flags, {**environ, **child.environment})
+                check_host(role, server.host)
                 drains.append(server.drain_seconds)
                 dummy = dummy or engine.get("load_format") == "dummy"
                 engines[role] = engine

@@ -6,7 +6,6 @@ a worker that ends after the model was converted. Called by ``up``.
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,14 +38,6 @@ class ChildFlagsError(UsageError):
 
     def __init__(self, text: str) -> None:
         TandemError.__init__(self, text)
-
-
-def words(setting: str, value: str) -> list[str]:
-    """A string of flags as a shell would split it. Raises InvalidParameter for an open quote."""
-    try:
-        return shlex.split(value)
-    except ValueError as error:
-        raise InvalidParameter(setting, value, f"flags as a shell takes them ({error})") from error
 
 
 def check_worker(

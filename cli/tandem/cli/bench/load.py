@@ -152,4 +152,6 @@ def _trace(config: LoadConfig, draw: np.random.Generator) -> list[Ask]:
                     break
     except OSError as error:
         raise InvalidParameter("dataset_path", str(path), f"a file ({error.strerror})") from error
+    if not found:
+        raise InvalidParameter("dataset_path", str(path), "a CSV of at least one request")
     return found

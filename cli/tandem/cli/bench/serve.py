@@ -14,10 +14,11 @@ from tandem.cli import loopback
 from tandem.cli.bench.client import Record, Target
 from tandem.cli.bench.drive import Bounds, drive, drive_in_processes
 from tandem.cli.bench.load import LoadConfig, asks
-from tandem.cli.bench.report import check_place, plot, save, show
+from tandem.cli.bench.report import plot, save, show
 from tandem.cli.bench.summary import parse_goodput, summarize
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
+from tandem.cli.places import check_place
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.settings import (
     check_integer,
@@ -80,9 +81,9 @@ def run(argv: list[str]) -> int:
     config, load = ServeConfig(**given[ServeConfig]), LoadConfig(**given[LoadConfig])
     target = _target(config)
     result, records = measure(config, load, target)
-    show(result)
     if config.result:
         save(Path(config.result), result, records, detailed=config.save_detailed)
+    show(result)
     if config.plot:
         plot(Path(config.plot), records)
     return 1 if result["failed"] else 0

@@ -177,7 +177,15 @@ def test_figures_are_those_of_the_records() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--goodput", "speed:1"], ["--num-prompts", "0"], ["--dataset-name", "trace"]]
+    "wrong",
+    [
+        ["--goodput", "speed:1"],
+        ["--num-prompts", "0"],
+        ["--dataset-name", "trace"],
+        ["--dataset-name", "prefix"],
+        ["--num-prefixes", "8"],
+        ["--save-detailed"],
+    ],
 )
 def test_wrong_settings_are_named(wrong: list[str]) -> None:
     """Before anything is sent."""

@@ -148,7 +148,8 @@ class Supervisor:
 
     def _plan(self, path: str, name: str) -> list[Child]:
         config = self.config
-        ports = free_ports(PORTS_PER_WORKER * (config.prefill + config.decode))
+        count = PORTS_PER_WORKER * (config.prefill + config.decode)
+        ports = free_ports(count, but={config.port})
         gpus = visible_gpus()
         children = plan(config, path, name, ports, gpus, self.overrides)
         shared = sharers(children, gpus, self._engines)

@@ -55,6 +55,8 @@ class ServeConfig:
     def __post_init__(self) -> None:
         check_place("result", self.result)
         check_place("plot", self.plot)
+        if self.save_detailed and self.result is None:
+            raise InvalidParameter("save_detailed", True, "only with result, the file to write")
         check_optional_integer("max_concurrency", self.max_concurrency, 1)
         check_integer("client_processes", self.client_processes, 1, 64)
         check_integer("num_warmups", self.num_warmups, 0)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TextIO
 
 import pytest
+import torch
 
 from tandem.cli import up
 from tandem.cli.children import Child
 from tandem.cli.gpu_turns import ENV_SHARE, Turns, sharers
 from tandem.cli.up import Supervisor
 from tandem.cli.up_config import UpConfig
+from tandem.engine.config import EngineConfig
+from tandem.engine.worker import capacity
 
 ROLES: Mapping[str, Mapping[str, object]] = {"prefill": {}, "decode": {}}
 CUDA = {"device": "cuda"}
@@ -88,6 +92,38 @@ def test_two_on_one_gpu_start_in_turn_with_half_of_it_each():
         "prefill-0, decode-1 share GPU 0 and start one after the other; 0.9 of its memory is "
         "divided evenly among them (--gpu-memory-utilization)"
     )
+
+
+def test_the_parts_are_equal_by_a_workers_own_count(smollm2: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of a device of 24 GiB with weights of one, and 256 MiB for steps, where the model wants more;
+    whoever starts again gets as much as it had."""
+    total, weights, step = 24 << 30, 1 << 30, 256 << 20
+    stack = Stack(["prefill", "decode"], ["0"], {})
+    taken = dict.fromkeys(["prefill-0", "decode-1"], 0)
+    blocks: dict[str, list[int]] = {name: [] for name in taken}
+
+    def left(_: object) -> tuple[int, int]:
+        return total - sum(taken.values()), total
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", left)
+    for again in (False, True):
+        for child in stack.children if not again else stack.children[:1]:
+            assert isinstance(child, Actor)
+            if again:
+                child.end()
+                stack._due.append(child)
+            taken[child.name] = 0
+            assert stack.step() == [child.name]
+            taken[child.name] = weights
+            share = float(child.environment[ENV_SHARE])
+            config = EngineConfig.of(smollm2, device="cuda", gpu_memory_utilization=share)
+            cuda = torch.device("cuda")
+            count = capacity.num_blocks(config, config.layout, cuda, step_bytes=step)
+            blocks[child.name].append(count)
+            taken[child.name] += step + count * config.layout.block_bytes
+            child.serves = True
+    assert blocks["prefill-0"] == [*blocks["decode-1"], *blocks["decode-1"]]
+    assert sum(taken.values()) == pytest.approx(0.9 * total, rel=0.01)
 
 
 def test_a_machine_that_does_not_name_its_gpus_has_one():

@@ -7,6 +7,7 @@ eight heads of 64, four KV heads) and of SmolLM2's vocabulary, whose ids the pro
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -58,7 +59,9 @@ def weights() -> dict[str, Tensor]:
 
 def main() -> None:
     """Write the folder."""
-    folder = made.write(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="where; some 130 MB")
+    folder = made.write(parser.parse_args().folder)
     config = json.loads((folder / "config.json").read_text())
     config |= {
         "vocab_size": VOCABULARY,

@@ -16,6 +16,7 @@ from tandem.cli import bench
 from tandem.cli.bench.client import Record
 from tandem.cli.bench.inprocess import Timed, TimedEngine
 from tandem.cli.bench.load import Ask, LoadConfig, arrivals, asks
+from tandem.cli.bench.report import show
 from tandem.cli.bench.summary import parse_goodput, summarize
 from tandem.protocol.errors import InvalidParameter, TandemError
 
@@ -69,6 +70,29 @@ def test_failed_requests_are_counted_by_reason(
     out = capsys.readouterr().out
     assert "2 x HTTP 400" in out
     assert "temperature" in out
+
+
+def test_a_servers_words_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Brackets are no markup, which would end the run; controls are escapes."""
+    show({"errors": {"HTTP 400: near [/INST] [request 12ab] \x1b[2J": 3}})
+    assert "3 x HTTP 400: near [/INST] [request 12ab] \\x1b[2J" in capsys.readouterr().out
+
+
+def test_a_result_is_saved_before_it_is_shown(
+    serve: Serve, decode: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A terminal that is gone takes no hour's run with it."""
+    result = tmp_path / "r.json"
+
+    def gone(_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("tandem.cli.bench.serve.show", gone)
+    words = ["--base-url", serve(decode()).url, "--num-prompts", "1", "--result", str(result)]
+    words += ["--random-input-len", "20", "--random-output-len", "1", "--random-vocab", "1200"]
+    with pytest.raises(BrokenPipeError):
+        bench.run(["serve", *words])
+    assert json.loads(result.read_text())["completed"] == 1
 
 
 def test_processes_share_a_load(serve: Serve, decode: Make, tmp_path: Path) -> None:
@@ -153,7 +177,15 @@ def test_figures_are_those_of_the_records() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--goodput", "speed:1"], ["--num-prompts", "0"], ["--dataset-name", "trace"]]
+    "wrong",
+    [
+        ["--goodput", "speed:1"],
+        ["--num-prompts", "0"],
+        ["--dataset-name", "trace"],
+        ["--dataset-name", "prefix"],
+        ["--num-prefixes", "8"],
+        ["--save-detailed"],
+    ],
 )
 def test_wrong_settings_are_named(wrong: list[str]) -> None:
     """Before anything is sent."""
@@ -219,6 +251,24 @@ def test_kernels_are_held_to_their_rooflines(
     assert all(row["us"] > 0 and row["roofline_us"] > 0 for row in result["kernels"])
     assert min(result["read_gb_per_s"], result["product_tflop_per_s"]) > 0
     assert "rotary_kv" in capsys.readouterr().out
+
+
+def test_kernels_are_measured_by_flags_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What servers are told here is not of these shapes, which the JSON says."""
+    monkeypatch.setenv("TANDEM_BATCH_SIZES", "0")
+    monkeypatch.setenv("TANDEM_DTYPE", "auto")
+    monkeypatch.setenv("TANDEM_CONFIG", str(tmp_path / "none.yaml"))
+    saved = tmp_path / "kernels.json"
+    asked = {"device": "cpu", "output-json": str(saved), "only": "qkv", **SMALL}
+    assert bench.run(["kernels", *(f"--{name}={value}" for name, value in asked.items())]) == 0
+    shapes = json.loads(saved.read_text())["shapes"]
+    assert (shapes["block_size"], shapes["batch_sizes"]) == (16, SMALL["batch-sizes"])
+    assert shapes["dtype"] == SMALL.get("dtype", "bfloat16")
+    assert not {"device", "output_json"} & shapes.keys()
+    with pytest.raises(TandemError, match="--config is no flag"):
+        bench.run(["kernels", "--config", "x"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -95,6 +95,14 @@ def test_a_wrong_value_names_where_it_came_from(
         read(argv, environ)
 
 
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    """By the flag, without a traceback."""
+    path = tmp_path / "settings.yaml"
+    path.write_bytes("colour: röt\n".encode("latin-1"))
+    with pytest.raises(InvalidParameter, match=r"--config: .* a readable YAML file"):
+        read(["--config", str(path)])
+
+
 def test_an_unknown_key_of_the_file_is_an_error(tmp_path: Path) -> None:
     """A misspelt setting is not silently ignored."""
     path = tmp_path / "settings.yaml"

@@ -59,6 +59,18 @@ def test_a_batch_gives_its_server_as_long_as_it_waits(
     assert ready_seconds(told.read_text()) == values
 
 
+def test_flags_of_a_batchs_server_are_split_as_by_a_shell(told: Path, tmp_path: Path) -> None:
+    """Flags of its worker are one word."""
+    source = tmp_path / "in.jsonl"
+    source.write_text(CHAT)
+    flags = "--worker-flags='--max-num-seqs 8 --device cpu' --prefill 1"
+    words = ["-i", str(source), "-o", str(tmp_path / "out"), "--model", "m"]
+    with pytest.raises(TandemError, match="ended with status 7"):
+        run([*words, "--serve-flags", flags])
+    given = told.read_text().splitlines()
+    assert given[-3:] == ["--worker-flags=--max-num-seqs 8 --device cpu", "--prefill", "1"]
+
+
 def test_a_measured_start_may_take_as_long_as_it_is_told(told: Path) -> None:
     """`bench startup --timeout`."""
     with pytest.raises(TandemError, match="ended with status 7"):
@@ -100,3 +112,29 @@ def test_a_server_that_does_not_end_is_ended(
             assert time.monotonic() < deadline
             time.sleep(0.01)
     assert server.process.returncode == -signal.SIGKILL
+
+
+REFUSES = """#!{python}
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/ready" else 404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+def test_a_server_that_refuses_ends_a_measured_start_with_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with a traceback of the client's."""
+    program = tmp_path / "python"
+    program.write_text(REFUSES.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(TandemError, match="did not answer as it should"):
+        start(StartupConfig(model="m", timeout=60.0))

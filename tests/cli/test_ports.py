@@ -28,6 +28,7 @@ def test_a_taken_port_is_passed_over(monkeypatch):
         draw = random.sample
         monkeypatch.setattr(random, "sample", lambda *args: [port, *draw(*args)])
         assert port not in free_ports(2)
+    assert port not in free_ports(2, but={port})
 
 
 def test_too_few_are_an_error(monkeypatch):

@@ -169,9 +169,12 @@ def test_a_wrong_line_is_named_before_any_is_sent(
         ["--url", "http://127.0.0.1:9", "--max-attempts", "0"],
         ["--url", "http://127.0.0.1:9", "--timeout", "0"],
         ["--model", "smollm2", "--ready-seconds", "-1"],
+        ["--model", "smollm2", "--serve-flags=--worker-flags='--x"],
+        ["--model", "smollm2", "-o", "/nonexistent/out.jsonl"],
     ],
 )
 def test_wrong_flags_are_named(tmp_path: Path, flags: list[str]) -> None:
     """Before the file is read."""
-    with pytest.raises(TandemError):
-        run(["-i", str(tmp_path / "none"), "-o", str(tmp_path / "out"), *flags])
+    with pytest.raises(TandemError) as error:
+        run(["-i", str(tmp_path / "absent"), "-o", str(tmp_path / "out"), *flags])
+    assert "absent" not in str(error.value)

@@ -92,6 +92,13 @@ def test_a_taken_port_is_found_before_the_model_is_looked_at(capsys: pytest.Capt
         ("--router-flags '--api-key \"\"'", "api-key: [''] is not allowed"),
         ("--router-flags '\"'", "No closing quotation"),
         ("--worker-flags '--host 0.0.0.0'", "--allow-plaintext"),
+        ("--decode.probe-port 19101", "decode workers: --probe-port is not allowed here"),
+        ("--prefill-flags '--kv-data-port=7'", "prefill workers: --kv-data-port is not allowed"),
+        ("--worker-flags '--port 19100'", "prefill workers: --port is not allowed here"),
+        ("--decode.model other", "decode workers: --model is not allowed here; give --model to"),
+        ("--router.port 9000", "the router: --port is not allowed here; give --port to the stack"),
+        ("--router-flags '--host ::'", "the router: --host is not allowed here"),
+        ("--decode.host 192.0.2.1 --allow-plaintext", "decode workers: host: '192.0.2.1'"),
     ],
 )
 def test_a_wrong_word_is_named_before_the_model_is_looked_at(

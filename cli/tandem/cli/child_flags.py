@@ -6,13 +6,14 @@ a worker that ends after the model was converted. Called by ``up``.
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from tandem.cli.command import UsageError, read_command_line
 from tandem.cli.flags import Section
+from tandem.cli.ports import LOOPBACK
 from tandem.cli.worker_settings import worker_sections
 from tandem.engine.config import EngineConfig
 from tandem.engine.config.engine import SECTIONS, defaults_of, resolve_device
@@ -23,20 +24,20 @@ from tandem.protocol.settings import settings_of
 from tandem.router.config import RouterConfig
 from tandem.worker.server_config import ServerConfig
 
+OF_WORKERS = frozenset({
+    "--model", "--port", "--probe-port", "--kv-control-port", "--kv-data-port",
+})  # fmt: skip
+"""Flags of workers that the stack gives each, and counts on."""
+OF_ROUTER = frozenset({"--model", "--host", "--port"})
+"""Those of the router, each of which is a flag of the stack's command as well."""
+_WITH_LOOPBACK = (LOOPBACK, "localhost", "0.0.0.0", "::")
+
 
 class ChildFlagsError(UsageError):
     """A process of the stack would refuse its flags; the text says whose and why."""
 
     def __init__(self, text: str) -> None:
         TandemError.__init__(self, text)
-
-
-def words(setting: str, value: str) -> list[str]:
-    """A string of flags as a shell would split it. Raises InvalidParameter for an open quote."""
-    try:
-        return shlex.split(value)
-    except ValueError as error:
-        raise InvalidParameter(setting, value, f"flags as a shell takes them ({error})") from error
 
 
 def check_worker(
@@ -47,10 +48,10 @@ def check_worker(
     if role == "prefill":
         sections = [*sections, Section("Prefill", PrefillConfig)]
     given = _read(role, sections, flags, environ)
-    engine: dict[str, Any] = {}
+    engine: dict[str, Any] = dict(given[EngineConfig])
     for settings in SECTIONS.values():
         engine |= given[settings]
-    with _named(f"{role} workers"):
+    with _named(_whose(role)):
         KVTransferConfig(**given[KVTransferConfig])
         PrefillConfig(**given.get(PrefillConfig, {}))
         device = resolve_device(given[EngineConfig].get("device", "auto"))
@@ -63,21 +64,46 @@ def check_worker(
         return ServerConfig(**given[ServerConfig]), engine
 
 
+def check_kept(role: str, arguments: Sequence[str]) -> None:
+    """Raises ChildFlagsError where a process is told otherwise what the stack tells it first: it
+    would serve elsewhere than it is waited for, until the stack gives it up."""
+    given = Counter(word.partition("=")[0] for word in arguments)
+    for flag in sorted(OF_ROUTER if role == "router" else OF_WORKERS):
+        if given[flag] < 2:
+            continue
+        why = f"give {flag} to the stack itself"
+        if role != "router" and flag != "--model":
+            why = "each worker of a stack is given free ports"
+        raise ChildFlagsError(f"flags of {_whose(role)}: {flag} is not allowed here; {why}")
+
+
+def check_host(role: str, host: str) -> None:
+    """Raises ChildFlagsError for a worker's address that is not reached by the loopback."""
+    if host not in _WITH_LOOPBACK:
+        allowed = ", ".join(_WITH_LOOPBACK)
+        error = InvalidParameter("host", host, f"one of {allowed}: the stack is on the loopback")
+        raise ChildFlagsError(f"flags of {_whose(role)}: {error}")
+
+
 def check_router(flags: list[str], environ: Mapping[str, str]) -> RouterConfig:
     """The router's settings. Raises ChildFlagsError."""
     from tandem.cli.router import LogConfig
 
     sections = [Section("Router", RouterConfig), Section("Logging", LogConfig)]
     given = _read("router", sections, flags, environ)
-    with _named("the router"):
+    with _named(_whose("router")):
         return RouterConfig(**given[RouterConfig])
 
 
 def _read(
     role: str, sections: list[Section], flags: list[str], environ: Mapping[str, str]
 ) -> dict[type, dict[str, Any]]:
-    with _named("the router" if role == "router" else f"{role} workers"):
+    with _named(_whose(role)):
         return read_command_line(role, "", sections, flags, environ)
+
+
+def _whose(role: str) -> str:
+    return "the router" if role == "router" else f"{role} workers"
 
 
 @contextmanager

@@ -41,6 +41,16 @@ def end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+def be_killed_with(parent: int) -> None:
+    """In a process that ``parent`` started, first of all: get SIGKILL when that dies. Such a
+    process of a pool heeds no other end: it waits for work on a pipe that its siblings hold."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 @dataclass(slots=True)
 class Child:
     """One process of the stack."""

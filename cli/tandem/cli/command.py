@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from tandem.cli.flags import Section, add_flags, environment, flag_of, read_settings
-from tandem.protocol.errors import TandemError
+from tandem.protocol.errors import InvalidParameter, TandemError
 
 _ARGUMENT = re.compile(r"argument (?P<flag>\S+): (?P<what>.*)", re.DOTALL)
 _WRONG_TYPE = re.compile(r"invalid (?P<kind>int|float) value: (?P<value>.*)", re.DOTALL)
@@ -89,8 +90,10 @@ def read_command_line(
     sections: Sequence[Section],
     argv: Sequence[str],
     environ: Mapping[str, str],
+    *,
+    takes_file: bool = True,
 ) -> dict[type, dict[str, Any]]:
-    """``parse`` over an environment that is given."""
+    """``parse`` over an environment that is given, with ``--config`` where ``takes_file``."""
     takes_model = any(each.name == "model" for section in sections for each in section.flags())
     parser = Parser(
         prog=f"tandem {command}",
@@ -98,7 +101,7 @@ def read_command_line(
         description=description,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=38, width=100),
     )
-    add_flags(parser, sections)
+    add_flags(parser, sections, takes_file=takes_file)
     parsed = parser.read(_joined(argv, sections), takes_model=takes_model)
     return read_settings(parsed, sections, environ)
 
@@ -117,3 +120,11 @@ def _joined(argv: Sequence[str], sections: Sequence[Section]) -> list[str]:
         following = next(rest, None) if word in names else None
         words.append(word if following is None else f"{word}={following}")
     return words
+
+
+def words(setting: str, value: str) -> list[str]:
+    """A string of flags as a shell would split it. Raises InvalidParameter for an open quote."""
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise InvalidParameter(setting, value, f"flags as a shell takes them ({error})") from error

@@ -38,11 +38,14 @@ class Section:
         return [each for each in settings_of(self.settings) if each.name not in self.leave_out]
 
 
-def add_flags(parser: argparse.ArgumentParser, sections: Sequence[Section]) -> None:
-    """Add a flag per field, grouped by section, and ``--config``."""
-    parser.add_argument(
-        "--config", metavar="FILE", help="YAML file of settings, keys as the flags are named"
-    )
+def add_flags(
+    parser: argparse.ArgumentParser, sections: Sequence[Section], *, takes_file: bool = True
+) -> None:
+    """Add a flag per field, grouped by section, and ``--config`` unless no file is taken."""
+    if takes_file:
+        parser.add_argument(
+            "--config", metavar="FILE", help="YAML file of settings, keys as the flags are named"
+        )
     for section in sections:
         group = parser.add_argument_group(section.title)
         for each in section.flags():
@@ -56,7 +59,7 @@ def read_settings(
 
     Raises InvalidParameter naming the flag, variable or key, the value and what is allowed.
     """
-    from_file = _read_file(parsed.config or environ.get(ENV_PREFIX + "CONFIG"))
+    from_file = _read_file(getattr(parsed, "config", None) or environ.get(ENV_PREFIX + "CONFIG"))
     result: dict[type, dict[str, Any]] = {}
     known = set()
     for section in sections:
@@ -94,7 +97,7 @@ def _read_file(path: str | None) -> dict[str, Any]:
 
     try:
         content = yaml.safe_load(Path(path).read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: it is not UTF-8
         raise InvalidParameter("--config", path, f"a readable YAML file ({error})") from error
     if content is None:
         return {}

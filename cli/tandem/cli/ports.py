@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Collection
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -17,12 +18,12 @@ _USUAL_FIRST_OF_CONNECTIONS = 32_768
 _ENOUGH = 1000
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count: int, *, but: Collection[int] = ()) -> list[int]:
     """Ports of the loopback that nobody listens on now, and that no connection is given.
 
     The kernel gives connections ports of a range of its own: one of those could be gone before its
-    owner listens, or between a process's end and its restart. Raises TandemError if there are not
-    enough.
+    owner listens, or between a process's end and its restart. ``but``: ports that somebody is
+    about to take. Raises TandemError if there are not enough.
     """
     candidates = range(FIRST, first_of_connections())
     with ExitStack() as stack:
@@ -30,6 +31,8 @@ def free_ports(count: int) -> list[int]:
         for port in random.sample(candidates, len(candidates)):
             if len(found) == count:
                 break
+            if port in but:
+                continue
             held = stack.enter_context(socket.socket())
             with suppress(OSError):
                 held.bind((LOOPBACK, port))

@@ -22,8 +22,9 @@ from tandem.cli import loopback
 from tandem.cli.asking_router import check_url
 from tandem.cli.batch.asking import Batch, ServerGone
 from tandem.cli.batch.lines import check_lines, read_lines
-from tandem.cli.command import Parser
+from tandem.cli.command import Parser, words
 from tandem.cli.own_server import own_server
+from tandem.cli.places import check_place
 from tandem.protocol.errors import InvalidParameter
 
 SAY_EVERY = 10.0
@@ -63,6 +64,8 @@ def _check(options: argparse.Namespace) -> None:
         raise InvalidParameter("--url", options.url, "a server's URL, or --model in its place")
     if options.url is not None:
         check_url("--url", options.url)
+    check_place("--output-file", options.output_file)
+    words("--serve-flags", options.serve_flags)
     if options.serve_flags and options.model is None:
         raise InvalidParameter("--serve-flags", options.serve_flags, "only with --model")
     for name, most in (("concurrency", 4_096), ("max_attempts", 100)):
@@ -81,7 +84,7 @@ def _server(options: argparse.Namespace) -> Iterator[str]:
     if options.url is not None:
         yield options.url
         return
-    flags = ["--model", options.model, *options.serve_flags.split()]
+    flags = ["--model", options.model, *words("--serve-flags", options.serve_flags)]
     seconds = options.ready_seconds
     with own_server(
         flags, ready_seconds=seconds, stop_seconds=STOP_SECONDS, output=sys.stderr

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tandem.cli.child_flags import words
 from tandem.cli.children import Child
+from tandem.cli.command import words
 from tandem.cli.gpus import environment_of
 from tandem.cli.overrides import FOR_ALL, Overrides
 from tandem.cli.ports import LOOPBACK

@@ -16,11 +16,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from tandem.cli.child_flags import check_router, check_worker
+from tandem.cli.child_flags import check_host, check_kept, check_router, check_worker
 from tandem.cli.children import Child
 from tandem.cli.command import parse
 from tandem.cli.elastic_steps import bound_steps
 from tandem.cli.flags import Section
+from tandem.cli.gpu_turns import Turns, sharers
 from tandem.cli.gpus import visible_gpus
 from tandem.cli.listening import check_address
 from tandem.cli.logs import set_up_logging
@@ -64,6 +65,11 @@ class Supervisor:
         self.config = config
         self.overrides = overrides if overrides is not None else Overrides()
         self.children: list[Child] = []
+        self._due: list[Child] = []
+        """Those to be started as soon as they may."""
+        self._engines: dict[str, dict[str, Any]] = {}
+        """Settings of the engine that each role was given."""
+        self._turns = Turns()
         self._stop = threading.Event()
         self._hurried = threading.Event()
         self._interruptible = True
@@ -90,12 +96,24 @@ class Supervisor:
 
     def _serve(self, name: str) -> int:
         started = time.monotonic()  # the model is here: what came before is no part of a start
-        for child in self.children:
-            child.start(sys.stderr)
+        for line in self._turns.described():
+            self._say(line)
+        self._due = list(self.children)
+        self._start_due()
         if not self._wait_ready(started):
             return 0 if self._stop.is_set() else 1
         self._greet(name)
         return self._watch()
+
+    def _start_due(self) -> list[Child]:
+        """Those that were started: whoever waits for nobody on its GPU."""
+        started: list[Child] = []
+        for child in self._due:
+            if self._turns.admit(child):
+                child.start(sys.stderr)
+                started.append(child)
+        self._due = [child for child in self._due if child not in started]
+        return started
 
     def check_flags(self) -> tuple[Graces, bool]:
         """How long each part may drain, and whether the weights are made up. Workers of a pair
@@ -104,13 +122,15 @@ class Supervisor:
         environ = {key: value for key, value in os.environ.items() if key != ENV_PREFIX + "CONFIG"}
         count = PORTS_PER_WORKER * (config.prefill + config.decode)
         drains, dummy, router = [0.0], False, RouterConfig()
-        engines: dict[str, dict[str, Any]] = {}
+        engines = self._engines
         for child in plan(config, config.model, "model", [1] * count, [], self.overrides):
             role, *flags = child.arguments
+            check_kept(role, flags)
             if role == "router":
                 router = check_router(flags, {**environ, **child.environment})
             else:
                 server, engine = check_worker(role, flags, {**environ, **child.environment})
+                check_host(role, server.host)
                 drains.append(server.drain_seconds)
                 dummy = dummy or engine.get("load_format") == "dummy"
                 engines[role] = engine
@@ -128,9 +148,12 @@ class Supervisor:
 
     def _plan(self, path: str, name: str) -> list[Child]:
         config = self.config
-        ports = free_ports(PORTS_PER_WORKER * (config.prefill + config.decode))
+        count = PORTS_PER_WORKER * (config.prefill + config.decode)
+        ports = free_ports(count, but={config.port})
         gpus = visible_gpus()
         children = plan(config, path, name, ports, gpus, self.overrides)
+        shared = sharers(children, gpus, self._engines)
+        self._turns = Turns(shared, patience=config.ready_seconds)
         meeting = meeting_folder() if gpus and config.prefill and config.decode else {}
         secret = os.environ.get(ENV_SECRET) or secrets.token_hex(32)
         for child in children:  # by the environment: everybody may read command lines
@@ -150,13 +173,15 @@ class Supervisor:
         deadline = started + self.config.ready_seconds
         waiting = list(self.children)
         while waiting and not self._stop.wait(POLL_SECONDS):
+            if self._start_due():
+                deadline = time.monotonic() + self.config.ready_seconds
             for child in self.children:
                 if child.exit_code is not None:
                     when = "before it served" if child in waiting else "while others started"
                     self._say(f"{child.name} ended with status {child.exit_code} {when}")
                     return False
             for child in list(waiting):
-                if child.check_ready():
+                if child not in self._due and child.check_ready():
                     waiting.remove(child)
                     self._say(f"{child.name} ready after {time.monotonic() - child.started:.1f} s")
             if time.monotonic() > deadline:
@@ -179,13 +204,14 @@ class Supervisor:
     def _watch(self) -> int:
         while not self._stop.wait(POLL_SECONDS):
             for child in self.children:
-                if child.exit_code is None:
+                if child.exit_code is None or child in self._due:
                     continue
                 self._say(f"{child.name} ended with status {child.exit_code}")
                 if not child.may_restart(time.monotonic()):
                     self._say(f"{child.name} ends too often: giving up")
                     return 1
-                child.start(sys.stderr)
+                self._due.append(child)
+            for child in self._start_due():
                 self._say(f"{child.name} restarted")
         return 0
 

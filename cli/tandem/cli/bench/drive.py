@@ -9,16 +9,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing.context import SpawnContext
+from multiprocessing.managers import SyncManager
 from threading import Barrier
 
 import aiohttp
 
 from tandem.cli.bench.client import Record, Target, send
 from tandem.cli.bench.load import Ask
+from tandem.cli.children import be_killed_with
 
 _RUN_UP = 0.3
 """Seconds from when all processes run until they begin together."""
@@ -81,10 +85,16 @@ def drive_in_processes(
     processes: int,
     done: Callable[[Record], None],
 ) -> tuple[list[Record], float]:
-    """Drive from several processes: every n-th request is one's, places are shared evenly."""
+    """Drive from several processes: every n-th request is one's, places are shared evenly. None
+    of them outlives this one, however it ends, to load the server beside whoever measures next."""
     count = min(processes, len(load), bounds.max_concurrency or len(load))
     spawn = multiprocessing.get_context("spawn")
-    with spawn.Manager() as manager, ProcessPoolExecutor(count, mp_context=spawn) as pool:
+    with (
+        _manager(spawn) as manager,
+        ProcessPoolExecutor(
+            count, mp_context=spawn, initializer=be_killed_with, initargs=(os.getpid(),)
+        ) as pool,
+    ):
         start = _Start(manager.Barrier(count), manager.dict())
         parts = [
             pool.submit(_part, target, load[n::count], _share(bounds, n, count), start)
@@ -96,6 +106,12 @@ def drive_in_processes(
     seconds = max(part.result()[1] for part in parts)
     records = [record for part in parts for record in part.result()[0]]
     return sorted(records, key=lambda record: record.sent_at), seconds
+
+
+def _manager(spawn: SpawnContext) -> SyncManager:
+    manager = SyncManager(ctx=spawn)
+    manager.start(be_killed_with, (os.getpid(),))
+    return manager
 
 
 def _share(bounds: Bounds, number: int, count: int) -> Bounds:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tandem.cli.bench.load import Ask
-from tandem.cli.worker_settings import engine_config
+from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.executor.factory import make_executor
+from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.ids import RequestKey, new_incarnation
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import EngineCoreRequest
@@ -30,21 +30,25 @@ class Timed:
     num_tokens: int
 
 
+def check_fits(config: EngineConfig, tokens: int) -> None:
+    """Raises InvalidParameter, before any weight is loaded, where a request does not fit."""
+    if tokens > config.max_model_len:
+        allowed = f"at most {config.max_model_len}, the longest that this engine takes"
+        raise InvalidParameter("prompt and answer", tokens, f"{allowed}, in tokens")
+
+
 class TimedEngine:
     """Built on construction; ``close`` frees its memory."""
 
-    def __init__(self, given: dict[type, dict[str, Any]]) -> None:
-        started = time.perf_counter()
-        config = engine_config(given)
+    def __init__(self, config: EngineConfig) -> None:
         self._core = EngineCore.launch(config, make_executor(config))
-        self.load_seconds = time.perf_counter() - started
         self._me = new_incarnation()
         self._count = 0
 
     def run(self, load: Sequence[Ask]) -> Timed:
         """All requests at once, greedy, each to its full length.
 
-        Raises RuntimeError when one is refused or fails, or time runs out.
+        Raises TandemError when one is refused or fails, or time runs out.
         """
         started = time.perf_counter()
         for ask in load:
@@ -55,7 +59,7 @@ class TimedEngine:
             outputs = self._core.step()
             now = time.perf_counter() - started
             if outputs.failed or now > SECONDS:
-                raise RuntimeError(f"the engine did not finish: {outputs.failed or 'too late'}")
+                raise TandemError(f"the engine did not finish: {outputs.failed or 'too late'}")
             for output in (each for _, said, _ in outputs.by_router() for each in said):
                 num_tokens += len(output.token_ids) if isinstance(output, EngineCoreOutput) else 0
                 first.setdefault(output.request, now)
@@ -76,4 +80,4 @@ class TimedEngine:
         )
         refusal = self._core.add(request)
         if refusal is not None:
-            raise RuntimeError(f"the engine refused a request: {refusal.message}")
+            raise TandemError(f"the engine refused a request: {refusal.message}")

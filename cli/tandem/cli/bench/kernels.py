@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.cli.bench.report import check_place
-from tandem.cli.command import parse
+from tandem.cli.command import read_command_line
 from tandem.cli.flags import Section
+from tandem.cli.places import check_place
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.settings import check_choices, check_integer, setting
 
@@ -67,8 +67,11 @@ class KernelsConfig:
 
 
 def run(argv: list[str]) -> int:
-    """Measure and print."""
-    given = parse("bench kernels", __doc__ or "", [Section("Kernels", KernelsConfig)], argv)
+    """Measure and print. Flags alone count: TANDEM_BLOCK_SIZE is what a server is told."""
+    sections = [Section("Kernels", KernelsConfig)]
+    given = read_command_line(
+        "bench kernels", __doc__ or "", sections, argv, environ={}, takes_file=False
+    )
     config = KernelsConfig(**given[KernelsConfig])
     try:
         result = measure(config)
@@ -93,10 +96,17 @@ def measure(config: KernelsConfig) -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name(ops.device) if on_gpu else "cpu",
         "torch": torch.__version__,
+        "shapes": _shapes(config),
         "read_gb_per_s": found.bytes_per_us / 1e3,
         "product_tflop_per_s": found.operations_per_us / 1e6,
         "kernels": [_row(each, ops, found) for each in _benches(config, ops)],
     }
+
+
+def _shapes(config: KernelsConfig) -> dict[str, Any]:
+    """What was measured, by the names of the flags."""
+    own = {"device", "only", "output_json"}
+    return {name: value for name, value in asdict(config).items() if name not in own}
 
 
 def _ops(config: KernelsConfig) -> ModelOps:

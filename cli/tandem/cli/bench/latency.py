@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tandem.cli.bench.load import LoadConfig, asks
-from tandem.cli.bench.report import check_place
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
 from tandem.cli.logs import set_up_logging
-from tandem.cli.worker_settings import engine_sections
+from tandem.cli.places import check_place
+from tandem.cli.worker_settings import engine_config, engine_sections
 from tandem.protocol.settings import check_integer, setting
 
 
@@ -52,9 +53,13 @@ def run(argv: list[str]) -> int:
 
 def measure(config: LatencyConfig, given: dict[type, dict[str, Any]]) -> dict[str, Any]:
     """Times of each measured run. Every run has prompts of its own, so nothing is cached."""
-    from tandem.cli.bench.inprocess import TimedEngine
+    from tandem.cli.bench.inprocess import TimedEngine, check_fits
 
-    engine = TimedEngine(given)
+    started = time.perf_counter()
+    built = engine_config(given)
+    check_fits(built, config.input_len + config.output_len)
+    engine = TimedEngine(built)
+    load_seconds = time.perf_counter() - started
     try:
         runs = []
         for number in range(config.num_iters_warmup + config.num_iters):
@@ -73,7 +78,7 @@ def measure(config: LatencyConfig, given: dict[type, dict[str, Any]]) -> dict[st
         "batch_size": config.batch_size,
         "input_len": config.input_len,
         "output_len": config.output_len,
-        "load_s": engine.load_seconds,
+        "load_s": load_seconds,
         "first_token_s": [each.first for each in measured],
         "per_token_s": [(each.whole - each.first) / steps for each in measured],
         "whole_s": [each.whole for each in measured],

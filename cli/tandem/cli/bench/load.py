@@ -75,6 +75,9 @@ class LoadConfig:
         check_positive("trace_speed", self.trace_speed)
         if not 0 <= self.random_range_ratio < 1:
             raise InvalidParameter("random_range_ratio", self.random_range_ratio, "0 to below 1")
+        if not self.prefix_len and (self.dataset_name == "prefix" or self.num_prefixes > 1):
+            allowed = "1 or more with dataset_name=prefix or several num_prefixes"
+            raise InvalidParameter("prefix_len", 0, allowed)
         if self.dataset_name == "trace" and not self.dataset_path:
             raise InvalidParameter("dataset_path", None, "a CSV file, as the data set is a trace")
 
@@ -152,4 +155,6 @@ def _trace(config: LoadConfig, draw: np.random.Generator) -> list[Ask]:
                     break
     except OSError as error:
         raise InvalidParameter("dataset_path", str(path), f"a file ({error.strerror})") from error
+    if not found:
+        raise InvalidParameter("dataset_path", str(path), "a CSV of at least one request")
     return found

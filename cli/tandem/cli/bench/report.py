@@ -9,6 +9,7 @@ from typing import Any
 
 from tandem.cli.bench.client import Record
 from tandem.cli.bench.summary import METRICS, NAMES
+from tandem.cli.explained import plain
 from tandem.protocol.errors import InvalidParameter
 
 _COUNTS = {
@@ -25,16 +26,11 @@ _COUNTS = {
 }
 
 
-def check_place(param: str, path: str | None) -> None:
-    """Raise InvalidParameter if a file that is written at the end would find no folder then."""
-    if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
-        raise InvalidParameter(param, path, "a file in a folder that is there")
-
-
 def show(result: dict[str, Any]) -> None:
     """Print the table."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console()
     counts = Table(show_header=False, box=None, padding=(0, 2))
@@ -51,7 +47,7 @@ def show(result: dict[str, Any]) -> None:
             latency.add_row(NAMES[name], *(f"{result[key]:,.2f}" for key in keys))
     console.print(latency)
     for message, count in result.get("errors", {}).items():
-        console.print(f"[red]{count} x[/red] {message}", highlight=False)
+        console.print(Text.assemble((f"{count} x", "red"), " ", plain(message)))
 
 
 def save(path: Path, result: dict[str, Any], records: Sequence[Record], *, detailed: bool) -> None:

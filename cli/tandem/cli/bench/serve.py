@@ -14,10 +14,11 @@ from tandem.cli import loopback
 from tandem.cli.bench.client import Record, Target
 from tandem.cli.bench.drive import Bounds, drive, drive_in_processes
 from tandem.cli.bench.load import LoadConfig, asks
-from tandem.cli.bench.report import check_place, plot, save, show
+from tandem.cli.bench.report import plot, save, show
 from tandem.cli.bench.summary import parse_goodput, summarize
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
+from tandem.cli.places import check_place
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.settings import (
     check_integer,
@@ -54,6 +55,8 @@ class ServeConfig:
     def __post_init__(self) -> None:
         check_place("result", self.result)
         check_place("plot", self.plot)
+        if self.save_detailed and self.result is None:
+            raise InvalidParameter("save_detailed", True, "only with result, the file to write")
         check_optional_integer("max_concurrency", self.max_concurrency, 1)
         check_integer("client_processes", self.client_processes, 1, 64)
         check_integer("num_warmups", self.num_warmups, 0)
@@ -80,9 +83,9 @@ def run(argv: list[str]) -> int:
     config, load = ServeConfig(**given[ServeConfig]), LoadConfig(**given[LoadConfig])
     target = _target(config)
     result, records = measure(config, load, target)
-    show(result)
     if config.result:
         save(Path(config.result), result, records, detailed=config.save_detailed)
+    show(result)
     if config.plot:
         plot(Path(config.plot), records)
     return 1 if result["failed"] else 0

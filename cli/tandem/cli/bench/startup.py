@@ -13,10 +13,10 @@ from typing import IO
 import httpx
 
 from tandem.cli import loopback
-from tandem.cli.bench.report import check_place
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
 from tandem.cli.own_server import OwnServer, own_server
+from tandem.cli.places import check_place
 from tandem.protocol.errors import TandemError
 from tandem.protocol.settings import check_integer, check_positive, setting
 
@@ -68,9 +68,11 @@ def start(config: StartupConfig) -> dict[str, float]:
                 flags, ready_seconds=config.timeout, stop_seconds=_STOP_SECONDS, output=log
             ) as server:
                 return _measured(server, started, config.timeout)
-        except (TandemError, httpx.HTTPError):
+        except (TandemError, httpx.HTTPError, ValueError, LookupError) as error:
             print(f"What the server said last:\n{_last_lines(log)}", file=sys.stderr)
-            raise
+            if isinstance(error, TandemError):
+                raise
+            raise TandemError(f"the server did not answer as it should: {error}") from error
 
 
 def _measured(server: OwnServer, started: float, timeout: float) -> dict[str, float]:
@@ -80,7 +82,8 @@ def _measured(server: OwnServer, started: float, timeout: float) -> dict[str, fl
         base_url=server.url, timeout=timeout, mounts=loopback.mounts(server.url)
     ) as client:
         body = {"prompt": [1000, 1001, 1002], "max_tokens": 1, "temperature": 0}
-        body["model"] = client.get("/v1/models").json()["data"][0]["id"]
+        models = client.get("/v1/models").raise_for_status()
+        body["model"] = models.json()["data"][0]["id"]
         client.post("/v1/completions", json=body).raise_for_status()
     return {"ready_s": ready, "first_token_s": time.perf_counter() - started}
 

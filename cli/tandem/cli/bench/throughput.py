@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tandem.cli.bench.load import Ask, LoadConfig, asks
-from tandem.cli.bench.report import check_place
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
 from tandem.cli.logs import set_up_logging
-from tandem.cli.worker_settings import engine_sections
+from tandem.cli.places import check_place
+from tandem.cli.worker_settings import engine_config, engine_sections
+from tandem.engine.config import EngineConfig
 from tandem.engine.config.model import ModelConfig
 from tandem.protocol.settings import setting
 
@@ -39,7 +40,8 @@ def run(argv: list[str]) -> int:
     set_up_logging("warning")
     output = ThroughputConfig(**given[ThroughputConfig]).output_json
     load = LoadConfig(**given[LoadConfig])
-    given[ModelConfig]["max_model_len"] = load.max_model_len
+    if "max_model_len" in given[LoadConfig]:
+        given[ModelConfig]["max_model_len"] = load.max_model_len
     result = measure(load, given)
     for name, value in result.items():
         print(f"{name:24} {value:,.2f}" if isinstance(value, float) else f"{name:24} {value:,}")
@@ -52,8 +54,8 @@ def measure(load: LoadConfig, given: dict[type, dict[str, Any]]) -> dict[str, An
     """Requests and tokens per second, after one small request that warms up."""
     from tandem.cli.bench.inprocess import TimedEngine
 
-    todo = asks(load)
-    engine = TimedEngine(given)
+    todo, config = fitted(load, engine_config(given))
+    engine = TimedEngine(config)
     try:
         engine.run([Ask(todo[0].prompt[::-1], min(4, todo[0].max_tokens))])
         timed = engine.run(todo)
@@ -69,3 +71,15 @@ def measure(load: LoadConfig, given: dict[type, dict[str, Any]]) -> dict[str, An
         "output_tokens_per_s": timed.num_tokens / timed.whole,
         "total_tokens_per_s": (prompt_tokens + timed.num_tokens) / timed.whole,
     }
+
+
+def fitted(load: LoadConfig, config: EngineConfig) -> tuple[list[Ask], EngineConfig]:
+    """The requests, and an engine that takes as long ones as the load says; longer ones where
+    these are, and never longer than the model's. Raises InvalidParameter if one does not fit."""
+    from tandem.cli.bench.inprocess import check_fits
+
+    length = min(load.max_model_len, config.max_model_len)
+    todo = asks(replace(load, max_model_len=length))
+    longest = max(len(ask.prompt) + ask.max_tokens for ask in todo)
+    check_fits(config, longest)
+    return todo, config.with_(max_model_len=max(length, longest))

@@ -95,15 +95,15 @@ def _too_small(
     sequence = blocks_for(config.max_model_len, layout.block_size) * layout.block_bytes
     needed = total - free + step_bytes + sequence
     text = (
-        f"weights and others take {(total - free) / GIB:.2f} GiB of the device's "
-        f"{total / GIB:.2f}, a step of {config.scheduler.max_num_batched_tokens} tokens "
+        f"weights, and what other processes hold, take {(total - free) / GIB:.2f} GiB of the "
+        f"device's {total / GIB:.2f}, a step of {config.scheduler.max_num_batched_tokens} tokens "
         f"{step_bytes / GIB:.2f}, one sequence of {config.max_model_len} tokens "
         f"{sequence / GIB:.2f}: "
     )
     if needed <= total:
         text += f"{needed / total + 0.005:.2f} or more holds that"
     else:
-        text += "lower max_num_batched_tokens or max_model_len, or take a larger device"
+        text += "lower max_num_batched_tokens or max_model_len, or take a larger or emptier device"
     return InvalidParameter("gpu_memory_utilization", config.cache.gpu_memory_utilization, text)
 
 

@@ -50,16 +50,22 @@ def test_longer_is_never_less_likely_to_miss(seconds, more):
 
 
 def test_who_comes_behind_waits_longer():
-    """Nobody where nobody comes; most where the wait is near the bound; none far from it."""
-    busy = view(1, P, prompts_per_s=18.0)
+    """Nobody where nobody comes; those of a busy period, as surely as this one is late."""
+    busy = view(1, P, prompts_per_s=10.0, prompt_share=0.5)
     assert behind(view(1, P), 0.25, 0.046, TARGETS) == 0.0
     near = behind(busy, 0.25, 0.046, TARGETS)
-    assert near == pytest.approx(
-        18 * 0.25 * (first_missed(0.296, TARGETS) - first_missed(0.25, TARGETS))
-    )
-    assert near > 0.5
+    assert near == pytest.approx(10 * 0.046 / (1 - 0.5) * first_missed(0.273, TARGETS))
     assert behind(busy, 0.05, 0.046, TARGETS) < 0.01
-    assert behind(busy, 3.0, 0.046, TARGETS) < near / 10
+    idler = view(1, P, prompts_per_s=10.0)
+    assert behind(idler, 0.25, 0.046, TARGETS) == pytest.approx(near / 2)
+
+
+def test_a_queue_that_is_late_already_is_no_excuse():
+    """The busy period of a worker that is asked for all it can do does not end: it is priced as of
+    nine tenths of it, and no less for a queue beyond the bound."""
+    full = view(1, P, prompts_per_s=24.0, prompt_share=1.1)
+    assert behind(full, 3.0, 0.046, TARGETS) == pytest.approx(24 * 0.046 * 10, rel=1e-3)
+    assert behind(full, 3.0, 0.046, TARGETS) > behind(full, 0.3, 0.046, TARGETS)
 
 
 def test_steps_over_the_bound_spoil_every_stream():

@@ -23,6 +23,7 @@ import aiohttp
 from tandem.cli.bench.client import Record, Target, send
 from tandem.cli.bench.load import Ask
 from tandem.cli.children import be_killed_with
+from tandem.link.descriptors import raise_descriptor_limit
 
 _RUN_UP = 0.3
 """Seconds from when all processes run until they begin together."""
@@ -51,6 +52,7 @@ async def drive(
     ``started`` is when to begin (of ``time.perf_counter``), and the zero of all times; now, if
     not given.
     """
+    raise_descriptor_limit()
     gate = asyncio.Semaphore(bounds.max_concurrency or max(1, len(load)))
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
     limits = aiohttp.ClientTimeout(total=bounds.timeout)

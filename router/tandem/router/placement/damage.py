@@ -23,6 +23,9 @@ GAP_SHARPNESS = 40.0
 ALLOWED_GAPS = 0.01
 """Of a request's gaps, those that may be over the bound."""
 NO_ARRIVALS = Arrivals()
+MOST_BUSY = 0.9
+"""Of its time, what prompts are taken to need where a busy period is priced: beyond it, how long
+that lasts hangs on how long the load does."""
 MOST_SHARE = 0.98
 """Of a worker's time, what prompts are taken to need at most: beyond it a queue has no mean."""
 
@@ -87,10 +90,12 @@ def gap_missed(seconds: float, targets: Targets) -> float:
 
 
 def behind(worker: WorkerView, ttft: float, own: float, targets: Targets) -> float:
-    """Requests that are late for this prompt: those that come to the worker while it waits and is
-    computed wait longer by the ``own`` seconds that it takes."""
-    later = first_missed(ttft + own, targets) - first_missed(ttft, targets)
-    return worker.prompts_per_s * ttft * later
+    """Requests that are late for this prompt: its ``own`` seconds keep the worker busy for so much
+    longer, and as those that come meanwhile are computed, too, for ``own / (1 - share)`` in all
+    (a busy period); who comes in that time is late as surely as this one is, half of it counted.
+    A queue that is beyond the bound already is no excuse to make it longer."""
+    busy = own / (1.0 - min(MOST_BUSY, worker.prompt_share))
+    return worker.prompts_per_s * busy * first_missed(ttft + own / 2, targets)
 
 
 def mixed_in(

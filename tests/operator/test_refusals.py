@@ -107,6 +107,12 @@ FOREIGN_SECRETS: dict[str, dict[str, Any]] = {
 }
 
 
+FROM_THEIRS = {"valueFrom": {"secretKeyRef": {"name": "theirs", "key": "a"}}}
+FOREIGN_SECRETS["the Job's proxy"] = {
+    "initContainers": [{"name": "fetch", "env": [{"name": "HTTP_PROXY", **FROM_THEIRS}]}]
+}
+
+
 @pytest.mark.parametrize("way", FOREIGN_SECRETS)
 def test_a_secret_is_used_with_its_owners_leave_only(harness: Harness, way: str):
     """Whoever may create an LLMService reads no Secret through its pods, whatever way is tried."""

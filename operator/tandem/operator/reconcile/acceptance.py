@@ -5,6 +5,8 @@ Called by ``reconciler`` once a look, after the children that belong to no revis
 
 from __future__ import annotations
 
+import msgspec
+
 from tandem.operator.api.conditions import Reason
 from tandem.operator.cluster import Cluster
 from tandem.operator.cluster.apply import Applier
@@ -17,6 +19,7 @@ from tandem.operator.desired.compose import base, desired, target_revisions
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.job import model_job
 from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.desired.policy import answering_role
 from tandem.operator.desired.references import (
     ALLOWED,
     LABEL_ALLOWED,
@@ -122,6 +125,10 @@ def _foreign_secrets(facts: Facts) -> dict[str, str]:
     for role in Role:
         for name in foreign_secrets(facts.owner, rendered(facts, role)["spec"]):
             found.setdefault(name, f"spec.{role}.podTemplate")
+    job = model_job(msgspec.structs.replace(facts, may_have_job=True))  # one that waits comes later
+    pod = {} if job is None else job["spec"]["template"]["spec"]
+    for name in foreign_secrets(facts.owner, pod):
+        found.setdefault(name, f"spec.{answering_role(facts.spec)}.podTemplate")
     return found
 
 

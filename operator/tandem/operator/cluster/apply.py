@@ -23,7 +23,8 @@ from tandem.protocol.names import ANNOTATION_ADMITTED, ANNOTATION_DRAINING
 
 _COST = "controller.kubernetes.io/pod-deletion-cost"
 _DRAINING_COST = "-1000"
-_REFUSALS = (400, 403, 422)
+REFUSALS = (400, 403, 422)
+"""What the API server says of an object that it does not take as it is."""
 _CHANGED = (404, 409)
 """What the API server says of an object that is not what it was when it was read."""
 _REMEMBERED = 50_000
@@ -157,7 +158,7 @@ class Applier:
             for each in manifests:  # an apply answers 500 to an unknown field
                 self._cluster.create(each, dry_run=True)
         except ClusterError as error:
-            if error.status in _REFUSALS:
+            if error.status in REFUSALS:
                 return error.message
             raise
         return None

@@ -109,7 +109,7 @@ class Acceptance:
             manifest = deployment(facts, role, revision, 0, rendered(facts, role))
             said = self._applier.refusal(manifest)
             if said is not None:
-                return "False", _reason(said), f"{role}: {said}"
+                return "False", refusal(said, Reason.POD_TEMPLATE_INVALID), f"{role}: {said}"
         job = model_job(facts)
         said = None if job is None else self._applier.refusal_of_job(job)
         return None if said is None else ("False", Reason.POD_TEMPLATE_INVALID, f"model: {said}")
@@ -132,11 +132,10 @@ def _foreign_secrets(facts: Facts) -> dict[str, str]:
     return found
 
 
-def _reason(said: str) -> Reason:
-    """Why the API server refuses a pod: a quota has nothing to do with the template."""
-    if "exceeded quota" in said or "failed quota" in said:
-        return Reason.QUOTA_EXCEEDED
-    return Reason.POD_TEMPLATE_INVALID
+def refusal(said: str, otherwise: Reason) -> Reason:
+    """Why the API server refuses an object: a quota has nothing to do with what it says."""
+    quota = "exceeded quota" in said or "failed quota" in said
+    return Reason.QUOTA_EXCEEDED if quota else otherwise
 
 
 def _name(manifest: Manifest) -> tuple[str, str]:

@@ -135,7 +135,17 @@ class Applier:
         return gone
 
     def refusal(self, manifest: Manifest) -> str | None:
-        """What the API server would say against a workload and its pods, or None."""
+        """What the API server would say against an object, or None."""
+        try:  # an apply answers 500 to an unknown field
+            self._cluster.create(manifest, dry_run=True)
+        except ClusterError as error:
+            if error.status in REFUSALS:
+                return error.message
+            raise
+        return None
+
+    def refusal_of_pods(self, manifest: Manifest) -> str | None:
+        """The same of the pods of a workload, beside all that run."""
         template = manifest["spec"]["template"]
         pod = {
             "apiVersion": "v1",
@@ -147,21 +157,7 @@ class Applier:
             },
             "spec": template["spec"],
         }
-        return self._refused(manifest, pod)
-
-    def refusal_of_job(self, manifest: Manifest) -> str | None:
-        """The same of a Job, whose pods may find room later."""
-        return self._refused(manifest)
-
-    def _refused(self, *manifests: Manifest) -> str | None:
-        try:
-            for each in manifests:  # an apply answers 500 to an unknown field
-                self._cluster.create(each, dry_run=True)
-        except ClusterError as error:
-            if error.status in REFUSALS:
-                return error.message
-            raise
-        return None
+        return self.refusal(pod)
 
 
 class Mark(msgspec.Struct, frozen=True):

@@ -53,7 +53,7 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
     present: int = 0
     """Pods of it, those that are leaving included."""
     unschedulable: bool = False
-    """A pod of it has been without a node for too long."""
+    """A pod of it has been without a node, or without room in a quota, for too long."""
 
 
 class RoleView(msgspec.Struct, frozen=True, kw_only=True):

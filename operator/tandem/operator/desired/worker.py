@@ -6,7 +6,7 @@ called by ``compose``. Flags are held to the command line's own parser by a test
 
 from __future__ import annotations
 
-from tandem.operator.api.transfer import TransportChoice
+from tandem.operator.api.transfer import Connector, KVTransfer, TransportChoice
 from tandem.operator.desired.containers import worker_image
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.model import delivery
@@ -108,7 +108,7 @@ def _transfer_flags(facts: Facts) -> Flags:
     meets = node_local_volume(facts.spec) is not None
     copies = transfer.node_local.copy_mode if meets else None
     return {
-        "kv-connector": None if transfer.connector is None else CONNECTORS[transfer.connector],
+        "kv-connector": _connector(transfer, meets=meets),
         "kv-control-host": facts.settings.listening_host,
         "kv-control-port": names.CONTROL_PORT,
         "kv-advertise-host": f"$({names.ENV_POD_IP})",
@@ -122,6 +122,16 @@ def _transfer_flags(facts: Facts) -> Flags:
         "kv-preflight": None if preflight.mode is None else preflight.mode.lower(),
         "kv-min-megabytes-per-second": preflight.min_megabytes_per_second,
     }
+
+
+def _connector(transfer: KVTransfer, *, meets: bool) -> str | None:
+    """The connector's name. With RDMA alone it is NIXL: ``auto`` would fall back to TCP where that
+    does not load. In a node's folder ``auto`` is needed, for links within the node."""
+    choice = transfer.connector
+    open_choice = choice in (None, Connector.AUTO)
+    if open_choice and transfer.transport is TransportChoice.RDMA and not meets:
+        choice = Connector.NIXL
+    return None if choice is None else CONNECTORS[choice]
 
 
 def _env(facts: Facts) -> list[Manifest]:

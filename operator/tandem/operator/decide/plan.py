@@ -130,6 +130,10 @@ def facts(
         key_generation=key_generation,
         pinned=model.status.resolved_revision,
         may_have_job=may_have_job,
+        kept={
+            role: [template for (its, _), template in sorted(seen.templates.items()) if its is role]
+            for role in Role
+        },
     )
 
 

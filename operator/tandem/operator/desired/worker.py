@@ -9,6 +9,7 @@ from __future__ import annotations
 from tandem.operator.api.transfer import Connector, KVTransfer, TransportChoice
 from tandem.operator.desired.containers import worker_image
 from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.merge import main_of
 from tandem.operator.desired.model import delivery
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.pod import RolePart, pod_template
@@ -23,6 +24,7 @@ from tandem.operator.desired.policy import (
 from tandem.operator.desired.tracing import tracing_flags
 from tandem.protocol import names
 
+_PROBE_PORT = "http-metrics"
 _NODE_VOLUME = "tandem-node"
 _UCX_TLS = {
     TransportChoice.TCP: "tcp,cuda_copy,self",
@@ -51,10 +53,17 @@ def worker_template(facts: Facts, role: Role) -> Manifest:
 
 
 def _ports(facts: Facts, role: Role) -> dict[str, int]:
-    ports = {"zmq": names.WORKER_PORT, "http-metrics": probe_port(facts.spec, role)}
+    ports = {"zmq": names.WORKER_PORT, _PROBE_PORT: probe_port(facts.spec, role)}
     if role is Role.PREFILL or facts.spec.kv_transfer.pull_peers:
         ports |= {"kv-control": names.CONTROL_PORT, "kv-data": names.DATA_PORT}
     return ports
+
+
+def kept_probe_port(template: Manifest) -> int | None:
+    """Port of probes and metrics of a worker's template that was made before; None where it does
+    not say."""
+    ports = main_of(template).get("ports") or ()
+    return next((each["containerPort"] for each in ports if each.get("name") == _PROBE_PORT), None)
 
 
 def worker_arguments(facts: Facts, role: Role) -> list[str]:

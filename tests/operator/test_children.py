@@ -55,6 +55,9 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
+MEETING = {"volume": {"csi": {"driver": "tandem"}}}
+
+
 def facts(**changes: Any) -> Facts:
     """Facts of the demo with changes."""
     return Facts(
@@ -108,6 +111,23 @@ def test_workers_that_pull_reach_each_other(role: Role):
         assert own in [peer["podSelector"]["matchLabels"] for peer in each]
     assert len(peers) == 2
     assert "--kv-pull-peers" not in worker_arguments(facts(), role)
+
+
+@pytest.mark.parametrize(
+    ("said", "connector"),
+    [
+        ({"transport": "RDMA"}, "nixl"),
+        ({"transport": "RDMA", "connector": "Auto"}, "nixl"),
+        ({"transport": "RDMA", "connector": "Auto", "nodeLocal": MEETING}, "auto"),
+        ({"transport": "TCP", "connector": "Auto"}, "auto"),
+        ({"transport": "TCP"}, None),
+    ],
+)
+def test_rdma_alone_falls_back_to_nothing(said: dict[str, Any], connector: str | None):
+    """Connector auto would take TCP where NIXL does not load; links of a node's folder need it."""
+    arguments = worker_arguments(facts(kvTransfer=said), Role.DECODE)
+    given = dict(zip(arguments[1::2], arguments[2::2], strict=True))
+    assert given.get("--kv-connector") == connector
 
 
 def _opens(rule: dict[str, Any]) -> bool:

@@ -20,12 +20,13 @@ from tandem.operator.decide import observe
 from tandem.operator.decide.modelcheck import judge
 from tandem.operator.decide.observe import JobView, PodView, WorkloadView
 from tandem.operator.decide.plan import Seen, decision, see
-from tandem.operator.decide.scaling import wanted
+from tandem.operator.decide.scaling import Wanted, wanted
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired.capability import unsupported
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import Identity, Role
 from tandem.operator.desired.revision import source_digest
+from tandem.operator.desired.scaler import scalers
 from tandem.operator.probes.fleet import links_of
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol import names
@@ -169,6 +170,23 @@ def test_a_scaler_is_obeyed_within_bounds(
     """External scaling decides within its bounds, and decode keeps one replica."""
     result = wanted(typed(**changes), Role.DECODE, asked)
     assert (result.replicas, result.clamped_from) == expected
+
+
+EXTERNAL = {"prefill__scaling": {"mode": "External", "minReplicas": 2}}
+
+
+def test_no_scaler_brings_prefill_workers_that_have_no_work():
+    """With mode Never decode workers do both: a scaler that is there still is not asked, and none
+    is made."""
+    given = typed(**EXTERNAL, disaggregation__mode="Never")
+    assert wanted(given, Role.PREFILL, {Role.PREFILL: 2}).replicas == 0
+    assert scalers(Facts(owner=OWNER, spec=given, settings=OperatorSettings())) == {}
+
+
+def test_a_scaler_leaves_a_prefill_worker_where_every_prompt_needs_one():
+    """With mode Always none is no number: routers would place nothing."""
+    given = typed(prefill__scaling={"mode": "External"}, disaggregation__mode="Always")
+    assert wanted(given, Role.PREFILL, {Role.PREFILL: 0}) == Wanted(1, 0)
 
 
 @pytest.mark.parametrize(

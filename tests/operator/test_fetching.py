@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from tests.operator.test_children import facts, pods
 
+from tandem.operator.api.status import LLMServiceStatus, ModelStatus
 from tandem.operator.decide import plan
+from tandem.operator.decide.modelcheck import judge
+from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired.capability import unsupported
 from tandem.operator.desired.compose import base
+from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.fetching import job_revision
 from tandem.operator.desired.job import model_job
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.protect import TemplateConflict
-from tandem.operator.desired.workload import rendered
+from tandem.operator.desired.workload import rendered, stored_template
+from tandem.protocol.names import PROBE_PORT
 
 HUB: dict[str, Any] = {"model__source": {"type": "Hub", "hub": {"repository": "a/b"}}}
 CACHED = {**HUB, "model__cache": {"persistentVolumeClaim": {"claimName": "models"}}}
@@ -39,14 +45,23 @@ def job_pod(**changes: Any) -> Manifest:
     return pod
 
 
+def policy(given: Facts, name: str) -> Manifest:
+    """What a policy says."""
+    policies = {
+        each["metadata"]["name"]: each for each in base(given) if each["kind"] == "NetworkPolicy"
+    }
+    said: Manifest = policies[name]["spec"]
+    return said
+
+
 def ports(name: str, **changes: Any) -> list[int]:
     """Ports that pods of a policy may reach anywhere."""
-    policies = {
-        each["metadata"]["name"]: each
-        for each in base(facts(**changes))
-        if each["kind"] == "NetworkPolicy"
-    }
-    rules = policies[name]["spec"]["egress"]
+    return opened(facts(**changes), name)
+
+
+def opened(given: Facts, name: str) -> list[int]:
+    """The same of these facts."""
+    rules = policy(given, name)["egress"]
     return [each["port"] for rule in rules if "to" not in rule for each in rule["ports"]]
 
 
@@ -143,6 +158,39 @@ def test_the_way_to_hub_and_proxy_is_open():
     assert ports("demo-decode", **changes) == [53, 53, 443, 80, 3128, 8443]
     assert ports("demo-prefill", **changes) == [53, 53, 443, 80, 8443]
     assert ports("demo-router", **changes) == [53, 53, 443, 6443, 443, 80, 8443]
+
+
+def test_a_revision_that_is_kept_keeps_its_ways():
+    """Pods of the revision that serves may have to be made again under a spec that fetches nothing,
+    sends its spans elsewhere and has another port of metrics."""
+    hub = {"repository": "a/b", "endpoint": "https://mirror:8443"}
+    template = {"spec": {"containers": [{"name": "main", "env": [PROXY, NONE]}]}}
+    old = facts(
+        model__source={"type": "Hub", "hub": hub},
+        decode__podTemplate=template,
+        observability={"tracing": {"endpoint": "http://spans:4317"}},
+    )
+    kept = {role: [rendered(old, role)] for role in Role}
+    assert base(msgspec.structs.replace(old, kept=kept)) == base(old)
+    now = facts(observability={"metrics": {"port": 9001}})
+    assert set(opened(now, "demo-decode")) == {53}
+    both = msgspec.structs.replace(now, kept=kept)
+    assert set(opened(both, "demo-decode")) == {53, 443, 80, 3128, 8443, 4317}
+    assert set(opened(both, "demo-router")) == {53, 443, 6443, 80, 8443, 4317}
+    scraped = policy(both, "demo-decode")["ingress"][-1]["ports"]
+    assert [each["port"] for each in scraped] == [9001, PROBE_PORT]
+
+
+def test_what_is_stored_is_what_is_kept():
+    """Looks tell builders of it."""
+    old = facts(**HUB)
+    revision, template = old.revision(Role.DECODE), rendered(old, Role.DECODE)
+    stored = stored_template(old, Role.DECODE, revision, template)
+    live = Snapshot({"ControllerRevision": {"x": stored}})
+    seen = plan.see(old.owner, 2, facts().spec, LLMServiceStatus(), live)
+    model = judge(seen.spec, None, ModelStatus(), None)
+    made = plan.facts(seen, old.settings, 1, model, may_have_job=True)
+    assert made.kept == {Role.PREFILL: [], Role.DECODE: [template], Role.ROUTER: []}
 
 
 @pytest.mark.parametrize("endpoint", ["https://mirror:99999", "http://mirror:x"])

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 from tests.operator.builders import DEMO, service
 
+from tandem.operator.api.conditions import Reason
 from tandem.operator.api.reading import Unreadable, spec_of, status_of
 from tandem.operator.api.status import Condition
+from tandem.operator.decide.words import Word
 from tandem.operator.reconcile.teller import refused_conditions
+
+BAD: Word = ("False", Reason.INVALID_SPEC, "spec.model: bad")
 
 THREADS = """
 import random, sys, threading, time
@@ -69,12 +73,12 @@ def test_a_resource_without_a_spec_is_unreadable():
 
 def test_what_cannot_be_read_is_neither_accepted_nor_ready():
     """So that no column of `kubectl get` is empty; a second look changes nothing."""
-    found = refused_conditions([], "spec.model: bad", 3, 0.0)
+    found = refused_conditions([], BAD, 3, 0.0)
     assert [(each.type, each.status, each.reason) for each in found] == [
         ("Accepted", "False", "InvalidSpec"),
         ("Ready", "False", "InvalidSpec"),
     ]
-    assert refused_conditions(found, "spec.model: bad", 3, 99.0) == found
+    assert refused_conditions(found, BAD, 3, 99.0) == found
 
 
 def test_what_serves_stays_ready_when_its_next_spec_cannot_be_read():
@@ -82,6 +86,6 @@ def test_what_serves_stays_ready_when_its_next_spec_cannot_be_read():
     ready = Condition(
         type="Ready", status="True", reason="Ready", message="", last_transition_time="x"
     )
-    found = {each.type: each for each in refused_conditions([ready], "spec: bad", 3, 0.0)}
+    found = {each.type: each for each in refused_conditions([ready], BAD, 3, 0.0)}
     assert found["Ready"] == ready
     assert found["Accepted"].status == "False"

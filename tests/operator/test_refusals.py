@@ -81,6 +81,46 @@ def test_a_quota_is_not_an_invalid_template(harness: Harness):
     assert "exceeded quota: small, requested: requests.cpu=2" in harness.condition("Accepted")[2]
 
 
+def test_a_full_quota_is_no_refusal_of_pods_that_take_the_place_of_others(harness: Harness):
+    """A rollout in place needs no room beside what runs, unless the new pods ask for more."""
+    harness.create(rollout={"surge": "Never"})
+    harness.ready()
+    before = harness.names("Deployment")
+    quota = {**QUOTA, "spec": {"hard": {"pods": "4"}}}
+    status = {"status": {"hard": {"pods": "4"}, "used": {"pods": "4"}}}
+    harness.kubectl("create", "-f", "-", stdin=json.dumps(quota))
+    harness.kubectl("patch", "quota", "small", "--subresource=status", "-p", json.dumps(status))
+    more = {"resources": {"requests": {"cpu": "2"}}}
+    harness.change({"spec": {"decode": more}})
+    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "QuotaExceeded"))
+    assert harness.names("Deployment") == before
+    harness.change({"spec": {"decode": {"resources": None}, "engine": {"maxNumSeqs": 3}}})
+    harness.wait(lambda: harness.condition("Accepted")[0] == "True")
+    harness.wait(lambda: len(harness.names("Deployment") - before) > 0)
+
+
+def test_a_child_that_is_refused_is_told(harness: Harness):
+    """A service that gets no Service has no pod either; it says why, and comes up when that ends.
+    One that serves says so beside."""
+    quota = {**QUOTA, "spec": {"hard": {"services": "0"}}}
+    status = {"status": {**quota["spec"], "used": {"services": "0"}}}
+    patch = ("patch", "quota", "small", "--subresource=status", "-p", json.dumps(status))
+    harness.kubectl("create", "-f", "-", stdin=json.dumps(quota))
+    harness.kubectl(*patch)
+    harness.create()
+    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "QuotaExceeded"))
+    assert "exceeded quota: small, requested: services=1" in harness.condition("Accepted")[2]
+    assert harness.condition("Ready")[:2] == ("False", "QuotaExceeded")
+    assert harness.names("Deployment") == set()
+    harness.kubectl("delete", "quota", "small")
+    harness.kubectl("annotate", "llm", "demo", "look=again")
+    harness.ready()
+    harness.change({"spec": {"router": {"service": {"annotations": {"my key": "x"}}}}})
+    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "ChildRefused"))
+    assert "my key" in harness.condition("Accepted")[2]
+    assert harness.condition("Ready")[0] == "True"
+
+
 FOREIGN_SECRETS: dict[str, dict[str, Any]] = {
     "a variable": {
         "containers": [
@@ -104,6 +144,12 @@ FOREIGN_SECRETS: dict[str, dict[str, Any]] = {
             {"name": "x", "csi": {"driver": "d", "nodePublishSecretRef": {"name": "theirs"}}}
         ]
     },
+}
+
+
+FROM_THEIRS = {"valueFrom": {"secretKeyRef": {"name": "theirs", "key": "a"}}}
+FOREIGN_SECRETS["the Job's proxy"] = {
+    "initContainers": [{"name": "fetch", "env": [{"name": "HTTP_PROXY", **FROM_THEIRS}]}]
 }
 
 

@@ -188,6 +188,21 @@ def test_a_revision_that_is_late_is_taken_back():
     assert last.admitted == {(Role(role), name) for role, name in OLD.items()}
 
 
+def test_a_revision_that_was_servable_rolls_on_though_a_later_spec_lacks_its_model():
+    """The targets have theirs: what serves is not torn down for a typo in what comes next."""
+    targets = {"prefill": "new", "decode": "new", "router": "r"}
+    memory = RolloutStatus(targets=targets, stable=OLD, servable=service_revision(targets))
+    rolled = {"old": seen(0), "new": seen(2)}
+    half = {"old": seen(1), "new": seen(1)}
+    decision = decide(view(rolled, rolled, memory=memory, non_retryable=True))
+    assert (decision.phase, decision.counts[(Role.DECODE, "new")]) == (Phase.STABLE, 2)
+    decision = decide(view(half, half, memory=memory, non_retryable=True))
+    assert (decision.phase, decision.counts[(Role.DECODE, "new")]) == (Phase.ROLLING, 2)
+    lost = msgspec.structs.replace(memory, servable=None)
+    decision = decide(view(half, half, memory=lost, non_retryable=True))
+    assert (decision.phase, decision.counts[(Role.DECODE, "new")]) == (Phase.FAILED, 0)
+
+
 def test_a_failed_revision_stays_back_until_the_spec_changes():
     """The same spec is not tried again; another one is."""
     failed = view({"old": seen(2)}, {"old": seen(2)})

@@ -31,6 +31,7 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     UNSUPPORTED = "Unsupported"
     NAME_TAKEN = "NameTaken"
+    CHILD_REFUSED = "ChildRefused"
     POD_TEMPLATE_CONFLICT = "PodTemplateConflict"
     POD_TEMPLATE_INVALID = "PodTemplateInvalid"
     QUOTA_EXCEEDED = "QuotaExceeded"
@@ -83,6 +84,7 @@ ADVICE: dict[Reason, str] = {
     Reason.INVALID_SPEC: "The operator cannot read the spec; the message names the field.",
     Reason.UNSUPPORTED: "This version cannot do what the message names; change that field.",
     Reason.NAME_TAKEN: "Another object has the name of a child; remove it, or rename the service.",
+    Reason.CHILD_REFUSED: "The API server refuses what the service needs; the message is its own.",
     Reason.POD_TEMPLATE_CONFLICT: "podTemplate asks for what is protected; remove it there.",
     Reason.POD_TEMPLATE_INVALID: "The API server refuses the pods; the message is its own.",
     Reason.QUOTA_EXCEEDED: "Free some of the namespace's quota, or ask for less in resources.",

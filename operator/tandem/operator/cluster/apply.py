@@ -23,7 +23,8 @@ from tandem.protocol.names import ANNOTATION_ADMITTED, ANNOTATION_DRAINING
 
 _COST = "controller.kubernetes.io/pod-deletion-cost"
 _DRAINING_COST = "-1000"
-_REFUSALS = (400, 403, 422)
+REFUSALS = (400, 403, 422)
+"""What the API server says of an object that it does not take as it is."""
 _CHANGED = (404, 409)
 """What the API server says of an object that is not what it was when it was read."""
 _REMEMBERED = 50_000
@@ -134,7 +135,17 @@ class Applier:
         return gone
 
     def refusal(self, manifest: Manifest) -> str | None:
-        """What the API server would say against a workload and its pods, or None."""
+        """What the API server would say against an object, or None."""
+        try:  # an apply answers 500 to an unknown field
+            self._cluster.create(manifest, dry_run=True)
+        except ClusterError as error:
+            if error.status in REFUSALS:
+                return error.message
+            raise
+        return None
+
+    def refusal_of_pods(self, manifest: Manifest) -> str | None:
+        """The same of the pods of a workload, beside all that run."""
         template = manifest["spec"]["template"]
         pod = {
             "apiVersion": "v1",
@@ -146,21 +157,7 @@ class Applier:
             },
             "spec": template["spec"],
         }
-        return self._refused(manifest, pod)
-
-    def refusal_of_job(self, manifest: Manifest) -> str | None:
-        """The same of a Job, whose pods may find room later."""
-        return self._refused(manifest)
-
-    def _refused(self, *manifests: Manifest) -> str | None:
-        try:
-            for each in manifests:  # an apply answers 500 to an unknown field
-                self._cluster.create(each, dry_run=True)
-        except ClusterError as error:
-            if error.status in _REFUSALS:
-                return error.message
-            raise
-        return None
+        return self.refusal(pod)
 
 
 class Mark(msgspec.Struct, frozen=True):

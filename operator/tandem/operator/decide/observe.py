@@ -56,6 +56,8 @@ class WorkloadView(msgspec.Struct, frozen=True, kw_only=True):
     existing: int
     refused: str | None
     """Why its pods cannot be created."""
+    full_since: float | None = None
+    """When a quota first left no room for a pod of it."""
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,13 +184,21 @@ def workloads(items: Iterable[Manifest]) -> dict[RevisionKey, WorkloadView]:
             continue
         status = item.get("status", {})
         failure = _condition(status, "ReplicaFailure")
+        refused = failure.get("message") if failure.get("status") == "True" else None
+        full = refused is not None and is_full(refused)
         views[key] = WorkloadView(
             name=item["metadata"]["name"],
             asked=item["spec"].get("replicas", 1),
             existing=status.get("replicas", 0),
-            refused=failure.get("message") if failure.get("status") == "True" else None,
+            refused=refused,
+            full_since=parse_time(failure["lastTransitionTime"]) if full else None,
         )
     return views
+
+
+def is_full(said: str) -> bool:
+    """Whether these are the API server's words of a quota that is used up."""
+    return "exceeded quota" in said
 
 
 def templates(items: Iterable[Manifest]) -> dict[RevisionKey, Manifest]:

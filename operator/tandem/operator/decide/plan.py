@@ -130,6 +130,10 @@ def facts(
         key_generation=key_generation,
         pinned=model.status.resolved_revision,
         may_have_job=may_have_job,
+        kept={
+            role: [template for (its, _), template in sorted(seen.templates.items()) if its is role]
+            for role in Role
+        },
     )
 
 
@@ -195,12 +199,15 @@ def _revisions(seen: Seen, role: Role, now: float, patience: float) -> dict[str,
         if its_role is not role:
             continue
         mine = [pod for pod in seen.pods if (pod.role, pod.revision) == (role, revision)]
-        stuck = [pod for pod in mine if pod.pending_since is not None and not pod.deleting]
+        stuck = [pod.pending_since for pod in mine if not pod.deleting]
         views[revision] = RevisionView(
             asked=workload.asked,
             present=len(mine),
             ready=sum(pod.ready and not pod.deleting for pod in mine),
-            unschedulable=any(now - (pod.pending_since or now) >= patience for pod in stuck),
+            unschedulable=any(
+                since is not None and now - since >= patience
+                for since in (*stuck, workload.full_since)
+            ),
         )
     return views
 

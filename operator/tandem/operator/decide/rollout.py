@@ -53,7 +53,7 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
     present: int = 0
     """Pods of it, those that are leaving included."""
     unschedulable: bool = False
-    """A pod of it has been without a node for too long."""
+    """A pod of it has been without a node, or without room in a quota, for too long."""
 
 
 class RoleView(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,13 +105,20 @@ def decide(view: RolloutView) -> Decision:
     first = not memory.stable
     if view.suspended:
         return _decision(view, Phase.SUSPENDED, dict.fromkeys(_existing(view), 0))
-    if (memory.failed == token or view.non_retryable) and not first:
+    if _is_given_up(view, memory, token) and not first:
         return _decision(view, Phase.FAILED, _restored(view))
     if first or not _rolling(view):
         return _settled(view, first=first)
     if view.paused:
         return _decision(view, Phase.PAUSED, _as_they_are(view))
     return _rolled(view)
+
+
+def _is_given_up(view: RolloutView, memory: RolloutStatus, token: str) -> bool:
+    """Whether the targets are taken back. Those that were servable have what they need, whatever a
+    later spec lacks."""
+    lost = view.non_retryable and memory.servable != token
+    return memory.failed == token or lost
 
 
 def token_of(view: RolloutView) -> str:
@@ -197,8 +204,7 @@ def _settled(view: RolloutView, *, first: bool) -> Decision:
         memory = msgspec.structs.replace(memory, in_place=False)
     phase = Phase.STABLE
     if first:
-        given_up = memory.failed == token or view.non_retryable
-        phase = Phase.FAILED if given_up else Phase.FIRST
+        phase = Phase.FAILED if _is_given_up(view, memory, token) else Phase.FIRST
     return _decision(msgspec.structs.replace(view, memory=memory), phase, counts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tandem.operator.api.service import LLMServiceSpec
-from tandem.operator.desired.naming import Identity, Role
+from tandem.operator.desired.naming import Identity, Manifest, Role
 from tandem.operator.desired.revision import revision_of
 from tandem.operator.settings import OperatorSettings
 
@@ -23,6 +23,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     key_generation: int = 1
     publics: dict[str, str] = {}
     """Public CURVE keys, by ``role.generation``."""
+    kept: dict[Role, list[Manifest]] = {}
+    """Templates of revisions that have pods, or may get some again, whatever the spec says now."""
 
     def revision(self, role: Role) -> str:
         """Revision that the spec asks for."""

@@ -7,6 +7,7 @@ given to ``main``. Pure; called by ``pod``, ``job`` and ``network``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -123,6 +124,20 @@ def fetch_ports(spec: LLMServiceSpec, role: Role) -> list[int]:
     urls = [hub.endpoint] if hub is not None and hub.endpoint is not None else []
     for item in (_named(template, "containers", MAIN), _named(template, _INITS, FETCH)):
         urls += [str(each.get("value") or "") for each in _proxies(item) if _is_way(each)]
+    return _web_ports(urls)
+
+
+def kept_fetch_ports(template: Manifest) -> list[int]:
+    """The same of a pod template that was made before; none where its pods do not fetch."""
+    item = _named(template, _INITS, FETCH)
+    if not item:
+        return []
+    ways = [each for each in _proxies(item) if _is_way(each)]
+    hub = [each for each in item.get("env", ()) if each["name"] == models.ENV_HUB]
+    return _web_ports(str(each.get("value") or "") for each in (*ways, *hub))
+
+
+def _web_ports(urls: Iterable[str]) -> list[int]:
     found = {port for url in urls if (port := port_of(url)) is not None}
     return [443, 80, *sorted(found - {443, 80})]
 

@@ -35,6 +35,12 @@ _DEFAULTS = {"protocol": "TCP"}
 _DIRECTIVE = "$patch"
 
 
+def main_of(template: Manifest) -> Manifest:
+    """Tandem's own container of a merged pod template."""
+    containers: list[Manifest] = template["spec"]["containers"]
+    return next((each for each in containers if each["name"] == MAIN), {})
+
+
 class TemplateUnreadable(TandemError, ValueError):
     """A podTemplate has a list, a map or a value where Kubernetes has something else."""
 

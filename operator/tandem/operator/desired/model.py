@@ -18,6 +18,7 @@ from tandem.protocol.names import PATH_CACHE, PATH_MODELS
 VOLUME = "tandem-model"
 CACHE_VOLUME = "tandem-cache"
 TERMINATION_LOG = "/dev/termination-log"
+ENV_HUB = "HF_ENDPOINT"
 JOB_DEADLINE = 6 * 3600
 """Seconds; the largest models take hours from a slow hub."""
 
@@ -105,7 +106,7 @@ def prepare_env(model: Model) -> list[Manifest]:
     hub = model.source.hub
     env: list[Manifest] = []
     if hub is not None and hub.endpoint is not None:
-        env.append({"name": "HF_ENDPOINT", "value": hub.endpoint})
+        env.append({"name": ENV_HUB, "value": hub.endpoint})
     if hub is not None and hub.token_secret_ref is not None:
         key = {"name": hub.token_secret_ref.name, "key": hub.token_secret_ref.key}
         env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})

@@ -1,16 +1,20 @@
 """NetworkPolicies: workers talk to routers and workers of their own service, and to nobody else.
 
-Everything is denied that is not listed, both ways. Pure; called by ``compose``.
+Everything is denied that is not listed, both ways. A policy is a role's, whatever the revision: it
+opens what the spec needs and what revisions that are kept need, which may get pods again. Pure;
+called by ``compose``.
 """
 
 from __future__ import annotations
 
 from tandem.operator.desired.facts import Facts
-from tandem.operator.desired.fetching import fetch_ports
+from tandem.operator.desired.fetching import fetch_ports, kept_fetch_ports
+from tandem.operator.desired.merge import main_of
 from tandem.operator.desired.model import delivery
 from tandem.operator.desired.naming import MODEL_COMPONENT, WORKERS, Manifest, Role
 from tandem.operator.desired.policy import answering_role, has_network_policies, probe_port
-from tandem.operator.desired.tracing import tracing_port
+from tandem.operator.desired.tracing import kept_tracing_port, tracing_port
+from tandem.operator.desired.worker import kept_probe_port
 from tandem.protocol import names
 
 _NAMESPACE_LABEL = "kubernetes.io/metadata.name"
@@ -49,13 +53,13 @@ def _worker(facts: Facts, role: Role) -> Manifest:
     ingress: list[Manifest] = [
         {"from": [_peer(facts, Role.ROUTER)], "ports": [_tcp(names.WORKER_PORT)]},
         {"from": workers, "ports": [_tcp(names.CONTROL_PORT), data]},
-        {"from": _scrapers(facts), "ports": [_tcp(probe_port(facts.spec, role))]},
+        {"from": _scrapers(facts), "ports": [_tcp(each) for each in _probe_ports(facts, role)]},
     ]
     egress: list[Manifest] = [
         _dns(),
         {"to": workers, "ports": [_tcp(names.CONTROL_PORT), data]},
     ]
-    return {"ingress": ingress, "egress": [*egress, *_own_fetch(facts, role), *_spans(facts)]}
+    return {"ingress": ingress, "egress": [*egress, *_own_fetch(facts, role), *_spans(facts, role)]}
 
 
 def _router(facts: Facts) -> Manifest:
@@ -65,32 +69,42 @@ def _router(facts: Facts) -> Manifest:
         {"to": workers, "ports": [_tcp(names.WORKER_PORT)]},
         {"ports": [_tcp(port) for port in _API_SERVER_PORTS]},
     ]
-    egress += [*_own_fetch(facts, Role.ROUTER), *_spans(facts)]
+    egress += [*_own_fetch(facts, Role.ROUTER), *_spans(facts, Role.ROUTER)]
     ports = [names.ROUTER_PORT]
     if facts.spec.router.service.grpc_port:
         ports.append(names.GRPC_PORT)
     return {"ingress": [{"ports": [_tcp(port) for port in ports]}], "egress": egress}
 
 
-def _spans(facts: Facts) -> list[Manifest]:
+def _probe_ports(facts: Facts, role: Role) -> list[int]:
+    kept = [kept_probe_port(each) for each in facts.kept.get(role, ())]
+    return _once(probe_port(facts.spec, role), *kept)
+
+
+def _spans(facts: Facts, role: Role) -> list[Manifest]:
     """The way to whoever takes spans, whose address is not known here."""
-    port = tracing_port(facts.spec)
-    return [] if port is None else [{"ports": [_tcp(port)]}]
+    kept = [kept_tracing_port(main_of(each).get("args", ())) for each in facts.kept.get(role, ())]
+    return [{"ports": [_tcp(port)]} for port in _once(tracing_port(facts.spec), *kept)]
 
 
 def _fetching(facts: Facts) -> list[Manifest]:
     if delivery(facts.spec).source is None:
         return []
-    return [_dns(), _web(facts, answering_role(facts.spec))]
+    ports = fetch_ports(facts.spec, answering_role(facts.spec))
+    return [_dns(), {"ports": [_tcp(port) for port in ports]}]
 
 
 def _own_fetch(facts: Facts, role: Role) -> list[Manifest]:
     """The way of pods that fetch the model for themselves."""
-    return [_web(facts, role)] if delivery(facts.spec).in_pods else []
+    now = fetch_ports(facts.spec, role) if delivery(facts.spec).in_pods else []
+    kept = [port for each in facts.kept.get(role, ()) for port in kept_fetch_ports(each)]
+    ports = _once(*now, *kept)
+    return [{"ports": [_tcp(port) for port in ports]}] if ports else []
 
 
-def _web(facts: Facts, role: Role) -> Manifest:
-    return {"ports": [_tcp(port) for port in fetch_ports(facts.spec, role)]}
+def _once(*ports: int | None) -> list[int]:
+    """Each port that is one, in the order of their first."""
+    return list(dict.fromkeys(port for port in ports if port is not None))
 
 
 def _peer(facts: Facts, component: str) -> Manifest:

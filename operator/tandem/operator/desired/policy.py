@@ -64,13 +64,18 @@ def answering_role(spec: LLMServiceSpec) -> Role:
     return Role.DECODE if draws_tokens(spec) else Role.PREFILL
 
 
+def _has_no_work(spec: LLMServiceSpec, role: Role) -> bool:
+    """Whether a role of workers has nothing to do, whatever replicas and scalers say."""
+    if role is Role.DECODE:
+        return not draws_tokens(spec)
+    return role is Role.PREFILL and spec.disaggregation.mode is DisaggregationMode.NEVER
+
+
 def asked_replicas(spec: LLMServiceSpec, role: Role) -> int:
     """Replicas in the spec, scalers and suspension aside."""
     if role is Role.ROUTER:
         return ROUTER_REPLICAS if spec.router.replicas is None else spec.router.replicas
-    if role is Role.DECODE and not draws_tokens(spec):
-        return 0
-    if role is Role.PREFILL and spec.disaggregation.mode is DisaggregationMode.NEVER:
+    if _has_no_work(spec, role):
         return 0
     replicas = worker_role(spec, role).replicas
     return 1 if replicas is None else replicas
@@ -78,7 +83,7 @@ def asked_replicas(spec: LLMServiceSpec, role: Role) -> int:
 
 def is_external(spec: LLMServiceSpec, role: Role) -> bool:
     """Whether an LLMRoleScaler decides."""
-    if role is Role.ROUTER or (role is Role.DECODE and not draws_tokens(spec)):
+    if role is Role.ROUTER or _has_no_work(spec, role):
         return False
     return worker_role(spec, role).scaling.mode is ScalingMode.EXTERNAL
 
@@ -86,7 +91,8 @@ def is_external(spec: LLMServiceSpec, role: Role) -> bool:
 def scaling_bounds(spec: LLMServiceSpec, role: Role) -> tuple[int, int]:
     """Fewest and most replicas that a scaler gets."""
     scaling = worker_role(spec, role).scaling
-    floor = 1 if role is answering_role(spec) else 0
+    always = role is Role.PREFILL and spec.disaggregation.mode is DisaggregationMode.ALWAYS
+    floor = 1 if always or role is answering_role(spec) else 0
     low = max(floor, floor if scaling.min_replicas is None else scaling.min_replicas)
     high = 1000 if scaling.max_replicas is None else scaling.max_replicas
     return low, max(low, high)

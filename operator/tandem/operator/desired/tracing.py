@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from urllib.parse import urlsplit
 
 from tandem.operator.api.service import LLMServiceSpec
 
 HTTP_PORT = 4318
 """Where collectors take OTLP by HTTP; anywhere else gRPC is spoken, but for URLs with a path."""
+_ENDPOINT = "otlp-traces-endpoint"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -19,7 +22,7 @@ def tracing_flags(spec: LLMServiceSpec) -> dict[str, object]:
     parsed = urlsplit(endpoint)
     by_http = parsed.path not in ("", "/") or parsed.port == HTTP_PORT
     return {
-        "otlp-traces-endpoint": endpoint.rstrip("/"),
+        _ENDPOINT: endpoint.rstrip("/"),
         "otlp-traces-protocol": "http/protobuf" if by_http else "grpc",
     }
 
@@ -34,8 +37,16 @@ def sampling_flags(spec: LLMServiceSpec) -> dict[str, object]:
 def tracing_port(spec: LLMServiceSpec) -> int | None:
     """The port of the endpoint, which network policies must let pods reach."""
     endpoint = spec.observability.tracing.endpoint
-    if endpoint is None:
-        return None
+    return None if endpoint is None else _port(endpoint)
+
+
+def kept_tracing_port(arguments: Sequence[str]) -> int | None:
+    """The same of a process whose command line was made before."""
+    given = [value for flag, value in pairwise(arguments) if flag == f"--{_ENDPOINT}"]
+    return _port(given[0]) if given else None
+
+
+def _port(endpoint: str) -> int:
     parsed = urlsplit(endpoint)
     return parsed.port or _DEFAULT_PORTS[parsed.scheme]
 

@@ -6,9 +6,10 @@ called by ``compose``. Flags are held to the command line's own parser by a test
 
 from __future__ import annotations
 
-from tandem.operator.api.transfer import TransportChoice
+from tandem.operator.api.transfer import Connector, KVTransfer, TransportChoice
 from tandem.operator.desired.containers import worker_image
 from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.merge import main_of
 from tandem.operator.desired.model import delivery
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.pod import RolePart, pod_template
@@ -23,6 +24,7 @@ from tandem.operator.desired.policy import (
 from tandem.operator.desired.tracing import tracing_flags
 from tandem.protocol import names
 
+_PROBE_PORT = "http-metrics"
 _NODE_VOLUME = "tandem-node"
 _UCX_TLS = {
     TransportChoice.TCP: "tcp,cuda_copy,self",
@@ -51,10 +53,17 @@ def worker_template(facts: Facts, role: Role) -> Manifest:
 
 
 def _ports(facts: Facts, role: Role) -> dict[str, int]:
-    ports = {"zmq": names.WORKER_PORT, "http-metrics": probe_port(facts.spec, role)}
+    ports = {"zmq": names.WORKER_PORT, _PROBE_PORT: probe_port(facts.spec, role)}
     if role is Role.PREFILL or facts.spec.kv_transfer.pull_peers:
         ports |= {"kv-control": names.CONTROL_PORT, "kv-data": names.DATA_PORT}
     return ports
+
+
+def kept_probe_port(template: Manifest) -> int | None:
+    """Port of probes and metrics of a worker's template that was made before; None where it does
+    not say."""
+    ports = main_of(template).get("ports") or ()
+    return next((each["containerPort"] for each in ports if each.get("name") == _PROBE_PORT), None)
 
 
 def worker_arguments(facts: Facts, role: Role) -> list[str]:
@@ -108,7 +117,7 @@ def _transfer_flags(facts: Facts) -> Flags:
     meets = node_local_volume(facts.spec) is not None
     copies = transfer.node_local.copy_mode if meets else None
     return {
-        "kv-connector": None if transfer.connector is None else CONNECTORS[transfer.connector],
+        "kv-connector": _connector(transfer, meets=meets),
         "kv-control-host": facts.settings.listening_host,
         "kv-control-port": names.CONTROL_PORT,
         "kv-advertise-host": f"$({names.ENV_POD_IP})",
@@ -122,6 +131,16 @@ def _transfer_flags(facts: Facts) -> Flags:
         "kv-preflight": None if preflight.mode is None else preflight.mode.lower(),
         "kv-min-megabytes-per-second": preflight.min_megabytes_per_second,
     }
+
+
+def _connector(transfer: KVTransfer, *, meets: bool) -> str | None:
+    """The connector's name. With RDMA alone it is NIXL: ``auto`` would fall back to TCP where that
+    does not load. In a node's folder ``auto`` is needed, for links within the node."""
+    choice = transfer.connector
+    open_choice = choice in (None, Connector.AUTO)
+    if open_choice and transfer.transport is TransportChoice.RDMA and not meets:
+        choice = Connector.NIXL
+    return None if choice is None else CONNECTORS[choice]
 
 
 def _env(facts: Facts) -> list[Manifest]:

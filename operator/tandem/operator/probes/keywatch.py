@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -20,6 +20,7 @@ from threading import Event, Lock
 from tandem.operator.cluster import Cluster, ClusterError
 from tandem.operator.decide.observe import PodView
 from tandem.operator.desired.naming import Role
+from tandem.operator.desired.workload import RevisionKey
 from tandem.operator.probes.fleet import read_fleet
 from tandem.protocol.names import ANNOTATION_KEYS_WANTED, ROUTER_PORT
 
@@ -35,6 +36,8 @@ class Door:
 
     probe_port: int
     """Of workers."""
+    others: Mapping[RevisionKey, int]
+    """The same of revisions that were made with another, if they are known."""
     token: str
     """The canary's: it passes the API keys of routers."""
 
@@ -130,7 +133,8 @@ def read_keys(pod: PodView, door: Door) -> frozenset[str] | None:
         if pod.role is Role.ROUTER:
             said = read_fleet(f"http://{host}:{ROUTER_PORT}", door.token, TIMEOUT)
         else:
-            address = f"http://{host}:{door.probe_port}/debug"
+            port = door.others.get((pod.role, pod.revision), door.probe_port)
+            address = f"http://{host}:{port}/debug"
             with urllib.request.urlopen(address, timeout=TIMEOUT) as answer:
                 said = json.load(answer)
         return frozenset(map(str, said["keys"]))

@@ -5,11 +5,15 @@ Called by ``reconciler`` once a look, after the children that belong to no revis
 
 from __future__ import annotations
 
+import msgspec
+
 from tandem.operator.api.conditions import Reason
+from tandem.operator.api.service import Surge
 from tandem.operator.cluster import Cluster
 from tandem.operator.cluster.apply import Applier
 from tandem.operator.cluster.ownership import Taken
 from tandem.operator.decide import plan
+from tandem.operator.decide.observe import is_full
 from tandem.operator.decide.plan import Seen
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.decide.words import Word
@@ -17,6 +21,7 @@ from tandem.operator.desired.compose import base, desired, target_revisions
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.job import model_job
 from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.desired.policy import answering_role
 from tandem.operator.desired.references import (
     ALLOWED,
     LABEL_ALLOWED,
@@ -25,6 +30,7 @@ from tandem.operator.desired.references import (
     named_secrets,
 )
 from tandem.operator.desired.workload import deployment, rendered
+from tandem.operator.reconcile.room import fits
 
 Key = tuple[str, str]
 
@@ -105,10 +111,13 @@ class Acceptance:
                 continue
             manifest = deployment(facts, role, revision, 0, rendered(facts, role))
             said = self._applier.refusal(manifest)
+            if said is None:
+                said = self._applier.refusal_of_pods(manifest)
+                said = None if said and _is_of_place(seen, role, manifest, said) else said
             if said is not None:
-                return "False", _reason(said), f"{role}: {said}"
+                return "False", refusal(said, Reason.POD_TEMPLATE_INVALID), f"{role}: {said}"
         job = model_job(facts)
-        said = None if job is None else self._applier.refusal_of_job(job)
+        said = None if job is None else self._applier.refusal(job)  # its pod may find room later
         return None if said is None else ("False", Reason.POD_TEMPLATE_INVALID, f"model: {said}")
 
     def forget(self, key: Key) -> None:
@@ -122,14 +131,28 @@ def _foreign_secrets(facts: Facts) -> dict[str, str]:
     for role in Role:
         for name in foreign_secrets(facts.owner, rendered(facts, role)["spec"]):
             found.setdefault(name, f"spec.{role}.podTemplate")
+    job = model_job(msgspec.structs.replace(facts, may_have_job=True))  # one that waits comes later
+    pod = {} if job is None else job["spec"]["template"]["spec"]
+    for name in foreign_secrets(facts.owner, pod):
+        found.setdefault(name, f"spec.{answering_role(facts.spec)}.podTemplate")
     return found
 
 
-def _reason(said: str) -> Reason:
-    """Why the API server refuses a pod: a quota has nothing to do with the template."""
-    if "exceeded quota" in said or "failed quota" in said:
-        return Reason.QUOTA_EXCEEDED
-    return Reason.POD_TEMPLATE_INVALID
+def _is_of_place(seen: Seen, role: Role, manifest: Manifest, said: str) -> bool:
+    """Whether a quota refuses pods only beside those whose place they may take."""
+    if seen.spec.rollout.surge is Surge.ALWAYS or not is_full(said):
+        return False
+    stable = role, seen.status.rollout.stable.get(role, "")
+    there, template = seen.workloads.get(stable), seen.templates.get(stable)
+    if there is None or not there.existing or template is None:
+        return False
+    return fits(manifest["spec"]["template"]["spec"], template["spec"])
+
+
+def refusal(said: str, otherwise: Reason) -> Reason:
+    """Why the API server refuses an object: a quota has nothing to do with what it says."""
+    quota = is_full(said) or "failed quota" in said
+    return Reason.QUOTA_EXCEEDED if quota else otherwise
 
 
 def _name(manifest: Manifest) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from tandem.operator.desired.naming import WORKERS, Identity, Role
 from tandem.operator.desired.policy import probe_port, task_of
 from tandem.operator.desired.revision import service_revision
 from tandem.operator.desired.router import canary_secret
+from tandem.operator.desired.worker import kept_probe_port
 from tandem.operator.probes.canary import Question
 from tandem.operator.probes.keywatch import Door, KeyWatch
 from tandem.operator.probes.probing import Key, Probes
@@ -33,7 +34,12 @@ class Asker:
             return True
         older = [p for p in seen.pods if not p.deleting and (p.key_generation or newest) < newest]
         wanted = frozenset(f"{role}.{newest}" for role in Role)
-        door = Door(probe_port(seen.spec, Role.DECODE), token or "")
+        others = {
+            key: port
+            for key, template in seen.templates.items()
+            if (port := kept_probe_port(template)) is not None
+        }
+        door = Door(probe_port(seen.spec, Role.DECODE), others, token or "")
         return self._keywatch.all_read(key, older, wanted, door)
 
     def canaries(self, key: Key, seen: Seen, decided: Decision, token: str | None) -> float | None:

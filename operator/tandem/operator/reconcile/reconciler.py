@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tandem.operator import look
 from tandem.operator.api import reading
 from tandem.operator.api.conditions import Reason
-from tandem.operator.cluster import Cluster
-from tandem.operator.cluster.apply import Applier
+from tandem.operator.cluster import Cluster, ClusterError
+from tandem.operator.cluster.apply import REFUSALS, Applier
 from tandem.operator.cluster.gather import References, snapshot
 from tandem.operator.cluster.repair import Repairs
 from tandem.operator.cluster.store import Store
@@ -34,7 +36,7 @@ from tandem.operator.probes.keywatch import KeyWatch
 from tandem.operator.probes.probing import Key, Probes
 from tandem.operator.probes.reach import Reach
 from tandem.operator.probes.refusals import Refusals
-from tandem.operator.reconcile.acceptance import Acceptance, taken_word
+from tandem.operator.reconcile.acceptance import Acceptance, refusal, taken_word
 from tandem.operator.reconcile.asker import Asker, canary_token
 from tandem.operator.reconcile.teller import Teller
 from tandem.operator.reconcile.writer import Writer
@@ -97,7 +99,8 @@ class Reconciler:
             spec = reading.spec_of(resource)
         except reading.Unreadable as error:
             look.enter("tell")
-            self._teller.refuse(owner, resource, status, str(error))
+            why: Word = ("False", Reason.INVALID_SPEC, str(error))
+            self._teller.refuse(owner, resource["metadata"]["generation"], status, why)
             return None
         live = snapshot(self._store, owner, resource["metadata"]["creationTimestamp"])
         seen = plan.see(owner, resource["metadata"]["generation"], spec, status, live)
@@ -125,11 +128,12 @@ class Reconciler:
         first = plan.facts(seen, self._settings, keys.generation, model, may_have_job=waits is None)
 
         look.enter("apply")
-        publics, taken = self._writer.secrets(first, keys.missing, live)
-        if not publics.keys() >= set(keys.missing):
-            keys = keys.held_back(seen.status.keys)
-        facts = plan.facts_with_keys(first, seen, keys, publics)
-        taken += self._writer.base(facts, live)
+        with self._told(seen):
+            publics, taken = self._writer.secrets(first, keys.missing, live)
+            if not publics.keys() >= set(keys.missing):
+                keys = keys.held_back(seen.status.keys)
+            facts = plan.facts_with_keys(first, seen, keys, publics)
+            taken += self._writer.base(facts, live)
 
         look.enter("accept")
         accepted = taken_word(taken) or self._acceptance.judge(key, seen, facts, live)
@@ -145,7 +149,8 @@ class Reconciler:
         )
 
         look.enter("apply")
-        taken = self._writer.children(seen, facts, keys, decided, live, may_start=may_start)
+        with self._told(seen):
+            taken = self._writer.children(seen, facts, keys, decided, live, may_start=may_start)
         accepted = taken_word(taken) or accepted
         look.enter("ask")
         wait = self._asker.canaries(key, seen, decided, token)
@@ -153,6 +158,19 @@ class Reconciler:
         picture = self._picture(key, seen, facts, accepted, model, decided, keys, now, token or "")
         self._teller.say(seen, picture, live)
         return _next_look(picture, keys, wait)
+
+    @contextmanager
+    def _told(self, seen: Seen) -> Iterator[None]:
+        """Children are written: what the API server refuses is said before the look fails, since
+        who may read the status may not read our log."""
+        try:
+            yield
+        except ClusterError as error:
+            if error.status in REFUSALS:
+                reason = refusal(error.message, Reason.CHILD_REFUSED)
+                why: Word = ("False", reason, error.message)
+                self._teller.refuse(seen.owner, seen.generation, seen.status, why)
+            raise
 
     def _judge_model(
         self, seen: Seen, missing: str | None, now: float

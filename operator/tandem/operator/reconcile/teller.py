@@ -17,11 +17,14 @@ from tandem.operator.cluster.events import event, transitions
 from tandem.operator.decide.plan import Seen
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.decide.status import Picture, status_of
+from tandem.operator.decide.words import Word
 from tandem.operator.desired.naming import Identity, Manifest, Role
 
 logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE = 2000
+_REFUSED = (Reason.INVALID_SPEC, Reason.CHILD_REFUSED, Reason.QUOTA_EXCEEDED)
+"""Reasons with which nothing was ready."""
 
 
 class Teller:
@@ -59,11 +62,9 @@ class Teller:
         if scaler.get("status") != status:
             self._cluster.apply(manifest, subresource="status")
 
-    def refuse(
-        self, owner: Identity, resource: Manifest, status: LLMServiceStatus, why: str
-    ) -> None:
-        """A spec that cannot be read: say so and touch nothing."""
-        generation, now = resource["metadata"]["generation"], time.time()
+    def refuse(self, owner: Identity, generation: int, status: LLMServiceStatus, why: Word) -> None:
+        """A spec that cannot be read, or of which a child is refused: say so and no more."""
+        now = time.time()
         conditions = refused_conditions(status.conditions, why, generation, now)
         if conditions == status.conditions and status.observed_generation == generation:
             return
@@ -84,23 +85,24 @@ class Teller:
 
 
 def refused_conditions(
-    before: list[Condition], why: str, generation: int, now: float
+    before: list[Condition], why: Word, generation: int, now: float
 ) -> list[Condition]:
-    """Conditions of a service whose spec cannot be read: not accepted, and not ready unless it was;
-    what was there before is left as it is and may serve on."""
+    """Conditions of a service for which nothing can be done: not accepted, and not ready unless it
+    was; what was there before is left as it is and may serve on."""
+    status, reason, message = why
     known = {each.type: each for each in before}
     kinds = [ConditionType.ACCEPTED]
     ready = known.get(ConditionType.READY)
-    if ready is None or ready.reason == Reason.INVALID_SPEC:
+    if ready is None or ready.reason in _REFUSED:
         kinds.append(ConditionType.READY)
     for kind in kinds:
         old = known.get(kind)
-        same = old is not None and old.status == "False"
+        same = old is not None and old.status == status
         known[kind] = Condition(
             type=kind,
-            status="False",
-            reason=Reason.INVALID_SPEC,
-            message=why[:_MAX_MESSAGE],
+            status=status,
+            reason=reason,
+            message=message[:_MAX_MESSAGE],
             last_transition_time=old.last_transition_time if old and same else time_text(now),
             observed_generation=generation,
         )

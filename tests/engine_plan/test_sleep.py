@@ -214,6 +214,22 @@ def test_what_cannot_be_taken_again_goes_on_sleeping() -> None:
     assert harness.core.add(request_of("a", 5)) is None
 
 
+def test_what_a_wake_up_took_is_given_back_by_a_sleep() -> None:
+    """Whether it named a part or failed half-way: whoever is told that it sleeps counts on it."""
+    harness, beside = Harness(), Beside()
+    harness.core.sleep.beside = beside
+    call(harness, SLEEP)
+    call(harness, WAKE_UP, tags="weights")
+    again = call(harness, SLEEP).values
+    assert (again["asleep"], again["freed_bytes"]) == (1, 1064)
+    assert harness.executor.slept == [1, 1]
+    assert call(harness, SLEEP).ok
+    assert harness.executor.slept == [1, 1], "all of it sleeps already"
+    assert call(harness, WAKE_UP).ok
+    assert harness.executor.woken[1:] == [SleepTag.WEIGHTS, SleepTag.KV_CACHE]
+    assert beside.told == ["sleep", "wake up"]
+
+
 def test_a_key_is_no_ones_after_its_abort() -> None:
     """Nothing is left of requests that a sleep ended."""
     harness = Harness()

@@ -123,6 +123,29 @@ def test_a_tier_that_sleeps_is_unlocked(engine: CPUEngine, locks: Locks, level: 
     assert not locks.held
 
 
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("tag", ["weights", "kv_cache"])
+def test_what_woke_up_sleeps_again(
+    engine: CPUEngine, locks: Locks, level: int, tag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is given back once more, and nothing else is touched; all comes again."""
+    before = engine.generate([PROMPT], 4)
+    runner = engine.executor.worker.runner  # type: ignore[attr-defined]
+    assert call(engine, CommandName.SLEEP, level=level).ok
+    assert call(engine, CommandName.WAKE_UP, tags=tag).ok
+    given = []
+    with monkeypatch.context() as looked:
+        give_back = rest.pages.give_back
+        looked.setattr(rest.pages, "give_back", lambda slab: given.append(1) or give_back(slab))
+        assert call(engine, CommandName.SLEEP, level=level).ok
+    assert bool(given) == (tag == "kv_cache")
+    assert not locks.held
+    assert hasattr(runner, "model") == (level == 1)
+    assert call(engine, CommandName.WAKE_UP).ok
+    assert list(locks.held.values()) == [TIER * BYTES]
+    assert engine.generate([PROMPT], 4) == before
+
+
 def test_a_wake_that_fails_at_the_tier_succeeds_later(
     engine: CPUEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +186,23 @@ def test_weights_that_find_no_room_stay_where_they_are() -> None:
     model = [torch.arange(1000.0), torch.arange(7)]
     with pytest.raises(HostMemoryError, match="cannot be page-locked"):
         ParkedWeights(model, torch.device("cpu"), ParkingRoom(Locks(most=100)))
+    assert torch.equal(model[0], torch.arange(1000.0))
+
+
+def test_weights_that_find_no_room_again_stay_parked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None takes a device's memory, and they come back when there is some."""
+    model = [torch.arange(1000.0), torch.arange(7)]
+    parked = ParkedWeights(model, torch.device("cpu"), ParkingRoom(None))
+
+    def short(_storage: torch.UntypedStorage) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as full:
+        full.setattr("tandem.engine.worker.parked._bytes", short)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            parked.restore()
+    assert all(not each.untyped_storage().nbytes() for each in model)
+    parked.restore()
     assert torch.equal(model[0], torch.arange(1000.0))
 
 

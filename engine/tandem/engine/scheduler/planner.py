@@ -280,9 +280,11 @@ class Planner:
 
     def _replay_last(self, draft: Draft, request: Request, most: int) -> None:
         """Have the last chunk of a resumed sequence draw behind its last emitted tokens as well,
-        ``most`` of them. Not under a grammar or a logits processor, which know one position."""
+        ``most`` of them. Not under a grammar or a logits processor, which know one position, nor
+        where a thought was bounded: a rank forgets what ended it once it is over."""
         count = min(self._replay, request.num_output, most, draft.drafts_left)
-        if count > 0 and draws_several(request):
+        bounded = request.group.source.params.thinking is not None
+        if count > 0 and not bounded and draws_several(request):
             tokens = tuple(request.token_ids[-count:])
             draft.drafts.append(RowDraft(request.seq, tokens, forced=True))
             draft.drafts_left -= count

@@ -11,6 +11,7 @@ What tests of the scheduler, of clients and of a worker's shell run on.
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -146,30 +147,70 @@ class _Open(NamedTuple):
     future: Future[ModelRunnerOutput]
 
 
+Slab = list[list[int | None]]
+"""By block, by slot."""
+
+
 class HostMemory:
-    """Blocks beside the slab. A load reads them at once and writes the slab as late as it may: when
-    ``steps_to_land`` results have been given since, or when somebody waits for it; so it would hit
-    whoever was given its blocks too early."""
+    """Blocks beside the slab. Both ways are as late as they may be, so that they hit whoever was
+    given a block too early. A store reads the slab when a step is about to write its block, a load
+    may want it, or whoever writes past the steps has asked a fence ``asks_to_store`` times in vain.
+    A load reads at once, and writes the slab when ``steps_to_land`` results have been given since,
+    or when somebody waits for it."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.steps_to_land = 0
+        self.asks_to_store = 0
         self.broken = False
         """Whether loads fail from now on."""
         self._blocks: dict[int, list[int | None]] = {}
+        self._stores: deque[tuple[int, int]] = deque()
+        """(block, host block) that are yet to be read, in order."""
+        self.num_stored = 0
+        """That were read."""
         self._loads: list[tuple[int, int, dict[int, list[int | None]] | None]] = []
         """(results to come, ticket, content by block or None where it fails)."""
 
-    def begin(self, slab: list[list[int | None]], transfers: BlockTransfers) -> None:
-        """The stores, and the reading half of the loads."""
-        for block, host in transfers.stores:
-            assert host < self.num_blocks
-            self._blocks[host] = slab[block].copy()
+    @property
+    def num_asked(self) -> int:
+        """Stores until now, read or not."""
+        return self.num_stored + len(self._stores)
+
+    def begin(self, slab: Slab, transfers: BlockTransfers, written: set[int]) -> None:
+        """What a step moves that is about to write the blocks ``written``."""
+        first = [each for each in transfers.stores if each[0] in written]
+        hosts = {host for _, host in first}
+        behind = [
+            at + 1
+            for at, (block, host) in enumerate(self._stores)
+            if block in written or host in hosts
+        ]
+        self.store(slab, max(behind, default=0))
+        for block, host in first:
+            self._read(slab, block, host)
+        self._stores += [each for each in transfers.stores if each[0] not in written]
+        if transfers.loads:
+            self.store(slab, len(self._stores))
         for load in transfers.loads:
             read = {block: self._blocks[host].copy() for host, block in load.blocks}
             self._loads.append((self.steps_to_land, load.ticket, None if self.broken else read))
 
-    def report(self, slab: list[list[int | None]], *, wait: bool) -> TransferReport | None:
+    def store(self, slab: Slab, count: int) -> None:
+        """Read the next ``count`` blocks that are to be stored."""
+        for _ in range(count):
+            self._read(slab, *self._stores.popleft())
+
+    def check_written(self, block: int) -> None:
+        """Nobody may write a block that is yet to be read."""
+        assert all(block != each for each, _ in self._stores), f"block {block} is yet to be stored"
+
+    def _read(self, slab: Slab, block: int, host: int) -> None:
+        assert host < self.num_blocks
+        self._blocks[host] = slab[block].copy()
+        self.num_stored += 1
+
+    def report(self, slab: Slab, *, wait: bool) -> TransferReport | None:
         """Loads that have landed by now."""
         loaded, failed = [], []
         later = []
@@ -181,9 +222,28 @@ class HostMemory:
             else:
                 loaded.append(ticket)
                 for block, states in content.items():
+                    self.check_written(block)
                     slab[block] = states
         self._loads = later
         return TransferReport(tuple(loaded), tuple(failed)) if loaded or failed else None
+
+
+@dataclass(slots=True)
+class _Fence:
+    """Of a step, behind all stores until it."""
+
+    executor: SimExecutor
+    own: Fence
+    stores: int
+    asks: int
+
+    def done(self) -> bool:
+        """See Fence."""
+        memory = self.executor.memory
+        self.asks -= 1
+        if self.asks < 0:
+            memory.store(self.executor.slab, max(0, self.stores - memory.num_stored))
+        return memory.num_stored >= self.stores and self.own.done()
 
 
 class SimExecutor:
@@ -204,7 +264,7 @@ class SimExecutor:
         self._verify = verify
         self._make_fence = make_fence
         self._rows: dict[SeqId, _Row] = {}
-        self._slab: list[list[int | None]] = []
+        self.slab: Slab = []
         self._block_size = 0
         self.model = SimModel(0)
         self.memory = HostMemory(num_cpu_blocks)
@@ -217,7 +277,7 @@ class SimExecutor:
     def start(self, config: EngineConfig, allocate: SlabAllocator | None = None) -> Capacity:
         """An empty slab of the config's block size."""
         self._block_size = config.cache.block_size
-        self._slab = [[None] * self._block_size for _ in range(self._num_blocks)]
+        self.slab = [[None] * self._block_size for _ in range(self._num_blocks)]
         self.model = SimModel(config.facts.vocab_size)
         return Capacity(self._num_blocks, config.layout, self.memory.num_blocks)
 
@@ -249,8 +309,11 @@ class SimExecutor:
             elif each.sample_choices:
                 drawing.append((row, each, states[-1]))
         fence = FenceDone() if self._make_fence is None else self._make_fence(plan)
+        memory = self.memory
+        if memory.num_asked > memory.num_stored:
+            fence = _Fence(self, fence, memory.num_asked, memory.asks_to_store)
         future: Future[ModelRunnerOutput] = Future()
-        report = self.memory.report(self._slab, wait=not plan.rows)
+        report = self.memory.report(self.slab, wait=not plan.rows)
         output = ModelRunnerOutput(
             plan.step, (), fence, prompt_logprobs, report, pooled, tuple(drafted)
         )
@@ -265,10 +328,18 @@ class SimExecutor:
         for new in plan.new:
             assert new.seq not in self._rows, f"sequence {new.seq} is introduced twice"
             self._rows[new.seq] = _Row(new, new.token_ids.copy(), new.block_ids.copy())
-        if plan.transfers is not None:
-            self.memory.begin(self._slab, plan.transfers)
+        self.memory.begin(self.slab, plan.transfers or BlockTransfers(), self._written(plan))
         for source, destination in plan.block_copies:
-            self._slab[destination] = self._slab[source].copy()
+            self.slab[destination] = self.slab[source].copy()
+
+    def _written(self, plan: SchedulerOutput) -> set[int]:
+        """The blocks that a step writes."""
+        size, written = self._block_size, {to for _, to in plan.block_copies}
+        for each in plan.rows:
+            held = [*self._rows[each.seq].block_ids, *each.new_block_ids]
+            end = each.num_computed + each.num_tokens
+            written.update(held[each.num_computed // size : -(-end // size)])
+        return written
 
     def draw(self, masks: TokenMasks) -> None:
         """Draw for the step launched last; its future is done then."""
@@ -284,8 +355,9 @@ class SimExecutor:
 
     def sleep(self, level: int) -> int:
         """Forget the slab; a step before it is there again fails."""
+        self.memory.store(self.slab, self.memory.num_asked - self.memory.num_stored)
         self.slept.append(level)
-        given, self._slab = len(self._slab), []
+        given, self.slab = len(self.slab), []
         return given
 
     def wake_up(self, tags: Sequence[SleepTag]) -> None:
@@ -294,7 +366,7 @@ class SimExecutor:
             raise self.fails_to_wake
         self.woken += tags
         if SleepTag.KV_CACHE in tags:
-            self._slab = [[None] * self._block_size for _ in range(self._num_blocks)]
+            self.slab = [[None] * self._block_size for _ in range(self._num_blocks)]
 
     def profile(self, folder: str | None) -> str:
         """A pretended model's steps do nothing that could be recorded."""
@@ -313,12 +385,13 @@ class SimExecutor:
     def read(self, block_ids: Sequence[int], tokens: range) -> list[int | None]:
         """What the slots of ``tokens`` hold, as a peer would fetch them."""
         size = self._block_size
-        return [self._slab[block_ids[at // size]][at % size] for at in tokens]
+        return [self.slab[block_ids[at // size]][at % size] for at in tokens]
 
     def fill(self, block_ids: Sequence[int], tokens: range, content: Sequence[int | None]) -> None:
         """Write slots from outside, as a transport would."""
         for at, value in zip(tokens, content, strict=True):
-            self._slab[block_ids[at // self._block_size]][at % self._block_size] = value
+            self.memory.check_written(block_ids[at // self._block_size])
+            self.slab[block_ids[at // self._block_size]][at % self._block_size] = value
 
     def _write(self, row: _Row, each: StepRow) -> list[int]:
         """Write the row's tokens; the digests, first to last."""

@@ -312,6 +312,34 @@ def test_a_hand_off_waits_for_what_its_blocks_held():
     pair.check_empty()
 
 
+def test_a_hand_off_waits_for_stores_that_go_on_beside_steps():
+    """The step's tokens are there, what its blocks held is not read yet: its fence says so."""
+    pair = Pair(d_blocks=5, num_cpu_blocks=20)
+    warm = request_of("warm", 60, params=LONG)
+    pair.d.add(warm)
+    pair.d.run()
+    pair.prefill("a", 60)
+    request = consume("a", 60)
+    pair.d.executor.memory.asks_to_store = 3
+    pair.d.add(request)
+    pair.consumer.ready[request.key] = 60
+    for _ in range(3):
+        pair.d.step()
+        assert request.key not in pair.consumer.loads
+    while request.key not in pair.consumer.loads:
+        pair.d.step()
+    pair.deliver(request)
+    pair.d.run()
+    pair.d.check(request)
+
+    again = request_of("warm-again", list(warm.prompt_token_ids), params=LONG)
+    pair.d.add(again)
+    pair.d.run()
+    pair.d.check(again)
+    assert stats_of(pair.d).hit_tokens == 48
+    pair.check_empty()
+
+
 def test_p_hands_over_what_it_loads():
     """A prompt that P has offloaded: loaded, its tail computed, all of it announced."""
     pair = Pair(p_blocks=5, num_cpu_blocks=20)

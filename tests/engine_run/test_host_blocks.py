@@ -6,7 +6,6 @@ On a CPU nothing need be locked: a registrar counts what a GPU's driver would lo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from tests.engine_run.tiny_models import folder_of
 from tests.kernels.locking import Locks
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.step import BlockLoad, BlockTransfers
 from tandem.engine.worker import offload, rest
 from tandem.engine.worker.host_memory import Available
 from tandem.engine.worker.offload import HostBlocks
@@ -62,48 +60,6 @@ def test_a_tier_locks_its_blocks_and_no_more(locks: Locks) -> None:
     assert host.close() == 33
     assert not locks.held
     assert len(host.blocks) == 0
-
-
-class Stream:
-    """A GPU's, as far as it says what is behind what."""
-
-    def __init__(self, *_device: object) -> None:
-        self.queued: set[str] = set()
-        """All that was done when the stream is through."""
-
-    def wait_stream(self, other: Stream) -> None:
-        """What comes is behind all that ``other`` has."""
-        self.queued |= other.queued
-
-
-def test_no_step_waits_for_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even one behind a store that came later: a long prefix takes a tenth of a second, and all
-    running streams would stand still. A load is behind the steps and stores that came before it."""
-    steps, now, begun = Stream(), "", []
-
-    @contextmanager
-    def on(stream: Stream) -> Iterator[None]:
-        begun.append(frozenset(stream.queued))
-        stream.queued.add(now)
-        yield
-
-    slab = torch.zeros(4, 3, dtype=torch.uint8)
-    with monkeypatch.context() as gpu:
-        gpu.setattr(torch.cuda, "Stream", Stream)
-        gpu.setattr(torch.cuda, "current_stream", lambda _device: steps)
-        gpu.setattr(torch.cuda, "stream", on)
-        host = HostBlocks(slab, 4)
-        host._queue = offload._Queue(torch.device("cuda"))
-        steps.queued.add("step")
-        now = "store"
-        host.begin(BlockTransfers(stores=((0, 1),)))
-        now = "load"
-        host.begin(BlockTransfers(loads=(BlockLoad(1, ((1, 2),)),)))
-        now = "later store"
-        host.begin(BlockTransfers(stores=((3, 2),)))
-    assert steps.queued == {"step", "store", "later store"}
-    assert begun[1] == {"step", "store"}
-    assert "load" not in begun[2]
 
 
 @pytest.mark.parametrize("level", [1, 2])

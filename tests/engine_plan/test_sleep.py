@@ -112,7 +112,7 @@ def test_a_store_that_a_fork_left_behind_is_waited_for() -> None:
     harness.run()
     both = request_of("b", 20, params=params_of(n=2, max_tokens=1, ignore_eos=True))
     harness.add(both)
-    while both.key in harness.core.keys():
+    while harness.core.holds(both.key):
         harness.step()
     assert call(harness, SLEEP, mode="wait").values["asleep"] == 0
     while harness.core.has_work:

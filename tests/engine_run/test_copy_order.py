@@ -18,6 +18,7 @@ from tests.engine_run.tiny_models import folder_of
 
 from tandem.engine.step import BlockLoad, BlockTransfers, SchedulerOutput
 from tandem.engine.worker import offload, runner
+from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.moments import Moment
 from tandem.engine.worker.offload import STORES_AT_ONCE, HostBlocks, blocks_written
@@ -128,7 +129,7 @@ def test_no_step_waits_for_a_load(device: Device) -> None:
 def test_a_step_waits_for_stores_of_what_it_writes_alone(device: Device) -> None:
     """A long prompt's blocks take a tenth of a second to go: the step that begins it waits for its
     own, and a decode's new block for no other's; a later step for those until its own."""
-    prompt = pairs_of(range(0, BLOCKS - 8))
+    prompt = pairs_of(range(BLOCKS - 8))
     device.begin([*prompt, (BLOCKS - 1, 0)], writes=[0, 1, BLOCKS - 1])
     assert device.steps.queued == {*prompt[:2], (BLOCKS - 1, 0)}
     device.steps.queued.add("step")
@@ -177,7 +178,15 @@ def test_whoever_writes_past_the_steps_waits_for_all_stores(device: Device) -> N
     for done, count in (((), 0), (first, 1), ([*first, *second], 3)):
         device.done = frozenset(done)
         assert [each.fence.done() for each in steps] == [at < count for at in range(3)]
-    assert steps[0].wait_tokens(seconds=0) == []
+    device.done = frozenset()
+    assert steps[0].result(seconds=0).sampled == ()
+    with pytest.raises(TimeoutError):  # nobody waits for a step that computes nothing
+        LaunchedStep(3, stored=stored[0], for_transfers=True).result(seconds=0)
+
+
+def test_a_copied_block_is_written() -> None:
+    """Also by a step whose rows leave it alone."""
+    assert blocks_written(SchedulerOutput(1, (), block_copies=((4, 2),)), InputBatch(16, 1)) == {2}
 
 
 def test_a_step_writes_the_blocks_that_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

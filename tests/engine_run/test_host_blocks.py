@@ -18,6 +18,7 @@ from tandem.engine.worker import offload, rest
 from tandem.engine.worker.host_memory import Available
 from tandem.engine.worker.offload import HostBlocks
 from tandem.engine.worker.parked import ParkedWeights, ParkingRoom
+from tandem.kernels.memory import pages
 from tandem.kernels.memory.page_locked import HostMemoryError
 from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.errors import InvalidParameter
@@ -89,10 +90,14 @@ def test_what_woke_up_sleeps_again(
     runner = engine.executor.worker.runner  # type: ignore[attr-defined]
     assert call(engine, CommandName.SLEEP, level=level).ok
     assert call(engine, CommandName.WAKE_UP, tags=tag).ok
-    given = []
+    give_back, given = pages.give_back, list[int]()
+
+    def noted(slab: torch.Tensor) -> int:
+        given.append(give_back(slab))
+        return given[-1]
+
     with monkeypatch.context() as looked:
-        give_back = rest.pages.give_back
-        looked.setattr(rest.pages, "give_back", lambda slab: given.append(1) or give_back(slab))
+        looked.setattr(pages, "give_back", noted)
         assert call(engine, CommandName.SLEEP, level=level).ok
     assert bool(given) == (tag == "kv_cache")
     assert not locks.held

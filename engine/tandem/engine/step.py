@@ -154,7 +154,7 @@ class SchedulerOutput:
     """(source, destination) blocks to copy whole before anything of this step is written."""
     transfers: BlockTransfers | None = None
     """What an offload tier moves; None where there is none, or nothing to say. A step without rows
-    that has them is there for them alone: its result waits for every load that is under way."""
+    that has them is there for them alone: its result waits for all loads and stores under way."""
     awaits_masks: bool = False
     """Whether rows under a grammar draw: the step computes, and draws when its ``TokenMasks`` have
     come."""

@@ -55,7 +55,7 @@ class LaunchedStep:
     host: HostBlocks | None = None
     """The blocks in host memory whose loads the result tells of."""
     for_transfers: bool = False
-    """Whether they are all that the step is there for."""
+    """Whether the step is there for what moves alone: its result waits for all of it."""
     drafts: Mapping[SeqId, RowDraft] = field(default_factory=dict)
     """Of rows that draw behind each of them, too."""
     awaits_masks: bool = False
@@ -89,6 +89,8 @@ class LaunchedStep:
     def result(self, seconds: float = WAIT_SECONDS) -> ModelRunnerOutput:
         """What the step gave, waited for. Raises TimeoutError."""
         tokens = self.wait_tokens(seconds)
+        if self.for_transfers and self.stored is not None:
+            self.stored.wait(seconds)
         transfers = None
         if self.host is not None:
             transfers = self.host.report(wait=self.for_transfers, seconds=seconds)

@@ -16,6 +16,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from tests.engine_plan.sim_host import HostMemory, Slab, StoreFence
+
 from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
 from tandem.engine.step import (
@@ -30,7 +32,6 @@ from tandem.engine.step import (
     SeqId,
     StepRow,
     TokenMasks,
-    TransferReport,
 )
 from tandem.protocol.commands import SleepTag
 from tandem.protocol.errors import InvalidParameter
@@ -146,46 +147,6 @@ class _Open(NamedTuple):
     future: Future[ModelRunnerOutput]
 
 
-class HostMemory:
-    """Blocks beside the slab. A load reads them at once and writes the slab as late as it may: when
-    ``steps_to_land`` results have been given since, or when somebody waits for it; so it would hit
-    whoever was given its blocks too early."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
-        self.steps_to_land = 0
-        self.broken = False
-        """Whether loads fail from now on."""
-        self._blocks: dict[int, list[int | None]] = {}
-        self._loads: list[tuple[int, int, dict[int, list[int | None]] | None]] = []
-        """(results to come, ticket, content by block or None where it fails)."""
-
-    def begin(self, slab: list[list[int | None]], transfers: BlockTransfers) -> None:
-        """The stores, and the reading half of the loads."""
-        for block, host in transfers.stores:
-            assert host < self.num_blocks
-            self._blocks[host] = slab[block].copy()
-        for load in transfers.loads:
-            read = {block: self._blocks[host].copy() for host, block in load.blocks}
-            self._loads.append((self.steps_to_land, load.ticket, None if self.broken else read))
-
-    def report(self, slab: list[list[int | None]], *, wait: bool) -> TransferReport | None:
-        """Loads that have landed by now."""
-        loaded, failed = [], []
-        later = []
-        for left, ticket, content in self._loads:
-            if left and not wait:
-                later.append((left - 1, ticket, content))
-            elif content is None:
-                failed.append((ticket, "the host's memory is broken"))
-            else:
-                loaded.append(ticket)
-                for block, states in content.items():
-                    slab[block] = states
-        self._loads = later
-        return TransferReport(tuple(loaded), tuple(failed)) if loaded or failed else None
-
-
 class SimExecutor:
     """Runs plans at once, in order, on a slab of digests."""
 
@@ -204,7 +165,7 @@ class SimExecutor:
         self._verify = verify
         self._make_fence = make_fence
         self._rows: dict[SeqId, _Row] = {}
-        self._slab: list[list[int | None]] = []
+        self.slab: Slab = []
         self._block_size = 0
         self.model = SimModel(0)
         self.memory = HostMemory(num_cpu_blocks)
@@ -217,7 +178,7 @@ class SimExecutor:
     def start(self, config: EngineConfig, allocate: SlabAllocator | None = None) -> Capacity:
         """An empty slab of the config's block size."""
         self._block_size = config.cache.block_size
-        self._slab = [[None] * self._block_size for _ in range(self._num_blocks)]
+        self.slab = [[None] * self._block_size for _ in range(self._num_blocks)]
         self.model = SimModel(config.facts.vocab_size)
         return Capacity(self._num_blocks, config.layout, self.memory.num_blocks)
 
@@ -249,8 +210,13 @@ class SimExecutor:
             elif each.sample_choices:
                 drawing.append((row, each, states[-1]))
         fence = FenceDone() if self._make_fence is None else self._make_fence(plan)
+        memory = self.memory
+        if not plan.rows:
+            memory.store(self.slab, memory.num_begun - memory.num_stored)
+        if memory.num_begun > memory.num_stored:
+            fence = StoreFence(memory, self.slab, fence, memory.num_begun)
         future: Future[ModelRunnerOutput] = Future()
-        report = self.memory.report(self._slab, wait=not plan.rows)
+        report = self.memory.report(self.slab, wait=not plan.rows)
         output = ModelRunnerOutput(
             plan.step, (), fence, prompt_logprobs, report, pooled, tuple(drafted)
         )
@@ -265,10 +231,18 @@ class SimExecutor:
         for new in plan.new:
             assert new.seq not in self._rows, f"sequence {new.seq} is introduced twice"
             self._rows[new.seq] = _Row(new, new.token_ids.copy(), new.block_ids.copy())
-        if plan.transfers is not None:
-            self.memory.begin(self._slab, plan.transfers)
+        self.memory.begin(self.slab, plan.transfers or BlockTransfers(), self._written(plan))
         for source, destination in plan.block_copies:
-            self._slab[destination] = self._slab[source].copy()
+            self.slab[destination] = self.slab[source].copy()
+
+    def _written(self, plan: SchedulerOutput) -> set[int]:
+        """The blocks that a step writes."""
+        size, written = self._block_size, {to for _, to in plan.block_copies}
+        for each in plan.rows:
+            held = [*self._rows[each.seq].block_ids, *each.new_block_ids]
+            end = each.num_computed + each.num_tokens
+            written.update(held[each.num_computed // size : -(-end // size)])
+        return written
 
     def draw(self, masks: TokenMasks) -> None:
         """Draw for the step launched last; its future is done then."""
@@ -284,8 +258,9 @@ class SimExecutor:
 
     def sleep(self, level: int) -> int:
         """Forget the slab; a step before it is there again fails."""
+        self.memory.store(self.slab, self.memory.num_begun - self.memory.num_stored)
         self.slept.append(level)
-        given, self._slab = len(self._slab), []
+        given, self.slab = len(self.slab), []
         return given
 
     def wake_up(self, tags: Sequence[SleepTag]) -> None:
@@ -294,7 +269,7 @@ class SimExecutor:
             raise self.fails_to_wake
         self.woken += tags
         if SleepTag.KV_CACHE in tags:
-            self._slab = [[None] * self._block_size for _ in range(self._num_blocks)]
+            self.slab = [[None] * self._block_size for _ in range(self._num_blocks)]
 
     def profile(self, folder: str | None) -> str:
         """A pretended model's steps do nothing that could be recorded."""
@@ -313,12 +288,13 @@ class SimExecutor:
     def read(self, block_ids: Sequence[int], tokens: range) -> list[int | None]:
         """What the slots of ``tokens`` hold, as a peer would fetch them."""
         size = self._block_size
-        return [self._slab[block_ids[at // size]][at % size] for at in tokens]
+        return [self.slab[block_ids[at // size]][at % size] for at in tokens]
 
     def fill(self, block_ids: Sequence[int], tokens: range, content: Sequence[int | None]) -> None:
         """Write slots from outside, as a transport would."""
         for at, value in zip(tokens, content, strict=True):
-            self._slab[block_ids[at // self._block_size]][at % self._block_size] = value
+            self.memory.check_written(block_ids[at // self._block_size])
+            self.slab[block_ids[at // self._block_size]][at % self._block_size] = value
 
     def _write(self, row: _Row, each: StepRow) -> list[int]:
         """Write the row's tokens; the digests, first to last."""

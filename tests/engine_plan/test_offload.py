@@ -312,6 +312,39 @@ def test_a_hand_off_waits_for_what_its_blocks_held():
     pair.check_empty()
 
 
+@pytest.mark.parametrize(("count", "steps"), [(1, 1), (2, 2), (20, 3)])
+def test_a_hand_off_waits_for_stores_that_go_on_beside_steps(count, steps):
+    """The tokens of a step are there, what blocks of the hand-off held is not read yet: its fence
+    says so. Where nobody runs any more, a step that computes nothing waits for it."""
+    pair = Pair(d_blocks=8, num_cpu_blocks=20)
+    warm = request_of("warm", 100, params=LONG)
+    pair.d.add(warm)
+    pair.d.run()
+    pair.prefill("a", 60)
+    other = request_of("other", 5, params=params_of(max_tokens=count, ignore_eos=True))
+    pair.d.add(other)
+    pair.d.step()
+    request = consume("a", 60)
+    pair.d.executor.memory.asks_to_store = 3
+    pair.d.add(request)
+    pair.consumer.ready[request.key] = 60
+    for _ in range(steps):
+        assert request.key not in pair.consumer.loads
+        assert pair.d.step().progressed
+    assert request.key in pair.consumer.loads
+    pair.deliver(request)
+    pair.d.run()
+    pair.d.check(request)
+    pair.d.check(other)
+
+    again = request_of("warm-again", list(warm.prompt_token_ids), params=LONG)
+    pair.d.add(again)
+    pair.d.run()
+    pair.d.check(again)
+    assert stats_of(pair.d).hit_tokens >= 48
+    pair.check_empty()
+
+
 def test_p_hands_over_what_it_loads():
     """A prompt that P has offloaded: loaded, its tail computed, all of it announced."""
     pair = Pair(p_blocks=5, num_cpu_blocks=20)

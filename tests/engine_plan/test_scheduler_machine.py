@@ -211,11 +211,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         """The prefix cache is dropped in the middle of everything."""
         self.harness.core.manager.reset_prefix_cache()
 
-    @rule(steps_to_land=st.integers(0, 3), broken=st.booleans())
-    def host_memory(self, steps_to_land, broken):
-        """Loads from host memory take so many steps from now on, and may all fail."""
+    @rule(steps_to_land=st.integers(0, 3), asks=st.integers(0, 3), broken=st.booleans())
+    def host_memory(self, steps_to_land, asks, broken):
+        """Loads from host memory take so many steps from now on, and may all fail; so does what
+        goes there, for whoever waits."""
         memory = self.harness.executor.memory
-        memory.steps_to_land, memory.broken = steps_to_land, broken
+        memory.steps_to_land, memory.broken, memory.asks_to_store = steps_to_land, broken, asks
 
     @rule(data=st.data())
     def remote(self, data):

@@ -104,6 +104,26 @@ def test_kv_that_is_promised_is_waited_for() -> None:
     harness.check_empty()
 
 
+def test_a_store_that_a_fork_left_behind_is_waited_for() -> None:
+    """A choice's copy of a block pushed another out in the step that ended them all: the tier's
+    memory, to which that one is to go, is not given back before."""
+    harness = Harness(6, num_cpu_blocks=20)
+    harness.add(request_of("a", [9] * 90, params=params_of(max_tokens=2, ignore_eos=True)))
+    harness.run()
+    both = request_of("b", 20, params=params_of(n=2, max_tokens=1, ignore_eos=True))
+    harness.add(both)
+    while harness.core.holds(both.key):
+        harness.step()
+    assert call(harness, SLEEP, mode="wait").values["asleep"] == 0
+    while harness.core.has_work:
+        harness.step()
+    assert call(harness, SLEEP, mode="wait").values["asleep"] == 1
+    harness.step()
+    assert call(harness, WAKE_UP).ok
+    harness.check(both)
+    harness.check_empty()
+
+
 def test_a_sleep_that_does_not_come_in_time_is_off() -> None:
     """Whoever asked for it may be gone: requests are taken again, without being told to."""
     harness = Harness()
@@ -192,6 +212,22 @@ def test_what_cannot_be_taken_again_goes_on_sleeping() -> None:
     harness.executor.fails_to_wake = None
     assert call(harness, WAKE_UP).ok
     assert harness.core.add(request_of("a", 5)) is None
+
+
+def test_what_a_wake_up_took_is_given_back_by_a_sleep() -> None:
+    """Whether it named a part or failed half-way: whoever is told that it sleeps counts on it."""
+    harness, beside = Harness(), Beside()
+    harness.core.sleep.beside = beside
+    call(harness, SLEEP)
+    call(harness, WAKE_UP, tags="weights")
+    again = call(harness, SLEEP).values
+    assert (again["asleep"], again["freed_bytes"]) == (1, 1064)
+    assert harness.executor.slept == [1, 1]
+    assert call(harness, SLEEP).ok
+    assert harness.executor.slept == [1, 1], "all of it sleeps already"
+    assert call(harness, WAKE_UP).ok
+    assert harness.executor.woken[1:] == [SleepTag.WEIGHTS, SleepTag.KV_CACHE]
+    assert beside.told == ["sleep", "wake up"]
 
 
 def test_a_key_is_no_ones_after_its_abort() -> None:

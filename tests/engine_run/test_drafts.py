@@ -13,7 +13,7 @@ from tandem.engine.executor.multiproc import MultiprocExecutor
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.outputs import EngineCoreOutput, TokenLogprobs
 from tandem.protocol.requests import EngineCoreRequest
-from tandem.protocol.sampling import SamplingParams
+from tandem.protocol.sampling import PENALTY_RANGE, SamplingParams, ThinkingMarks
 
 PROMPTS = [[(11 * each + 7 * at) % 300 + 5 for at in range(25 + 9 * each)] for each in range(4)]
 COUNT = 30
@@ -173,6 +173,33 @@ def test_a_resume_agrees_with_what_was_emitted(name):
     tokens, agreed, compared = resumed(engine(), params, tuple(whole[:20]))
     assert tokens == whole[20:]
     assert (agreed, compared) == (16, 16)
+
+
+@pytest.mark.parametrize("known", [6, 20])
+def test_where_a_thought_was_bounded_nothing_is_compared(known):
+    """A rank forgets what ended it, and would draw something else there; the answer goes on."""
+    marks = ThinkingMarks(close=9, has_begun=True)
+    params = SamplingParams(temperature=1.0, seed=7, thinking_token_budget=5, thinking=marks)
+    (whole,) = engine().generate([PROMPTS[0]], COUNT, params)
+    assert whole[5] == 9
+    tokens, agreed, compared = resumed(engine(), params, tuple(whole[:known]))
+    assert tokens == whole[known:]
+    assert (agreed, compared) == (0, 0)
+
+
+@pytest.mark.parametrize("penalty", PENALTY_RANGE)
+def test_the_least_and_the_largest_penalty_lift_no_other_rule(penalty):
+    """What is not allowed stays forbidden under them, though a prompt or an answer has it."""
+    for temperature in (0.0, 1e-5, 1.0):
+        params = SamplingParams(
+            temperature=temperature,
+            seed=7,
+            top_p=0.9,
+            repetition_penalty=penalty,
+            allowed_token_ids=(11, 12, 13),
+        )
+        (tokens,) = engine().generate([list(range(5, 40))], 8, params.verify())
+        assert {11, 12, 13}.issuperset(tokens)
 
 
 def test_a_token_that_would_not_be_drawn_stands():

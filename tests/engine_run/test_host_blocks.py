@@ -6,7 +6,6 @@ On a CPU nothing need be locked: a registrar counts what a GPU's driver would lo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -15,11 +14,11 @@ from tests.engine_run.tiny_models import folder_of
 from tests.kernels.locking import Locks
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.step import BlockLoad, BlockTransfers
 from tandem.engine.worker import offload, rest
 from tandem.engine.worker.host_memory import Available
 from tandem.engine.worker.offload import HostBlocks
 from tandem.engine.worker.parked import ParkedWeights, ParkingRoom
+from tandem.kernels.memory import pages
 from tandem.kernels.memory.page_locked import HostMemoryError
 from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.errors import InvalidParameter
@@ -64,48 +63,6 @@ def test_a_tier_locks_its_blocks_and_no_more(locks: Locks) -> None:
     assert len(host.blocks) == 0
 
 
-class Stream:
-    """A GPU's, as far as it says what is behind what."""
-
-    def __init__(self, *_device: object) -> None:
-        self.queued: set[str] = set()
-        """All that was done when the stream is through."""
-
-    def wait_stream(self, other: Stream) -> None:
-        """What comes is behind all that ``other`` has."""
-        self.queued |= other.queued
-
-
-def test_no_step_waits_for_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even one behind a store that came later: a long prefix takes a tenth of a second, and all
-    running streams would stand still. A load is behind the steps and stores that came before it."""
-    steps, now, begun = Stream(), "", []
-
-    @contextmanager
-    def on(stream: Stream) -> Iterator[None]:
-        begun.append(frozenset(stream.queued))
-        stream.queued.add(now)
-        yield
-
-    slab = torch.zeros(4, 3, dtype=torch.uint8)
-    with monkeypatch.context() as gpu:
-        gpu.setattr(torch.cuda, "Stream", Stream)
-        gpu.setattr(torch.cuda, "current_stream", lambda _device: steps)
-        gpu.setattr(torch.cuda, "stream", on)
-        host = HostBlocks(slab, 4)
-        host._queue = offload._Queue(torch.device("cuda"))
-        steps.queued.add("step")
-        now = "store"
-        host.begin(BlockTransfers(stores=((0, 1),)))
-        now = "load"
-        host.begin(BlockTransfers(loads=(BlockLoad(1, ((1, 2),)),)))
-        now = "later store"
-        host.begin(BlockTransfers(stores=((3, 2),)))
-    assert steps.queued == {"step", "store", "later store"}
-    assert begun[1] == {"step", "store"}
-    assert "load" not in begun[2]
-
-
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_tier_that_sleeps_is_unlocked(engine: CPUEngine, locks: Locks, level: int) -> None:
     """What is said to be given back is; it is locked again with the KV, and unlocked at the end."""
@@ -121,6 +78,33 @@ def test_a_tier_that_sleeps_is_unlocked(engine: CPUEngine, locks: Locks, level: 
     assert engine.generate([PROMPT], 4) == before
     engine.core.close()
     assert not locks.held
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("tag", ["weights", "kv_cache"])
+def test_what_woke_up_sleeps_again(
+    engine: CPUEngine, locks: Locks, level: int, tag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is given back once more, and nothing else is touched; all comes again."""
+    before = engine.generate([PROMPT], 4)
+    runner = engine.executor.worker.runner  # type: ignore[attr-defined]
+    assert call(engine, CommandName.SLEEP, level=level).ok
+    assert call(engine, CommandName.WAKE_UP, tags=tag).ok
+    give_back, given = pages.give_back, list[int]()
+
+    def noted(slab: torch.Tensor) -> int:
+        given.append(give_back(slab))
+        return given[-1]
+
+    with monkeypatch.context() as looked:
+        looked.setattr(pages, "give_back", noted)
+        assert call(engine, CommandName.SLEEP, level=level).ok
+    assert bool(given) == (tag == "kv_cache")
+    assert not locks.held
+    assert hasattr(runner, "model") == (level == 1)
+    assert call(engine, CommandName.WAKE_UP).ok
+    assert list(locks.held.values()) == [TIER * BYTES]
+    assert engine.generate([PROMPT], 4) == before
 
 
 def test_a_wake_that_fails_at_the_tier_succeeds_later(
@@ -163,6 +147,23 @@ def test_weights_that_find_no_room_stay_where_they_are() -> None:
     model = [torch.arange(1000.0), torch.arange(7)]
     with pytest.raises(HostMemoryError, match="cannot be page-locked"):
         ParkedWeights(model, torch.device("cpu"), ParkingRoom(Locks(most=100)))
+    assert torch.equal(model[0], torch.arange(1000.0))
+
+
+def test_weights_that_find_no_room_again_stay_parked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None takes a device's memory, and they come back when there is some."""
+    model = [torch.arange(1000.0), torch.arange(7)]
+    parked = ParkedWeights(model, torch.device("cpu"), ParkingRoom(None))
+
+    def short(_storage: torch.UntypedStorage) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as full:
+        full.setattr("tandem.engine.worker.parked._bytes", short)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            parked.restore()
+    assert all(not each.untyped_storage().nbytes() for each in model)
+    parked.restore()
     assert torch.equal(model[0], torch.arange(1000.0))
 
 

@@ -104,9 +104,9 @@ def test_a_copy_that_is_refused_fails_its_load_alone():
     """The rank says why, in the order of tickets, and goes on."""
     host = HostBlocks(torch.zeros(4, 3, dtype=torch.uint8), 2)
     whole, host.blocks = host.blocks, host.blocks[:, :-1]
-    host.begin(BlockTransfers(loads=(BlockLoad(1, ((0, 0),)),)))
+    host.begin(BlockTransfers(loads=(BlockLoad(1, ((0, 0),)),)), frozenset())
     host.blocks = whole
-    host.begin(BlockTransfers(loads=(BlockLoad(2, ((0, 0),)),)))
+    host.begin(BlockTransfers(loads=(BlockLoad(2, ((0, 0),)),)), frozenset())
     report = host.report(wait=True)
     assert report is not None
     assert report.loaded == (2,)
@@ -120,7 +120,7 @@ def test_stores_come_before_loads_and_before_what_the_step_writes():
     slab = torch.arange(12, dtype=torch.uint8).view(4, 3)
     host = HostBlocks(slab, 2)
     load = BlockLoad(7, ((1, 0), (0, 2)))
-    host.begin(BlockTransfers(stores=((3, 1), (1, 0)), loads=(load,)))
+    host.begin(BlockTransfers(stores=((3, 1), (1, 0)), loads=(load,)), frozenset())
     slab[3] = 0
     assert slab.tolist() == [[9, 10, 11], [3, 4, 5], [3, 4, 5], [0, 0, 0]]
     assert host.report(wait=False) == TransferReport(loaded=(7,))

@@ -39,6 +39,8 @@ def test_defaults_are_valid_and_pinned() -> None:
         ("frequency_penalty", -2.5),
         ("repetition_penalty", 0.0),
         ("repetition_penalty", math.inf),
+        ("repetition_penalty", 1e-46),
+        ("repetition_penalty", 1e39),
         ("max_tokens", 0),
         ("min_tokens", -1),
         ("stop", ("",)),

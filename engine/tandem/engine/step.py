@@ -70,7 +70,8 @@ class BlockTransfers(msgspec.Struct, frozen=True, gc=False):
     one step, then its loads. Stores of the next wait for no load, whose blocks they leave alone."""
 
     stores: tuple[tuple[int, int], ...] = ()
-    """(device block, host block) to copy before anything of this step is written."""
+    """(device block, host block) to copy before this step, or a later one, writes the device block;
+    whoever writes it past the steps waits for this step's fence."""
     loads: tuple[BlockLoad, ...] = ()
     """To begin behind all that earlier steps write; the step itself need not wait for them."""
 
@@ -153,7 +154,7 @@ class SchedulerOutput:
     """(source, destination) blocks to copy whole before anything of this step is written."""
     transfers: BlockTransfers | None = None
     """What an offload tier moves; None where there is none, or nothing to say. A step without rows
-    that has them is there for them alone: its result waits for every load that is under way."""
+    that has them is there for them alone: its result waits for all loads and stores under way."""
     awaits_masks: bool = False
     """Whether rows under a grammar draw: the step computes, and draws when its ``TokenMasks`` have
     come."""
@@ -194,7 +195,8 @@ class ModelRunnerOutput:
     sampled: tuple[Sampled, ...]
     """One token a choice."""
     fence: Fence
-    """Done when all KV of the step is written on every rank."""
+    """Done when all KV of the step is written on every rank, and what went to host memory with it
+    and the steps before is there."""
     prompt_logprobs: dict[SeqId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     """For rows that ask: log-probabilities of tokens ``num_computed + 1 ..`` of the prompt that
     this step's logits predict; the scheduler joins the chunks."""

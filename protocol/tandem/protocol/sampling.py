@@ -26,6 +26,8 @@ MAX_BAD_WORD_IDS = 64
 DEFAULT_MAX_LOGPROBS = 20
 ALL_LOGPROBS = -1
 """What clients write in ``logprobs`` for every token of the vocabulary."""
+PENALTY_RANGE = 1e-20, 1e20
+"""Of ``repetition_penalty``: logits are float32, and stay finite under both."""
 SEED_BITS = 63
 NO_SEED = -1
 """What clients write in ``seed`` for none, as in vLLM."""
@@ -144,10 +146,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _integer("seed", self.seed, -(2**SEED_BITS), 2**SEED_BITS - 1)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        if not (_finite(self.repetition_penalty) and self.repetition_penalty > 0.0):
-            raise InvalidParameter(
-                "repetition_penalty", self.repetition_penalty, "a finite number above 0"
-            )
+        _number("repetition_penalty", self.repetition_penalty, *PENALTY_RANGE)
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
         _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)

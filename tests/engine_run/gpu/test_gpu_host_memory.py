@@ -10,7 +10,9 @@ from tests.engine_run.gpu.gpu_engine import GPUEngine
 from tests.engine_run.tiny_models import folder_of
 
 from tandem.engine.config import EngineConfig
+from tandem.engine.step import BlockTransfers
 from tandem.engine.worker import offload
+from tandem.engine.worker.moments import moment
 from tandem.engine.worker.offload import HostBlocks
 from tandem.kernels.memory.page_locked import DriverRegistrar, HostMemory, HostMemoryError
 from tandem.protocol.commands import Command, CommandName, Reply
@@ -123,6 +125,33 @@ def test_a_tier_of_a_gpu_is_locked_as_it_is(
     assert list(registered.values()) == [5 * (3 * MIB + 512)]
     host.close()
     assert not registered
+
+
+def test_a_step_goes_on_beside_stores_of_blocks_that_it_leaves_alone(
+    device: torch.device,
+) -> None:
+    """Though they are held up; what it writes is stored before, and a later step waits for its own.
+    The host has what was there each time."""
+    count, size = 200, MIB + 512
+    slab = torch.randint(0, 255, (count, size), dtype=torch.uint8, device=device)
+    want = slab.cpu().flip(0)
+    host = HostBlocks(slab, count)
+    stores = BlockTransfers(tuple((block, count - 1 - block) for block in range(count)))
+    with torch.cuda.stream(host._queue._stores):
+        torch.cuda._sleep(2_000_000_000)  # cycles of the device
+    stored = host.begin(stores, frozenset({count - 1}))
+    slab[count - 1].zero_()
+    moment(device).wait()
+    assert stored is not None
+    assert not stored.done(), "the step is through before what goes on beside it"
+    assert host.is_storing
+    assert host.begin(BlockTransfers(), frozenset(range(40, 45))) is stored
+    slab[40:45].zero_()
+    torch.cuda.synchronize()
+    assert stored.done()
+    assert not host.is_storing
+    assert torch.equal(host.blocks, want)
+    host.close()
 
 
 @pytest.mark.parametrize("level", [1, 2])

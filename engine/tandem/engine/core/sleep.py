@@ -90,7 +90,8 @@ class Sleep:
         if self._asleep:
             if level != self._level:
                 return _no(command, f"asleep at level {self._level} already; wake up first")
-            return self._reply(command)
+            whole = self._asleep == frozenset(SleepTag)
+            return self._reply(command) if whole else self._give_back(command, level)
         why = "the worker is on its way out" if self._engine.draining else self.keeps_awake()
         if why is not None:
             self._until = None
@@ -124,6 +125,7 @@ class Sleep:
         return self._reply(command)
 
     def _give_back(self, command: Command, level: int) -> Reply:
+        """Give back what is awake: all, or what a wake-up took that named a part or failed."""
         self._engine.manager.reset_prefix_cache()
         try:
             given = self._executor.sleep(level)
@@ -131,9 +133,9 @@ class Sleep:
             logger.exception("no memory could be given back")
             self._until = None
             return _no(command, str(error))
-        if self.beside is not None:
-            given += self.beside.sleep()
-        self._until, self._level, self._freed = None, level, given
+        if not self._asleep:  # else they sleep still, and all is given back again that was
+            given += 0 if self.beside is None else self.beside.sleep()
+            self._until, self._level, self._freed = None, level, given
         self._asleep = frozenset(SleepTag)
         return self._reply(command)
 

@@ -48,9 +48,10 @@ class Executor(Protocol):
         ...
 
     def sleep(self, level: int) -> int:
-        """Give back KV memory and, as ``level`` says, weights; how many bytes they were. Called
-        when no step is in flight, and no step follows before ``wake_up`` has taken all of it again.
-        Raises TandemError where the memory cannot be given back; then nothing was."""
+        """Give back KV memory and, as ``level`` says, weights; how many bytes they were. What
+        sleeps already, at the same level, goes on sleeping. Called when no step is in flight, and
+        no step follows before ``wake_up`` has taken all of it again. Raises TandemError where the
+        memory cannot be given back; then nothing was."""
         ...
 
     def wake_up(self, tags: Sequence[SleepTag]) -> None:

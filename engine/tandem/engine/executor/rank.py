@@ -146,7 +146,7 @@ class Rank:
         """Send the oldest step's result, unless another plan comes before it is there."""
         step = self._launched[0]
         if not isinstance(step, Exception):
-            while not step.moment.done():
+            while not step.fence.done():  # which does not cross
                 if not self._plans.empty():
                     return
                 nap()

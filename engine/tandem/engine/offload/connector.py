@@ -189,8 +189,9 @@ class OffloadConnector:
         return events
 
     def has_pending(self) -> bool:
-        """Whether a load has not ended, or its end is untold."""
-        return bool(self._under_way or self._events)
+        """Whether a load has not ended, or its end is untold, or the next step has something to
+        carry: a fork evicts behind the last plan, and its requests may end with it."""
+        return bool(self._under_way or self._events or self.queued)
 
     def transfers(self, *, idle: bool) -> BlockTransfers | None:
         """See InStepConnector."""

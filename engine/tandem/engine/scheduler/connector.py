@@ -178,7 +178,8 @@ class InStepConnector(KVConnector, Protocol):
     @property
     def queued(self) -> bool:
         """Whether the next step has something to carry. Blocks that were taken since the last one
-        may be written out of order with steps only once that next one is through."""
+        may be written out of order with steps only once that next one is through, and its fence is
+        done."""
         ...
 
     def transfers(self, *, idle: bool) -> BlockTransfers | None:

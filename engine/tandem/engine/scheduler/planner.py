@@ -21,7 +21,13 @@ from tandem.engine.scheduler.remote import RemoteKV, Way
 from tandem.engine.scheduler.roster import Roster
 from tandem.engine.scheduler.step_times import MeasuredSteps
 from tandem.engine.scheduler.updater import Chunk
-from tandem.engine.step import NewSequence, RowDraft, SchedulerOutput, StepRow
+from tandem.engine.step import (
+    BlockTransfers,
+    NewSequence,
+    RowDraft,
+    SchedulerOutput,
+    StepRow,
+)
 from tandem.protocol.steps import Crowd
 
 
@@ -112,7 +118,12 @@ class Planner:
     def seal(self, draft: Draft, step: int) -> SchedulerOutput | None:
         """The finished plan, or None when there is nothing to compute."""
         idle = not draft.decodes and not draft.prompts
-        transfers = None if self._in_step is None else self._in_step.transfers(idle=idle)
+        transfers = None
+        if self._in_step is not None:
+            transfers = self._in_step.transfers(idle=idle)
+            if idle and transfers is None and self._remote is not None:
+                # Nobody would look soon whether stores beside the last step are through.
+                transfers = BlockTransfers() if self._remote.awaits_fence else None
         if idle and transfers is None:
             return None
         for request in draft.due:
@@ -280,9 +291,11 @@ class Planner:
 
     def _replay_last(self, draft: Draft, request: Request, most: int) -> None:
         """Have the last chunk of a resumed sequence draw behind its last emitted tokens as well,
-        ``most`` of them. Not under a grammar or a logits processor, which know one position."""
+        ``most`` of them. Not under a grammar or a logits processor, which know one position, nor
+        where a thought was bounded: a rank forgets what ended it once it is over."""
         count = min(self._replay, request.num_output, most, draft.drafts_left)
-        if count > 0 and draws_several(request):
+        bounded = request.group.source.params.thinking is not None
+        if count > 0 and not bounded and draws_several(request):
             tokens = tuple(request.token_ids[-count:])
             draft.drafts.append(RowDraft(request.seq, tokens, forced=True))
             draft.drafts_left -= count

@@ -74,6 +74,8 @@ class RemoteKV:
         self._to_load: deque[tuple[int, Request, range]] = deque()
         """Reserved while that step was the last one planned; begun once it is through, because
         its rows may still write blocks that were freed before."""
+        self.awaits_fence = False
+        """Whether a load waits for nothing but the fence of a step that is through."""
         self._to_ask: dict[int, Request] = {}
         """By ``seq``: parked, and to be looked up in the next step; the others are announced."""
         self._asked: list[Request] = []
@@ -167,6 +169,7 @@ class RemoteKV:
             _, request, tokens = self._to_load.popleft()
             if request.state is RequestState.LOADING:
                 self._connector.begin_load(request, tuple(request.block_ids), tokens)
+        self.awaits_fence = bool(self._to_load) and self._to_load[0][0] <= updated
 
     def _may_ask(self, request: Request) -> bool:
         """Whether it is the turn of the first in the queue, and it finds room beside those that

@@ -21,9 +21,10 @@ from tandem.engine.step import (
     SeqId,
     StepRow,
 )
-from tandem.engine.worker.moments import PAST, WAIT_SECONDS, Moment
+from tandem.engine.worker.moments import PAST, WAIT_SECONDS, Both, Moment
 from tandem.engine.worker.offload import HostBlocks
 from tandem.engine.worker.pooling import PooledStep
+from tandem.protocol.kv import Fence
 from tandem.protocol.outputs import TokenLogprobs
 
 
@@ -38,6 +39,8 @@ class LaunchedStep:
     """Behind the KV of a step with prompts, before the head; None: as ``moment``."""
     nearly: Moment | None = None
     """Some ms before, between two layers of such a step; None: as ``written``."""
+    stored: Moment | None = None
+    """Behind what goes to host memory beside it and the steps before; None: as ``moment``."""
     drawn: Sequence[StepRow] = ()
     """The rows that draw."""
     tokens: Tensor | None = None
@@ -52,7 +55,7 @@ class LaunchedStep:
     host: HostBlocks | None = None
     """The blocks in host memory whose loads the result tells of."""
     for_transfers: bool = False
-    """Whether they are all that the step is there for."""
+    """Whether the step is there for what moves alone: its result waits for all of it."""
     drafts: Mapping[SeqId, RowDraft] = field(default_factory=dict)
     """Of rows that draw behind each of them, too."""
     awaits_masks: bool = False
@@ -60,6 +63,12 @@ class LaunchedStep:
     late: frozenset[SeqId] = frozenset()
     """Sequences whose draws count for nothing: their masks were not there."""
     _known: list[int] | None = None
+
+    @property
+    def fence(self) -> Fence:
+        """Behind its writes, and behind all stores until it: whoever was given blocks of it may
+        write them past the steps."""
+        return self.moment if self.stored is None else Both(self.moment, self.stored)
 
     def wait_nearly(self, seconds: float = WAIT_SECONDS) -> Moment:
         """The moment behind all KV of the step, once it is near. Raises TimeoutError."""
@@ -80,6 +89,8 @@ class LaunchedStep:
     def result(self, seconds: float = WAIT_SECONDS) -> ModelRunnerOutput:
         """What the step gave, waited for. Raises TimeoutError."""
         tokens = self.wait_tokens(seconds)
+        if self.for_transfers and self.stored is not None:
+            self.stored.wait(seconds)
         transfers = None
         if self.host is not None:
             transfers = self.host.report(wait=self.for_transfers, seconds=seconds)
@@ -87,7 +98,7 @@ class LaunchedStep:
             step=self.step,
             sampled=tuple(self._sampled(tokens)),
             drafted=tuple(self._drafted(tokens)),
-            fence=self.moment,
+            fence=self.fence,
             prompt_logprobs={
                 seq: tuple(score for part in parts for score in part.as_list())
                 for seq, parts in self.prompts.items()

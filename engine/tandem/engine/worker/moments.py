@@ -7,6 +7,7 @@ process run meanwhile. On a CPU everything is done when it returns.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -51,6 +52,10 @@ class OnStream:
         """See Moment."""
         return bool(self._event.query())
 
+    def hold_up(self, stream: Any) -> None:
+        """Have what is queued on ``stream`` from now on begin behind this."""
+        stream.wait_event(self._event)
+
     def wait(self, seconds: float = WAIT_SECONDS) -> None:
         """See Moment."""
         if self._event.query():
@@ -60,6 +65,18 @@ class OnStream:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the device did not finish a step within {seconds:g} s")
             nap()
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """A Fence behind two points."""
+
+    one: Moment
+    other: Moment
+
+    def done(self) -> bool:
+        """See Fence."""
+        return self.one.done() and self.other.done()
 
 
 def moment(device: torch.device) -> Moment:

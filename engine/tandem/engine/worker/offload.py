@@ -1,24 +1,37 @@
 """Host memory behind a rank's slab, and the copies between the two, in the order of steps.
 
-On a GPU the memory is page-locked, and stores and loads run on a stream each: a step waits for what
-is stored of blocks that it may write, and for nothing that is loaded, since no step reads that
-before the host has seen it land. Nor does a store wait for loads: whoever plans them keeps both
-blocks of a load from everybody until it has ended. A block is one extent, so it is one copy. On a
-CPU everything is done when it returns.
+On a GPU the memory is page-locked, and copies run beside the steps: stores on a stream, loads on
+another. A step waits for what is stored of blocks that it writes, which goes before the rest, and
+for nothing that is loaded, since no step reads that before the host has seen it land. Whoever
+writes blocks past the steps waits for all that was stored until then, with the fence of a step
+(``LaunchedStep.fence``). Nor does a store wait for loads: whoever plans them keeps both blocks of a
+load from everybody until it has ended. A block is one extent, so it is one copy. On a CPU
+everything is done when it returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.engine.step import BlockLoad, BlockTransfers, TransferReport
-from tandem.engine.worker.moments import WAIT_SECONDS, Moment, moment
+from tandem.engine.step import BlockLoad, BlockTransfers, SchedulerOutput, TransferReport
+from tandem.engine.worker.input_batch import InputBatch
+from tandem.engine.worker.moments import WAIT_SECONDS, Moment, OnStream, moment
 from tandem.kernels.memory.page_locked import HostMemory, registrar_for
+
+STORES_AT_ONCE = 32
+"""Blocks that are stored between two points at which a step may wait: 2 ms, where a block has
+2.25 MiB."""
+
+Store = tuple[int, int]
+"""(device block, host block)."""
 
 
 class HostBlocks:
@@ -36,17 +49,22 @@ class HostBlocks:
         self._under_way: list[tuple[int, Moment, str | None]] = []
         """(ticket, behind its copies, why it fails or None), in order."""
 
-    def begin(self, transfers: BlockTransfers) -> None:
-        """Queue what a step moves, behind all that was launched and before the step itself."""
-        if transfers.stores:
-            with self._queue.stores():
-                for block, host in transfers.stores:
-                    self.blocks[host].copy_(self._slab[block], non_blocking=True)
+    @property
+    def is_storing(self) -> bool:
+        """Whether a step that writes blocks may have to wait."""
+        return self._queue.is_storing
+
+    def begin(self, transfers: BlockTransfers, written: AbstractSet[int]) -> Moment | None:
+        """Queue what a step moves, behind all that was launched and before the step itself, which
+        writes the blocks ``written``. The moment behind all that is stored until now, or None where
+        that is before the step."""
+        stored = self._queue.store(transfers.stores, written, self._store)
         if transfers.loads:
             with self._queue.loads():
                 for load in transfers.loads:
                     why = self._fill(load)
                     self._under_way.append((load.ticket, moment(self._slab.device), why))
+        return stored
 
     def report(self, *, wait: bool, seconds: float = WAIT_SECONDS) -> TransferReport | None:
         """Loads that have ended since the last call; ``wait`` for all. Raises TimeoutError."""
@@ -71,6 +89,10 @@ class HostBlocks:
         self.blocks = self.blocks[:0].clone()
         return self._memory.free()
 
+    def _store(self, pairs: Sequence[Store]) -> None:
+        for block, host in pairs:
+            self.blocks[host].copy_(self._slab[block], non_blocking=True)
+
     def _fill(self, load: BlockLoad) -> str | None:
         """Queue a load's copies; why not all of them, or None."""
         try:
@@ -81,29 +103,72 @@ class HostBlocks:
         return None
 
 
+class _Part(NamedTuple):
+    """Some stores that go on beside the steps."""
+
+    there: OnStream
+    """Behind them."""
+    blocks: frozenset[int]
+    hosts: frozenset[int]
+
+
 class _Queue:
-    """Where copies are queued: two streams beside that of the steps, or nowhere on a CPU."""
+    """Where copies are queued: that of the steps and two beside it, or nowhere on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stores: Any = None
         self._loads: Any = None
+        self._parts: deque[_Part] = deque()
+        """In order: those for which the stream of the steps has not waited."""
         if device.type == "cuda":
             self._stores = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._loads = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    @contextmanager
-    def stores(self) -> Iterator[None]:
-        """Queue what is said within the block behind all that steps have queued; they go on behind
-        it."""
+    @property
+    def is_storing(self) -> bool:
+        """Whether stores are under way for which the steps have not waited."""
+        while self._parts and self._parts[0].there.done():
+            self._parts.popleft()
+        return bool(self._parts)
+
+    def store(
+        self,
+        pairs: Sequence[Store],
+        written: AbstractSet[int],
+        copy: Callable[[Sequence[Store]], None],
+    ) -> Moment | None:
+        """Have ``copy`` queue ``pairs`` behind all that steps have queued. The next step, which
+        writes the blocks ``written``, goes on behind those alone of them, old and new. The moment
+        behind all, or None where that is before the next step."""
         if self._stores is None:
-            yield
-            return
-        steps = torch.cuda.current_stream(self._device)
-        self._stores.wait_stream(steps)
-        with torch.cuda.stream(self._stores):
-            yield
-        steps.wait_stream(self._stores)
+            copy(pairs)
+            return None
+        # Not behind the others on their stream: a decode's new block would wait for a long prompt.
+        first = [pair for pair in pairs if pair[0] in written]
+        if self.is_storing:
+            self._wait_for(written, [host for _, host in first])
+        copy(first)
+        later = [pair for pair in pairs if pair[0] not in written] if first else pairs
+        if later:
+            self._stores.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._stores):
+                for at in range(0, len(later), STORES_AT_ONCE):
+                    part = later[at : at + STORES_AT_ONCE]
+                    copy(part)
+                    blocks, hosts = map(frozenset, zip(*part, strict=True))
+                    self._parts.append(_Part(OnStream(), blocks, hosts))
+        return self._parts[-1].there if self._parts else None
+
+    def _wait_for(self, blocks: AbstractSet[int], hosts: Collection[int]) -> None:
+        """Have the steps go on behind all stores of these blocks, and to these host blocks."""
+        parts = self._parts
+        for at in range(len(parts) - 1, -1, -1):
+            if not (parts[at].blocks.isdisjoint(blocks) and parts[at].hosts.isdisjoint(hosts)):
+                parts[at].there.hold_up(torch.cuda.current_stream(self._device))
+                for _ in range(at + 1):
+                    parts.popleft()
+                return
 
     @contextmanager
     def loads(self) -> Iterator[None]:
@@ -116,3 +181,19 @@ class _Queue:
         self._loads.wait_stream(self._stores)
         with torch.cuda.stream(self._loads):
             yield
+
+
+def blocks_written(plan: SchedulerOutput, batch: InputBatch) -> set[int]:
+    """The blocks that a step writes, whose rows ``batch`` knows by now."""
+    size = batch.block_size
+    written = {to for _, to in plan.block_copies}
+    if plan.rows:
+        rows = np.array([batch.row_of[row.seq] for row in plan.rows])
+        computed = np.array([row.num_computed for row in plan.rows])
+        end = computed + np.array([row.num_tokens for row in plan.rows])
+        first = computed // size
+        counts = -(-end // size) - first
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        columns = np.repeat(first, counts) + within
+        written.update(batch.table.blocks[np.repeat(rows, counts), columns].tolist())
+    return written

@@ -71,11 +71,16 @@ class ParkedWeights:
             storage.resize_(0)
 
     def restore(self) -> None:
-        """Fill them again. Raises RuntimeError where the device's memory is short; may be called
-        again then."""
-        for storage, copy in self._parked:
-            storage.resize_(len(copy))
-            _bytes(storage).copy_(copy)
+        """Fill them again. Raises RuntimeError where the device's memory is short; then none is
+        filled, and it may be called again."""
+        try:
+            for storage, copy in self._parked:
+                storage.resize_(len(copy))
+                _bytes(storage).copy_(copy)
+        except RuntimeError:
+            for storage, _ in self._parked:
+                storage.resize_(0)
+            raise
 
 
 def storages_of(model: object, device: torch.device) -> Iterator[torch.UntypedStorage]:

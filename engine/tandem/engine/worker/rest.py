@@ -55,7 +55,7 @@ class Rest:
 
     def sleep(self, level: int) -> int:
         """See Executor. Raises InvalidParameter, too, where torch holds a GPU's slab."""
-        assert not self._asleep, "the rank sleeps already"
+        awake = set(SleepTag) - self._asleep
         started = time.monotonic()
         if self._on_gpu and not isinstance(self._allocate, MappedAllocator):
             allowed = "vmm, or auto where the driver has it, for a slab that can be given back"
@@ -66,16 +66,16 @@ class Rest:
             runner.graphs, runner.choices = StepGraphs(), ChoiceGraphs()
             runner.batch.sampling.bounds = None
         try:
-            given = self._park(level)
+            given = self._park(level, awake)
         except (TandemError, RuntimeError):
-            if self._on_gpu:
+            if self._on_gpu and not self._asleep:
                 gpu.capture(self._config, runner)
             raise
         if runner.host is not None:
             self._host_blocks = len(runner.host.blocks)
             given += runner.host.close()
             runner.host = None
-        if level > 1:
+        if level > 1 and SleepTag.WEIGHTS in awake:
             self._room.free()
             given += weight_bytes(runner.model, self._device)
             del runner.model
@@ -113,20 +113,22 @@ class Rest:
     def _on_gpu(self) -> bool:
         return self._device.type == "cuda"
 
-    def _park(self, level: int) -> int:
+    def _park(self, level: int, awake: set[SleepTag]) -> int:
         """What may fail: weights to host memory, the slab given back; all of it or nothing."""
         parked = None
-        if level == 1 and self._on_gpu:
+        if level == 1 and self._on_gpu and SleepTag.WEIGHTS in awake:
             self._check_room()
             parked = ParkedWeights(self._runner.model, self._device, self._room)
         try:
-            given = self._give_slab_back()
+            given = self._give_slab_back() if SleepTag.KV_CACHE in awake else 0
         except TandemError:
             if parked is not None:
                 parked.restore()
             raise
-        self._parked = parked
-        return given + (0 if parked is None else parked.nbytes)
+        if parked is not None:
+            self._parked = parked
+            given += parked.nbytes
+        return given
 
     def _check_room(self) -> None:
         """The host, or the pod, must have room for the weights: it is killed for more."""
@@ -148,12 +150,18 @@ class Rest:
         return pages.give_back(slab.memory)
 
     def _take_slab(self) -> None:
-        slab = self._runner.slab
-        if isinstance(self._allocate, MappedAllocator) and slab.memory.numel():
-            self._allocate.take_again(slab.memory)
+        """All of it or nothing, with a tier's blocks."""
+        slab, host = self._runner.slab, None
         if self._host_blocks:
-            self._runner.host = HostBlocks(slab.blocks, self._host_blocks)
-            self._host_blocks = 0
+            host = HostBlocks(slab.blocks, self._host_blocks)
+        try:
+            if isinstance(self._allocate, MappedAllocator) and slab.memory.numel():
+                self._allocate.take_again(slab.memory)
+        except TandemError:
+            if host is not None:
+                host.close()
+            raise
+        self._runner.host, self._host_blocks = host, 0
 
     def _take_weights(self) -> None:
         if self._parked is not None:

@@ -24,7 +24,7 @@ from tandem.engine.sample import LogprobTensors, Sampler, SamplingKind, score_pr
 from tandem.engine.sample.bounds import Bounds
 from tandem.engine.sample.edits import bounded_rows
 from tandem.engine.sample.transfer import index_on
-from tandem.engine.step import SchedulerOutput, SeqId, StepRow, TokenMasks
+from tandem.engine.step import BlockTransfers, SchedulerOutput, SeqId, StepRow, TokenMasks
 from tandem.engine.threads import StepThreads
 from tandem.engine.worker.choices import ChoiceGraphs
 from tandem.engine.worker.drafts import DraftDraws, put_proposed, rules_ahead
@@ -33,8 +33,8 @@ from tandem.engine.worker.graphs import StepGraphs
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepInputs, StepStager, unpadded
 from tandem.engine.worker.launched import LaunchedStep
-from tandem.engine.worker.moments import moment
-from tandem.engine.worker.offload import HostBlocks
+from tandem.engine.worker.moments import Moment, moment
+from tandem.engine.worker.offload import HostBlocks, blocks_written
 from tandem.engine.worker.pooling import PoolingMetadata
 from tandem.engine.worker.rows import StepRows
 from tandem.engine.worker.slab import Slab
@@ -43,6 +43,7 @@ from tandem.kernels.blocks import copy
 
 PROMPT_LOGPROB_ROWS = 128
 """Positions whose logits exist at a time when a prompt is scored."""
+_NOTHING = BlockTransfers()
 
 
 class _Scored(NamedTuple):
@@ -93,13 +94,12 @@ class ModelRunner:
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:
         """Queue the step on the device; nothing is waited for but what a row's rules need."""
         self.batch.apply(plan)
-        if plan.transfers is not None:
-            assert self.host is not None, "a plan moves blocks to host memory that is not there"
-            self.host.begin(plan.transfers)
+        stored = self._move_blocks(plan)
         self._copy_blocks(plan.block_copies)
         looks_back = self.batch.sampling.follows_tokens
         launched = LaunchedStep(plan.step, note=self.batch.note_drawn if looks_back else None)
         launched.host, launched.for_transfers = self.host, not plan.rows
+        launched.stored = stored
         computed = self._compute(plan, launched) if plan.rows else None
         if plan.awaits_masks:
             launched.awaits_masks, self._computed = True, computed
@@ -327,6 +327,15 @@ class ModelRunner:
             return
         if any(map(needs, rows.tolist())):
             self._last.wait_tokens()
+
+    def _move_blocks(self, plan: SchedulerOutput) -> Moment | None:
+        """See ``HostBlocks.begin``, which looks at what the step writes where there are stores."""
+        transfers, host = plan.transfers or _NOTHING, self.host
+        if host is None:
+            assert plan.transfers is None, "a plan moves blocks to host memory that is not there"
+            return None
+        stores = transfers.stores or host.is_storing
+        return host.begin(transfers, blocks_written(plan, self.batch) if stores else frozenset())
 
     def _copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         if pairs:

@@ -45,8 +45,8 @@ def test_every_weight_is_multiplied_with_every_number_of_rows(multiplied):
     of_tokens = [rows for rows in multiplied.values() if rows >= tokens]
     of_draws = [rows for rows in multiplied.values() if rows >= draws]
     assert len(of_tokens) == 5, "qkv, out, gate and up, down, and the last layer's qkv"
-    assert len(of_draws) == 3, "the last layer's out, gate and up, down"
-    assert len(multiplied) == 8
+    assert len(of_draws) == 4, "the last layer's out, gate and up, down, and the head"
+    assert len(multiplied) == 9
     assert all(max(rows) <= 700 for rows in multiplied.values())
 
 

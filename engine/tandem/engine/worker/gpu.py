@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 
 import torch
 
@@ -16,7 +15,6 @@ from tandem.engine.kv_memory import SlabAllocator
 from tandem.engine.sample import SamplingKind
 from tandem.engine.sample.bounds import BoundsStage
 from tandem.engine.worker.graphs import encoder_shapes, step_shapes
-from tandem.engine.worker.product_rows import product_rows
 from tandem.engine.worker.profile import (
     activation_bytes,
     choice_bytes,
@@ -116,19 +114,11 @@ def capture(config: EngineConfig, runner: ModelRunner) -> None:
                 runner.hidden(runner.stager.stage_nothing(shape))
         runner.graphs.capture(shapes, runner.stager, runner.hidden)
         runner.choices.capture(runner.graphs, runner.stager, runner.choose, bounds)
-        _warm_head(runner)
     elif _reads_device(config):
         size = config.facts.head_dim
         logger.warning("no CUDA graphs: attention of heads of %d runs in plain torch", size)
     gc.collect()
     gc.freeze()  # what lives as long as the engine need not be looked at in the middle of a step
-
-
-def _warm_head(runner: ModelRunner) -> None:
-    """No graph pads what steps with prompts draw."""
-    for _, hidden in islice(runner.graphs.decodes(), 1):  # the largest; an encoder has none
-        for rows in product_rows(len(hidden)):
-            runner.model.logits(hidden[:rows])
 
 
 def _graph_bytes(

@@ -42,7 +42,7 @@ def product_rows(most: int) -> list[int]:
 @torch.inference_mode()
 def load_products(config: EngineConfig, runner: ModelRunner) -> None:
     """Run steps of each of these numbers of tokens on a short model, and steps that as many rows
-    draw of. An encoder's steps all have graphs; it has none of them."""
+    draw of, with the head. An encoder's steps all have graphs; it has none of them."""
     if config.facts.encoder is not None:
         return
     started, budget = time.monotonic(), config.scheduler.max_num_batched_tokens
@@ -59,7 +59,7 @@ def load_products(config: EngineConfig, runner: ModelRunner) -> None:
             whole, rest = divmod(count, longest)
             run([longest] * whole + [rest] * bool(rest))
         for count in drawn:
-            run([min(2, longest)] * count)
+            runner.model.logits(run([min(2, longest)] * count))
     if runner.stager.device.type == "cuda":
         torch.cuda.synchronize(runner.stager.device)
     took = time.monotonic() - started

@@ -126,15 +126,16 @@ def _run_step(config: EngineConfig, runner: ModelRunner, lengths: list[int]) -> 
 @contextmanager
 def steps(
     config: EngineConfig, runner: ModelRunner, *, rows: int, tokens: int, embedded: bool = True
-) -> Iterator[Callable[[list[int]], None]]:
-    """What runs prompts of given lengths, whole, in one step: at most so many ``rows`` and
-    ``tokens``. ``embedded``: as vectors, where the engine takes such prompts."""
+) -> Iterator[Callable[[list[int]], torch.Tensor]]:
+    """What runs prompts of given lengths, whole, in one step, and gives their hidden states [rows,
+    hidden]: at most so many ``rows`` and ``tokens``. ``embedded``: as vectors, where the engine
+    takes such prompts."""
     block_size, device = config.cache.block_size, runner.stager.device
     batch = InputBatch(block_size, rows)
     batch.reserve(tokens)
     stager = StepStager(batch, device, max_tokens=tokens, max_len=config.max_model_len)
 
-    def run(lengths: list[int]) -> None:
+    def run(lengths: list[int]) -> torch.Tensor:
         for row, length in enumerate(lengths):
             batch.table.assign(row, [0] * blocks_for(length, block_size))
         index, counts = np.arange(len(lengths)), np.array(lengths)
@@ -145,7 +146,8 @@ def steps(
             size = config.facts.hidden_size
             zeros = (PromptEmbeds("float32", size, bytes(4 * size * each)) for each in lengths)
             vectors = embedded_tokens(dict(enumerate(zeros)), of_step, device)
-        runner.hidden(stager.stage(of_step, of_step.ends, index, unpadded), embedded=vectors)
+        inputs = stager.stage(of_step, of_step.ends, index, unpadded)
+        return runner.hidden(inputs, embedded=vectors)
 
     kept, runner.stager = runner.stager, stager
     try:

@@ -34,15 +34,12 @@ from tandem.router.placement.pulls import PullPlan, best_pulls
 from tandem.router.placement.rates import Rates, StandIns, as_taught
 from tandem.router.placement.room import can_hold, stay_of
 from tandem.router.placement.snapshot import (
+    UNUSED,
     Exclusions,
     FleetSnapshot,
-    LinkPace,
     PromptFacts,
     WorkerView,
 )
-
-UNUSED = LinkPace()
-"""Of a link of which nothing was measured."""
 
 
 class ElasticPolicy:

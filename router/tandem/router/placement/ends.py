@@ -57,6 +57,8 @@ class Computing:
     """Tokens to compute."""
     alone: float
     """Seconds that they take."""
+    ttft: float
+    """Seconds to the first token, where the worker goes on with it."""
     mixed: MixedSteps | None
     """What it does to those beside which it is computed; None where nobody decodes, on a worker
     that is not for that."""
@@ -72,20 +74,21 @@ class Computing:
         own = uncached(with_pull(prompt, worker, pull), worker)
         cached = prompt.num_tokens - own
         alone = rates.compute(own, chunk, crowd, cached)
+        ahead = _queued(rates, worker, worker.compute_tokens, own)
+        ttft = ahead + alone + (0.0 if pull is None else pull.seconds)
         mixed, slowed = None, 0.0
         if crowd.streams or worker.role is WorkerRole.DECODE:
             mixed = mixed_in(rates, worker, (own, cached), crowd, outlook.targets)
             slowed = crowd.streams * rates.added(own, chunk, cached)
-        return cls(worker, rates, pull, own, alone, mixed, slowed)
+        return cls(worker, rates, pull, own, alone, ttft, mixed, slowed)
 
-    def first_token(self, pending: int) -> float:
-        """Seconds to the first token behind ``pending`` tokens of others, whose last step it
-        shares, and behind the pull."""
-        worker, rates, own = self.worker, self.rates, self.own
-        chunk, crowd, mean = chunk_of(worker), worker.crowd, worker.mean_waiting or pending
-        ahead = rates.queue(pending + own, chunk, crowd, mean)
-        queued = max(0.0, ahead - rates.queue(own, chunk, crowd, mean))
-        return queued + self.alone + (0.0 if self.pull is None else self.pull.seconds)
+    def behind_all(self) -> float:
+        """Seconds to the first token behind what comes from others, too."""
+        worker, pull = self.worker, self.pull
+        if worker.pending_tokens == worker.compute_tokens:
+            return self.ttft
+        ahead = _queued(self.rates, worker, worker.pending_tokens, self.own)
+        return ahead + self.alone + (0.0 if pull is None else pull.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ class Producing:
     def of(cls, outlook: Outlook, computing: Computing) -> Producing:
         """Behind all that waits there."""
         worker, targets = computing.worker, outlook.targets
-        ttft = computing.first_token(worker.pending_tokens)
+        ttft = computing.behind_all()
         late = first_missed(ttft, targets)
         kept = behind(worker, ttft, computing.alone, targets)
         return cls(computing, ttft, late, kept, fault_of(worker))
@@ -148,6 +151,13 @@ class Decoding:
 def fault_of(worker: WorkerView) -> float:
     """Seconds that its faults are worth."""
     return SUSPECT if worker.suspect else 0.0
+
+
+def _queued(rates: Rates, worker: WorkerView, pending: int, own: int) -> float:
+    """Seconds for what waits before a prompt of ``own`` tokens, whose first step it shares."""
+    chunk, crowd, mean = chunk_of(worker), worker.crowd, worker.mean_waiting or pending
+    ahead = rates.queue(pending + own, chunk, crowd, mean)
+    return max(0.0, ahead - rates.queue(own, chunk, crowd, mean))
 
 
 def _answers(rates: Rates, crowd: Crowd, outlook: Outlook, share: float) -> float:

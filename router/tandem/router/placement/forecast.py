@@ -116,8 +116,7 @@ def forecast_prefill(outlook: Outlook, computing: Computing) -> Forecast:
 def _first_alone(outlook: Outlook, computing: Computing) -> float:
     """Seconds to the first token where one worker does it all, which wants room first."""
     worker = computing.worker
-    ttft = computing.first_token(worker.compute_tokens)
-    return ttft + wait_for_room(with_pull(outlook.prompt, worker, computing.pull), worker)
+    return computing.ttft + wait_for_room(with_pull(outlook.prompt, worker, computing.pull), worker)
 
 
 def _whole(

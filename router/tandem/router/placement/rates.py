@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tandem.protocol.steps import Crowd, StepTimes, crowd_seconds, decode_seconds, seconds_at
 from tandem.router.placement.snapshot import WorkerView
@@ -74,6 +74,8 @@ class Rates:
     """Seconds for each token of a decode's context."""
     steepness: float = 0.0
     """By what share a prompt's token takes longer for each token before it."""
+    _known: dict[Crowd, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Of decodes asked for before: a forecast asks for two or three crowds, a score of times."""
 
     @classmethod
     def of(cls, worker: WorkerView, others: StandIns) -> Rates | None:
@@ -89,7 +91,10 @@ class Rates:
 
     def decodes(self, crowd: Crowd) -> float:
         """Seconds of a step of these decodes alone; 0 while unknown."""
-        return crowd_seconds(self.decode, self.context_s, crowd)
+        found = self._known.get(crowd)
+        if found is None:
+            found = self._known[crowd] = crowd_seconds(self.decode, self.context_s, crowd)
+        return found
 
     def step(self, crowd: Crowd, tokens: int, before: int = 0) -> float:
         """Seconds of a step with so many prompt tokens, behind ``before`` others; one of a few

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.router.builders import inc, view
 from tests.router.placement.reference import Reference
@@ -134,7 +134,8 @@ def _exclusions(draw: st.DrawFn, workers: tuple[WorkerView, ...]) -> Exclusions:
     )
 
 
-@settings(max_examples=150, deadline=None)
+# To shrink a fleet takes minutes, longer than a test may.
+@settings(max_examples=150, deadline=None, phases=[each for each in Phase if each != Phase.shrink])
 @given(
     scene=scenes(),
     least=st.sampled_from((0, 0, 300)),

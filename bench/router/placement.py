@@ -4,7 +4,8 @@ No stream gets a token while ``ElasticPolicy.place()`` runs. Every worker has a 
 measured times of its own; where it is "quiet" prefill workers decode nothing and nothing is cached,
 where it is "busy" they do, and prompts have cached starts, and with "pulls" each worker may pull
 these from four peers. With ``--before`` an earlier tree's placement is timed by its own Python in
-the same run, rounds in turns, and ratios are those of pairs of rounds. Both have to choose the same
+the same run, rounds in turns, and ratios are those of pairs of rounds. Times are the processor's,
+so that others on the machine take away nothing but its caches. Both trees have to choose the same
 ways, and to say the same of them.
 
     git worktree add /tmp/before COMMIT && (cd /tmp/before && make setup)
@@ -146,9 +147,9 @@ def obey(prompts: int) -> None:
         placed = [prompt_of(number, fleet, load) for number in range(prompts)]
         seconds, chosen = [], []
         for prompt in placed:
-            began = time.perf_counter()
+            began = time.thread_time()
             placement = policy.place(prompt, fleet, 0.0, Exclusions())
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.thread_time() - began)
             assert placement is not None
             chosen.append(placement.rule)
         digest = zlib.crc32("\n".join(chosen).encode())

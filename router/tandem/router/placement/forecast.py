@@ -10,8 +10,7 @@ together. No length of a prompt is treated by itself.
 from __future__ import annotations
 
 import math
-
-from msgspec import Struct
+from typing import NamedTuple
 
 from tandem.protocol.ids import Incarnation
 from tandem.router.placement.damage import Targets, behind, first_missed, kept_from_prompts
@@ -35,10 +34,10 @@ PREEMPTING = 1e3
 """Seconds for computing a prompt on a decode worker that is about to preempt others for it."""
 
 
-class Forecast(Struct, frozen=True, gc=False):
+class Forecast(NamedTuple):
     """One way, and what it would come to; in seconds where nothing else is said. Of a large fleet
-    there are hundreds for each prompt: a struct is made in a fraction of a dataclass's time, and
-    Python's collector need not look at it."""
+    there are hundreds for each prompt: a tuple is made in a fraction of a frozen dataclass's time.
+    """
 
     way: str
     """pair, decode or prefill: who computes, and who goes on."""

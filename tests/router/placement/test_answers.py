@@ -13,7 +13,7 @@ from tandem.router.placement.answers import expected_tokens, lengthened, token_s
 from tandem.router.placement.damage import Targets
 from tandem.router.placement.elastic import ElasticPolicy
 from tandem.router.placement.forecast import ANSWER
-from tandem.router.placement.rates import Rates, as_taught
+from tandem.router.placement.rates import Rates, StandIns, as_taught
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, LinkPace, PromptFacts
 
 P, D = WorkerRole.PREFILL, WorkerRole.DECODE
@@ -112,7 +112,7 @@ def test_mixed_steps_are_forecast_by_what_prompts_add():
     assert Rates(DECODES, PROMPTS).step(Crowd(50), 500) == pytest.approx(0.012 + 0.0125)
     assert RATES.added(1_000, 500) == pytest.approx(2 * 0.006)
     untaught = view(1, P, **{**MEASURED, "beside_steps": ()})
-    known = Rates.of(untaught, (view(2, D, **MEASURED),))
+    known = Rates.of(untaught, StandIns.of((view(2, D, **MEASURED),)))
     assert known is not None
     assert known.beside == BESIDE
 

@@ -20,7 +20,7 @@ from tandem.router.placement.damage import (
     mixed_in,
     own_gaps,
 )
-from tandem.router.placement.rates import Rates
+from tandem.router.placement.rates import Rates, StandIns
 from tandem.router.placement.snapshot import Arrivals
 
 P, D = WorkerRole.PREFILL, WorkerRole.DECODE
@@ -71,18 +71,20 @@ def test_a_queue_that_is_late_already_is_no_excuse():
 def test_steps_over_the_bound_spoil_every_stream():
     """All streams miss with a long prompt in wide steps; a few steps are allowed to each; within
     the bound they lose time alone."""
-    wide = mixed_in(RATES, view(2, D, **WIDE), (10_000, 0), Crowd(50), 3.0, TARGETS)
+    wide = mixed_in(RATES, view(2, D, **WIDE), (10_000, 0), Crowd(50), TARGETS).missed(3.0)
     assert wide == pytest.approx(50, abs=5)
-    once = mixed_in(RATES, view(2, D, **WIDE), (1000, 0), Crowd(50), 3.0, TARGETS)
+    once = mixed_in(RATES, view(2, D, **WIDE), (1000, 0), Crowd(50), TARGETS).missed(3.0)
     assert 15 < once < 25  # a hundredth of 250 gaps are two and a half
-    bounded = mixed_in(RATES, view(2, D, **BOUNDED), (2000, 0), Crowd(50), 3.0, TARGETS)
+    bounded = mixed_in(RATES, view(2, D, **BOUNDED), (2000, 0), Crowd(50), TARGETS).missed(3.0)
     assert 0.1 < bounded < 0.4
 
 
 def test_time_lost_counts_by_how_near_the_worker_is_to_its_bound():
     """The same prompt costs an idle worker next to nothing, and more where more decode."""
     costs = [
-        mixed_in(RATES, view(2, D, mixed_chunk_tokens=100), (2000, 0), Crowd(streams), 3.0, TARGETS)
+        mixed_in(
+            RATES, view(2, D, mixed_chunk_tokens=100), (2000, 0), Crowd(streams), TARGETS
+        ).missed(3.0)
         for streams in (0, 10, 50, 100)
     ]
     assert costs == sorted(costs)
@@ -143,7 +145,7 @@ def test_who_has_decoded_few_takes_as_much_longer_for_many_as_others():
     p = view(1, P, prompt_steps=RATES.prompt, decode_steps=((1, 0.005),))
     d = view(2, D, decode_steps=RATES.decode, context_s=1e-7)
     few, many = Crowd(1), Crowd(60, 100_000)
-    alone, known = Rates.of(p, (p,)), Rates.of(p, (p, d))
+    alone, known = Rates.of(p, StandIns.of((p,))), Rates.of(p, StandIns.of((p, d)))
     assert alone is not None
     assert known is not None
     assert alone.decodes(many) == alone.decodes(few) == 0.005
@@ -152,7 +154,7 @@ def test_who_has_decoded_few_takes_as_much_longer_for_many_as_others():
         RATES.decodes(many) - RATES.decodes(few) + 1e-7 * 100_000
     )
     wide = view(1, P, prompt_steps=RATES.prompt, decode_steps=((1, 0.005), (200, 0.006)))
-    seen = Rates.of(wide, (wide, d))
+    seen = Rates.of(wide, StandIns.of((wide, d)))
     assert seen is not None
     assert seen.decode == wide.decode_steps
 
@@ -185,9 +187,9 @@ def test_a_prompt_behind_a_long_context_takes_longer():
     assert LONG.compute(500, 1000, alone, 20_000) == pytest.approx(
         1.8 * LONG.compute(500, 1000, alone), rel=0.06
     )
-    wide = mixed_in(LONG, view(2, D, **WIDE), (800, 20_000), Crowd(50), 3.0, TARGETS)
+    wide = mixed_in(LONG, view(2, D, **WIDE), (800, 20_000), Crowd(50), TARGETS).missed(3.0)
     bounds = view(2, D, **BOUNDED, bounds_steps=True)
-    assert wide > 15 * mixed_in(LONG, bounds, (800, 20_000), Crowd(50), 3.0, TARGETS)
+    assert wide > 15 * mixed_in(LONG, bounds, (800, 20_000), Crowd(50), TARGETS).missed(3.0)
 
 
 def test_contexts_of_who_joined_since_the_report_are_like_the_others():

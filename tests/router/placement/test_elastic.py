@@ -15,7 +15,7 @@ from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.dispatch.ladder import Ladder
 from tandem.router.placement.damage import Targets
 from tandem.router.placement.elastic import ElasticPolicy
-from tandem.router.placement.forecast import wait_for_room
+from tandem.router.placement.room import wait_for_room
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, LinkPace, PromptFacts
 
 P, D = WorkerRole.PREFILL, WorkerRole.DECODE

@@ -17,7 +17,7 @@ from tandem.protocol.requests import Produce, Pull
 from tandem.router.placement.damage import Targets
 from tandem.router.placement.elastic import ElasticPolicy
 from tandem.router.placement.pulls import BUDGET_SECONDS, ROUND_SECONDS, best_pulls
-from tandem.router.placement.rates import Rates
+from tandem.router.placement.rates import Rates, StandIns
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, LinkPace, PromptFacts
 from tandem.router.workers.peering import handoff_peers
 
@@ -62,7 +62,7 @@ def prompt_of(tokens: int, hits: dict[int, int], **fields: object) -> PromptFact
 
 def plans(prompt: PromptFacts, fleet: FleetSnapshot):
     """What each worker would pull."""
-    rates = {each.incarnation: Rates.of(each, fleet.workers) for each in fleet.workers}
+    rates = {each.incarnation: Rates.of(each, StandIns.of(fleet.workers)) for each in fleet.workers}
     return best_pulls(prompt, fleet, rates)
 
 

@@ -98,16 +98,32 @@ def behind(worker: WorkerView, ttft: float, own: float, targets: Targets) -> flo
     return worker.prompts_per_s * busy * first_missed(ttft + own / 2, targets)
 
 
+@dataclass(frozen=True, slots=True)
+class MixedSteps:
+    """The steps in which a prompt is computed beside decodes, whoever goes on with it."""
+
+    over: float
+    """Streams there, by the chance that a step is over the bound."""
+    steps: int
+    step: float
+    """Seconds of one without the prompt."""
+    lost: float
+    """Seconds that streams lose, together."""
+    near: float
+    """How near to the bound steps are, as a weight of what is lost."""
+
+    def missed(self, stays: float) -> float:
+        """Requests that miss for it, where they stay ``stays`` seconds."""
+        allowed = max(1.0, ALLOWED_GAPS * stays / self.step) if self.step else 1.0
+        uneven = self.over * min(1.0, self.steps / allowed)
+        return uneven + self.lost / stays * self.near
+
+
 def mixed_in(
-    rates: Rates,
-    worker: WorkerView,
-    own: tuple[int, int],
-    crowd: Crowd,
-    stays: float,
-    targets: Targets,
-) -> float:
-    """Requests that a prompt, computed beside ``crowd`` on ``worker``, makes miss. ``own``: its
-    tokens to compute, and those before them.
+    rates: Rates, worker: WorkerView, own: tuple[int, int], crowd: Crowd, targets: Targets
+) -> MixedSteps:
+    """A prompt that is computed beside ``crowd`` on ``worker``, and whom it makes miss. ``own``:
+    its tokens to compute, and those before them.
 
     Those that decode see gaps of whole mixed steps; as long as these are within the bound they
     lose time alone, and with it the worker serves fewer: so many as it serves in that time,
@@ -117,13 +133,10 @@ def mixed_in(
     chunk = mixed_chunk_of(worker, rates, before)
     some = max(crowd, Crowd(1))
     step = rates.decodes(some)
-    steps = -(-tokens // chunk)
-    allowed = max(1.0, ALLOWED_GAPS * stays / step) if step else 1.0
-    hit = gap_missed(rates.step(some, min(tokens, chunk), before), targets)
-    uneven = crowd.streams * hit * min(1.0, steps / allowed)
+    over = crowd.streams * gap_missed(rates.step(some, min(tokens, chunk), before), targets)
     # One more stream than there are: somebody comes while it is computed.
-    lost = rates.added(tokens, chunk, before) * (crowd.streams + 1) / stays
-    return uneven + lost * (step / targets.itl) ** 2
+    lost = rates.added(tokens, chunk, before) * (crowd.streams + 1)
+    return MixedSteps(over, -(-tokens // chunk), step, lost, (step / targets.itl) ** 2)
 
 
 def joining(rates: Rates, crowd: Crowd, context: int, targets: Targets) -> float:

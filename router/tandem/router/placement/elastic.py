@@ -16,12 +16,12 @@ from tandem.protocol.ids import Incarnation
 from tandem.router.placement.answers import expected_tokens
 from tandem.router.placement.base import Placement
 from tandem.router.placement.damage import Demand, Targets
+from tandem.router.placement.ends import Computing, Decoding, Outlook, Producing
 from tandem.router.placement.forecast import (
     Forecast,
-    can_hold,
+    forecast_decode,
     forecast_pair,
-    forecast_whole,
-    stay_of,
+    forecast_prefill,
 )
 from tandem.router.placement.prefix_load import (
     PrefixLoadPolicy,
@@ -31,16 +31,15 @@ from tandem.router.placement.prefix_load import (
     usable_workers,
 )
 from tandem.router.placement.pulls import PullPlan, best_pulls
-from tandem.router.placement.rates import Rates, as_taught
+from tandem.router.placement.rates import Rates, StandIns, as_taught
+from tandem.router.placement.room import can_hold, stay_of
 from tandem.router.placement.snapshot import (
+    UNUSED,
     Exclusions,
     FleetSnapshot,
-    LinkPace,
     PromptFacts,
     WorkerView,
 )
-
-_Rates = Mapping[Incarnation, Rates | None]
 
 
 class ElasticPolicy:
@@ -61,15 +60,13 @@ class ElasticPolicy:
         forecasts = self.forecasts(prompt, fleet, exclusions)
         if not forecasts:
             return self._by_tokens.place(prompt, fleet, now, exclusions)
-        best = min(forecasts, key=_rank)
-        pairs = [each for each in forecasts if each.way == "pair"]
-        if pairs:
-            pair = min(pairs, key=_rank)
-            if pair.cost <= best.cost + self.patience:
-                best = pair
         shown = sorted(forecasts, key=_rank)
-        others = [each for each in shown if each is not best]
-        rule = f"{best}" if not others else f"{best}; not {others[0]}"
+        best = shown[0]
+        pair = next((each for each in shown if each.way == "pair"), None)
+        if pair is not None and pair.cost <= best.cost + self.patience:
+            best = pair
+        other = next((each for each in shown if each is not best), None)
+        rule = f"{best}" if other is None else f"{best}; not {other}"
         return Placement(best.worker, best.prefill, rule, best, tuple(shown))
 
     def forecasts(
@@ -77,94 +74,62 @@ class ElasticPolicy:
     ) -> list[Forecast]:
         """Every way there is; none while nobody has computed a prompt."""
         found = usable_workers(prompt, fleet, exclusions)
-        rates = {each.incarnation: Rates.of(each, fleet.workers) for each in found}
-        usable = [self._taught(each, rates[each.incarnation]) for each in found]
-        fits = [each for each in usable if can_hold(prompt, each)]
-        decode = roomy(prompt, [each for each in fits if each.role is WorkerRole.DECODE])
-        prefill = [
-            each
-            for each in fits
-            if each.role is WorkerRole.PREFILL and each.incarnation not in exclusions.prefill
-        ]
+        rates = _rates_of(found, StandIns.of(fleet.workers))
+        if not rates:
+            return []
+        usable = [as_taught(each, rates[each.incarnation], self.targets.itl) for each in found]
+        tokens, demand = expected_tokens(prompt, usable, rates), Demand.of(usable, fleet.arrivals)
+        outlook = Outlook(prompt, self.targets, tokens, stay_of(*usable), demand)
+        prefill, decode = _able(prompt, usable, exclusions)
         pulls = best_pulls(prompt, fleet, rates)
-        tokens = expected_tokens(prompt, usable, rates)
-        ways = self._pairs(prompt, prefill, decode, rates, fleet, exclusions, pulls, tokens)
-        demand = Demand.of(usable, fleet.arrivals)
-        fleetwide = (stay_of(*usable) if usable else None, demand, tokens)
-        alone = [(each, "decode") for each in decode]
-        if self._may_stay(prompt, fleet):
-            alone += [(each, "prefill") for each in roomy(prompt, prefill)]
-        for worker, way in alone:
-            for pull in _with_and_without(pulls, worker):
-                ways.append(self._whole(prompt, worker, rates, way, fleetwide, pull))
-        return [each for each in ways if each is not None]
+        computing = {
+            each.incarnation: _computing(outlook, each, rates[each.incarnation], pulls)
+            for each in (*prefill, *decode)
+        }
+        decoding = [
+            Decoding.of(outlook, each, rates[each.incarnation], each.prompt_share)
+            for each in decode
+        ]
+        producing = [
+            [Producing.of(outlook, end) for end in computing[each.incarnation]]
+            for each in prefill
+            if may_hand_over(prompt, each)
+        ]
+        ways = self._pairs(prompt, producing, decoding, fleet, exclusions)
+        for end in decoding:
+            alone = computing[end.worker.incarnation]
+            ways += [forecast_decode(outlook, each, end) for each in alone]
+        for worker in roomy(prompt, prefill) if self._may_stay(fleet) else ():
+            ways += [forecast_prefill(outlook, each) for each in computing[worker.incarnation]]
+        return ways
 
     def _pairs(
         self,
         prompt: PromptFacts,
-        prefill: Sequence[WorkerView],
-        decode: Sequence[WorkerView],
-        rates: _Rates,
+        producing: Sequence[Sequence[Producing]],
+        decoding: Sequence[Decoding],
         fleet: FleetSnapshot,
         exclusions: Exclusions,
-        pulls: Mapping[Incarnation, PullPlan],
-        tokens: float,
-    ) -> list[Forecast | None]:
+    ) -> list[Forecast]:
+        """``producing``: each prefill worker without and, if there is one, with its pull."""
         if exclusions.no_handoff or prompt.whole:
             return []
-        ways: list[Forecast | None] = []
-        for producer in prefill:
-            if not may_hand_over(prompt, producer):
-                continue
-            for consumer in decode:
-                both = rates[producer.incarnation], rates[consumer.incarnation]
-                if both[0] is None or both[1] is None:
-                    continue
+        most_cached = prompt.num_tokens - self.min_handoff_tokens
+        taking = [
+            each for each in decoding if prompt.hits.get(each.worker.incarnation, 0) <= most_cached
+        ]
+        ways: list[Forecast] = []
+        for ends in producing:
+            producer = ends[0].computing.worker
+            for end in taking:
+                consumer = end.worker
                 if not may_meet(producer, consumer, fleet, exclusions):
                     continue
-                if prompt.num_tokens - prompt.hits.get(consumer.incarnation, 0) < (
-                    self.min_handoff_tokens
-                ):
-                    continue
-                pace = fleet.paces.get((producer.incarnation, consumer.incarnation), LinkPace())
-                ends, both_known = (producer, consumer), (both[0], both[1])
-                ways += [
-                    forecast_pair(
-                        prompt, *ends, pace, both_known, self.targets, tokens=tokens, pull=pull
-                    )
-                    for pull in _with_and_without(pulls, producer)
-                ]
+                pace = fleet.paces.get((producer.incarnation, consumer.incarnation), UNUSED)
+                ways += [forecast_pair(each, end, pace, self.targets) for each in ends]
         return ways
 
-    def _whole(
-        self,
-        prompt: PromptFacts,
-        worker: WorkerView,
-        rates: _Rates,
-        way: str,
-        fleetwide: tuple[float | None, Demand, float],
-        pull: PullPlan | None,
-    ) -> Forecast | None:
-        known = rates[worker.incarnation]
-        if known is None:
-            return None
-        stays, demand, tokens = fleetwide
-        return forecast_whole(
-            prompt,
-            worker,
-            known,
-            self.targets,
-            way=way,
-            stays=stays,
-            demand=demand,
-            tokens=tokens,
-            pull=pull,
-        )
-
-    def _taught(self, worker: WorkerView, rates: Rates | None) -> WorkerView:
-        return worker if rates is None else as_taught(worker, rates, self.targets.itl)
-
-    def _may_stay(self, prompt: PromptFacts, fleet: FleetSnapshot) -> bool:
+    def _may_stay(self, fleet: FleetSnapshot) -> bool:
         """A prefill worker decodes for decode workers that are there: where none is, the service
         is not whole, and waiting for one is right. A strict service never has it decode."""
         if math.isinf(self.patience):
@@ -172,11 +137,32 @@ class ElasticPolicy:
         return any(each.role is WorkerRole.DECODE for each in fleet.workers)
 
 
-def _with_and_without(
-    pulls: Mapping[Incarnation, PullPlan], worker: WorkerView
-) -> tuple[PullPlan | None, ...]:
+def _rates_of(workers: Sequence[WorkerView], others: StandIns) -> dict[Incarnation, Rates]:
+    """Of each; of none while nobody has computed a prompt."""
+    found = ((each.incarnation, Rates.of(each, others)) for each in workers)
+    return {incarnation: rates for incarnation, rates in found if rates is not None}
+
+
+def _able(
+    prompt: PromptFacts, usable: Sequence[WorkerView], exclusions: Exclusions
+) -> tuple[list[WorkerView], list[WorkerView]]:
+    """Prefill and decode workers that can hold it."""
+    fits = [each for each in usable if can_hold(prompt, each)]
+    prefill = [
+        each
+        for each in fits
+        if each.role is WorkerRole.PREFILL and each.incarnation not in exclusions.prefill
+    ]
+    return prefill, roomy(prompt, [each for each in fits if each.role is WorkerRole.DECODE])
+
+
+def _computing(
+    outlook: Outlook, worker: WorkerView, rates: Rates, pulls: Mapping[Incarnation, PullPlan]
+) -> list[Computing]:
+    """Without and, if there is one, with its pull."""
     plan = pulls.get(worker.incarnation)
-    return (None,) if plan is None else (None, plan)
+    ways = (None,) if plan is None else (None, plan)
+    return [Computing.of(outlook, worker, rates, pull) for pull in ways]
 
 
 def _rank(forecast: Forecast) -> tuple[float, bytes, bytes]:

@@ -10,36 +10,22 @@ together. No length of a prompt is treated by itself.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.steps import Crowd
-from tandem.router.placement.answers import lengthened, token_seconds
-from tandem.router.placement.damage import (
-    Demand,
-    Targets,
-    behind,
-    first_missed,
-    joining,
-    kept_from_prompts,
-    mixed_in,
-    own_gaps,
-)
-from tandem.router.placement.load import is_full, uncached
+from tandem.router.placement.damage import Targets, behind, first_missed, kept_from_prompts
+from tandem.router.placement.ends import Computing, Decoding, Outlook, Producing
+from tandem.router.placement.load import is_full
 from tandem.router.placement.pulls import PullPlan, with_pull
-from tandem.router.placement.rates import Rates, chunk_of
-from tandem.router.placement.snapshot import LinkPace, PromptFacts, WorkerView
+from tandem.router.placement.room import stay_of, wait_for_room
+from tandem.router.placement.snapshot import LinkPace
 
 UNKNOWN_TAIL = 0.02
 """Seconds between the first token and the second over a link that has not been used."""
-UNKNOWN_RESIDENCE = 1.0
-"""Seconds that a request is taken to hold its blocks before one has ended."""
 MISS = 1.0
 """Seconds of waiting that a request outside its bounds is worth."""
 ANSWER = 0.1
 """Seconds of waiting for a first token that a second of a longer answer is worth."""
-SUSPECT = 1e6
-"""Seconds that a worker which fails by its own fault costs."""
 SPREADS = 2.0
 """Mean differences above its mean for which a second token is still waited for."""
 HELD_SHARE = 0.8
@@ -48,9 +34,10 @@ PREEMPTING = 1e3
 """Seconds for computing a prompt on a decode worker that is about to preempt others for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """One way, and what it would come to; in seconds where nothing else is said."""
+class Forecast(NamedTuple):
+    """One way, and what it would come to; in seconds where nothing else is said. Of a large fleet
+    there are hundreds for each prompt: a tuple is made in a fraction of a frozen dataclass's time.
+    """
 
     way: str
     """pair, decode or prefill: who computes, and who goes on."""
@@ -85,86 +72,73 @@ class Forecast:
 
 
 def forecast_pair(
-    prompt: PromptFacts,
-    producer: WorkerView,
-    consumer: WorkerView,
-    pace: LinkPace,
-    rates: tuple[Rates, Rates],
-    targets: Targets,
-    *,
-    tokens: float = 0.0,
-    pull: PullPlan | None = None,
+    producing: Producing, decoding: Decoding, pace: LinkPace, targets: Targets
 ) -> Forecast:
-    """Prefill there, hand over, decode here; behind a pull, if there is one. ``tokens``: of the
-    answer, as many as are expected."""
-    fast, slow = rates
-    prompt = with_pull(prompt, producer, pull)
-    own = uncached(prompt, producer)
-    cached = prompt.num_tokens - own
-    chunk, crowd = chunk_of(producer), producer.crowd
-    alone = fast.compute(own, chunk, crowd, cached)
-    ttft = _queued(fast, producer.pending_tokens, own, producer) + alone + _pulled(pull)
-    joined = consumer.crowd.joined(prompt.num_tokens)
+    """Prefill there, hand over, decode here. As many times as there are pairs: all that hangs on
+    one end alone comes with it."""
+    computing, consumer, ttft = producing.computing, decoding.worker, producing.ttft
     second = pace.tail_s if pace.tail_s is not None else UNKNOWN_TAIL
-    step = slow.decodes(joined)
-    second += pace.wait + step
-    second += wait_for_room(prompt, consumer)
-    damage = first_missed(ttft, targets) + first_missed(second, targets)
-    damage += behind(producer, ttft, alone, targets)
-    damage += joining(slow, consumer.crowd, prompt.num_tokens, targets)
-    damage += own_gaps(slow, consumer, joined, consumer.prompt_share, targets)
-    if crowd.streams:
-        stays = stay_of(producer, consumer)
-        damage += mixed_in(fast, producer, (own, cached), crowd, stays, targets)
-    answers = _answers(slow, consumer.crowd, prompt, tokens, consumer.prompt_share)
-    answers += crowd.streams * fast.added(own, chunk, cached)
+    second += pace.wait + decoding.step
+    second += decoding.room
+    damage = producing.late + first_missed(second, targets)
+    damage += producing.behind
+    damage += decoding.joining
+    damage += decoding.gaps
+    if computing.mixed is not None:
+        damage += computing.mixed.missed(stay_of(computing.worker, consumer))
+    answers = decoding.answers + computing.slowed
     cost = ttft + second + MISS * damage + ANSWER * answers
-    cost += _fault(producer) + _fault(consumer)
-    both = consumer.incarnation, producer.incarnation
-    hold = held_back(pace, step, ttft, targets)
+    cost += producing.fault + decoding.fault
+    both = consumer.incarnation, computing.worker.incarnation
+    hold = held_back(pace, decoding.step, ttft, targets)
     until = HELD_SHARE * targets.ttft
-    return Forecast("pair", *both, ttft, second, damage, cost, answers, pull, hold, until)
+    return Forecast("pair", *both, ttft, second, damage, cost, answers, computing.pull, hold, until)
 
 
-def forecast_whole(
-    prompt: PromptFacts,
-    worker: WorkerView,
-    rates: Rates,
-    targets: Targets,
-    *,
+def forecast_decode(outlook: Outlook, computing: Computing, decoding: Decoding) -> Forecast:
+    """All of it on a decode worker, its prompt in chunks beside what it decodes."""
+    return _whole("decode", outlook, computing, decoding, _first_alone(outlook, computing))
+
+
+def forecast_prefill(outlook: Outlook, computing: Computing) -> Forecast:
+    """A prefill worker goes on decoding what it computed, which keeps it from prompts."""
+    worker, alone, stays = computing.worker, computing.alone, outlook.stays
+    ttft = _first_alone(outlook, computing)
+    demand = outlook.demand.at_least(alone, stays, max(0.0, ttft - alone))
+    share = max(worker.prompt_share, demand.share)
+    decoding = Decoding.of(outlook, worker, computing.rates, share)
+    context = outlook.prompt.num_tokens
+    kept = kept_from_prompts(computing.rates, worker, context, demand, stays, outlook.targets)
+    return _whole("prefill", outlook, computing, decoding, ttft, kept)
+
+
+def _first_alone(outlook: Outlook, computing: Computing) -> float:
+    """Seconds to the first token where one worker does it all, which wants room first."""
+    worker = computing.worker
+    return computing.ttft + wait_for_room(with_pull(outlook.prompt, worker, computing.pull), worker)
+
+
+def _whole(
     way: str,
-    stays: float | None = None,
-    demand: Demand | None = None,
-    tokens: float = 0.0,
-    pull: PullPlan | None = None,
+    outlook: Outlook,
+    computing: Computing,
+    decoding: Decoding,
+    ttft: float,
+    kept: float = 0.0,
 ) -> Forecast:
-    """All of it on one worker, its prompt in chunks beside what it decodes. ``stays``: seconds
-    that requests stay where they decode, if this worker cannot tell; ``demand``: of the fleet;
-    ``tokens``: of the answer, as many as are expected; ``pull``: what comes from a peer first."""
-    prompt = with_pull(prompt, worker, pull)
-    own, crowd, context = uncached(prompt, worker), worker.crowd, prompt.num_tokens
-    cached, chunk = context - own, chunk_of(worker)
-    stays = stays or stay_of(worker)
-    alone = rates.compute(own, chunk, crowd, cached)
-    ttft = _queued(rates, worker.compute_tokens, own, worker) + alone + _pulled(pull)
-    ttft += wait_for_room(prompt, worker)
-    joined = crowd.joined(context)
-    second = rates.decodes(joined)
-    damage = first_missed(ttft, targets) + behind(worker, ttft, alone, targets)
-    damage += joining(rates, crowd, context, targets)
-    if way == "decode" or crowd.streams:
-        damage += mixed_in(rates, worker, (own, cached), crowd, stays, targets)
-    share = worker.prompt_share
-    if way == "prefill":
-        demand = (demand or Demand()).at_least(alone, stays, max(0.0, ttft - alone))
-        damage += kept_from_prompts(rates, worker, context, demand, stays, targets)
-        share = max(share, demand.share)
-    damage += own_gaps(rates, worker, joined, share, targets)
-    answers = _answers(rates, crowd, prompt, tokens, share)
-    answers += crowd.streams * rates.added(own, chunk, cached)
-    cost = ttft + second + MISS * damage + ANSWER * answers + _fault(worker)
+    """``kept``: requests that miss because it decodes where prompts are computed."""
+    worker, targets, second = computing.worker, outlook.targets, decoding.step
+    damage = first_missed(ttft, targets) + behind(worker, ttft, computing.alone, targets)
+    damage += decoding.joining
+    if computing.mixed is not None:
+        damage += computing.mixed.missed(outlook.stays)
+    damage += kept
+    damage += decoding.gaps
+    answers = decoding.answers + computing.slowed
+    cost = ttft + second + MISS * damage + ANSWER * answers + decoding.fault
     cost += PREEMPTING if way == "decode" and is_full(worker) else 0.0
-    return Forecast(way, worker.incarnation, None, ttft, second, damage, cost, answers, pull)
+    named = worker.incarnation, None
+    return Forecast(way, *named, ttft, second, damage, cost, answers, computing.pull)
 
 
 def held_back(pace: LinkPace, step: float, ttft: float, targets: Targets) -> float:
@@ -176,49 +150,3 @@ def held_back(pace: LinkPace, step: float, ttft: float, targets: Targets) -> flo
         return 0.0
     late = pace.tail_s + SPREADS * pace.tail_spread_s + step - targets.itl
     return max(0.0, min(late, targets.itl, HELD_SHARE * targets.ttft - ttft))
-
-
-def stay_of(*workers: WorkerView) -> float:
-    """Seconds that a request stays where it decodes, by the worker where they stay longest: a
-    prefill worker's mostly leave at once."""
-    return max(each.residence_s for each in workers) or UNKNOWN_RESIDENCE
-
-
-def wait_for_room(prompt: PromptFacts, worker: WorkerView) -> float:
-    """Seconds until blocks and a seat are free: they come back as requests end, of which no more
-    run than there are seats; the others of a queue end in their turns."""
-    if not worker.total_blocks:
-        return 0.0
-    blocks = -(-(uncached(prompt, worker) + worker.pending_tokens) // worker.block_size) + 1
-    used = max(1, worker.total_blocks - worker.free_blocks)
-    lacking = max(0, blocks - worker.free_blocks) / used
-    seats = max(0, worker.num_requests + 1 - worker.max_num_seqs) / max(1, worker.max_num_seqs)
-    residence = worker.residence_s or UNKNOWN_RESIDENCE
-    return max(lacking, seats) * residence
-
-
-def can_hold(prompt: PromptFacts, worker: WorkerView) -> bool:
-    """Whether the prompt and a token would fit if nothing else were there."""
-    if not worker.total_blocks:
-        return True
-    return prompt.num_tokens < worker.total_blocks * worker.block_size
-
-
-def _queued(rates: Rates, pending: int, own: int, worker: WorkerView) -> float:
-    """Seconds for what waits before a prompt of ``own`` tokens, whose first step it shares."""
-    chunk, crowd, mean = chunk_of(worker), worker.crowd, worker.mean_waiting or pending
-    ahead = rates.queue(pending + own, chunk, crowd, mean)
-    return max(0.0, ahead - rates.queue(own, chunk, crowd, mean))
-
-
-def _answers(rates: Rates, crowd: Crowd, prompt: PromptFacts, tokens: float, share: float) -> float:
-    own = tokens * token_seconds(rates, crowd.joined(prompt.num_tokens), share)
-    return own + lengthened(rates, crowd, prompt.num_tokens, tokens, share)
-
-
-def _pulled(pull: PullPlan | None) -> float:
-    return 0.0 if pull is None else pull.seconds
-
-
-def _fault(worker: WorkerView) -> float:
-    return SUSPECT if worker.suspect else 0.0

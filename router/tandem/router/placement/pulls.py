@@ -12,9 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tandem.protocol.ids import Incarnation
+from tandem.protocol.steps import Crowd
 from tandem.router.placement.load import uncached
 from tandem.router.placement.rates import Rates, chunk_of
-from tandem.router.placement.snapshot import FleetSnapshot, LinkPace, PromptFacts, WorkerView
+from tandem.router.placement.snapshot import (
+    UNUSED,
+    FleetSnapshot,
+    LinkPace,
+    PromptFacts,
+    WorkerView,
+)
 
 ROUND_SECONDS = 0.003
 """Question and answer, and the puller's own turns until blocks are reserved and used."""
@@ -64,22 +71,46 @@ def best_pulls(
     if not (prompt.hits and fleet.pull_links) or prompt.whole:
         return {}
     views = {each.incarnation: each for each in fleet.workers}
-    found: dict[Incarnation, PullPlan] = {}
+    turns = {
+        each: _turn(views[each], rates.get(each))
+        for each in prompt.hits
+        if each in views and not views[each].draining  # who drains lends nothing
+    }
+    holders: dict[Incarnation, list[Incarnation]] = {}
     for holder, puller in fleet.pull_links:
-        if prompt.hits.get(holder, 0) <= prompt.hits.get(puller, 0) or holder not in views:
-            continue
-        if views[holder].draining:  # it lends nothing
-            continue
+        if holder in turns and prompt.hits[holder] > prompt.hits.get(puller, 0):
+            holders.setdefault(puller, []).append(holder)
+    found: dict[Incarnation, PullPlan] = {}
+    for puller, able in holders.items():
         worker, own = views.get(puller), rates.get(puller)
         if worker is None or own is None:
             continue
-        pace = fleet.paces.get((holder, puller), LinkPace())
-        plan = _plan(prompt, worker, own, views[holder], rates.get(holder), pace)
-        if plan is None or plan.seconds >= plan.compute_s:
-            continue
-        if puller not in found or _gain(plan) > _gain(found[puller]):
-            found[puller] = plan
+        end = _Puller.of(prompt, worker, own)
+        paced = ((each, fleet.paces.get((each, puller), UNUSED)) for each in able)
+        plans = [_plan(prompt, end, views[each], turns[each], pace) for each, pace in paced]
+        sooner = [each for each in plans if each is not None and each.seconds < each.compute_s]
+        if sooner:
+            found[puller] = max(sooner, key=_gain)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Puller:
+    """Who pulls: what is the same whoever lends."""
+
+    worker: WorkerView
+    rates: Rates
+    crowd: Crowd
+    have: int
+    """Tokens of the prompt that it has cached."""
+    alone: float
+    """Seconds in which it would compute the others."""
+
+    @classmethod
+    def of(cls, prompt: PromptFacts, worker: WorkerView, rates: Rates) -> _Puller:
+        have, crowd = prompt.hits.get(worker.incarnation, 0), worker.crowd
+        alone = rates.compute(uncached(prompt, worker), chunk_of(worker), crowd, have)
+        return cls(worker, rates, crowd, have, alone)
 
 
 def _gain(plan: PullPlan) -> tuple[float, Incarnation]:
@@ -87,24 +118,17 @@ def _gain(plan: PullPlan) -> tuple[float, Incarnation]:
 
 
 def _plan(
-    prompt: PromptFacts,
-    worker: WorkerView,
-    own: Rates,
-    holder: WorkerView,
-    theirs: Rates | None,
-    pace: LinkPace,
+    prompt: PromptFacts, end: _Puller, holder: WorkerView, turn: float, pace: LinkPace
 ) -> PullPlan | None:
-    have = prompt.hits.get(worker.incarnation, 0)
-    size = worker.block_size
+    """``turn``: seconds until the holder answers."""
+    worker, size = end.worker, end.worker.block_size
     upto = min(prompt.hits[holder.incarnation], (prompt.num_tokens - 1) // size * size)
-    tokens, rate = upto - have, pace.bytes_per_s or pace.probed_bytes_per_s
+    tokens, rate = upto - end.have, pace.bytes_per_s or pace.probed_bytes_per_s
     if tokens <= 0 or not rate or worker.fingerprint != holder.fingerprint:
         return None
-    chunk, crowd = chunk_of(worker), worker.crowd
-    computed = own.compute(uncached(prompt, worker), chunk, crowd, have)
-    computed -= own.compute(prompt.num_tokens - upto, chunk, crowd, upto)
-    seconds = ROUND_SECONDS + _turn(holder, theirs) + pace.wait + tokens * worker.token_bytes / rate
-    return PullPlan(holder.incarnation, upto, tokens, seconds, max(0.0, computed))
+    rest = end.rates.compute(prompt.num_tokens - upto, chunk_of(worker), end.crowd, upto)
+    seconds = ROUND_SECONDS + turn + pace.wait + tokens * worker.token_bytes / rate
+    return PullPlan(holder.incarnation, upto, tokens, seconds, max(0.0, end.alone - rest))
 
 
 def _turn(holder: WorkerView, rates: Rates | None) -> float:

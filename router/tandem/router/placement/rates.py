@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tandem.protocol.steps import Crowd, StepTimes, crowd_seconds, decode_seconds, seconds_at
 from tandem.router.placement.snapshot import WorkerView
@@ -13,6 +13,52 @@ UNTAUGHT_SHARE, MOST_UNTAUGHT = 0.8, 2048
 and their tokens at most."""
 UNKNOWN_CHUNK = 512
 """Prompt tokens of a step that a worker is taken to make before it has said."""
+
+
+@dataclass(frozen=True, slots=True)
+class StandIns:
+    """What a fleet measured, of each kind by the first that did: for workers that have not."""
+
+    prompt: StepTimes
+    steepness: float
+    """Of who measured ``prompt``."""
+    beside: StepTimes
+    context_s: float
+    decode: tuple[StepTimes, ...]
+    """Of those that had more decodes in a step than all before them."""
+
+    @classmethod
+    def of(cls, workers: Sequence[WorkerView]) -> StandIns:
+        """Once for all of a fleet."""
+        prompt = next(
+            ((each.prompt_steps, each.steepness) for each in workers if each.prompt_steps),
+            ((), 0.0),
+        )
+        beside = next((each.beside_steps for each in workers if each.beside_steps), ())
+        context_s = next((each.context_s for each in workers if each.context_s), 0.0)
+        decode: list[StepTimes] = []
+        for each in workers:
+            steps = each.decode_steps
+            if steps and (not decode or steps[-1][0] > decode[-1][-1][0]):
+                decode.append(steps)
+        return cls(*prompt, beside, context_s, tuple(decode))
+
+    def decoding(self, worker: WorkerView) -> StepTimes:
+        """Its own steps, or of the first that made any; beyond the most decodes that it had in a
+        step they rise as those do of who had more. A prefill worker has seen a few at once, and
+        would else be taken to decode any number in the time of those."""
+        own = worker.decode_steps
+        for other in self.decode:
+            if not own:
+                own = other
+                continue
+            most, seconds = own[-1]
+            if other[-1][0] <= most:
+                continue
+            start = decode_seconds(other, most)
+            more = ((n, seconds + max(0.0, s - start)) for n, s in other if n > most)
+            own = (*own, *more)
+        return own
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +74,27 @@ class Rates:
     """Seconds for each token of a decode's context."""
     steepness: float = 0.0
     """By what share a prompt's token takes longer for each token before it."""
+    _known: dict[Crowd, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Of decodes asked for before: a forecast asks for two or three crowds, a score of times."""
 
     @classmethod
-    def of(cls, worker: WorkerView, others: tuple[WorkerView, ...]) -> Rates | None:
+    def of(cls, worker: WorkerView, others: StandIns) -> Rates | None:
         """None while nobody has computed a prompt."""
-        prompt = next((each for each in (worker, *others) if each.prompt_steps), worker)
-        if not prompt.prompt_steps:
+        prompt, steepness = worker.prompt_steps, worker.steepness
+        if not prompt:
+            prompt, steepness = others.prompt, others.steepness
+        if not prompt:
             return None
-        beside = next((each for each in (worker, *others) if each.beside_steps), worker)
-        decode = _decode_steps((worker, *others))
-        context_s = next((each.context_s for each in (worker, *others) if each.context_s), 0.0)
-        known = decode, prompt.prompt_steps, beside.beside_steps
-        return cls(*known, context_s, prompt.steepness)
+        beside = worker.beside_steps or others.beside
+        context_s = worker.context_s or others.context_s
+        return cls(others.decoding(worker), prompt, beside, context_s, steepness)
 
     def decodes(self, crowd: Crowd) -> float:
         """Seconds of a step of these decodes alone; 0 while unknown."""
-        return crowd_seconds(self.decode, self.context_s, crowd)
+        found = self._known.get(crowd)
+        if found is None:
+            found = self._known[crowd] = crowd_seconds(self.decode, self.context_s, crowd)
+        return found
 
     def step(self, crowd: Crowd, tokens: int, before: int = 0) -> float:
         """Seconds of a step with so many prompt tokens, behind ``before`` others; one of a few
@@ -90,22 +141,6 @@ class Rates:
     def _weight(self, tokens: int, before: int) -> int:
         """Tokens of a prompt's start that take what these do."""
         return round(tokens * (1 + self.steepness * (before + tokens / 2)))
-
-
-def _decode_steps(workers: Sequence[WorkerView]) -> StepTimes:
-    """Of the first that made any; beyond the most decodes that it had in a step they rise as those
-    do of who had more. A prefill worker has seen a few at once, and would else be taken to decode
-    any number in the time of those."""
-    known = [each.decode_steps for each in workers if each.decode_steps]
-    if not known:
-        return ()
-    own = known[0]
-    for other in known[1:]:
-        most, seconds = own[-1]
-        start = decode_seconds(other, most)
-        more = ((n, seconds + max(0.0, s - start)) for n, s in other if n > most)
-        own = (*own, *more)
-    return own
 
 
 def _cut(tokens: int, chunk: int, before: int) -> Iterator[tuple[int, int, int]]:

@@ -166,6 +166,10 @@ class LinkPace:
         return self.waiting_bytes / self.bytes_per_s if self.bytes_per_s else 0.0
 
 
+UNUSED = LinkPace()
+"""Of a link of which nothing was measured."""
+
+
 @dataclass(frozen=True, slots=True)
 class Arrivals:
     """What a router was asked for in the last second or so, which no report can say yet."""

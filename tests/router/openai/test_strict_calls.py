@@ -264,7 +264,7 @@ def test_large_schemas_are_looked_at_in_a_thread_and_those_too_large_not_at_all(
 @pytest.mark.parametrize(
     ("tools", "allowed"),
     [
-        ([many_required(1_000)] * 4, "with schemas of at most 131,072 bytes together; up to tools[2]"),
+        ([many_required(1_000)] * 4, "of at most 131,072 bytes together; up to tools[2] they have"),
         ([STRICT, *[LOOSE] * 1_020], "described in at most 131,072 bytes together where any is"),
     ],
 )

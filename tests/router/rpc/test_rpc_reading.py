@@ -22,6 +22,7 @@ from tandem.router.rpc.values import check_values, may_exceed
 
 MOST = 1_000
 GENERATE: Any = pb.GenerateRequest
+CHAT: Any = pb.Chat
 IDS = pb.GenerateRequest(tokens=pb.TokenIds(ids=[5, 300, 70_000] * 300))
 """Two values and 900."""
 
@@ -170,7 +171,7 @@ def test_nobody_counts_what_cannot_be_too_much() -> None:
     """A value takes a byte at least, and a message two: with less, all is within the bound."""
     fewest = MOST // 10 * 2 + 1
     assert (may_exceed(fewest, MOST), may_exceed(fewest + 1, MOST)) == (False, True)
-    check_values(b"\x0a\0" * (fewest // 2), pb.Chat.DESCRIPTOR, MOST)
+    check_values(b"\x0a\0" * (fewest // 2), CHAT.DESCRIPTOR, MOST)
 
 
 def test_a_message_is_held_until_it_is_understood(

@@ -322,7 +322,9 @@ async def test_a_second_address_is_looked_up_when_the_first_is_silent(
 class ToldOnce:
     """A watcher of pods that has found two, and sees nothing change."""
 
-    def __init__(self, _: object, *, told: Callable[[kubernetes.Found], None], **__: object) -> None:
+    def __init__(
+        self, _: object, *, told: Callable[[kubernetes.Found], None], **__: object
+    ) -> None:
         self._told = told
 
     def start(self) -> None:

@@ -2,7 +2,7 @@
 
 ZMQ resolves a name again on each of its own retries, and there are cases that it does not recover
 from by itself. A worker that is known under two addresses has a link at one, and nobody looks at
-the other (``WorkerPool``): once the first is gone it is found here that the second still leads there.
+the other (``WorkerPool``): once nobody answers at the first, the second is tried from here.
 """
 
 from __future__ import annotations

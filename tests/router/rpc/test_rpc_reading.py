@@ -44,6 +44,16 @@ def biased(count: int) -> bytes:
     return pb.GenerateRequest(sampling=sampling).SerializeToString()
 
 
+def with_extras(count: int) -> bytes:
+    """A request with a list of so many numbers for a logits processor."""
+    sampling = pb.SamplingParams()
+    extra = sampling.vllm_xargs["a"]
+    extra.is_list = True
+    for each in range(count):
+        extra.values.add(integer=each)
+    return pb.GenerateRequest(sampling=sampling).SerializeToString()
+
+
 @pytest.mark.parametrize(
     ("kind", "fits", "is_too_much"),
     [
@@ -122,6 +132,8 @@ def test_a_message_that_holds_too_much_is_not_read(
         (chat(3_900), True),
         (chat(30), False),
         (biased(600), True),
+        (with_extras(1_500), True),
+        (with_extras(20), False),
         (pb.GenerateRequest(prompt="x" * 7_000).SerializeToString(), False),
     ],
 )

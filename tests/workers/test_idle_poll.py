@@ -22,6 +22,7 @@ from tandem.engine.core.step_outputs import StepOutputs
 from tandem.engine.naps import AHEAD_SECONDS, LATE_SECONDS, IdlePoll
 from tandem.worker.engine_proc import IDLE_SECONDS, PARKED_SECONDS, EngineCoreProc
 from tandem.worker.inbox import Inbox
+from tandem.worker.pictures import Pictures
 
 
 class Clock:
@@ -79,12 +80,14 @@ def test_without_time_to_poll_it_always_sleeps(clock: Clock) -> None:
 
 def loop_of(idle: IdlePoll, attend: Any, *, has_work: bool, expected: float = math.inf) -> Any:
     """As much of a step loop as being idle takes."""
+    core: Any = SimpleNamespace(has_work=has_work)
     return SimpleNamespace(
+        _pictures=Pictures(core),
         _handoff=SimpleNamespace(expected=lambda: expected),
         _idle=idle,
         _inbox=Inbox(),
         _io=SimpleNamespace(attend=attend),
-        _core=SimpleNamespace(has_work=has_work),
+        _core=core,
     )
 
 

@@ -9,8 +9,10 @@ from tests.workers.proc_worker import Worker, submit
 
 from tandem.link.frames import MAX_FRAME_BYTES
 from tandem.protocol.errors import FailCause
+from tandem.protocol.ids import BlockHash
 from tandem.protocol.messages import Frame, encode
 from tandem.protocol.outputs import (
+    BlockEvents,
     EngineCoreOutput,
     EngineOutput,
     Failed,
@@ -20,7 +22,7 @@ from tandem.protocol.outputs import (
 from tandem.protocol.pooling import MAX_TOKEN_VALUES
 from tandem.protocol.timeline import LegTimes
 from tandem.worker import step_frames as step_frames_module
-from tandem.worker.step_frames import step_frames
+from tandem.worker.step_frames import block_frames, step_frames
 
 
 def test_answers_of_one_step_are_frames_that_the_link_takes() -> None:
@@ -46,6 +48,23 @@ def test_answers_of_one_step_are_frames_that_the_link_takes() -> None:
     assert {frame.step for frame in made} == {7}
     assert all(len(encode(frame)) < MAX_FRAME_BYTES for frame in made)
     assert list(step_frames(8, (), failed, ())) == [Frame(step=8, failed=failed)]
+
+
+def test_a_cache_that_goes_at_once_is_told_in_frames_that_the_link_takes() -> None:
+    """Four million blocks are more than its bound; what was cleared was so before all of them."""
+    stored = (BlockHash(b"s" * 16),) * 600_000
+    removed = (BlockHash(b"r" * 16),) * 4_000_000
+    events = BlockEvents(stored, removed, cleared=True)
+    assert len(encode(Frame(step=7, blocks=events))) > MAX_FRAME_BYTES
+    parts = [frame.blocks for frame in block_frames(7, events)]
+
+    assert sum((part.stored for part in parts if part), ()) == stored
+    assert sum((part.removed for part in parts if part), ()) == removed
+    assert [part.cleared for part in parts if part] == [True] + [False] * 7
+    assert all(len(encode(Frame(step=7, blocks=part))) < MAX_FRAME_BYTES // 3 for part in parts)
+    assert [*block_frames(8, None)] == []
+    only = BlockEvents(cleared=True)
+    assert [*block_frames(8, only)] == [Frame(step=8, blocks=only)]
 
 
 def test_a_step_may_be_told_in_several_frames(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial, partialmethod
 from typing import Any
 
 import openai
@@ -14,6 +16,7 @@ from tests.router.http_server import ANSWER, Served
 from tests.router.openai.test_tool_calls import CALLS, write_model
 
 from tandem.protocol.card import WorkerRole
+from tandem.router.openai.responses.writer import ResponseWriter
 
 TOOLS: Any = [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": None}]
 ASK: Any = {"model": "fake", "input": "Hi", "max_output_tokens": 500}
@@ -146,6 +149,38 @@ def test_an_answer_that_is_cut_is_incomplete(
     assert (answer.status, answer.output_text) == ("incomplete", "Wel")
     assert answer.incomplete_details.reason == "max_output_tokens"
     assert answer.output[0].status == "incomplete"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("top", [20, None])
+def test_many_log_probabilities_are_written_in_a_thread(
+    client: openai.OpenAI,
+    say: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    stream: bool,
+    top: int | None,
+) -> None:
+    """Those of the whole response, and in a stream those of an item that a call ends; few are
+    not."""
+    threads: dict[str, list[str]] = {"take": [], "end": []}
+    for name, called in threads.items():
+        noting = partial(noted, getattr(ResponseWriter, name), called)
+        monkeypatch.setattr(ResponseWriter, name, partialmethod(noting))
+    say("Well said. " * 13 + '<tool_call>{"name": "f", "arguments": {}}</tool_call>')
+    include: Any = [] if top is None else ["message.output_text.logprobs"]
+    fields: Any = {**ASK, "tools": TOOLS, "include": include, "top_logprobs": top}
+    answer = client.responses.create(**fields, stream=stream)
+    list(answer) if stream else None
+
+    assert [each.startswith("beside") for each in threads["end"]] == [top is not None]
+    is_beside = [each for each in threads["take"] if each.startswith("beside")]
+    assert len(is_beside) == (stream and top is not None)
+
+
+def noted(function: Callable[..., bytes], threads: list[str], *given: Any) -> bytes:
+    """What the function says, and on which thread it was asked."""
+    threads.append(threading.current_thread().name)
+    return function(*given)
 
 
 def test_turns_go_on_from_the_one_before(

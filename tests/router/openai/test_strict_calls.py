@@ -259,3 +259,43 @@ def test_large_schemas_are_looked_at_in_a_thread_and_those_too_large_not_at_all(
     assert answer.json()["error"]["message"].startswith(f"{param}: ")
     assert bool(walked) is not is_large
     assert [name[:6] for name in threads] == ["beside"]
+
+
+@pytest.mark.parametrize(
+    ("tools", "allowed"),
+    [
+        ([many_required(1_000)] * 4, "of at most 131,072 bytes together; up to tools[2] they have"),
+        ([STRICT, *[LOOSE] * 1_020], "described in at most 131,072 bytes together where any is"),
+    ],
+)
+def test_tools_that_are_too_large_together_are_refused_by_name(
+    served: Served, tools: list[Any], allowed: str
+) -> None:
+    """Each by itself would do; what a client did not write is not shown to it."""
+    for tool in (tools[0], tools[-1]):
+        wanted(served, tools=[tool])
+    body = {"model": "fake", "messages": CHAT, "tools": tools}
+    error = served.post("/v1/chat/completions", json=body).json()["error"]
+
+    assert error["param"] == "tools"
+    assert error["message"].startswith('tools: [{"type": "function", ')
+    assert allowed in error["message"]
+
+
+def test_no_more_strict_tools_are_taken_apart_than_fit(
+    tagged: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each in both ways in which this model may write a call. A hundred of them took a thread for
+    ten seconds."""
+    walked: list[object] = []
+
+    def form(*given: Any) -> Any:
+        walked.append(given)
+        return parameters_form(*given)
+
+    monkeypatch.setattr(strict_calls, "parameters_form", form)
+    tools = [many_required(1_000)] * 50
+    body = {"model": "fake", "messages": CHAT, "tools": tools}
+    assert tagged.post("/v1/chat/completions", json=body).status_code == 400
+    size = len(json.dumps(tools[0]["function"]["parameters"], separators=(",", ":")))
+    assert len(walked) == 2 * (MAX_SCHEMA_BYTES // size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +16,13 @@ from tests.waiting import wait_for
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.openai.bodies.bounds import understand
 from tandem.router.openai.errors import HttpProblem
-from tandem.router.rpc import reading
+from tandem.router.rpc import reading, server
 from tandem.router.rpc import tandem_pb2 as pb
-from tandem.router.rpc.values import check_values
+from tandem.router.rpc.values import check_values, may_exceed
 
 MOST = 1_000
 GENERATE: Any = pb.GenerateRequest
+CHAT: Any = pb.Chat
 IDS = pb.GenerateRequest(tokens=pb.TokenIds(ids=[5, 300, 70_000] * 300))
 """Two values and 900."""
 
@@ -39,6 +41,16 @@ def chat(count: int) -> bytes:
 def biased(count: int) -> bytes:
     """A request with so many entries of a map."""
     sampling = pb.SamplingParams(logit_bias=dict.fromkeys(range(count), 1.0))
+    return pb.GenerateRequest(sampling=sampling).SerializeToString()
+
+
+def with_extras(count: int) -> bytes:
+    """A request with a list of so many numbers for a logits processor."""
+    sampling = pb.SamplingParams()
+    extra = sampling.vllm_xargs["a"]
+    extra.is_list = True
+    for each in range(count):
+        extra.values.add(integer=each)
     return pb.GenerateRequest(sampling=sampling).SerializeToString()
 
 
@@ -112,6 +124,66 @@ def test_a_message_that_holds_too_much_is_not_read(
     assert (status, "holds more than 100 objects" in words) == ("8", True), words
     assert client.status(client.ask(asked()))[0] == "0"
     wait_for(lambda: served.app.state.rpc.held.num_bytes == 0)
+
+
+@pytest.mark.parametrize(
+    ("message", "is_beside"),
+    [
+        (chat(3_900), True),
+        (chat(30), False),
+        (biased(600), True),
+        (with_extras(1_500), True),
+        (with_extras(20), False),
+        (pb.GenerateRequest(prompt="x" * 7_000).SerializeToString(), False),
+    ],
+)
+def test_few_bytes_of_many_messages_are_read_in_a_thread(
+    raw: Any, monkeypatch: pytest.MonkeyPatch, message: bytes, is_beside: bool
+) -> None:
+    """By what they hold: they take as long as forty times as many bytes of text. Nobody counts what
+    cannot be too much."""
+    threads: list[str] = []
+
+    def noted(*given: Any) -> bytes:
+        threads.append(threading.current_thread().name)
+        return encoded(*given)
+
+    def unwanted(*_: Any) -> None:
+        raise AssertionError("there are too few bytes for too much")
+
+    encoded = reading._encoded
+    monkeypatch.setattr(reading, "_encoded", noted)
+    monkeypatch.setattr(server, "check_values", unwanted)
+    _, client = raw()
+    client.greet()
+    client.status(client.ask(framed(message)))
+
+    assert [each.startswith("beside") for each in threads] == [is_beside]
+
+
+@pytest.mark.parametrize(("most", "is_beside"), [(1_000, False), (10_000, True)])
+def test_what_is_counted_of_few_bytes_is_counted_in_a_thread(
+    raw: Any, monkeypatch: pytest.MonkeyPatch, most: int, is_beside: bool
+) -> None:
+    """It takes forty times as long as to parse them."""
+    threads: list[str] = []
+
+    def noted(*given: Any) -> None:
+        threads.append(threading.current_thread().name)
+
+    monkeypatch.setattr(server, "check_values", noted)
+    _, client = raw(max_json_values=most)
+    client.greet()
+    client.status(client.ask(framed(chat(most // 10 + 1))))
+
+    assert [each.startswith("beside") for each in threads] == [is_beside]
+
+
+def test_nobody_counts_what_cannot_be_too_much() -> None:
+    """A value takes a byte at least, and a message two: with less, all is within the bound."""
+    fewest = MOST // 10 * 2 + 1
+    assert (may_exceed(fewest, MOST), may_exceed(fewest + 1, MOST)) == (False, True)
+    check_values(b"\x0a\0" * (fewest // 2), CHAT.DESCRIPTOR, MOST)
 
 
 def test_a_message_is_held_until_it_is_understood(

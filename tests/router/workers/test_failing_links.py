@@ -25,8 +25,12 @@ from tandem.protocol.card import PROTOCOL_VERSION, WorkerRole
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.messages import Reset, Welcome, encode
+from tandem.router.discovery import kubernetes
+from tandem.router.discovery.kubernetes import KubernetesDiscovery
+from tandem.router.discovery.pods import PodFacts
 from tandem.router.workers import connection
 from tandem.router.workers.dealer import Dealer
+from tandem.router.workers.note import NO_NOTE
 from tandem.router.workers.pool import WorkerPool
 from tandem.router.workers.seams import LinkContext
 
@@ -282,3 +286,51 @@ async def test_a_worker_at_two_addresses_keeps_one_link(
     pool.remove("alias:1")
     assert name._dealer.is_open
     await pool.close()
+
+
+async def test_a_second_address_is_looked_up_when_the_first_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also by a cluster's discovery, to which both pods are still there."""
+    monkeypatch.setattr(connection, "Dealer", StubDealer)
+    monkeypatch.setattr(kubernetes, "_core_api", lambda: None)
+    monkeypatch.setattr(kubernetes, "PodWatcher", ToldOnce)
+    me, worker = new_incarnation(), new_incarnation()
+    counter: Any = Noted()
+    pool = WorkerPool(me, times=LinkTimes(), counter=counter)
+    pool.start(cast(Any, None))
+    discovery = KubernetesDiscovery(pool, namespace="n", selector="s", counter=cast(Any, None))
+    finding = asyncio.create_task(discovery.run(interval=0.01))
+    await until(lambda: len(pool.links()) == 2)
+    links: list[Any] = list(pool._links.values())
+    name, alias = links
+    for link in links:
+        link._loop = Timers()
+        link._greet()
+        welcome = Welcome(fake_card(WorkerRole.DECODE, worker))
+        link._on_frame([HandLink(worker, me).seal(), encode(welcome)])
+    await asyncio.sleep(0.05)
+    assert (name.state, alias._dealer.is_open) == (LinkState.UP, False)
+    name._on_disconnected()
+
+    await until(lambda: alias._dealer.is_open)
+    assert not finding.done()
+    finding.cancel()
+    await pool.close()
+
+
+class ToldOnce:
+    """A watcher of pods that has found two, and sees nothing change."""
+
+    def __init__(
+        self, _: object, *, told: Callable[[kubernetes.Found], None], **__: object
+    ) -> None:
+        self._told = told
+
+    def start(self) -> None:
+        """Tell."""
+        pods = [PodFacts(each, "", f"{each}:1", NO_NOTE) for each in ("name", "alias")]
+        self._told({f"{each.uid}:1": each for each in pods})
+
+    def stop(self) -> None:
+        """Nothing runs."""

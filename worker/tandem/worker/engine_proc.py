@@ -46,8 +46,9 @@ from tandem.worker.handoff import HandoffService, PeerSets
 from tandem.worker.inbox import FromRouter, Inbox, RouterFound, RouterLost
 from tandem.worker.io import IOThread
 from tandem.worker.link_metrics import LinkMetrics
+from tandem.worker.pictures import Pictures
 from tandem.worker.server_config import ServerConfig
-from tandem.worker.step_frames import step_frames
+from tandem.worker.step_frames import block_frames, step_frames
 from tandem.worker.stillness import Stillness
 from tandem.worker.traced import write_spans
 from tandem.worker.worker_probes import WorkerProbes
@@ -102,6 +103,7 @@ class EngineCoreProc:
         """Requests here whose times are kept."""
         self._signals = 0
         self._peers = PeerSets()
+        self._pictures = Pictures(core)
         self._linked: frozenset[Incarnation] = frozenset()
         """Peers whose link was up when routers were told last."""
         self._io = IOThread(
@@ -164,11 +166,12 @@ class EngineCoreProc:
 
     def _receive(self, *, block: bool) -> None:
         if block and self._inbox.empty:
+            seconds = self._pictures.seconds(time.monotonic())
             if self._core.has_work:  # KV is on its way: who moves it needs the interpreter
                 expected = self._handoff.expected()
-                self._io.attend(*self._idle.expecting(expected, PARKED_SECONDS))
+                self._io.attend(*self._idle.expecting(expected, min(PARKED_SECONDS, seconds)))
             else:
-                self._io.attend(IDLE_SECONDS, self._idle.begin())
+                self._io.attend(min(IDLE_SECONDS, seconds), self._idle.begin())
         if not self._inbox.empty:
             self._idle.end()
         woken = False
@@ -176,12 +179,13 @@ class EngineCoreProc:
             if isinstance(item, FromRouter):
                 self._handle(item)
             elif isinstance(item, RouterFound):
-                whole = Frame(step=self._steps, blocks=self._core.cached_blocks())
-                self._io.send(item.router, whole)
+                first = self._pictures.begin(item.router, time.monotonic())
+                self._io.send(item.router, Frame(step=self._steps, blocks=first))
                 self._io.flush()
             elif isinstance(item, RouterLost):
                 self._core.abort_router(item.router)
                 self._peers.forget(item.router)
+                self._pictures.forget(item.router)
             else:
                 woken = True
         if woken:  # by the hand-off: once, however often it rang
@@ -244,8 +248,11 @@ class EngineCoreProc:
         for of, refused in outputs.refused.items():
             self._io.send(Incarnation(of), Frame(step=self._steps, refused=tuple(refused)))
             sent = True
-        if outputs.blocks is not None:
-            self._io.send(None, Frame(step=self._steps, blocks=outputs.blocks))
+        for frame in block_frames(self._steps, outputs.blocks):
+            self._io.send(None, frame)
+            sent = True
+        for to, part in self._pictures.parts(time.monotonic()):
+            self._io.send(to, Frame(step=self._steps, blocks=part))
             sent = True
         if sent:
             self._io.flush()

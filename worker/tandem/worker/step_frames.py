@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tandem.protocol.messages import Frame
-from tandem.protocol.outputs import EngineOutput, Failed, frame_bytes
+from tandem.protocol.outputs import BlockEvents, EngineOutput, Failed, frame_bytes
 from tandem.protocol.timeline import LegTimes
 
 FRAME_BYTES = 16 << 20
 """Of outputs in one frame; one that is larger by itself goes alone. Far below MAX_FRAME_BYTES, so
 that what else the router waits for is not held up behind it."""
+FRAME_BLOCKS = 1 << 19
+"""Block hashes in one frame: 9 MB."""
 
 
 def step_frames(
@@ -31,6 +33,19 @@ def step_frames(
         yield Frame(step=step, outputs=part, times=times)
         times = ()
     yield Frame(step=step, outputs=last, failed=failed, times=times)
+
+
+def block_frames(step: int, events: BlockEvents | None) -> Iterator[Frame]:
+    """One frame, mostly; none without events. A cache that is emptied at once is as long as it
+    was."""
+    if events is None:
+        return
+    stored, removed = events.stored, events.removed
+    for begin in range(0, max(1, len(stored), len(removed)), FRAME_BLOCKS):
+        end = begin + FRAME_BLOCKS
+        cleared = events.cleared and not begin
+        part = BlockEvents(stored[begin:end], removed[begin:end], cleared)
+        yield Frame(step=step, blocks=part)
 
 
 def _parts(outputs: Sequence[EngineOutput], limit: int) -> Iterator[tuple[EngineOutput, ...]]:

@@ -34,6 +34,10 @@ class BlockTier(Protocol):
         """Every hash whose content is there."""
         ...
 
+    def holds(self, digest: BlockHash) -> bool:
+        """Whether that hash's is."""
+        ...
+
     def reset(self) -> int:
         """Forget all hashes; how many they were."""
         ...
@@ -77,9 +81,15 @@ class KVCacheManager:
         self.pool.evicting = tier.evicting
 
     def cached(self) -> tuple[BlockHash, ...]:
-        """Every hash under which a block can be found, here or in the tier."""
+        """Every hash under which a block can be found, here or in the tier; twice for both."""
         own = self.pool.cached()
-        return own if self._tier is None else tuple({*own, *self._tier.cached()})
+        return own if self._tier is None else own + self._tier.cached()
+
+    def is_cached(self, digest: BlockHash) -> bool:
+        """Whether a block can be found under ``digest``, here or in the tier."""
+        if self.pool.find(digest) is not None:
+            return True
+        return self._tier is not None and self._tier.holds(digest)
 
     def find_cached_prefix(self, request: Request, max_tokens: int) -> list[int]:
         """Cached blocks of the request's first tokens, at most ``max_tokens`` of them. Not held."""

@@ -37,7 +37,7 @@ from tandem.engine.structured import structured_outputs
 from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, Reply
 from tandem.protocol.errors import Refusal, RefusalCode
-from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.messages import LoadReport
 from tandem.protocol.outputs import BlockEvents
 from tandem.protocol.requests import EngineCoreRequest
@@ -273,6 +273,10 @@ class EngineCore:
     def cached_blocks(self) -> BlockEvents:
         """The whole prefix cache with what is offloaded, for a router that has just come."""
         return BlockEvents(stored=self.manager.cached(), cleared=True)
+
+    def still_cached(self, hashes: tuple[BlockHash, ...]) -> tuple[BlockHash, ...]:
+        """Those of these that are in it now."""
+        return tuple(filter(self.manager.is_cached, hashes))
 
     def load_report(self) -> LoadReport:
         """Load, for placement."""

@@ -109,6 +109,10 @@ class OffloadConnector:
         """See BlockTier."""
         return self._blocks.hashes()
 
+    def holds(self, digest: BlockHash) -> bool:
+        """See BlockTier."""
+        return self._blocks.find(digest) is not None
+
     def reset(self) -> int:
         """See BlockTier. What is under way comes through: it is what it is called."""
         hashes = self._blocks.hashes()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from tandem.router.discovery.again import LOOK_AGAIN, look_again
 from tandem.router.discovery.pods import PodBook, PodFacts
 from tandem.router.workers.pool import WorkerPool
 
@@ -134,8 +135,9 @@ class KubernetesDiscovery:
         self._counter = counter
         self._known: Found = {}
 
-    async def run(self) -> None:
-        """Keep the pool's addresses to what the cluster says."""
+    async def run(self, interval: float = LOOK_AGAIN) -> None:
+        """Keep the pool's addresses to what the cluster says, and look after those that stay down
+        for a whole ``interval`` (seconds)."""
         loop = asyncio.get_running_loop()
         latest: asyncio.Queue[Found] = asyncio.Queue()
 
@@ -151,8 +153,10 @@ class KubernetesDiscovery:
         )
         watcher.start()
         try:
-            while True:
-                self.apply(await latest.get())
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(look_again(self._pool, interval), name="look-again")
+                while True:
+                    self.apply(await latest.get())
         finally:
             watcher.stop()
 

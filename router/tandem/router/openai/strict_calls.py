@@ -22,7 +22,7 @@ Format = ToolFormat | ChannelFormat | None
 
 def check_strict(body: ChatBody, format_: Format) -> None:
     """Raise InvalidParameter for a strict tool that cannot be held to its schema."""
-    texts = _texts_of(format_)
+    texts, num_bytes = _texts_of(format_), 0
     for index, tool in enumerate(_tools(body)):
         if not _is_strict(tool):
             continue
@@ -34,9 +34,17 @@ def check_strict(body: ChatBody, format_: Format) -> None:
             allowed = "false together with response_format or structured_outputs"
             raise InvalidParameter(f"{function}.strict", True, allowed)
         schema = tool["function"].get("parameters")
-        if len(msgspec.json.encode(schema)) > MAX_SCHEMA_BYTES:
+        size = len(msgspec.json.encode(schema))
+        if size > MAX_SCHEMA_BYTES:
             allowed = f"a schema of at most {MAX_SCHEMA_BYTES:,} bytes, or strict: false"
             raise InvalidParameter(f"{function}.parameters", schema, allowed)
+        num_bytes += size
+        if num_bytes > MAX_SCHEMA_BYTES:  # before more of them are taken apart
+            allowed = (
+                f"strict tools with schemas of at most {MAX_SCHEMA_BYTES:,} bytes together; "
+                f"up to tools[{index}] they have {num_bytes:,}"
+            )
+            raise InvalidParameter("tools", body.tools, allowed)
         for text in texts:
             try:
                 _content(tool["function"], text)
@@ -47,7 +55,8 @@ def check_strict(body: ChatBody, format_: Format) -> None:
 
 
 def strict_form(body: ChatBody, format_: Format) -> dict[str, Any]:
-    """The sampling parameter that holds calls to their tools; none where no tool is strict."""
+    """The sampling parameter that holds calls to their tools; none where no tool is strict. Raises
+    InvalidParameter for tools that together are described at too great a length."""
     texts, tools = _texts_of(format_), _tools(body)
     if not texts or not any(map(_is_strict, tools)):
         return {}
@@ -58,8 +67,14 @@ def strict_form(body: ChatBody, format_: Format) -> dict[str, Any]:
         "tags": [_tag(function, text) for function in functions for text in texts],
         "stop_after_first": body.parallel_tool_calls is False,
     }
-    tag = msgspec.json.encode({"type": "structural_tag", "format": form}).decode()
-    return {"structured_outputs": {"structural_tag": tag, "disable_any_whitespace": True}}
+    tag = msgspec.json.encode({"type": "structural_tag", "format": form})
+    if len(tag) > MAX_SCHEMA_BYTES:
+        allowed = (
+            f"tools whose calls are described in at most {MAX_SCHEMA_BYTES:,} bytes together where "
+            f"any is strict; this model's format of calls makes {len(tag):,} of these"
+        )
+        raise InvalidParameter("tools", body.tools, allowed)
+    return {"structured_outputs": {"structural_tag": tag.decode(), "disable_any_whitespace": True}}
 
 
 def _tag(function: Mapping[str, Any], text: CallText) -> dict[str, Any]:

@@ -22,6 +22,9 @@ _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
 _AnyBody = TypeVar("_AnyBody", bound=Body)
 _AnyRequest = TypeVar("_AnyRequest")
 _AnyValue = TypeVar("_AnyValue")
+_ENTRY_WEIGHT = 17
+"""Of a message within a message as it becomes a field, for ``Beside``: it takes 0.4 to 1.1 us, and
+two bytes may be one."""
 _INPUTS = "one of prompt, tokens, prompt_embeds and chat"
 
 
@@ -30,7 +33,15 @@ async def generation_body(
 ) -> ChatBody | CompletionBody:
     """What a call of Generate asks for. Raises InvalidParameter."""
     model = ChatBody if request.WhichOneof("input") == "chat" else CompletionBody
-    return await _understood(service, call, model, _generation_fields, request)
+    # Of what goes beside the loop for its bytes, nobody looks at the entries one by one here.
+    entries = 0 if call.num_taken > SMALL_BYTES else _num_entries(request)
+    return await _understood(service, call, model, _generation_fields, request, entries)
+
+
+def _num_entries(request: pb.GenerateRequest) -> int:
+    sampling = request.sampling
+    extras = sum(1 + len(each.values) for each in sampling.vllm_xargs.values())
+    return len(request.chat.messages) + len(sampling.logit_bias) + extras
 
 
 def _generation_fields(request: pb.GenerateRequest) -> dict[str, Any]:
@@ -66,7 +77,8 @@ def _generation_fields(request: pb.GenerateRequest) -> dict[str, Any]:
 
 async def embedding_body(service: Service, request: pb.EmbedRequest, call: Call) -> EmbeddingBody:
     """What a call of Embed asks for. Raises InvalidParameter."""
-    return await _understood(service, call, EmbeddingBody, _embedding_fields, request)
+    entries = len(request.tokens)
+    return await _understood(service, call, EmbeddingBody, _embedding_fields, request, entries)
 
 
 def _embedding_fields(request: pb.EmbedRequest) -> dict[str, Any]:
@@ -82,7 +94,7 @@ def _embedding_fields(request: pb.EmbedRequest) -> dict[str, Any]:
 
 async def score_body(service: Service, request: pb.ScoreRequest, call: Call) -> ScoreBody:
     """What a call of Score asks for. Raises InvalidParameter."""
-    return await _understood(service, call, ScoreBody, _score_fields, request)
+    return await _understood(service, call, ScoreBody, _score_fields, request, 0)
 
 
 def _score_fields(request: pb.ScoreRequest) -> dict[str, Any]:
@@ -92,7 +104,8 @@ def _score_fields(request: pb.ScoreRequest) -> dict[str, Any]:
 
 async def tokenize_body(service: Service, request: pb.TokenizeRequest, call: Call) -> TokenizeBody:
     """What a call of Tokenize asks for. Raises InvalidParameter."""
-    return await _understood(service, call, TokenizeBody, _tokenize_fields, request)
+    entries = len(request.chat.messages)
+    return await _understood(service, call, TokenizeBody, _tokenize_fields, request, entries)
 
 
 def _tokenize_fields(request: pb.TokenizeRequest) -> dict[str, Any]:
@@ -115,10 +128,13 @@ async def _understood(
     model: type[_AnyBody],
     fields_of: Callable[[_AnyRequest], dict[str, Any]],
     request: _AnyRequest,
+    entries: int,
 ) -> _AnyBody:
-    """The body that a request stands for; from then on its bytes are not held any more."""
+    """The body that a request stands for, in which so many messages are; from then on its bytes are
+    not held any more."""
     beside = service.llm.beside
-    body = await beside.run(call.num_taken, _encoded, fields_of, request)
+    size = max(call.num_taken, _ENTRY_WEIGHT * entries)
+    body = await beside.run(size, _encoded, fields_of, request)
     size = len(body) if len(body) > SMALL_BYTES else 0
     found = await beside.run(size, understand, model, body, service.bounds, service.unknown_fields)
     call.let_go()

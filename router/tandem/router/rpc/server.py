@@ -31,7 +31,7 @@ from tandem.router.rpc.calls import Aborted
 from tandem.router.rpc.errors import RpcError, metadata_of, status_of
 from tandem.router.rpc.http2 import Connection
 from tandem.router.rpc.inference import Inference
-from tandem.router.rpc.values import check_values
+from tandem.router.rpc.values import COUNT_WEIGHT, check_values, may_exceed
 
 logger = logging.getLogger(__name__)
 
@@ -253,12 +253,18 @@ class _Reads:
     async def parsed(self, request: type[_Request], data: bytes) -> Any:
         """The message of some bytes, within the bounds that a body has."""
         most = self._service.bounds.json_values
-        return await self._service.llm.beside.run(len(data), _parsed, request, data, most)
+        counts = may_exceed(len(data), most)
+        size = COUNT_WEIGHT * len(data) if counts else len(data)
+        return await self._service.llm.beside.run(
+            size, _parsed, request, data, most if counts else None
+        )
 
 
-def _parsed(request: type[_Request], data: bytes, most: int) -> Any:
+def _parsed(request: type[_Request], data: bytes, most: int | None) -> Any:
+    """``most``: values that it may hold; None where nobody need count."""
     try:
-        check_values(data, request.DESCRIPTOR, most)
+        if most is not None:
+            check_values(data, request.DESCRIPTOR, most)
         return request.FromString(data)
     except DecodeError:
         words = "the message is not of the method's type"

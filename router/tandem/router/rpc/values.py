@@ -2,7 +2,8 @@
 
 A parser makes an object of every entry, and what is made of these for the checks that HTTP has
 costs more: a chat of empty messages takes two bytes for each. So what the bound of a body refuses
-is found here.
+is found here; where a message has too few bytes for that, nobody need count, which takes far longer
+than to parse it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,14 @@ _WITH_LENGTH = 2
 _CONTINUED = bytes(range(128, 256))
 """Bytes of a number that are not its last."""
 _MAX_SHIFT = 63
+COUNT_WEIGHT = 11
+"""Of a byte that is counted, for ``Beside``: 0.65 us where all fields are empty."""
+
+
+def may_exceed(num_bytes: int, most: int) -> bool:
+    """Whether ``check_values`` could refuse a message of so many bytes: a value takes one at least,
+    and a message two."""
+    return num_bytes > most or num_bytes // 2 > most // CONTAINER_SHARE
 
 
 def check_values(data: bytes, kind: Descriptor, most: int) -> None:

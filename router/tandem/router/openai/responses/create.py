@@ -148,7 +148,12 @@ async def _read(
                     begun = True
                     logprobs = chat_logprobs(choice.logprobs)
                     events = asked.reader.read(output, choice)
-                    said = asked.writer.take(events, logprobs["content"] if logprobs else ())
+                    said = await asked.service.llm.beside.run(
+                        asked.writer.weight_of(events),
+                        asked.writer.take,
+                        events,
+                        logprobs["content"] if logprobs else (),
+                    )
                     yield opening + said, output, choice
 
 
@@ -159,7 +164,7 @@ async def _whole(asked: Asked) -> Response:
         async for _, output, choice in steps:
             last = output, choice
     assert last is not None, "a stream that ends without an error has said something"
-    content = _end(asked, *last)[0]
+    content = (await _end(asked, *last))[0]
     return Response(content, media_type="application/json")
 
 
@@ -171,18 +176,31 @@ async def _events(asked: Asked) -> AsyncGenerator[bytes, None]:
                 yield said
             last = output, choice
     assert last is not None, "a stream that ends without an error has said something"
-    yield _end(asked, *last)[1]
+    yield (await _end(asked, *last))[1]
 
 
-def _end(asked: Asked, output: RequestOutput, choice: CompletionOutput) -> tuple[bytes, bytes]:
+async def _end(
+    asked: Asked, output: RequestOutput, choice: CompletionOutput
+) -> tuple[bytes, bytes]:
     """The whole response as JSON, which is stored now, and the last events."""
+    beside = asked.service.llm.beside
+    ended = await beside.run(asked.writer.end_weight, _ended, asked, output, choice)
+    content, events, outputs = ended
+    if asked.body.store is not False:
+        turn = Turn(asked.before, asked.inputs, outputs)
+        store_of(asked.request).put(asked.response_id, content, turn)
+    return content, events
+
+
+def _ended(
+    asked: Asked, output: RequestOutput, choice: CompletionOutput
+) -> tuple[bytes, bytes, bytes]:
+    """The same, and the items as they are stored. With log-probabilities it takes long; knows no
+    loop."""
     usage = usage_of(output, asked.reader.num_reasoning)
     events = asked.writer.end(choice.finish_reason, usage)
     content = msgspec.json.encode(asked.writer.final)
-    if asked.body.store is not False:
-        turn = Turn(asked.before, asked.inputs, encoded(asked.writer.output))
-        store_of(asked.request).put(asked.response_id, content, turn)
-    return content, events
+    return content, events, b"" if asked.body.store is False else encoded(asked.writer.output)
 
 
 @contextmanager

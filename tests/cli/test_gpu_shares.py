@@ -8,7 +8,10 @@ import pytest
 import torch
 from tests.cli.acted_stack import ROLES, Actor, Stack
 
-from tandem.cli import gpu_turns
+from tandem.cli import gpu_turns, up
+from tandem.cli.child_flags import ChildFlagsError
+from tandem.cli.up import Supervisor
+from tandem.cli.up_config import UpConfig
 from tandem.engine.config import EngineConfig
 from tandem.engine.worker import capacity
 
@@ -155,3 +158,36 @@ def test_who_was_told_its_memory_starts_at_once(name: str):
     stack = Stack(["prefill", "decode"], ["0"], {role: {name: 100} for role in ROLES})
     assert stack.step() == ["prefill-0", "decode-1"]
     assert not list(stack._turns.described())
+
+
+ABOVE_ALL = (
+    "flags of prefill workers: gpu_memory_utilization: 0.95 is not allowed; less than 0.9 on GPU "
+    "0: decode-0, told no share, may take what it leaves of 0.9, and nothing is left"
+)
+EQUAL = (
+    "flags of decode workers: gpu_memory_utilization: 0.5 is not allowed; more than 0.5 on GPU 0: "
+    "it counts what prefill-0 holds there, which may fill as much, and nothing is left for "
+    "decode-0; without shares 0.9 is divided"
+)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "said"),
+    [("0.95", "", ABOVE_ALL), ("0.5", "0.5", EQUAL), ("0.5", "", ""), ("0.95", "0.5", "")],
+)
+def test_shares_that_leave_a_worker_nothing_are_refused(
+    prefill: str, decode: str, said: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Before the model is prepared: it would end at its start. On a GPU for each, none are."""
+    flag = "--device cuda --gpu-memory-utilization "
+    own = flag + decode if decode else "--device cuda"
+    config = UpConfig(model="m", prefill_flags=flag + prefill, decode_flags=own)
+    monkeypatch.setattr(up, "visible_gpus", lambda: ["0", "1"])
+    Supervisor(config).check_flags()
+    monkeypatch.setattr(up, "visible_gpus", lambda: ["0"])
+    if not said:
+        Supervisor(config).check_flags()
+        return
+    with pytest.raises(ChildFlagsError) as caught:
+        Supervisor(config).check_flags()
+    assert str(caught.value) == said

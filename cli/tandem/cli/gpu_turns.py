@@ -15,12 +15,15 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+from tandem.cli.child_flags import ChildFlagsError
 from tandem.cli.children import Child
 from tandem.cli.flags import flag_of
 from tandem.cli.gpus import used_share
 from tandem.engine.config.cache import CacheConfig
 from tandem.engine.config.engine import resolve_device
+from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import ENV_PREFIX
 
 SHARE = "gpu_memory_utilization"
@@ -76,6 +79,28 @@ def sharers(
         if resolve_device(str(told.get("device", "auto"))) == "cuda":
             gpu = gpus[number % len(gpus)] if gpus else _ONLY
             yield Sharer(child, gpu, told, tuple(child.arguments))
+
+
+def check_shares(workers: Iterable[Sharer]) -> None:
+    """Raises ChildFlagsError where a worker finds nothing left on its GPU once those that start
+    before it have filled the shares that they were told, as they may."""
+    for group in _groups(workers):
+        for first, second in pairwise(group.told):
+            if first.level == second.level:
+                text = f"more than {first.level:g} on GPU {group.gpu}: it counts what "
+                text += f"{first.child.name} holds there, which may fill as much, and nothing "
+                text += f"is left for {second.child.name}; without shares {DIVIDED:g} is divided"
+                raise _refused(second, text)
+        if group.told and group.getting and group.told[-1].level >= DIVIDED:
+            names = ", ".join(each.child.name for each in group.getting)
+            text = f"less than {DIVIDED:g} on GPU {group.gpu}: {names}, told no share, may take "
+            text += f"what it leaves of {DIVIDED:g}, and nothing is left"
+            raise _refused(group.told[-1], text)
+
+
+def _refused(mine: Sharer, allowed: str) -> ChildFlagsError:
+    error = InvalidParameter(SHARE, mine.level, allowed)
+    return ChildFlagsError(f"flags of {mine.child.arguments[0]} workers: {error}")
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.cli.gpus import VISIBLE, environment_of, visible_gpus
+from tandem.cli.gpus import VISIBLE, environment_of, used_share, visible_gpus
 
 
 def test_each_worker_sees_its_own_gpu_first():
@@ -30,3 +30,16 @@ def test_a_machine_without_the_tool_has_none(monkeypatch, tmp_path):
     monkeypatch.delenv(VISIBLE, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert visible_gpus() == []
+
+
+@pytest.mark.parametrize(
+    ("says", "share"), [("echo 1024, 4096", 0.25), ("echo '[N/A], [N/A]'", None), ("exit 6", None)]
+)
+def test_the_driver_says_how_full_a_gpu_is(says, share, monkeypatch, tmp_path):
+    """Or does not: of a GPU that it has by another name, or in another form."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f'#!/bin/sh\n[ "$1" = --id=GPU-b ] && {says}\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert used_share("GPU-b") == share
+    assert used_share("GPU-a") is None

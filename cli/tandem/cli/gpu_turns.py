@@ -2,28 +2,34 @@
 
 A worker's share of a device (``gpu_memory_utilization``) counts what others hold there. Two that
 start at once both find the device empty, and both take all of it; of two with half of it each, who
-starts later finds its half taken. So they start one after the other, and of n workers each may
-fill an n-th more of what is divided than those beside it that run. Who was told
-its share keeps it, and goes before those; who was told bytes or blocks needs no turn.
+starts later finds its half taken. So they start one after the other: who was told bytes or blocks,
+then who was told a share, the lowest first, then those among whom is divided what these leave.
+Whoever starts may fill the device up to the parts of those that do not run: at its first start that
+is what it was told, and beside others that filled the rest it is what it had.
 Called by ``up``, which starts the processes.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 
+from tandem.cli.child_flags import ChildFlagsError
 from tandem.cli.children import Child
+from tandem.cli.flags import flag_of
+from tandem.cli.gpus import used_share
 from tandem.engine.config.cache import CacheConfig
 from tandem.engine.config.engine import resolve_device
+from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import ENV_PREFIX
 
-ENV_SHARE = ENV_PREFIX + "GPU_MEMORY_UTILIZATION"
+SHARE = "gpu_memory_utilization"
+ENV_SHARE = ENV_PREFIX + SHARE.upper()
 DIVIDED = CacheConfig().gpu_memory_utilization
-"""Share of a device that its workers have together."""
-_SHARE = "gpu_memory_utilization"
+"""Share of a device that its workers have together, unless all are told otherwise."""
 _WHATEVER_IS_LEFT = frozenset({"kv_cache_memory_bytes", "num_gpu_blocks_override"})
 """Settings of whoever takes as much as they say, whatever the device has left."""
 _ONLY = "0"
@@ -36,8 +42,10 @@ class Sharer:
 
     child: Child
     gpu: str
-    given: Collection[str]
-    """Names of the engine's settings that it was given."""
+    given: Mapping[str, object]
+    """The engine's settings that it was given."""
+    arguments: Sequence[str]
+    """The child's at its first start."""
 
     @property
     def needs_turn(self) -> bool:
@@ -47,7 +55,15 @@ class Sharer:
     @property
     def gets_share(self) -> bool:
         """Whether its share is the stack's to say."""
-        return self.needs_turn and _SHARE not in self.given
+        return self.needs_turn and SHARE not in self.given
+
+    @property
+    def level(self) -> float:
+        """The share that it was told; 0 where it needs no turn, infinite where it gets its share.
+        The lowest starts first."""
+        if not self.needs_turn:
+            return 0.0
+        return math.inf if self.gets_share else float(str(self.given[SHARE]))
 
 
 def sharers(
@@ -61,50 +77,126 @@ def sharers(
     for number, child in enumerate(workers):
         told = given[child.arguments[0]]
         if resolve_device(str(told.get("device", "auto"))) == "cuda":
-            yield Sharer(child, gpus[number % len(gpus)] if gpus else _ONLY, told)
+            gpu = gpus[number % len(gpus)] if gpus else _ONLY
+            yield Sharer(child, gpu, told, tuple(child.arguments))
+
+
+def check_shares(workers: Iterable[Sharer]) -> None:
+    """Raises ChildFlagsError where a worker finds nothing left on its GPU once those that start
+    before it have filled the shares that they were told, as they may."""
+    for group in _groups(workers):
+        for first, second in pairwise(group.told):
+            if first.level == second.level:
+                text = f"more than {first.level:g} on GPU {group.gpu}: it counts what "
+                text += f"{first.child.name} holds there, which may fill as much, and nothing "
+                text += f"is left for {second.child.name}; without shares {DIVIDED:g} is divided"
+                raise _refused(second, text)
+        if group.told and group.getting and group.told[-1].level >= DIVIDED:
+            names = ", ".join(each.child.name for each in group.getting)
+            text = f"less than {DIVIDED:g} on GPU {group.gpu}: {names}, told no share, may take "
+            text += f"what it leaves of {DIVIDED:g}, and nothing is left"
+            raise _refused(group.told[-1], text)
+
+
+def _refused(mine: Sharer, allowed: str) -> ChildFlagsError:
+    error = InvalidParameter(SHARE, mine.level, allowed)
+    return ChildFlagsError(f"flags of {mine.child.arguments[0]} workers: {error}")
+
+
+@dataclass(slots=True)
+class _Group:
+    """The sharers of one GPU, and which part of it is whose."""
+
+    gpu: str
+    members: list[Sharer] = field(default_factory=list)
+    _taken: float | None = None
+
+    @property
+    def told(self) -> list[Sharer]:
+        """Those that were told a share, in the order in which they start."""
+        some = (each for each in self.members if 0.0 < each.level < math.inf)
+        return sorted(some, key=lambda each: each.level)
+
+    @property
+    def getting(self) -> list[Sharer]:
+        """Those that get a share."""
+        return [each for each in self.members if each.gets_share]
+
+    def share_of(self, mine: Sharer) -> float:
+        """How far ``mine`` may fill the device now: up to the parts of others that do not run.
+        That is what it was told, as long as none runs that starts behind it."""
+        absent = [each for each in self.members if each is not mine and not each.child.is_running]
+        top = DIVIDED if self.getting else self.told[-1].level
+        return top - sum(self._part(each) for each in absent)
+
+    def _part(self, mine: Sharer) -> float:
+        """What ``mine`` may hold itself; of whoever was told bytes that is not known."""
+        if mine.gets_share:
+            return max(DIVIDED - self._before_divided(), 0.0) / len(self.getting)
+        lower = [each.level for each in self.members if each.level < mine.level]
+        return mine.level - max(lower, default=0.0)
+
+    def _before_divided(self) -> float:
+        """What those hold that start before the others. Bytes that one was told say it neither
+        of its weights nor of its steps: the driver is asked, once all of these serve."""
+        if self._taken is None:
+            self._taken = self.told[-1].level if self.told else 0.0
+            number = sum(not each.needs_turn for each in self.members)
+            if number:
+                used = used_share(self.gpu)
+                supposed = DIVIDED * number / len(self.members)
+                self._taken = max(self._taken, supposed if used is None else used)
+        return self._taken
+
+
+def _groups(workers: Iterable[Sharer]) -> list[_Group]:
+    found: dict[str, _Group] = {}
+    for each in workers:
+        found.setdefault(each.gpu, _Group(each.gpu)).members.append(each)
+    return list(found.values())
 
 
 class Turns:
     """Who may start now. Whoever is not among the sharers may, at any time."""
 
-    def __init__(self, workers: Iterator[Sharer] | Sequence[Sharer] = (), *, patience: float = 0.0):
+    def __init__(self, workers: Iterable[Sharer] = (), *, patience: float = 0.0):
         """``patience``: seconds that others wait for one that has started and is not ready."""
         self._patience = patience
-        self._groups: dict[str, list[Sharer]] = defaultdict(list)
-        for worker in workers:
-            self._groups[worker.gpu].append(worker)
+        self._groups = _groups(workers)
 
     def described(self) -> Iterator[str]:
         """A line for each GPU on which workers have turns."""
-        for gpu, group in self._groups.items():
-            if len(group) < 2 or not any(each.needs_turn for each in group):
+        for group in self._groups:
+            if len(group.members) < 2 or not any(each.needs_turn for each in group.members):
                 continue
-            names = ", ".join(each.child.name for each in group)
-            text = f"{names} share GPU {gpu} and start one after the other"
-            divided = [each.child.name for each in group if each.gets_share]
-            if len(divided) == len(group):
+            names = ", ".join(each.child.name for each in group.members)
+            text = f"{names} share GPU {group.gpu} and start one after the other"
+            divided = [each.child.name for each in group.getting]
+            if len(divided) == len(group.members):
                 text += f"; {DIVIDED:g} of its memory is divided evenly among them"
             elif divided:
                 text += f"; {', '.join(divided)} may take what others leave of {DIVIDED:g}"
             yield f"{text} (--gpu-memory-utilization)"
 
     def admit(self, child: Child) -> bool:
-        """Whether ``child`` may start now; if so, its environment says its share."""
-        for group in self._groups.values():
-            for mine in group:
+        """Whether ``child`` may start now; if so, it is told its share."""
+        for group in self._groups:
+            for mine in group.members:
                 if mine.child is child:
-                    return self._admit(mine, [each for each in group if each is not mine])
+                    return self._admit(mine, group)
         return True
 
-    def _admit(self, mine: Sharer, others: Sequence[Sharer]) -> bool:
+    def _admit(self, mine: Sharer, group: _Group) -> bool:
+        others = [each for each in group.members if each is not mine]
         if not mine.needs_turn or not others:
             return True
         if any(_goes_first(each, mine) or self._is_starting(each.child) for each in others):
             return False
         if mine.gets_share:
-            running = sum(each.child.is_running for each in others)
-            part = DIVIDED * (running + 1) / (len(others) + 1)
-            mine.child.environment[ENV_SHARE] = f"{part:.4f}"
+            mine.child.environment[ENV_SHARE] = f"{group.share_of(mine):.4f}"
+        elif mine.child.exit_code is not None:  # a flag: it wins however the worker was told
+            share = f"{group.share_of(mine):.4f}"
+            mine.child.arguments = [*mine.arguments, flag_of(SHARE), share]
         return True
 
     def _is_starting(self, child: Child) -> bool:
@@ -115,6 +207,5 @@ class Turns:
 
 
 def _goes_first(other: Sharer, mine: Sharer) -> bool:
-    """Whether ``other`` was not started yet and takes what it was told to, not what is left."""
-    is_new = not other.child.is_running and other.child.exit_code is None
-    return is_new and (not other.needs_turn or (mine.gets_share and not other.gets_share))
+    """Whether ``other`` is to be started, and takes what it was told to before ``mine`` does."""
+    return not other.child.is_running and other.level < mine.level

@@ -21,7 +21,7 @@ from tandem.cli.children import Child
 from tandem.cli.command import parse
 from tandem.cli.elastic_steps import bound_steps
 from tandem.cli.flags import Section
-from tandem.cli.gpu_turns import Turns, sharers
+from tandem.cli.gpu_turns import SHARE, Turns, check_shares, sharers
 from tandem.cli.gpus import visible_gpus
 from tandem.cli.listening import check_address
 from tandem.cli.logs import set_up_logging
@@ -123,7 +123,8 @@ class Supervisor:
         count = PORTS_PER_WORKER * (config.prefill + config.decode)
         drains, dummy, router = [0.0], False, RouterConfig()
         engines = self._engines
-        for child in plan(config, config.model, "model", [1] * count, [], self.overrides):
+        planned = plan(config, config.model, "model", [1] * count, [], self.overrides)
+        for child in planned:
             role, *flags = child.arguments
             check_kept(role, flags)
             if role == "router":
@@ -134,6 +135,8 @@ class Supervisor:
                 drains.append(server.drain_seconds)
                 dummy = dummy or engine.get("load_format") == "dummy"
                 engines[role] = engine
+        if any(SHARE in each for each in engines.values()):  # else the driver need not be asked
+            check_shares(sharers(planned, visible_gpus(), engines))
         bounded = bound_steps(router, engines, self.overrides.flags)
         self.overrides = replace(self.overrides, flags=bounded)
         return Graces(router.drain_timeout, max(drains)), dummy

@@ -81,15 +81,21 @@ def test_a_quota_is_not_an_invalid_template(harness: Harness):
     assert "exceeded quota: small, requested: requests.cpu=2" in harness.condition("Accepted")[2]
 
 
+def full_of_pods(harness: Harness, *, used: int, hard: int) -> None:
+    """A quota of so many pods, its use as no controller counts it here."""
+    status = {"hard": {"pods": str(hard)}, "used": {"pods": str(used)}}
+    quota = {**QUOTA, "spec": {"hard": status["hard"]}}
+    harness.kubectl("create", "-f", "-", stdin=json.dumps(quota))
+    patch = json.dumps({"status": status})
+    harness.kubectl("patch", "quota", "small", "--subresource=status", "-p", patch)
+
+
 def test_a_full_quota_is_no_refusal_of_pods_that_take_the_place_of_others(harness: Harness):
     """A rollout in place needs no room beside what runs, unless the new pods ask for more."""
-    harness.create(rollout={"surge": "Never"})
+    harness.create(rollout={"surge": "Never"}, prefill__replicas=2, decode__replicas=2)
     harness.ready()
     before = harness.names("Deployment")
-    quota = {**QUOTA, "spec": {"hard": {"pods": "4"}}}
-    status = {"status": {"hard": {"pods": "4"}, "used": {"pods": "4"}}}
-    harness.kubectl("create", "-f", "-", stdin=json.dumps(quota))
-    harness.kubectl("patch", "quota", "small", "--subresource=status", "-p", json.dumps(status))
+    full_of_pods(harness, used=6, hard=6)
     more = {"resources": {"requests": {"cpu": "2"}}}
     harness.change({"spec": {"decode": more}})
     harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "QuotaExceeded"))
@@ -97,6 +103,22 @@ def test_a_full_quota_is_no_refusal_of_pods_that_take_the_place_of_others(harnes
     harness.change({"spec": {"decode": {"resources": None}, "engine": {"maxNumSeqs": 3}}})
     harness.wait(lambda: harness.condition("Accepted")[0] == "True")
     harness.wait(lambda: len(harness.names("Deployment") - before) > 0)
+
+
+@pytest.mark.parametrize(("replicas", "used"), [(2, 7), (1, 6)])
+def test_a_full_quota_ends_nothing_that_serves(harness: Harness, replicas: int, used: int):
+    """One that was lowered below its use takes no pod when another goes; and a last replica is not
+    given up for room that may be somebody else's. The old revision serves on."""
+    harness.create(
+        rollout={"surge": "Never"}, prefill__replicas=replicas, decode__replicas=replicas
+    )
+    harness.ready()
+    before = harness.replicas()
+    full_of_pods(harness, used=used, hard=6)
+    harness.change({"spec": {"engine": {"maxNumSeqs": 3}}})
+    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "QuotaExceeded"))
+    assert harness.replicas() == before
+    assert harness.condition("Ready")[0] == "True"
 
 
 def test_a_child_that_is_refused_is_told(harness: Harness):

@@ -33,6 +33,11 @@ def seen(
     return RevisionView(asked=asked, ready=up, present=present, unschedulable=stuck)
 
 
+def refused(asked: int = 1, *, overdrawn: bool = False) -> RevisionView:
+    """A revision of whose pods a quota takes none."""
+    return RevisionView(asked=asked, full=True, overdrawn=overdrawn)
+
+
 def view(
     prefill: dict[str, RevisionView],
     decode: dict[str, RevisionView],
@@ -129,6 +134,65 @@ def test_a_pilot_without_a_node_turns_the_rollout_in_place():
     decision = decide(view(stuck, {"old": seen(2), "new": seen(1)}))
     assert decision.memory.in_place
     assert capacity(decision, Role.PREFILL) == 2
+
+
+def test_a_pilot_that_a_quota_refuses_waits_for_its_turn():
+    """Decode gives no replica before the new prefill is up; its pilot, which has no pod, is given
+    back until then."""
+    both = {"old": seen(2, present=2), "new": refused()}
+    decision = decide(view(both, both))
+    assert decision.memory.in_place
+    assert counts(decision) == {"p:old": 1, "p:new": 1, "d:old": 2, "d:new": 0, "r:r": 1}
+    up = {"old": seen(1, present=1), "new": seen(1, present=1)}
+    given = {"old": seen(2, present=2), "new": seen(0)}
+    decision = decide(view(up, given, memory=decision.memory))
+    assert (decision.counts[(Role.DECODE, "old")], decision.counts[(Role.DECODE, "new")]) == (1, 1)
+
+
+@pytest.mark.parametrize("desired", [(1, 1), (2, 1), (1, 2)])
+def test_no_role_gives_its_last_replica_to_a_full_quota(desired: tuple[int, int]):
+    """What gets free may be somebody else's: what was there stays, until the deadline and after."""
+    prefill, decode = ({"old": seen(count, present=count), "new": refused()} for count in desired)
+    now = view(prefill, decode, desired=desired)
+    decision = decide(now)
+    assert not decision.memory.in_place
+    assert decision.counts[(Role.PREFILL, "old")] == desired[0]
+    assert decision.counts[(Role.DECODE, "old")] == desired[1]
+    late = decide(msgspec.structs.replace(now, memory=decision.memory, now=NOW + 1201))
+    assert late.phase is Phase.FAILED
+    assert late.counts[(Role.DECODE, "old")] == desired[1]
+
+
+def test_nothing_gives_way_to_a_quota_that_is_overdrawn():
+    """A pod that goes makes no room there, whatever the other role's quota says."""
+    two = {"old": seen(2, present=2)}
+    decision = decide(view({**two, "new": refused()}, {**two, "new": refused(overdrawn=True)}))
+    assert not decision.memory.in_place
+    assert decision.counts[(Role.PREFILL, "old")] == 2
+
+
+def test_the_last_replica_stays_when_fewer_are_desired_while_a_quota_refuses():
+    """A scaler that goes from two to one in the middle takes none that the new pods do not give."""
+    memory = decide(view({}, {"old": seen(2), "new": refused()})).memory
+    held = {"old": seen(1, present=1), "new": refused()}
+    decision = decide(view(held, held, desired=(1, 1), memory=memory))
+    assert decision.memory.in_place
+    assert decision.counts[(Role.PREFILL, "old")] == 1
+    none = decide(view(held, held, desired=(0, 1), memory=memory))
+    assert none.counts[(Role.PREFILL, "old")] == 0
+
+
+@pytest.mark.parametrize(("left", "asked"), [(2, 1), (1, 0)])
+def test_what_a_quota_refused_is_asked_anew_when_the_old_pod_is_gone(left: int, asked: int):
+    """A ReplicaSet that was refused tries again only after ever longer waits, unless its count
+    changes: it falls once there is room, and rises with the next look."""
+    prefill = {"old": seen(1, present=left), "new": refused()}
+    decode = {"old": seen(2, present=2)}
+    decision = decide(view(prefill, decode, surge=Surge.NEVER))
+    assert counts(decision) == {"p:old": 1, "p:new": asked, "d:old": 2, "d:new": 0, "r:r": 1}
+    prefill = {"old": seen(1, present=1), "new": seen(0)}
+    decision = decide(view(prefill, decode, memory=decision.memory, surge=Surge.NEVER))
+    assert counts(decision)["p:new"] == 1
 
 
 def test_one_replica_and_no_room_is_a_gap():

@@ -10,6 +10,7 @@ from tests.operator.test_decisions import NOW, OWNER, typed
 from tandem.operator.api.status import LLMServiceStatus, RolloutStatus
 from tandem.operator.clock import time_text
 from tandem.operator.decide.plan import decision, see
+from tandem.operator.decide.quota import gives_back
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import Manifest, Role
@@ -17,7 +18,8 @@ from tandem.operator.desired.workload import deployment, rendered
 from tandem.operator.reconcile.room import asked_of, fits
 from tandem.operator.settings import OperatorSettings
 
-FULL = 'pods "demo-decode-x" is forbidden: exceeded quota: gpus, requested: requests.cpu=2'
+FULL = 'pods "x" is forbidden: exceeded quota: gpus, requested: {0}, used: {1}, limited: {2}'
+EVEN = FULL.format("requests.cpu=2", "requests.cpu=4", "requests.cpu=4")
 
 
 def pod(*containers: Manifest, init: Manifest | None = None, **fields: Any) -> Manifest:
@@ -51,11 +53,14 @@ def test_a_limit_alone_is_a_request_too():
     assert asked_of(pod(gpu)) == {"limits.nvidia.com/gpu": 1, "requests.nvidia.com/gpu": 1}
 
 
+TWO = {"prefill__replicas": 2, "decode__replicas": 2}
+
+
 def in_place(said: str, *, since: float) -> bool:
     """Whether the rollout goes on in place when the pilot's pods were refused so at ``since``."""
     old, new = (
         Facts(owner=OWNER, spec=typed(**changes), settings=OperatorSettings())
-        for changes in ({}, {"engine__maxNumSeqs": 3})
+        for changes in (TWO, {**TWO, "engine__maxNumSeqs": 3})
     )
     revisions = {role: (old.revision(role), new.revision(role)) for role in Role}
     memory = RolloutStatus(
@@ -74,6 +79,30 @@ def in_place(said: str, *, since: float) -> bool:
 
 def test_a_pilot_for_which_a_quota_has_no_room_turns_the_rollout_in_place():
     """As one that finds no node does, and as late; another refusal does not pass by giving room."""
-    assert in_place(FULL, since=NOW - 61)
-    assert not in_place(FULL, since=NOW - 5)
+    assert in_place(EVEN, since=NOW - 61)
+    assert not in_place(EVEN, since=NOW - 5)
     assert not in_place("denied by a webhook", since=NOW - 61)
+
+
+def test_a_quota_that_was_lowered_below_its_use_turns_no_rollout_in_place():
+    """A pod that goes makes no room in it."""
+    assert not in_place(FULL.format("pods=1", "pods=5", "pods=4"), since=NOW - 61)
+
+
+@pytest.mark.parametrize(
+    ("used", "limited", "room"),
+    [
+        ("pods=4", "pods=4", True),
+        ("pods=5", "pods=4", False),
+        ("pods=4,requests.memory=2Gi", "pods=4,requests.memory=2048Mi", True),
+        ("pods=4,requests.memory=2Gi", "pods=4,requests.memory=2G", False),
+        ("requests.cpu=1500m", "requests.cpu=2", True),
+        ("requests.cpu=1500m", "requests.cpu=1", False),
+        ("pods=4", "requests.cpu=4", False),
+        ("pods=many", "pods=4", False),
+        ("pods", "pods", False),
+    ],
+)
+def test_a_quota_gives_back_what_it_does_not_lack(used: str, limited: str, room: bool):
+    """Where nothing that it names is used beyond its limit, and only where that can be read."""
+    assert gives_back(FULL.format("pods=1", used, limited)) is room

@@ -10,6 +10,7 @@ import msgspec
 
 from tandem.operator.api.conditions import Reason
 from tandem.operator.clock import parse_time
+from tandem.operator.decide.quota import is_full
 from tandem.operator.desired.job import ANNOTATION_MADE_OF
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.secrets import ANNOTATION_PUBLIC, LABEL_GENERATION
@@ -57,7 +58,7 @@ class WorkloadView(msgspec.Struct, frozen=True, kw_only=True):
     refused: str | None
     """Why its pods cannot be created."""
     full_since: float | None = None
-    """When a quota first left no room for a pod of it."""
+    """When a quota first left no room for a pod of it. ``refused`` has its words."""
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,11 +195,6 @@ def workloads(items: Iterable[Manifest]) -> dict[RevisionKey, WorkloadView]:
             full_since=parse_time(failure["lastTransitionTime"]) if full else None,
         )
     return views
-
-
-def is_full(said: str) -> bool:
-    """Whether these are the API server's words of a quota that is used up."""
-    return "exceeded quota" in said
 
 
 def templates(items: Iterable[Manifest]) -> dict[RevisionKey, Manifest]:

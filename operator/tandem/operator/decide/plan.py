@@ -15,6 +15,7 @@ from tandem.operator.api.status import LLMServiceStatus, RolloutStatus
 from tandem.operator.decide import observe
 from tandem.operator.decide.keyring import KeyPlan, may_speak
 from tandem.operator.decide.modelcheck import ModelVerdict
+from tandem.operator.decide.quota import gives_back
 from tandem.operator.decide.rollout import (
     Decision,
     Phase,
@@ -204,12 +205,15 @@ def _revisions(seen: Seen, role: Role, now: float, patience: float) -> dict[str,
             asked=workload.asked,
             present=len(mine),
             ready=sum(pod.ready and not pod.deleting for pod in mine),
-            unschedulable=any(
-                since is not None and now - since >= patience
-                for since in (*stuck, workload.full_since)
-            ),
+            unschedulable=any(_is_long(since, now, patience) for since in stuck),
+            full=_is_long(workload.full_since, now, patience),
+            overdrawn=workload.refused is not None and not gives_back(workload.refused),
         )
     return views
+
+
+def _is_long(since: float | None, now: float, patience: float) -> bool:
+    return since is not None and now - since >= patience
 
 
 def kept(

@@ -5,7 +5,8 @@ A service has a target revision per role (what the spec asks for) and a stable o
 served). While they differ:
 
 1. Pilot: one new replica a role. With surge it comes on top; in place the old role gives one first,
-   prefill before decode, and Pending is the new pod's place in the queue.
+   prefill before decode, and Pending is the new pod's place in the queue. A full quota has
+   none: no role gives its last replica to one.
 2. The canary asks the new pair. Only when it is right does the router get the new revision.
 3. The role that lags goes on, by ``max_unavailable`` at a time, and old replicas leave as new ones
    become ready: P:D stays what it was.
@@ -19,6 +20,7 @@ counts go to 0, the stable ones to what they were. Called by ``reconcile``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -53,7 +55,11 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
     present: int = 0
     """Pods of it, those that are leaving included."""
     unschedulable: bool = False
-    """A pod of it has been without a node, or without room in a quota, for too long."""
+    """A pod of it has been without a node for too long."""
+    full: bool = False
+    """A quota has had no room for a pod of it for too long."""
+    overdrawn: bool = False
+    """That quota holds more already than it allows: a pod that goes makes no room there."""
 
 
 class RoleView(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +183,21 @@ def _needs_place(view: RolloutView, memory: RolloutStatus) -> bool:
     if view.surge is Surge.NEVER:
         return True
     stuck = any(role.of(role.target).unschedulable for role in view.roles.values())
+    stuck = stuck or _gives_way_to_quota(view)
     return memory.in_place or (view.surge is Surge.AUTO and stuck and bool(memory.stable))
+
+
+def _gives_way_to_quota(view: RolloutView) -> bool:
+    """Whether a quota refuses new pods that may take the place of old ones."""
+    full = [seen for role in view.roles.values() if (seen := role.of(role.target)).full]
+    spare = can_spare(view.roles[role].desired for role in _rolling(view))
+    return bool(full) and spare and not any(seen.overdrawn for seen in full)
+
+
+def can_spare(desired: Iterable[int]) -> bool:
+    """Whether each of the roles that roll keeps a replica when it gives one up. A quota tells one
+    bound at a time, and whoever is first takes what gets free: a last replica is not bet on it."""
+    return all(count != 1 for count in desired)
 
 
 def _is_late(view: RolloutView, memory: RolloutStatus, token: str) -> bool:
@@ -243,7 +263,19 @@ def _step(view: RolloutView, role: Role) -> tuple[int, int]:
         old = 0
     if surge and role in WORKERS and each.desired and _old_routers(view):
         return new, max(old, keep, 1)
-    return new, max(old, keep) if surge else max(0, old)
+    if surge:
+        return new, max(old, keep)
+    if now.full and not now.present:  # fewer are desired now than when the old ones began to give
+        old = max(old, min(1, each.desired, each.of(view.memory.stable.get(role)).asked))
+    return _asked_anew(each, new), old
+
+
+def _asked_anew(each: RoleView, new: int) -> int:
+    """New replicas in place. What a quota refused is given back once when the old pods are gone:
+    a ReplicaSet that is asked anew tries at once, and one that waits does in up to 1000 s."""
+    now = each.of(each.target)
+    left = sum(seen.present for name, seen in each.revisions.items() if name != each.target)
+    return min(new, now.present) if now.full and new + left <= each.desired else new
 
 
 def _wanted(view: RolloutView, role: Role, *, opened: bool) -> int:
@@ -252,7 +284,7 @@ def _wanted(view: RolloutView, role: Role, *, opened: bool) -> int:
     now = each.of(each.target)
     if not opened:
         if view.memory.in_place and role is Role.DECODE and not _prefill_is_up(view):
-            return now.asked
+            return min(now.asked, now.present)  # a pilot that no quota took waits for its turn
         return max(now.asked, 1)
     if now.ready < now.asked or _share(view, role) > min(_share(view, r) for r in _pace(view)):
         return now.asked

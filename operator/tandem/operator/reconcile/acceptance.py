@@ -13,8 +13,9 @@ from tandem.operator.cluster import Cluster
 from tandem.operator.cluster.apply import Applier
 from tandem.operator.cluster.ownership import Taken
 from tandem.operator.decide import plan
-from tandem.operator.decide.observe import is_full
 from tandem.operator.decide.plan import Seen
+from tandem.operator.decide.quota import gives_back, is_full
+from tandem.operator.decide.rollout import can_spare
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.decide.words import Word
 from tandem.operator.desired.compose import base, desired, target_revisions
@@ -113,7 +114,7 @@ class Acceptance:
             said = self._applier.refusal(manifest)
             if said is None:
                 said = self._applier.refusal_of_pods(manifest)
-                said = None if said and _is_of_place(seen, role, manifest, said) else said
+                said = None if said and _is_of_place(seen, facts, role, said) else said
             if said is not None:
                 return "False", refusal(said, Reason.POD_TEMPLATE_INVALID), f"{role}: {said}"
         job = model_job(facts)
@@ -138,15 +139,19 @@ def _foreign_secrets(facts: Facts) -> dict[str, str]:
     return found
 
 
-def _is_of_place(seen: Seen, role: Role, manifest: Manifest, said: str) -> bool:
+def _is_of_place(seen: Seen, facts: Facts, role: Role, said: str) -> bool:
     """Whether a quota refuses pods only beside those whose place they may take."""
-    if seen.spec.rollout.surge is Surge.ALWAYS or not is_full(said):
+    if seen.spec.rollout.surge is Surge.ALWAYS or not gives_back(said):
         return False
-    stable = role, seen.status.rollout.stable.get(role, "")
+    stables, wanted = seen.status.rollout.stable, plan.replicas(seen)
+    rolling = [each for each in Role if stables.get(each) != facts.revision(each)]
+    if not can_spare(wanted[each].replicas for each in rolling):
+        return False
+    stable = role, stables.get(role, "")
     there, template = seen.workloads.get(stable), seen.templates.get(stable)
     if there is None or not there.existing or template is None:
         return False
-    return fits(manifest["spec"]["template"]["spec"], template["spec"])
+    return fits(rendered(facts, role)["spec"], template["spec"])
 
 
 def refusal(said: str, otherwise: Reason) -> Reason:

@@ -171,15 +171,17 @@ class Service:
         labels = {LABEL_INSTANCE: self.name, LABEL_COMPONENT: "router"}
         return access.open_port(self.kube, self.setup, f"{self.name}-e2e", labels)
 
-    def ask(self, question: str = QUESTION, *, seconds: float = 60.0) -> str:
-        """The text of one greedy chat answer."""
+    def ask(
+        self, question: str = QUESTION, *, seconds: float = 60.0, at: str | None = None
+    ) -> str:
+        """The text of one greedy chat answer; ``at`` a base URL that is known already."""
         body = {
             "model": NAME,
             "messages": [{"role": "user", "content": question}],
             "temperature": 0,
             "max_tokens": 24,
         }
-        url = f"{self.url()}/v1/chat/completions"
+        url = f"{self.url() if at is None else at}/v1/chat/completions"
         answer = httpx.post(url, json=body, timeout=seconds)
         assert answer.status_code == 200, answer.text
         text: str = answer.json()["choices"][0]["message"]["content"]

@@ -171,9 +171,7 @@ class Service:
         labels = {LABEL_INSTANCE: self.name, LABEL_COMPONENT: "router"}
         return access.open_port(self.kube, self.setup, f"{self.name}-e2e", labels)
 
-    def ask(
-        self, question: str = QUESTION, *, seconds: float = 60.0, at: str | None = None
-    ) -> str:
+    def ask(self, question: str = QUESTION, *, seconds: float = 60.0, at: str | None = None) -> str:
         """The text of one greedy chat answer; ``at`` a base URL that is known already."""
         body = {
             "model": NAME,

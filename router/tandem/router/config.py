@@ -26,7 +26,7 @@ from tandem.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#,]+")
 
 
-HANDOFF_PATIENCE = {"conditional": 1.0, "elastic": 0.1}
+HANDOFF_PATIENCE = {"conditional": 1.0, "elastic": 0.05}
 """Seconds by placement, unless given."""
 MIN_HANDOFF_TOKENS = {"conditional": 16, "elastic": 0, "strict": 0}
 """By placement, unless given."""

@@ -154,6 +154,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("get", "/version"): Operation(gives=types.Status, is_open=True),
     ("get", "/metrics"): Operation(gives="text/plain", is_open=True),
     ("get", "/debug/canary"): Operation(gives="text/plain"),
+    ("get", "/debug/fabric"): Operation(gives=types.Status),
     ("get", "/debug/fleet"): Operation(gives=types.Status),
     ("get", "/debug/placements"): Operation(gives=types.Status),
     ("get", "/debug/requests"): Operation(gives=types.Status, errors=(400, 500, 503)),

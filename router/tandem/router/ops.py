@@ -101,6 +101,13 @@ async def debug_fleet(request: Request) -> Response:
     return _json(live.to_json())
 
 
+@routes.get("/debug/fabric")
+async def debug_fabric(request: Request) -> Response:
+    """The links by which KV goes: each one's transport, GB/s, state and why."""
+    live: LiveFleet = request.app.state.live
+    return _json(live.fabric())
+
+
 @routes.get("/debug/requests")
 async def debug_requests(request: Request, limit: str | None = None) -> Response:
     """The last calls, the latest first, each with where its time went in short; 1 to 100."""

@@ -1,4 +1,5 @@
-"""``/debug/fleet``: workers, the links between them, what waits for what, and how fast it goes."""
+"""``/debug/fleet``: workers, the links between them, what waits for what, and how fast it goes; and
+``/debug/fabric``: the links alone."""
 
 from __future__ import annotations
 
@@ -43,6 +44,25 @@ class LiveFleet:
         now = time.monotonic()
         fleet, pool = self.fleet, self.fleet.pool
         underway = Underway.of(self.dispatcher.jobs)
+        return {
+            "router": pool.me.hex(),
+            "links": dict(pool.links().items()),
+            "workers": [self._worker(each, now) for each in pool.workers.values()],
+            "keys": [] if pool.curve is None else pool.curve.names(),
+            "refused": pool.refused(),
+            "indexed_blocks": len(fleet.index),
+            **self._fabric(underway, now),
+            "underway": underway.to_json(),
+            "queue": self._queue(),
+            "rates": self.rates.to_json(),
+        }
+
+    def fabric(self) -> dict[str, Any]:
+        """The part of it that is about links between workers: ``/debug/fabric``."""
+        return self._fabric(Underway.of(self.dispatcher.jobs), time.monotonic())
+
+    def _fabric(self, underway: Underway, now: float) -> dict[str, Any]:
+        fleet, pool = self.fleet, self.fleet.pool
         quarantined = fleet.quarantined()
         pairs = [
             (worker, health)
@@ -50,26 +70,17 @@ class LiveFleet:
             for health in handoff_peers(worker, pool.workers).values()
         ]
         return {
-            "router": pool.me.hex(),
-            "links": dict(pool.links().items()),
-            "workers": [self._worker(each, now) for each in pool.workers.values()],
             "transport": _transport(fleet),
-            "keys": [] if pool.curve is None else pool.curve.names(),
-            "refused": pool.refused(),
             "quarantined": [
                 {"prefill": p.hex(), "decode": d.hex(), "cause": cause}
                 for (p, d), cause in quarantined.items()
             ],
             "pull_links": [self._pull_link(*pair) for pair in sorted(fleet.pull_links())],
-            "indexed_blocks": len(fleet.index),
             "handoff_links": [
                 self._link(worker, health, underway, quarantined, now)
                 for worker, health in islice(pairs, MAX_LINKS)
             ],
             "handoff_links_left_out": max(0, len(pairs) - MAX_LINKS),
-            "underway": underway.to_json(),
-            "queue": self._queue(),
-            "rates": self.rates.to_json(),
         }
 
     def _pull_link(self, holder: Incarnation, puller: Incarnation) -> dict[str, Any]:
@@ -147,13 +158,17 @@ class LiveFleet:
         pair: Pair = (health.peer, decode.incarnation)
         count, tail = self.fleet.handoffs.get(pair, _NOTHING), self.fleet.tails.of(pair, now)
         state, reason = self.standing(pair, health, quarantined, now)
+        producer = self.fleet.pool.workers.get(health.peer)
         return {
             "prefill": health.peer.hex(),
+            "prefill_name": None if producer is None else producer.name,
             "decode": decode.incarnation.hex(),
+            "decode_name": decode.name,
             "state": state,
             "reason": reason,
             "transport": health.transport or None,
             "gb_per_s": round(health.bytes_per_s / 1e9, 4),
+            "probed_gb_per_s": round(health.probed_bytes_per_s / 1e9, 4),
             "waiting_bytes": health.waiting_bytes,
             "underway": underway.handoffs[pair],
             "handoffs": count.done,

@@ -24,13 +24,14 @@ settings.register_profile("tandem", _drawn)
 settings.load_profile("tandem")
 spin_briefly()  # said here, as tests import torch before an executor could say it
 
-ALONE = {"e2e": "stacks", "operator": "others", "chaos": "others", "screens": "ui"}
+ALONE = {"e2e": "stacks", "operator": "operator", "chaos": "hurt", "screens": "ui"}
 """Rooms of tests whose files share something of the machine, and by which name they run in one
-process: chaos behind the operator, whose tests wait more than they compute, so that no third
-process raises stacks beside two."""
+process: chaos behind what else hurts stacks, so that no third process raises stacks beside two. An
+operator's tests take as long as either, and wait more than they compute."""
 HURT = ("faults", "prompt_embeds", "pulls", "structured_faults", "traces")
-"""Half of what e2e takes, beside the other: what kills workers of shared stacks, and some more."""
-FIRST = ("stacks", "hurt", "others", "ui")
+"""Of e2e, beside the rest: what kills workers of shared stacks, and some more. With chaos it takes
+four fifths of what the rest does."""
+FIRST = ("stacks", "hurt", "operator", "ui")
 """They take the longest, in this order, and begin first: what is short fills up the end."""
 LONG = ("kvtransfer/test_processes.py", "workers/test_link_cuts.py")
 """Files of over half a minute that share nothing: they follow at once."""

@@ -14,7 +14,8 @@ from stack import own_ports
 from tests.conftest import FIRST, HURT, LONG, room_of, turn_of
 
 ROOT = Path(__file__).parents[1]
-FILES = ("tests/chaos/test_proxy.py", "tests/chaos/test_harness.py", "tests/operator/test_queue.py")
+CHAOS = ("tests/chaos/test_proxy.py", "tests/chaos/test_harness.py")
+OPERATOR = ("tests/operator/test_queue.py", "tests/operator/test_store.py")
 RAN = re.compile(r"^\[(gw\d)\].* PASSED (\S+?)::", re.MULTILINE)
 
 
@@ -33,7 +34,7 @@ def test_the_files_of_rooms_that_share_something_stay_in_one_process() -> None:
         "no:cacheprovider",
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words, *FILES],
+        [sys.executable, "-m", "pytest", *words, *CHAOS, *OPERATOR],
         cwd=ROOT,
         env=environ,
         capture_output=True,
@@ -44,8 +45,9 @@ def test_the_files_of_rooms_that_share_something_stay_in_one_process() -> None:
     ran: dict[str, set[str]] = defaultdict(set)
     for process, file in RAN.findall(done.stdout):
         ran[file].add(process)
-    assert set(ran) == set(FILES)
-    assert len(set().union(*ran.values())) == 1, ran
+    assert set(ran) == {*CHAOS, *OPERATOR}
+    for room in (CHAOS, OPERATOR):
+        assert len(set().union(*(ran[each] for each in room))) == 1, ran
 
 
 @pytest.mark.parametrize("fixture", ["pair", "hurt"])
@@ -67,11 +69,13 @@ def test_halves_of_e2e_begin_first() -> None:
 
 
 def test_no_third_process_raises_stacks_beside_the_halves_at_first() -> None:
-    """Chaos comes behind the operator, in one process with it; what is short comes last."""
-    chaos, _, operator = (ROOT / name for name in FILES)
+    """Chaos comes behind the half that hurts stacks, in one process with it; what is short comes
+    last."""
+    chaos, operator, hurt = ROOT / CHAOS[0], ROOT / OPERATOR[0], ROOT / "tests/e2e/test_faults.py"
     short, long = ROOT / "tests/cli/test_up.py", [ROOT / "tests" / each for each in LONG]
-    assert sorted([short, *long, chaos, operator], key=turn_of) == [operator, chaos, *long, short]
-    assert room_of(chaos) == room_of(operator)
+    turns = [hurt, chaos, operator, *long, short]
+    assert sorted(reversed(turns), key=turn_of) == [hurt, chaos, operator, *reversed(long), short]
+    assert room_of(chaos) == room_of(hurt) != room_of(operator)
     assert all(each.exists() for each in long)
 
 

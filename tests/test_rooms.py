@@ -73,8 +73,8 @@ def test_no_third_process_raises_stacks_beside_the_halves_at_first() -> None:
     last."""
     chaos, operator, hurt = ROOT / CHAOS[0], ROOT / OPERATOR[0], ROOT / "tests/e2e/test_faults.py"
     short, long = ROOT / "tests/cli/test_up.py", [ROOT / "tests" / each for each in LONG]
-    turns = [hurt, chaos, operator, *long, short]
-    assert sorted(reversed(turns), key=turn_of) == [hurt, chaos, operator, *reversed(long), short]
+    backwards = [short, *long, operator, chaos, hurt]
+    assert sorted(backwards, key=turn_of) == [hurt, chaos, operator, *long, short]
     assert room_of(chaos) == room_of(hurt) != room_of(operator)
     assert all(each.exists() for each in long)
 

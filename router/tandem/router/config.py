@@ -18,6 +18,7 @@ from tandem.protocol.settings import (
     check_share,
     setting,
 )
+from tandem.protocol.step_bound import TARGET_ITL_MS
 from tandem.protocol.tracing import TracingConfig
 from tandem.router.beats import check_beats
 from tandem.text.parsers.choose import check_name
@@ -30,7 +31,7 @@ HANDOFF_PATIENCE = {"conditional": 1.0, "elastic": 0.05}
 """Seconds by placement, unless given."""
 MIN_HANDOFF_TOKENS = {"conditional": 16, "elastic": 0, "strict": 0}
 """By placement, unless given."""
-TARGET_TTFT_MS, TARGET_ITL_MS = 300.0, 25.0
+TARGET_TTFT_MS = 300.0
 
 _BOUNDS: dict[str, tuple[int, int | None]] = {
     "port": (0, 65_535),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tandem.protocol.step_bound import TARGET_ITL_MS
 from tandem.router.config import (
     HANDOFF_PATIENCE,
     MIN_HANDOFF_TOKENS,
-    TARGET_ITL_MS,
     TARGET_TTFT_MS,
     RouterConfig,
 )

@@ -7,10 +7,10 @@ The API server checks shapes (``api.rules``); this checks the release. Each refu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.transfer import Connector
+from tandem.operator.desired.elastic_steps import router_value
 from tandem.operator.desired.fetching import unusable_hub
 from tandem.operator.desired.naming import WORKERS, Role
 from tandem.operator.desired.policy import node_local_volume, worker_role
@@ -65,9 +65,7 @@ def _node_volume(spec: LLMServiceSpec) -> object:
 
 def _pull_peers(spec: LLMServiceSpec) -> object:
     """Where no router foresees what a pull saves, nothing is pulled."""
-    words = [word for given in spec.router.extra_args for word in given.split("=", 1)]
-    placements = [value for flag, value in pairwise(words) if flag == "--placement"]
-    return None if placements[-1:] == ["elastic"] else spec.kv_transfer.pull_peers
+    return None if router_value(spec, "placement") == "elastic" else spec.kv_transfer.pull_peers
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,64 @@
+"""The bound of steps that workers get where ``router.extraArgs`` asks for elastic placement.
+
+As ``tandem up`` gives it to its workers; without it such steps are over the router's bound of gaps,
+and few prompts leave the prefill workers (docs/pair.md). Pure; called by ``worker``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from tandem.operator.api.service import DisaggregationMode, LLMServiceSpec
+from tandem.operator.desired.merge import MAIN
+from tandem.operator.desired.naming import Role
+from tandem.operator.desired.policy import draws_tokens, worker_role
+from tandem.protocol.names import ENV_PREFIX
+from tandem.protocol.step_bound import step_bound
+
+
+def router_value(spec: LLMServiceSpec, flag: str) -> str | None:
+    """What ``router.extraArgs`` gives for ``--flag``: the last of several holds."""
+    words = [word for given in spec.router.extra_args for word in given.split("=", 1)]
+    return next((value for name, value in [*pairwise(words)][::-1] if name == f"--{flag}"), None)
+
+
+def elastic_step_flags(spec: LLMServiceSpec, role: Role) -> list[str]:
+    """``--max-itl-ms`` for a role of an elastic pair that was given no bound of its own, by
+    ``extraArgs`` or a variable of its podTemplate. None where the router refuses its target."""
+    if router_value(spec, "placement") != "elastic" or not draws_tokens(spec):
+        return []
+    if spec.disaggregation.mode is DisaggregationMode.NEVER:
+        return []
+    section = worker_role(spec, role)
+    flags = _settings_of([*spec.engine.extra_args, *section.extra_args])
+    try:
+        given = router_value(spec, "target-itl-ms")
+        target = None if given is None else float(given)
+    except ValueError:
+        return []
+    return step_bound(target, {*flags, *_settings_in(section.pod_template or {})})
+
+
+def _settings_of(words: Sequence[str]) -> Iterator[str]:
+    """Names of settings whose flags are among the words."""
+    return (each[2:].split("=", 1)[0].replace("-", "_") for each in words if each[:2] == "--")
+
+
+def _settings_in(template: dict[str, Any]) -> Iterator[str]:
+    """Names of settings that a podTemplate's variables give; what is no pod template has none."""
+    containers = _list(_map(template.get("spec")).get("containers"))
+    for main in (each for each in map(_map, containers) if each.get("name") == MAIN):
+        names = (str(_map(each).get("name")) for each in _list(main.get("env")))
+        yield from (
+            each.removeprefix(ENV_PREFIX).lower() for each in names if each.startswith(ENV_PREFIX)
+        )
+
+
+def _map(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,5 +1,7 @@
 """Host blocks: found, used, given away in the order of use, and never while somebody reads them."""
 
+from collections import Counter
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +12,11 @@ from tandem.protocol.ids import BlockHash
 def name(number: int) -> BlockHash:
     """A hash."""
     return BlockHash(bytes([number]) * 16)
+
+
+def digest(number: int) -> BlockHash:
+    """One of many."""
+    return BlockHash(number.to_bytes(16, "big"))
 
 
 def test_the_least_recently_used_makes_room():
@@ -36,6 +43,45 @@ def test_pinned_blocks_stay_and_forgotten_ones_come_back_once_free():
     assert blocks.put(name(2)) is None
     blocks.unpin([0])
     assert blocks.put(name(2)) == (0, None)
+
+
+class Looks(Counter[int]):
+    """Pins that count how often somebody asks whether a block has one."""
+
+    count = 0
+
+    def __contains__(self, block: object) -> bool:
+        self.count += 1
+        return super().__contains__(block)
+
+
+def test_many_pinned_at_the_old_end_are_passed_once():
+    """A long prefix that is brought back while as many blocks are lost: a step asks of each pinned
+    block once, not at each loss; also where there is nothing else to give away."""
+    for num_blocks in (1_000, 250):
+        blocks, num = LRUBlocks(num_blocks), 250
+        for number in range(num_blocks):
+            blocks.put(digest(number))
+        blocks.pin(range(num))
+        looks = blocks._pins = Looks(blocks._pins)
+        placed = [blocks.put(digest(num_blocks + number)) for number in range(num)]
+        assert looks.count <= 2 * num
+        assert (placed[0] is None) == (num_blocks == num)
+        assert all(blocks.find(digest(number)) == number for number in range(num))
+
+
+def test_who_was_passed_goes_first_again_once_unpinned():
+    """In the order of use; who was used while pinned is behind those that were not."""
+    blocks = LRUBlocks(4)
+    for number in range(4):
+        blocks.put(name(number))
+    blocks.pin([0, 1, 2])
+    assert blocks.put(name(4)) == (3, name(3))
+    assert blocks.put(name(5)) == (3, name(4))
+    blocks.touch(name(1))
+    blocks.unpin([0, 1, 2])
+    lost = [placed[1] for n in range(6, 10) if (placed := blocks.put(name(n))) is not None]
+    assert lost == [name(0), name(2), name(5), name(1)]
 
 
 @settings(deadline=None)

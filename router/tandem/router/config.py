@@ -213,10 +213,10 @@ class RouterConfig(TracingConfig):
         30.0, "A client that reads nothing of its answer for this long is cut off."
     )
     max_stream_backlog_bytes: int = setting(
-        4 << 20, "Of one answer, what may wait for its client to read; beyond it is given up."
+        4 << 20, "Of one answer, what may stay unread for half a second; then it is given up."
     )
     max_backlog_bytes: int = setting(
-        256 << 20, "The same of all answers; beyond it the one with most of it is given up."
+        256 << 20, "Of all answers, what may stay unread; beyond it the one with most is given up."
     )
     max_bodies_bytes: int = setting(
         512 << 20, "Bodies that are held until they are understood, all together; above it: 503."

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from tandem.router.admission.queue import (
+    SLACK,
     AdmissionLimits,
     AdmissionQueue,
     AdmissionRefused,
     RejectReason,
+    _Waiting,
 )
 
 LIMITS = AdmissionLimits(
@@ -169,3 +172,49 @@ async def test_the_oldest_request_tells_its_age() -> None:
     young.cancel()
     await turn()
     assert queue.oldest_wait(time.monotonic()) == 0.0
+
+
+async def test_a_full_queue_that_leaves_at_once_costs_by_its_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when all are too old together: nobody looks through the others, or sorts them anew."""
+    looks = 0
+
+    def counted(compare: Callable[[object, object], bool]) -> Callable[[object, object], bool]:
+        def compared(one: object, other: object) -> bool:
+            nonlocal looks
+            looks += 1
+            return compare(one, other)
+
+        return compared
+
+    for name in ("__lt__", "__eq__"):
+        monkeypatch.setattr(_Waiting, name, counted(getattr(_Waiting, name)))
+    queue, _ = make_queue(max_inflight_requests=1, max_queued_requests=500, max_queued_tokens=500)
+    await queue.enter(1)
+    waiting = [asyncio.create_task(queue.enter(1)) for _ in range(500)]
+    await turn()
+    assert queue.num_waiting == 500
+    for each in waiting:
+        each.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert (queue.num_waiting, queue.waiting_tokens, queue.num_running) == (0, 0, 1)
+    assert looks < 30 * len(waiting)
+
+
+async def test_who_left_takes_no_memory_behind_who_stays() -> None:
+    """Clients that come and leave, while one waits for long; it goes next all the same."""
+    queue, _ = make_queue(max_inflight_requests=1)
+    await queue.enter(1)
+    stays = asyncio.create_task(queue.enter(1))
+    await turn()
+    for _ in range(3 * SLACK):
+        leaves = asyncio.create_task(queue.enter(1))
+        await asyncio.sleep(0)
+        leaves.cancel()
+        await asyncio.gather(leaves, return_exceptions=True)
+        assert len(queue._heap) <= SLACK + 4
+    assert (queue.num_waiting, queue.waiting_tokens) == (1, 1)
+    queue.leave(1)
+    await stays
+    assert (queue.num_waiting, queue.num_running) == (0, 1)

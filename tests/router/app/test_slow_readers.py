@@ -14,6 +14,7 @@ from tests.router.fake_worker import FakeWorker, Turn
 from tests.router.http_server import Served
 from tests.waiting import until, wait_for
 
+from tandem.protocol.finish import FinishReason
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.router.dispatch.failure import ReaderTooSlow
 
@@ -29,6 +30,28 @@ def babble(turn: Turn) -> Iterator[float]:
         if all(ends):
             return
         yield 0.0
+
+
+def burst(turn: Turn) -> Iterator[float]:
+    """The whole answer in one frame, as real workers say all choices of a step."""
+    params, answer = turn.request.params, turn.worker.answer
+    assert params.max_tokens is not None
+    turn.accept()
+    yield 0.02
+    last = params.max_tokens - 1
+    turn.say(
+        outputs=tuple(
+            EngineCoreOutput(
+                *turn.key,
+                choice,
+                position,
+                (answer[position],),
+                finish=FinishReason.LENGTH if position == last else None,
+            )
+            for position in range(params.max_tokens)
+            for choice in range(params.n)
+        )
+    )
 
 
 def reader(stack: Stack, **params: Any) -> AsyncGenerator[EngineCoreOutput, None]:
@@ -99,6 +122,16 @@ async def test_who_reads_slowly_but_reads_gets_everything(decode: Make) -> None:
     d = decode(step=0.02)
     await stack.find(d)
     assert len(tokens_of(await stack.run(make_request(prompt_logprobs=5, logprobs=5)))) == 8
+    await stack.close()
+
+
+async def test_what_comes_at_once_is_no_slowness(decode: Make) -> None:
+    """A frame is handed over as a whole, before any reader has its turn: who is there gets all."""
+    stack = Stack(stream_backlog=10, total_backlog=40_000)  # what is left here, not what comes
+    await stack.find(decode(behaviour=burst))
+    outputs = await stack.run(make_request(n=4, max_tokens=30))
+    assert [len(tokens_of(outputs, choice)) for choice in range(4)] == [30] * 4
+    assert stack.dispatcher.backlog.held == 0
     await stack.close()
 
 

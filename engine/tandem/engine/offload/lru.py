@@ -9,13 +9,20 @@ from tandem.protocol.ids import BlockHash
 
 
 class LRUBlocks:
-    """``num_blocks`` host blocks, numbered from 0. Those that are pinned are never given away."""
+    """``num_blocks`` host blocks, numbered from 0. Those that are pinned are never given away.
+
+    A pinned one is taken out of the line when it comes to its head, and put back there once nobody
+    pins it: a step that loses as many blocks as are pinned passes each of them once, not each time.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks > 0, "a tier without blocks"
         self.num_blocks = num_blocks
-        self._block_of: OrderedDict[BlockHash, int] = OrderedDict()
-        """The one to give away next is first."""
+        self._block_of: dict[BlockHash, int] = {}
+        self._line: OrderedDict[BlockHash, None] = OrderedDict()
+        """The one to give away next is first. All that can be found, but for ``_aside``."""
+        self._aside: dict[int, BlockHash] = {}
+        """Pinned blocks that came to the head of the line."""
         self._empty = list(range(num_blocks - 1, -1, -1))
         self._pins: Counter[int] = Counter()
         self._orphans: set[int] = set()
@@ -35,7 +42,9 @@ class LRUBlocks:
 
     def touch(self, digest: BlockHash) -> None:
         """``digest`` was used just now."""
-        self._block_of.move_to_end(digest)
+        self._aside.pop(self._block_of[digest], None)
+        self._line[digest] = None
+        self._line.move_to_end(digest)
 
     def put(self, digest: BlockHash) -> tuple[int, BlockHash | None] | None:
         """A block for a hash that has none, and whose content it held until now; None when all are
@@ -45,12 +54,12 @@ class LRUBlocks:
         if self._empty:
             block = self._empty.pop()
         else:
-            free = (each for each, at in self._block_of.items() if at not in self._pins)
-            lost = next(free, None)
+            lost = self._oldest()
             if lost is None:
                 return None
             block = self._block_of.pop(lost)
         self._block_of[digest] = block
+        self._line[digest] = None
         return block, lost
 
     def forget(self, digest: BlockHash) -> bool:
@@ -58,6 +67,8 @@ class LRUBlocks:
         block = self._block_of.pop(digest, None)
         if block is None:
             return False
+        self._line.pop(digest, None)
+        self._aside.pop(block, None)
         if block in self._pins:
             self._orphans.add(block)
         else:
@@ -70,6 +81,7 @@ class LRUBlocks:
 
     def unpin(self, blocks: Iterable[int]) -> None:
         """Take one pin away from each."""
+        back: list[BlockHash] = []
         for block in blocks:
             self._pins[block] -= 1
             if not self._pins[block]:
@@ -77,3 +89,18 @@ class LRUBlocks:
                 if block in self._orphans:
                     self._orphans.remove(block)
                     self._empty.append(block)
+                elif block in self._aside:
+                    back.append(self._aside.pop(block))
+        for digest in reversed(back):
+            self._line[digest] = None
+            self._line.move_to_end(digest, last=False)
+
+    def _oldest(self) -> BlockHash | None:
+        """Take the least recently used that nobody pins out of the line, if there is one."""
+        while self._line:
+            digest, _ = self._line.popitem(last=False)
+            block = self._block_of[digest]
+            if block not in self._pins:
+                return digest
+            self._aside[block] = digest
+        return None

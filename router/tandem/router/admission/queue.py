@@ -15,6 +15,9 @@ from typing import Protocol
 
 from tandem.protocol.errors import Refusal, RefusalCode, RequestRefused
 
+SLACK = 64
+"""Entries of those who left that the heap may keep beside as many as wait."""
+
 
 class RejectReason(StrEnum):
     """Why a request was not admitted; the first two are vLLM's words."""
@@ -73,22 +76,25 @@ class AdmissionQueue:
         self.running_tokens = 0
         self.waiting_tokens = 0
         self._counter = counter
-        self._queue: list[_Waiting] = []
+        self._heap: list[_Waiting] = []
+        """Who waits, the one that goes first at first; who has left is skipped when it comes up."""
+        self._members: dict[int, _Waiting] = {}
+        """Who waits, by number."""
         self._number = 0
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for their turn."""
-        return len(self._queue)
+        return len(self._members)
 
     def oldest_wait(self, now: float) -> float:
         """Seconds that whoever came first has waited by ``now`` (``time.monotonic``); 0 if nobody
         waits."""
-        return max((now - each.since for each in self._queue), default=0.0)
+        return max((now - each.since for each in self._members.values()), default=0.0)
 
     async def enter(self, tokens: int, *, priority: int = 0) -> None:
         """Return when the request may run. Raises AdmissionRefused; then do not ``leave``."""
-        if not self._queue and self._fits(tokens):
+        if not self._members and self._fits(tokens):
             self._admit(tokens)
             return
         self._check_room(tokens)
@@ -115,10 +121,10 @@ class AdmissionQueue:
 
     def _check_room(self, tokens: int) -> None:
         limits = self.limits
-        if len(self._queue) >= limits.max_queued_requests:
-            message = f"{len(self._queue)} requests wait already"
+        if self.num_waiting >= limits.max_queued_requests:
+            message = f"{self.num_waiting} requests wait already"
             raise self._refused(RejectReason.REQUESTS, message)
-        if self.waiting_tokens + tokens > limits.max_queued_tokens and self._queue:
+        if self.waiting_tokens + tokens > limits.max_queued_tokens and self._members:
             message = f"{self.waiting_tokens} prompt tokens wait already"
             raise self._refused(RejectReason.TOKENS, message)
 
@@ -126,7 +132,8 @@ class AdmissionQueue:
         turn = asyncio.get_running_loop().create_future()
         waiting = _Waiting(priority, self._number, tokens, turn, time.monotonic())
         self._number += 1
-        heapq.heappush(self._queue, waiting)
+        heapq.heappush(self._heap, waiting)
+        self._members[waiting.number] = waiting
         self.waiting_tokens += tokens
         try:
             async with asyncio.timeout(self.limits.max_queue_age):
@@ -140,22 +147,33 @@ class AdmissionQueue:
 
     def _give_back(self, waiting: _Waiting) -> None:
         """The caller went away: out of the queue, or out of the place it was just given."""
-        if waiting in self._queue:
-            self._queue.remove(waiting)
-            heapq.heapify(self._queue)
-            self.waiting_tokens -= waiting.tokens
+        if waiting.number in self._members:
+            self._forget(waiting)
             self._let_in()
         elif waiting.turn.done() and not waiting.turn.cancelled():
             self.leave(waiting.tokens)
 
     def _let_in(self) -> None:
-        while self._queue and self._fits(self._queue[0].tokens):
-            waiting = heapq.heappop(self._queue)
-            self.waiting_tokens -= waiting.tokens
+        while (waiting := self._first()) is not None and self._fits(waiting.tokens):
+            self._forget(waiting)
             if waiting.turn.done():
                 continue  # cancelled in this very moment
             self._admit(waiting.tokens)
             waiting.turn.set_result(None)
+
+    def _first(self) -> _Waiting | None:
+        """Who goes next."""
+        while self._heap and self._heap[0].number not in self._members:
+            heapq.heappop(self._heap)
+        return self._heap[0] if self._heap else None
+
+    def _forget(self, waiting: _Waiting) -> None:
+        """It waits no more. Nobody looks through the heap for it: thousands may leave together."""
+        del self._members[waiting.number]
+        self.waiting_tokens -= waiting.tokens
+        if len(self._heap) > 2 * len(self._members) + SLACK:
+            self._heap = [each for each in self._heap if each.number in self._members]
+            heapq.heapify(self._heap)
 
     def _refused(self, reason: RejectReason, message: str) -> AdmissionRefused:
         self._counter.rejected(reason)

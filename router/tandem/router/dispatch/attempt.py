@@ -269,10 +269,12 @@ class Attempt:
         if not self._inbox or self._held is not None:
             since = 0.0 if recording is None else time.monotonic()
             self._waiter = self._loop.create_future()
+            self._inbox.awaited = True
             try:
                 await self._waiter
             finally:
                 self._waiter = None
+                self._inbox.awaited = False
                 if recording is not None:
                     now = time.monotonic()
                     if now - since > recording.least_gap:
@@ -330,6 +332,10 @@ class Attempt:
         for leg in self.legs:
             if leg.came_at is not None:
                 leg.came_at += seconds
+
+    def judge_reader(self, *, stood_still: bool) -> None:
+        """Call it now and then; see ``Inbox.judge``."""
+        self._inbox.judge(stood_still=stood_still)
 
     def overdue(self, now: float, *, accept: float, progress: float) -> AttemptFailure | None:
         """The failure when a worker did not accept or say a token in time."""

@@ -34,7 +34,7 @@ class DispatchLimits:
     accept_timeout: float = 30.0
     progress_timeout: float = 120.0
     stream_backlog: int = 4 << 20
-    """Bytes of one answer that may wait for its client."""
+    """Bytes of one answer that its client may leave unread from one sweep to the next."""
     total_backlog: int = 256 << 20
 
 
@@ -58,7 +58,8 @@ def raise_if_too_late(job: Job, failure: AttemptFailure | None, now: float) -> N
 
 
 async def sweep(jobs: Callable[[], Collection[Job]], limits: DispatchLimits) -> None:
-    """Give up attempts whose workers have been silent for too long, for as long as it runs."""
+    """Give up attempts whose workers have been silent for too long, and answers whose readers leave
+    too much unread, for as long as it runs."""
     loop = asyncio.get_running_loop()
     naps = Naps(loop, _SWEEP)
     while True:
@@ -66,7 +67,10 @@ async def sweep(jobs: Callable[[], Collection[Job]], limits: DispatchLimits) -> 
         now = loop.time()
         for job in list(jobs()):
             attempt = job.attempt
-            if attempt is not None and attempt.legs and attempt.given_up is None:
+            if attempt is None:
+                continue
+            attempt.judge_reader(stood_still=late > _SWEEP)
+            if attempt.legs and attempt.given_up is None:
                 attempt.overslept(late)
                 failure = attempt.overdue(
                     now, accept=limits.accept_timeout, progress=limits.progress_timeout

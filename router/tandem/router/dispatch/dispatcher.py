@@ -215,8 +215,8 @@ class Dispatcher:
             self.admission.leave(job.num_prompt)
 
     def _give_up(self, job: Job) -> None:
-        """End a job whose client does not read: nothing of it is kept or computed any more."""
-        logger.warning("request %s: its client does not read", job.name)
+        """End a job that leaves too much unread: nothing of it is kept or computed any more."""
+        logger.warning("request %s: too much of its answer waits to be read", job.name)
         job.given_up = True
         if job.attempt is not None:
             job.attempt.end(job.name, finished=False)

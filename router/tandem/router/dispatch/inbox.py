@@ -1,8 +1,11 @@
 """What workers said and no client has read yet: bounded in bytes, of one request and of all.
 
 A client that does not read stops the request's own task, not its workers. What they go on to say
-waits here, up to a limit; beyond it the answer is given up, so that one client's stillness never
-costs the router's memory. Estimates of sizes are good enough for that.
+waits here, up to a limit; where more stays here the answer is given up, so that one client's
+stillness never costs the router's memory. Estimates of sizes are good enough for that.
+
+Frames come many at a time, before the task that reads has its turn: what came since it last asked
+is no sign of stillness, and its client is judged by what is still here a while later.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from tandem.router.workers.seams import LegEvent
 _EVENT_BYTES = 400
 _TOKEN_BYTES = 40
 _LOGPROB_BYTES = 120
+_MOST = 2
+"""Times the bytes of all inboxes beyond which room is made by one whose reader is not to blame."""
 
 _Leg = TypeVar("_Leg")
 
@@ -54,9 +59,16 @@ class Backlog:
         """An inbox is empty."""
         self._inboxes.discard(inbox)
 
-    def largest(self) -> Inbox[object]:
-        """Who holds most; somebody does."""
-        return max(self._inboxes, key=lambda inbox: inbox.held)
+    def make_room(self) -> None:
+        """Have the largest answer given up if too much waits in all: of those whose readers leave
+        it here, unless what came for others in one turn of the loop is more than that by far."""
+        if self.held <= self.total_bytes:
+            return
+        left = [each for each in self._inboxes if not each.awaited]
+        if sum(each.behind for each in left) > self.total_bytes:
+            max(left, key=lambda inbox: inbox.behind).overflow()
+        elif sum(each.behind for each in self._inboxes) > _MOST * self.total_bytes:
+            max(self._inboxes, key=lambda inbox: inbox.behind).overflow()
 
 
 class Inbox(Generic[_Leg]):
@@ -66,26 +78,44 @@ class Inbox(Generic[_Leg]):
         """``overflow`` is called when too much waits; it should ``clear``."""
         self.held = 0
         """Bytes that wait."""
+        self.awaited = False
+        """The reader has read all and waits, or is about to read on: it leaves nothing here."""
         self.overflow = overflow
         self._backlog = backlog
         self._items: deque[tuple[int, _Leg, LegEvent]] = deque()
+        self._largest = 0
+        """Bytes of the largest event that waits, or 0 where that is not known."""
+        self._had_too_much = False
+        """At the last ``judge``; less than all of it was read since."""
 
     def __bool__(self) -> bool:
         """Whether anything waits."""
         return bool(self._items)
 
+    @property
+    def behind(self) -> int:
+        """Bytes that wait beside the largest event. One alone may have any size."""
+        return self.held - self._largest
+
     def put(self, leg: _Leg, event: LegEvent) -> None:
-        """Take the next event. One alone may have any size: nobody is slow yet."""
-        size, waited, backlog = weigh(event), self.held, self._backlog
+        """Take the next event."""
+        size, backlog = weigh(event), self._backlog
         if not self._items:
             backlog.enter(self)  # type: ignore[arg-type]  # of whatever legs
         self._items.append((size, leg, event))
+        self._largest = max(self._largest, size)
         self.held += size
         backlog.held += size
-        if waited > backlog.stream_bytes:
+        backlog.make_room()
+
+    def judge(self, *, stood_still: bool) -> None:
+        """Call it now and then: ``overflow`` where more than one answer may leave here was here at
+        the last call, too, unless the loop ``stood_still`` since, and the reader with it."""
+        too_much = not self.awaited and self.behind > self._backlog.stream_bytes
+        if too_much and self._had_too_much and not stood_still:
             self.overflow()
-        elif waited and backlog.held > backlog.total_bytes:
-            backlog.largest().overflow()
+        else:
+            self._had_too_much = too_much
 
     def pop(self) -> tuple[_Leg, LegEvent] | None:
         """The next event, or None when all were read."""
@@ -94,13 +124,19 @@ class Inbox(Generic[_Leg]):
         size, leg, event = self._items.popleft()
         self.held -= size
         self._backlog.held -= size
+        if size == self._largest:
+            self._largest = 0
         if not self._items:
-            self._backlog.leave(self)  # type: ignore[arg-type]
+            self._emptied()
         return leg, event
 
     def clear(self) -> None:
         """Forget what waits."""
         self._backlog.held -= self.held
-        self.held = 0
+        self.held = self._largest = 0
         self._items.clear()
+        self._emptied()
+
+    def _emptied(self) -> None:
+        self._had_too_much = False
         self._backlog.leave(self)  # type: ignore[arg-type]

@@ -140,7 +140,8 @@ class WorkerConnection:
                 Call(Command(id=number, name=command.name, args=command.args))
             ):
                 raise RequestFailed(FailCause.WORKER_LOST, f"{self.endpoint} is not connected")
-            return await asyncio.wait_for(future, timeout)
+            async with asyncio.timeout(timeout):  # wait_for swallows cancels that come late (3.11)
+                return await future
         except TimeoutError as error:
             raise RequestFailed(
                 FailCause.TIMEOUT, f"{self.endpoint} did not answer {command.name} in {timeout:g} s"

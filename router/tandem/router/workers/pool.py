@@ -242,7 +242,9 @@ class WorkerPool:
     async def wait_change(self, timeout: float) -> bool:
         """Wait until a worker came, went, or changed its links; False when none did in time."""
         try:
-            await asyncio.wait_for(self._changed.wait(), timeout)
+            # Not wait_for, which swallows a cancel that comes right behind the change (3.11).
+            async with asyncio.timeout(timeout):
+                await self._changed.wait()
         except TimeoutError:
             return False
         return True

@@ -259,6 +259,18 @@ def test_without_nixl_auto_is_tcp_and_says_so(workers, monkeypatch, caplog):
     assert consumer.holds("fallback", 12, [5, 6, 7])
 
 
+def test_without_nixl_auto_that_meets_in_a_folder_has_what_is_best(workers, folder, monkeypatch):
+    """No alert fires for a way that is better than what is missing."""
+
+    def cannot(*_, **__):
+        raise TransportError("nixl: cannot load: not on this machine")
+
+    monkeypatch.setattr(choose, "NixlTransport", cannot)
+    producer = workers(Producer, make_config(kv_connector="auto", kv_node_folder=str(folder)))
+    labels = {"role": "producer", "connector": "shm", "fallback": "0"}
+    assert producer.metric("tandem:kv_transport_info", **labels) == 1
+
+
 def test_ends_of_which_one_cannot_load_nixl_meet_over_tcp(workers, monkeypatch):
     """auto offers both, the other end takes what it has."""
     producer = workers(Producer, make_config(kv_connector="auto"))

@@ -105,6 +105,12 @@ class HandoffMetrics:
             ["connector"],
             registry=registry,
         )
+        self.links_fallen = Gauge(
+            "tandem:kv_links_fallen",
+            "Links that go a worse way than this one, which failed on them or waits for an agent.",
+            ["connector"],
+            registry=registry,
+        )
         self.probe_rate = Histogram(
             "tandem:kv_link_probe_bytes_per_second",
             "Rate at which a new link delivered the pattern.",

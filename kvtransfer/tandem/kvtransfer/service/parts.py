@@ -68,7 +68,7 @@ def make_parts(
             config, incarnation, role, on_gpu=slab.is_cuda, on_garbage=count_garbage
         )
     preferred = next(iter(transports))
-    fallback = config.kv_connector == "auto" and "nixl" not in transports
+    fallback = config.kv_connector == "auto" and preferred == "tcp"  # which stands in for nixl
     metrics.transport.labels(role, preferred, str(int(fallback))).set(1)
     logger.info("%s moves KV by %s", role, ", ".join(transports))
     return MoverParts(

@@ -237,4 +237,8 @@ class HandoffConsumer:
         ring = self._mover.table.ring
         if 2 * ring.quarantined > len(ring):
             return f"{ring.quarantined} of {len(ring)} receive slots wait for reads that hang"
+        patience, quota = 2 * self._mover.config.kv_transfer_seconds, ring.per_peer
+        if (peer := self._mover.reads.stuck(patience, quota)) is not None:
+            slots = f"the {quota} receive slots that {peer.hex()[:8]} may have"
+            return f"{slots} wait for reads that hang: there is no link to it"
         return None

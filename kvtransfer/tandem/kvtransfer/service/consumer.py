@@ -20,7 +20,7 @@ from tandem.kvtransfer.events import BlocksFree, ConsumerEvent, Ready
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.mover.consumer import ConsumerMover
 from tandem.kvtransfer.mover.items import Reserved, Rest
-from tandem.kvtransfer.service.parts import make_parts
+from tandem.kvtransfer.service.parts import make_parts, tell_transports
 from tandem.kvtransfer.transports.base import Transport
 from tandem.link.curve import CurveGuard
 from tandem.protocol.card import Fingerprint
@@ -63,7 +63,9 @@ class HandoffConsumer:
             transports=transports,
         )
         self._board = parts.board
+        wanted = next(iter(parts.transports))
         self._mover = ConsumerMover(parts)
+        tell_transports(parts, "consumer", wanted)
         self._wants_hashes = bool(parts.direct)
         self._channel = ControlClient(
             config,

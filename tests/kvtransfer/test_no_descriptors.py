@@ -1,4 +1,4 @@
-"""Processes that have no descriptor left: what cannot be called is one way less, and no thread ends."""
+"""Processes that have no descriptor left: what cannot be called is a way less; no thread ends."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import socket
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 import pytest
 from tests.kvtransfer.agent.agents import AgentWorker
 from tests.kvtransfer.builders import Consumer, Producer, make_config
 from tests.kvtransfer.test_falls import Pair
 
-from tandem.kernels.memory import shared
 from tandem.kernels.memory.shared import SharedMemory, shared_tensor
 from tandem.kvtransfer.errors import NoAgentYet, TransportError
 from tandem.kvtransfer.nodeagent.registrations import Producer as Registered
@@ -24,7 +24,7 @@ from tandem.kvtransfer.transports.mapped.copiers import HostCopier
 from tandem.protocol.ids import new_incarnation
 
 
-def none_left(*_args: object, **_more: object) -> None:
+def none_left(*_args: object, **_more: object) -> NoReturn:
     """As the system says it."""
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -40,10 +40,12 @@ class Sockets(ModuleType):
     def __getattr__(self, name: str) -> object:
         return getattr(socket, name)
 
-    def socket(self, *args: int) -> socket.socket | None:
+    def socket(self, *args: int) -> socket.socket:
         """A socket, if there is a descriptor for it."""
         self.asked += 1
-        return none_left() if self.full else socket.socket(*args)
+        if self.full:
+            none_left()
+        return socket.socket(*args)
 
 
 @pytest.fixture
@@ -107,7 +109,7 @@ def test_what_has_no_descriptor_says_so(folder: Path, sockets):
         patch.setattr(SharedMemory, "map", none_left)
         with pytest.raises(OSError, match="Too many open files"):
             shared_tensor(4096)
-        patch.setattr(shared.os, "ftruncate", none_left)
+        patch.setattr(os, "ftruncate", none_left)
         with pytest.raises(OSError, match="Too many open files"):
             SharedMemory.make(4096)
     assert descriptors() == before
@@ -124,7 +126,9 @@ def test_an_agent_keeps_nothing_of_a_producer_that_it_has_no_descriptors_for(
 
     def first_only(descriptor: int) -> int:
         asked.append(descriptor)
-        return dup(descriptor) if len(asked) < 2 else none_left()  # type: ignore[return-value]
+        if len(asked) > 1:
+            none_left()
+        return dup(descriptor)
 
     monkeypatch.setattr(os, "dup", first_only)
     said = Give(VERSION, new_incarnation(), b"s" * 16, (size, 4096, 4096), 4096, "host")

@@ -87,7 +87,7 @@ def test_numbers_of_parts_stay_on_the_host(kind, narrow):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_slot_holds_as_many_blocks_as_fit_it_as_fp8(kind, dtype):
-    """Which are more than fit it as they are held: parts are cut by what they come to on the way."""
+    """More than fit it as they are held: parts are cut by what they come to on the way."""
     slab = torch.randn(32, 2048 // dtype.itemsize).to(dtype).view(torch.uint8)
     packing = NarrowPacking(WHOLE, 2, dtype)
     slots = kind(2, slot_bytes_for(0, 3 * slab.shape[1]), slab, HandStream())
@@ -99,7 +99,7 @@ def test_a_slot_holds_as_many_blocks_as_fit_it_as_fp8(kind, dtype):
     slab.zero_()
     assert slots.unpack(1, ids[::-1], slab, packing).done()
     found, wanted = slab.view(dtype)[ids[::-1]].float(), before[:count].float()
-    assert torch.allclose(found, wanted, rtol=1 / 16, atol=wanted.abs().amax() * 2**-17)
+    assert torch.allclose(found, wanted, rtol=1 / 16, atol=float(wanted.abs().amax()) * 2**-17)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -124,7 +124,7 @@ class HandoffMetrics:
         )
         self.transport = Gauge(
             "tandem:kv_transport_info",
-            "Transport preferred here; fallback is 1 where a better one could not load or be served.",
+            "Transport preferred here; fallback is 1 where a better could not load or be served.",
             ["role", "connector", "fallback"],
             registry=registry,
         )

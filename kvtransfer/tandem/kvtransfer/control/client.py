@@ -184,8 +184,8 @@ class ControlClient(Channel):
             self._producers.setdefault(endpoint, _Producer(endpoint, now))
 
     def _address_of(self, producer: _Producer, now: Millis) -> str | None:
-        """``host:port`` in numbers, or None: it is asked for, or will be again after a pause, though
-        what a peer's card says be no address at all."""
+        """``host:port`` in numbers, or None: it is asked for, or will be again after a pause; so is
+        what is no address, as a peer's card may say."""
         host, _, port = producer.endpoint.rpartition(":")
         try:
             if producer.lookup is None:

@@ -58,7 +58,7 @@ class Fallen:
         return found
 
     def _of(self, peer: Incarnation) -> _Known:
-        known = self._peers[peer] = self._peers.pop(peer, None) or _Known()
+        known = self._peers[peer] = self._peers.pop(peer, _Known())
         gone = [each for each in self._peers if each not in self._linked]
         for each in gone[: max(0, len(gone) - MAX_REMEMBERED)]:
             del self._peers[each]

@@ -100,10 +100,12 @@ def test_a_dead_agent_shows_until_another_has_come(workers, folder):
 
 
 def test_an_agent_that_never_was_shows(workers, folder):
-    """Both ends meet where it is to be."""
+    """Both ends meet where it is to be. Who is no peer any more misses nothing."""
     pair = Pair(workers, folder, folder, kv_node_copy="agent")
     assert pair.transport in ("nixl", "tcp")
     assert fell(pair, "shm_agent")
+    pair.consumer.service.set_peers({})
+    pair.consumer.until(lambda: fell(pair, ""))
 
 
 def test_what_cannot_be_mapped_shows_where_there_is_no_agent(workers, folder, monkeypatch):

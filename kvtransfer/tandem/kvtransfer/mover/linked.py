@@ -144,12 +144,13 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
     ) -> None:
         """Give the link up as its transport failed: it is made again by the next, if there is
         one, else after ``rest_ms``, or, if that is 0, when a way may be tried again; ``may_come``
-        is what is not there yet. Ends that had not ``met`` by it miss nothing else."""
+        is what is not there yet."""
         welcome, link = self._welcomes.get(peer), self._links.get(peer)
         if welcome is None or len(self.parts.transports) < 2:
             self.drop(peer, reason, rest_ms)
         elif link is not None and self.control is not None:
             pause = self.falls.failed(peer, welcome.connector, now, may_come=may_come)
+            # Ends that had not met by it, and are not to, miss nothing.
             self.fallen.failed(peer, welcome.connector, met=met or may_come)
             if rest_ms:
                 pause = min(pause, rest_ms)

@@ -104,11 +104,13 @@ BOARD = Board(
                     "Transports",
                     "short",
                     "Workers by transport; fallback 1 is one that could not have the better. "
-                    "Runbook TandemTransportFellBack.",
+                    "Runbook TandemTransportFellBack. Fell: links that go a worse way than that "
+                    "one, which fails on them. Runbook TandemLinksFell.",
                     (
                         gauge("tandem:kv_transport_info", "connector, fallback"),
                         "{{connector}} fallback {{fallback}}",
                     ),
+                    (gauge("tandem:kv_links_fallen", "connector"), "fell from {{connector}}"),
                 ),
             ),
         ),

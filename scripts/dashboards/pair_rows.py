@@ -80,7 +80,7 @@ AGENTS = Row(
             "Bps",
             "KV copied between workers of a node that see their own GPU alone. Zero with "
             "traffic on the node: links go another way, see Transports and runbook "
-            "TandemTransportFellBack.",
+            "TandemLinksFell.",
             (_of_agents("copied_bytes"), "{{pod}}"),
         ),
         panel(

@@ -48,6 +48,32 @@ def test_hole_14_hanging_reads_are_capped_and_then_reported(workers):
     assert consumer.service.problem() is None
 
 
+def test_hole_14_hanging_reads_of_one_producer_are_reported_however_many_slots_there_are(workers):
+    """All that it may have, which lets no link to it up, and less than half of all: as many as by
+    default. A worker that has no other producer computes every prompt, and is to say why."""
+    config = make_config(kv_connector="memory", kv_transfer_seconds=0.2)
+    producer = workers(Producer, config)
+    transport = MemoryTransport()
+    consumer = workers(Consumer, config, transports={"memory": transport})
+    consumer.meet(producer)
+    transport.hold.set()
+    ring = consumer.service._mover.table.ring
+    keys = [make_key(f"hang{n}") for n in range(ring.per_peer)]
+    for n, key in enumerate(keys):
+        consumer.open(key, producer.incarnation)
+        producer.hand_over(key, 4, [n], consumer.incarnation)
+        consumer.load(key, [20 + n])
+    for key in keys:
+        consumer.wait_for(events.LoadFailed, key)
+    assert 2 * ring.per_peer <= len(ring)
+    consumer.until(consumer.service.problem)
+    assert producer.incarnation.hex()[:8] in (consumer.service.problem() or "")
+    assert consumer.service.ended() is None
+    transport.hold.clear()
+    consumer.until(lambda: consumer.service.problem() is None)
+    consumer.until(lambda: consumer.service.peer_up(producer.incarnation))
+
+
 def test_hole_14_a_read_that_was_given_up_ends_though_nobody_asks_for_more(workers):
     """NIXL moves a read only while the producer calls it, which has nothing else to do by then."""
     config, transport = make_config(kv_connector="nixl"), UnevenNixl()

@@ -11,7 +11,7 @@ from tandem.kernels.blocks import digest
 from tandem.kvtransfer import events
 from tandem.kvtransfer.memory.device_slots import DeviceSlots, HostSlotsOfDevice
 from tandem.kvtransfer.memory.header import HEADER_BYTES, NOBODYS, read_header
-from tandem.kvtransfer.memory.packing import NarrowPacking, Packing, PartPacking
+from tandem.kvtransfer.memory.packing import WHOLE, NarrowPacking, Packing, PartPacking
 from tandem.kvtransfer.memory.sizes import slot_bytes_for
 from tandem.kvtransfer.mover import make_slots
 from tandem.protocol.errors import FailCause, WireError
@@ -82,6 +82,24 @@ def test_numbers_of_parts_stay_on_the_host(kind, narrow):
     assert [ids.tolist() for ids in noted] == [[3], [0]]
     there = getattr(slots, "_ids_there", slab)
     assert all(ids.untyped_storage().data_ptr() != there.data_ptr() for ids in noted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_slot_holds_as_many_blocks_as_fit_it_as_fp8(kind, dtype):
+    """More than fit it as they are held: parts are cut by what they come to on the way."""
+    slab = torch.randn(32, 2048 // dtype.itemsize).to(dtype).view(torch.uint8)
+    packing = NarrowPacking(WHOLE, 2, dtype)
+    slots = kind(2, slot_bytes_for(0, 3 * slab.shape[1]), slab, HandStream())
+    count = (slots.slot_bytes - HEADER_BYTES) // packing.block_bytes(slab)
+    ids = list(range(count))
+    assert count * slab.shape[1] > slots.slot_bytes
+    before = slab.view(dtype).clone()
+    assert slots.pack(slab, ids, 1, HEADER, packing).done()
+    slab.zero_()
+    assert slots.unpack(1, ids[::-1], slab, packing).done()
+    found, wanted = slab.view(dtype)[ids[::-1]].float(), before[:count].float()
+    assert torch.allclose(found, wanted, rtol=1 / 16, atol=float(wanted.abs().amax()) * 2**-17)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 from prometheus_client import CollectorRegistry
-from tests.kvtransfer.builders import make_config
+from tests.kvtransfer.builders import Consumer, Producer, make_config
 from tests.waiting import wait_for
 
 from tandem.kvtransfer.control import client as client_module
@@ -217,3 +217,25 @@ def test_a_link_that_gets_no_socket_costs_no_other(client, monkeypatch):
     lacks.retry_at = Millis(0)
     client._turn()
     assert lacks.link is not None
+
+
+NO_ADDRESSES = ("", "nonsense", "a.example:five", f"127.0.0.1:{10**30}", "a..b:5")
+
+
+def test_an_endpoint_that_is_no_address_costs_no_other(client):
+    """Cards of workers are passed on as they are: each such peer is a link that is not made."""
+    client.post(SetPeers((*NO_ADDRESSES, "127.0.0.1:9")))
+    client._turn()
+    lacking = [client._producers[each] for each in NO_ADDRESSES]
+    wait_for(lambda: client._turn() and all(each.failures or not each.lookup for each in lacking))
+    assert client._producers["127.0.0.1:9"].link is not None
+    assert all(each.link is None and each.retry_at > 0 for each in lacking)
+
+
+def test_a_worker_goes_on_beside_a_peer_that_has_no_address(workers):
+    """Its other links come up, and neither of its threads ends."""
+    producer, consumer = workers(Producer), workers(Consumer)
+    known = dict.fromkeys(NO_ADDRESSES, new_incarnation())
+    consumer.service.set_peers({**known, producer.service.control: producer.incarnation})
+    consumer.until(lambda: consumer.service.peer_up(producer.incarnation))
+    assert consumer.service.ended() is None

@@ -13,6 +13,7 @@ from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.service import producer as producer_module
 from tandem.kvtransfer.service.parts import as_bytes
 from tandem.kvtransfer.transports import choose
+from tandem.kvtransfer.transports.mapped import giving
 from tandem.protocol.errors import FailCause, InvalidParameter, RefusalCode
 from tandem.protocol.ids import RequestKey, new_incarnation
 from tandem.protocol.kv import FirstToken
@@ -257,6 +258,38 @@ def test_without_nixl_auto_is_tcp_and_says_so(workers, monkeypatch, caplog):
     consumer.load(key, [5, 6, 7])
     consumer.wait_for(events.Loaded, key)
     assert consumer.holds("fallback", 12, [5, 6, 7])
+
+
+def test_without_nixl_auto_that_meets_in_a_folder_has_what_is_best(workers, folder, monkeypatch):
+    """No alert fires for a way that is better than what is missing."""
+
+    def cannot(*_, **__):
+        raise TransportError("nixl: cannot load: not on this machine")
+
+    monkeypatch.setattr(choose, "NixlTransport", cannot)
+    producer = workers(Producer, make_config(kv_connector="auto", kv_node_folder=str(folder)))
+    labels = {"role": "producer", "connector": "shm", "fallback": "0"}
+    assert producer.metric("tandem:kv_transport_info", **labels) == 1
+
+
+@pytest.mark.parametrize("copy", ["direct", "auto"])
+def test_a_folder_in_which_a_producer_cannot_be_met_shows_in_the_series(
+    workers, folder, monkeypatch, copy
+):
+    """Of the way that is left, not of that which could load."""
+    monkeypatch.setattr(giving, "socket_name", lambda _: "taken.sock")
+    (folder / "taken.new").mkdir()  # where the socket is bound
+    more = {"kv_connector": "auto", "kv_node_folder": str(folder), "kv_node_copy": copy}
+    producer = workers(Producer, make_config(**more))
+    left = "shm_agent" if copy == "auto" else next(iter(producer.service._mover.parts.transports))
+    assert left != "shm"
+    found = producer.registry.get_sample_value
+    said = {way: {"role": "producer", "connector": way, "fallback": "1"} for way in (left, "shm")}
+    assert found("tandem:kv_transport_info", said[left]) == 1
+    assert not found("tandem:kv_transport_info", said["shm"] | {"fallback": "0"})
+    consumer = workers(Consumer, make_config(**more))
+    consumer.meet(producer)
+    assert consumer.service.peer_health()[0].transport in ("nixl", "tcp")
 
 
 def test_ends_of_which_one_cannot_load_nixl_meet_over_tcp(workers, monkeypatch):

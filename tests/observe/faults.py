@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -92,6 +93,13 @@ SCENES = (
         router_flags=["--placement", "strict"],
         at_once=("TandemTransportFellBack",),
         broken="nixl",
+    ),
+    Scene(
+        "agentless",
+        "KV is to go by the node's agent, and nobody runs one",
+        ("TandemLinksFell",),
+        worker_flags=["--kv-node-folder", gettempdir(), "--kv-node-copy", "agent"],
+        at_once=("TandemLinksFell",),
     ),
 )
 

@@ -105,6 +105,12 @@ class HandoffMetrics:
             ["connector"],
             registry=registry,
         )
+        self.links_fallen = Gauge(
+            "tandem:kv_links_fallen",
+            "Links that go a worse way than this one, which failed on them or waits for an agent.",
+            ["connector"],
+            registry=registry,
+        )
         self.probe_rate = Histogram(
             "tandem:kv_link_probe_bytes_per_second",
             "Rate at which a new link delivered the pattern.",
@@ -118,7 +124,7 @@ class HandoffMetrics:
         )
         self.transport = Gauge(
             "tandem:kv_transport_info",
-            "Transport preferred here; fallback is 1 where a better one could not load.",
+            "Transport preferred here; fallback is 1 where a better could not load or be served.",
             ["role", "connector", "fallback"],
             registry=registry,
         )

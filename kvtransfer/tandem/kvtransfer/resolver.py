@@ -54,7 +54,7 @@ class Lookup:
         """In a thread: ask, and leave the answer."""
         try:
             self._found = ask(self.host, self.port)
-        except OSError as error:
+        except (OSError, ValueError, OverflowError) as error:  # or it is no name, no port
             self.error = str(error)
 
 

@@ -54,6 +54,18 @@ def test_sockets_of_killed_workers_are_swept(producer: Worker, folder: Path) -> 
     assert not (folder / card.name).exists()
 
 
+def test_a_worker_that_cannot_be_met_keeps_no_descriptors(
+    producer: Worker, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of memory that it gives to nobody."""
+    (folder / "long").mkdir()
+    monkeypatch.setattr(producer.transport, "_folder", folder / ("long/" * 30))
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(TransportError, match="no socket"):
+        producer.transport.serve(producer.slots, producer.blocks)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_worker_that_begins_leaves_the_socket_of_one_that_begins_beside_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

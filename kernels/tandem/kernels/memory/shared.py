@@ -42,7 +42,11 @@ class SharedMemory:
         else:
             descriptor, path = tempfile.mkstemp(prefix="tandem-kv-")
             os.unlink(path)
-        os.ftruncate(descriptor, size)
+        try:
+            os.ftruncate(descriptor, size)
+        except OSError:
+            os.close(descriptor)
+            raise
         _seal(descriptor, _SHRINK | _GROW)
         return cls(descriptor, size)
 
@@ -85,7 +89,11 @@ def shared_tensor(size: int) -> Tensor:
     import torch
 
     memory = SharedMemory.make(size)
-    mapping = memory.map()
+    try:
+        mapping = memory.map()
+    except OSError:
+        memory.close()
+        raise
     tensor = torch.frombuffer(mapping, dtype=torch.uint8)
     address = tensor.data_ptr()
     _ranges[address] = (memory, size)

@@ -184,13 +184,14 @@ class ControlClient(Channel):
             self._producers.setdefault(endpoint, _Producer(endpoint, now))
 
     def _address_of(self, producer: _Producer, now: Millis) -> str | None:
-        """``host:port`` in numbers, or None: it is asked for, or will be again after a pause."""
+        """``host:port`` in numbers, or None: it is asked for, or will be again after a pause; so is
+        what is no address, as a peer's card may say."""
         host, _, port = producer.endpoint.rpartition(":")
-        if producer.lookup is None:
-            producer.lookup = self._resolver.ask(host.strip("[]"), int(port))
         try:
+            if producer.lookup is None:
+                producer.lookup = self._resolver.ask(host.strip("[]"), int(port))
             found = producer.lookup.poll()
-        except TransportError as error:
+        except (TransportError, ValueError) as error:
             logger.warning("no link to %s: %s", producer.endpoint, error)
             producer.lookup = None
             self._pause(producer, now)

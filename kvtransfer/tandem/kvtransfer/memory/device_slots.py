@@ -29,9 +29,12 @@ from tandem.kvtransfer.memory.header import (
 )
 from tandem.kvtransfer.memory.packing import WHOLE, NarrowPacking, Packing, PartPacking
 from tandem.kvtransfer.memory.slots import Found, Inspection, Move, SlotMemory
+from tandem.protocol.layout import DTYPE_BYTES
 
 _STAGES = 3
 """Parts between host and slab that are under way at once without being copied twice."""
+_MOST_NARROWED = max(DTYPE_BYTES.values())
+"""Whole blocks as fp8 that a slot may hold for each that fits as it is held, at most."""
 
 
 class Stream(Protocol):
@@ -158,7 +161,7 @@ class DeviceSlots(_OnStream):
         pinned = slab.device.type == "cuda"
         self._heads = torch.zeros((count, HEADER_BYTES), dtype=torch.uint8, pin_memory=pinned)
         """On the host, a slot's each: as it is to be written, or as it was read."""
-        most = max(1, (slot_bytes - HEADER_BYTES) // slab.shape[1])
+        most = max(1, (slot_bytes - HEADER_BYTES) * _MOST_NARROWED // slab.shape[1])
         self._ids = torch.empty((count, most), dtype=torch.int64, pin_memory=pinned)
         """On the host, a slot's each: of the blocks that are packed or unpacked."""
         self._ids_there = torch.empty((count, most), dtype=torch.int64, device=slab.device)

@@ -128,6 +128,7 @@ class ConsumerMover(LinkedMover):
         self.pace.forget(peer)
         self.ends.forget(peer)
         self.book.mark(peer, up=False, reason=item.reason)
+        self._observe_fallen()
         self.parts.notify()
         return actions
 

@@ -17,6 +17,7 @@ from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.kvtransfer.memory.header import HEADER_BYTES
 from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.mover.ends import Ends
+from tandem.kvtransfer.mover.fallen import Fallen, levels_of
 from tandem.kvtransfer.mover.falls import Falls
 from tandem.kvtransfer.mover.items import ConsumerItem
 from tandem.kvtransfer.mover.make_slots import make_all_slots
@@ -63,6 +64,8 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         """Links that stand and get no new hand-offs, and the rates of their probes; one at most."""
         self._times_drained: Counter[Incarnation] = Counter()
         self.ends = Ends(parts, policy)
+        self.fallen = Fallen(levels_of(parts.transports), self._links)
+        self._observe_fallen()
 
     def start_read(self, item: Read, now: Millis, check: Check = Check.HEADER) -> None:
         """Post a read, which is polled to its end, wanted or not."""
@@ -87,6 +90,8 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         said = (peer.hex()[:8], connector, bytes_per_s / 1e9)
         logger.info("KV of %s comes by %s, the probe at %.2f GB/s", *said)
         self.falls.worked(peer, connector)
+        self.fallen.usable(peer, connector)
+        self._observe_fallen()
         reason = self.ends.fell_for(peer)
         self.book.mark(peer, up=True, reason=reason, transport=connector, probed=bytes_per_s)
         self.parts.notify()
@@ -101,9 +106,14 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         elif (uncut := self.ends.why_uncut(peer, card)) is not None:
             self.metrics.uncut_links.labels(card.connector).inc()
             self.book.mark(peer, up=False, reason=uncut)
-            self.fall(peer, uncut, now, rest)
+            self.fall(peer, uncut, now, rest, met=False)
         else:
             self.prober.begin(peer, host, card, now)
+        self._observe_fallen()
+
+    def _observe_fallen(self) -> None:
+        for connector, count in self.fallen.counts().items():
+            self.metrics.links_fallen.labels(connector).set(count)
 
     def _quarantine(self, peer: Incarnation, reason: str, now: Millis) -> None:
         rest = millis(self.config.kv_quarantine_seconds)
@@ -130,6 +140,7 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         rest_ms: int = 0,
         *,
         may_come: bool = False,
+        met: bool = True,
     ) -> None:
         """Give the link up as its transport failed: it is made again by the next, if there is
         one, else after ``rest_ms``, or, if that is 0, when a way may be tried again; ``may_come``
@@ -139,6 +150,8 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
             self.drop(peer, reason, rest_ms)
         elif link is not None and self.control is not None:
             pause = self.falls.failed(peer, welcome.connector, now, may_come=may_come)
+            # Ends that had not met by it, and are not to, miss nothing.
+            self.fallen.failed(peer, welcome.connector, met=met or may_come)
             if rest_ms:
                 pause = min(pause, rest_ms)
             logger.warning("%s fails for KV of %s: %s", welcome.connector, peer.hex()[:8], reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -114,6 +115,14 @@ class Reads:
                 life.moved = now  # said once
                 found.append(read.peer)
         return found
+
+    def stuck(self, seconds: float, quota: int) -> Incarnation | None:
+        """A peer of which as many reads into slots as it may have were begun longer ago: until one
+        ends no link to it is probed. Any thread."""
+        before = time.perf_counter() - seconds
+        opened = list(self._open.values())  # at once: the transfer thread goes on
+        old = (read.peer for read, at in opened if read.slot is not None and at < before)
+        return next((peer for peer, count in Counter(old).items() if count >= quota), None)
 
     def start(
         self, item: Read, welcome: ProducerCard, slots: SlotMemory, check: Check = Check.HEADER

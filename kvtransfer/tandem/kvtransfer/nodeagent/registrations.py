@@ -29,7 +29,8 @@ class Producer:
     """Memory to be read: slab, slots and tags."""
 
     def __init__(self, said: Give, descriptors: Sequence[int]) -> None:
-        """The descriptors stay the caller's. Raises TransportError."""
+        """The descriptors stay the caller's. Raises TransportError, and OSError where this process
+        has no descriptor left."""
         self.incarnation, self.secret = said.incarnation, said.secret
         self.block_bytes = said.block_bytes
         self.sources: dict[Ground, Source] = {}
@@ -40,7 +41,7 @@ class Producer:
             for ground, each in zip(Ground, (slab, slots), strict=True):
                 self.sources[ground] = open_source(said.where, each, said.sizes[ground])
             self.tags: PeerTags | None = PeerTags(tags, said.sizes[2])
-        except TransportError:
+        except (TransportError, OSError):
             self.close()
             raise
 

@@ -20,7 +20,7 @@ from tandem.kvtransfer.events import BlocksFree, ConsumerEvent, Ready
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.mover.consumer import ConsumerMover
 from tandem.kvtransfer.mover.items import Reserved, Rest
-from tandem.kvtransfer.service.parts import make_parts
+from tandem.kvtransfer.service.parts import make_parts, tell_transports
 from tandem.kvtransfer.transports.base import Transport
 from tandem.link.curve import CurveGuard
 from tandem.protocol.card import Fingerprint
@@ -63,7 +63,9 @@ class HandoffConsumer:
             transports=transports,
         )
         self._board = parts.board
+        wanted = next(iter(parts.transports))
         self._mover = ConsumerMover(parts)
+        tell_transports(parts, "consumer", wanted)
         self._wants_hashes = bool(parts.direct)
         self._channel = ControlClient(
             config,
@@ -237,4 +239,8 @@ class HandoffConsumer:
         ring = self._mover.table.ring
         if 2 * ring.quarantined > len(ring):
             return f"{ring.quarantined} of {len(ring)} receive slots wait for reads that hang"
+        patience, quota = 2 * self._mover.config.kv_transfer_seconds, ring.per_peer
+        if (peer := self._mover.reads.stuck(patience, quota)) is not None:
+            slots = f"the {quota} receive slots that {peer.hex()[:8]} may have"
+            return f"{slots} wait for reads that hang: there is no link to it"
         return None

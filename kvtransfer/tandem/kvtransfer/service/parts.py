@@ -67,10 +67,6 @@ def make_parts(
         transports = make_transports(
             config, incarnation, role, on_gpu=slab.is_cuda, on_garbage=count_garbage
         )
-    preferred = next(iter(transports))
-    fallback = config.kv_connector == "auto" and "nixl" not in transports
-    metrics.transport.labels(role, preferred, str(int(fallback))).set(1)
-    logger.info("%s moves KV by %s", role, ", ".join(transports))
     return MoverParts(
         config=config,
         incarnation=incarnation,
@@ -82,3 +78,13 @@ def make_parts(
         metrics=metrics,
         notify=notify,
     )
+
+
+def tell_transports(parts: MoverParts, role: str, wanted: str) -> None:
+    """Say by which ways KV moves, once it is known which of them can be served; ``wanted`` is the
+    best that could load."""
+    preferred = next(iter(parts.transports))
+    stands_in = parts.config.kv_connector == "auto" and preferred == "tcp"  # for nixl
+    fallback = str(int(stands_in or preferred != wanted))
+    parts.metrics.transport.labels(role, preferred, fallback).set(1)
+    logger.info("%s moves KV by %s", role, ", ".join(parts.transports))

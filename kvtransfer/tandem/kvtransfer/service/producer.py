@@ -20,7 +20,7 @@ from tandem.kvtransfer.events import ProducerEvent
 from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff.messages import MAX_BLOCKS
 from tandem.kvtransfer.mover.producer import Computed, ProducerMover
-from tandem.kvtransfer.service.parts import make_parts
+from tandem.kvtransfer.service.parts import make_parts, tell_transports
 from tandem.kvtransfer.service.quota import Quota
 from tandem.kvtransfer.transports.base import Transport
 from tandem.link.curve import CurveGuard
@@ -68,7 +68,9 @@ class HandoffProducer:
             transports=transports,
         )
         self._board, self._metrics = parts.board, parts.metrics
-        self._mover = ProducerMover(parts)
+        wanted = next(iter(parts.transports))
+        self._mover = ProducerMover(parts)  # which leaves out what cannot be served
+        tell_transports(parts, "producer", wanted)
         self._wants_hashes = bool(parts.direct)
         self._only_copies = len(parts.direct) == len(parts.transports)
         """Whether peers copy blocks over every link there may be."""

@@ -28,10 +28,13 @@ class Line:
     """Open from construction to ``close``."""
 
     def __init__(self, folder: Path) -> None:
-        """Call the agent. Raises NoAgentYet where none listens, TransportError where one of
-        another user does."""
+        """Call the agent. Raises NoAgentYet where none listens, or this process has no descriptor
+        left to call it by; TransportError where one of another user listens."""
         path = folder / SOCKET_NAME
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise NoAgentYet(f"no socket for the agent of this node: {error}") from error
         try:
             self._sock.setblocking(False)
             self._sock.connect(str(path))

@@ -133,6 +133,8 @@ class HostCopier:
             return shared.descriptor_of(tensor, writable=writable)
         except KeyError as error:
             raise TransportError("the memory is not shared with other processes") from error
+        except OSError as error:
+            raise TransportError(f"the memory cannot be shared: {error}") from error
 
     def map(self, descriptor: int, size: int) -> _HostSource:
         """See Copier."""

@@ -52,7 +52,11 @@ class DescriptorServer:
         self._expected = GREETING.pack(MAGIC, incarnation, self.secret)
         self._on_garbage = on_garbage
         _sweep(folder)
-        self._listener = _listen(self.path)
+        try:
+            self._listener = _listen(self.path)
+        except TransportError:
+            given.close()
+            raise
         self._selector = selectors.DefaultSelector()
         self._stop_reader, self._stop_writer = socket.socketpair()
         self._callers: dict[socket.socket, tuple[bytearray, float]] = {}

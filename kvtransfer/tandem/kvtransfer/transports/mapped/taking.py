@@ -20,11 +20,15 @@ class Call:
     """To one producer; ``poll`` until it gives or raises."""
 
     def __init__(self, folder: Path, card: MappedCard) -> None:
-        """Begin. Raises TransportError where there is no such socket: another machine's worker."""
+        """Begin. Raises TransportError where there is no such socket: another machine's worker; and
+        where this process has no descriptor left."""
         self._path = str(folder / card.name)
         self._greeting = GREETING.pack(MAGIC, card.incarnation, card.secret)
         self._greeted = False
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise self._failed(error) from error
         self._sock.setblocking(False)
         try:
             self._greet()

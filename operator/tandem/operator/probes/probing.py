@@ -85,9 +85,12 @@ class Probes:
     ) -> float | None:
         """Ask what it is time for; seconds until the next question, None without one. What is known
         of revisions that are not in ``about`` is forgotten. ``links`` pairs of workers are
-        expected."""
+        expected; without one, what was counted before is forgotten, so that equally many pods
+        that come later are counted anew."""
         known = self.known(key)
         with self._lock:
+            if links == 0 and known.links is not None:
+                known.links = Links(healthy=0, total=0)
             for name in known.asked.keys() - about:
                 del known.asked[name]
         waits = [self._poll(key, known, question, links) for question in questions]

@@ -18,7 +18,7 @@ from tandem.operator.api.conditions import Reason
 from tandem.operator.api.status import Links
 from tandem.operator.decide.verdict import Verdict
 from tandem.operator.probes.canary import Question, ask
-from tandem.operator.probes.fleet import read_links
+from tandem.operator.probes.fleet import read_links, steadied
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +116,7 @@ class Probes:
         except Exception:  # else it would count as busy, and nobody would be asked again
             logger.exception("%s/%s: the canary has ended unexpectedly", *key)
         with self._lock:
+            seen = None if seen is None else steadied(seen, known.links)
             changed = asked.verdict is None or asked.verdict.reason is not verdict.reason
             changed = changed or seen != known.links
             asked.verdict, known.links, asked.busy = verdict, seen or known.links, False

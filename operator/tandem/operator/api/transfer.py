@@ -117,7 +117,7 @@ class Preflight(Api, frozen=True, kw_only=True):
     ] = None
     min_megabytes_per_second: Annotated[
         Count | None,
-        doc("Rate below which a link counts as slow, whatever mode; unless given none does."),
+        doc("Rate below which a link counts as slow; unless given none does, whatever the mode."),
     ] = None
 
 

@@ -88,7 +88,9 @@ SITUATIONS: dict[str, Callable[[], Picture]] = {
     "the model is not there": lambda: gone(
         first(model=model(Reason.MODEL_NOT_FOUND, non_retryable=True))
     ),
-    "the first revision's prefill crashes": lambda: down(first(), Role.PREFILL, problem=CRASH),
+    "the first revision's prefill crashes": lambda: down(
+        first(links=UP), Role.PREFILL, problem=CRASH
+    ),
     "the first revision's routers find no image": lambda: down(first(), Role.ROUTER, problem=PULL),
     "routers have keys that workers refuse": lambda: down(
         first(refusals={Role.ROUTER: "keys do not fit"}), Role.ROUTER
@@ -122,7 +124,9 @@ SITUATIONS: dict[str, Callable[[], Picture]] = {
         decided(Phase.PAUSED, targets=OLD, servable=OLD_NAME), canary=GOOD, links=UP
     ),
     "new keys are being read": lambda: serving(key_wait=30.0),
-    "suspended": lambda: gone(picture(decided(Phase.SUSPENDED, targets=OLD, servable=OLD_NAME))),
+    "suspended": lambda: gone(
+        picture(decided(Phase.SUSPENDED, targets=OLD, servable=OLD_NAME), links=UP)
+    ),
     "suspended before it ever started": lambda: gone(
         picture(decided(Phase.SUSPENDED, targets=OLD, stable={}), model=model(Reason.SUSPENDED))
     ),

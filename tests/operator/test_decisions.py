@@ -272,7 +272,10 @@ def test_a_restart_by_hand_is_left_alone():
 def test_links_are_counted_from_the_routers_words():
     """Peers that are up, less what is quarantined, of the pairs that should be."""
     fleet = {
-        "workers": [{"peers": {"a": True, "b": False}}, {"peers": {"a": True, "b": True}}],
+        "workers": [
+            {"incarnation": "c", "peers": {"a": True, "b": False}},
+            {"incarnation": "d", "peers": {"a": True, "b": True}},
+        ],
         "quarantined": [{"prefill": "a", "decode": "c", "cause": "digest"}],
     }
     links = links_of(fleet, 4)

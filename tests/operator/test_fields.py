@@ -254,6 +254,7 @@ def test_no_refusal_is_left_over():
     partly = {
         *("model.source.type", "kvTransfer.connector"),
         *("kvTransfer.nodeLocal.copy", "kvTransfer.nodeLocal.volume", "kvTransfer.pullPeers"),
+        *("kvTransfer.nodeLocal.mode", "kvTransfer.transport"),
         "model.source.hub.endpoint",
         *("observability.tracing.endpoint", "observability.tracing.samplePercent"),
     }
@@ -279,6 +280,22 @@ def test_no_refusal_is_left_over():
             {"connector": "NIXL", "nodeLocal": {"volume": CLAIM, "copy": "Agent"}},
             "kvTransfer.nodeLocal.copy: Agent",
         ),
+        (
+            {"connector": "TCP", "nodeLocal": {"mode": "Required"}},
+            "kvTransfer.nodeLocal.mode: Required",
+        ),
+        (
+            {"connector": "NIXL", "nodeLocal": {"mode": "Required", "volume": CLAIM}},
+            "kvTransfer.nodeLocal.mode: Required",
+        ),
+        (
+            {"connector": "CudaP2P", "transport": "RDMA", "nodeLocal": {"volume": CLAIM}},
+            "kvTransfer.transport: RDMA",
+        ),
+        (
+            {"connector": "CudaP2P", "transport": "TCP", "nodeLocal": {"volume": CLAIM}},
+            "kvTransfer.transport: TCP",
+        ),
     ],
 )
 def test_what_a_nodes_folder_is_for_is_refused_where_nobody_meets(transfer: Changes, field: str):
@@ -288,6 +305,24 @@ def test_what_a_nodes_folder_is_for_is_refused_where_nobody_meets(transfer: Chan
     )
     assert said is not None
     assert said.startswith(f"spec.{field}")
+
+
+@pytest.mark.parametrize(
+    "transfer",
+    [
+        {"connector": "CudaP2P", "transport": "Auto", "nodeLocal": {"volume": CLAIM}},
+        {"connector": "TCP", "transport": "TCP", "nodeLocal": {"mode": "Auto"}},
+        {"connector": "NIXL", "transport": "RDMA"},
+        {"transport": "RDMA", "nodeLocal": {"mode": "Required", "volume": CLAIM}},
+        {"nodeLocal": {"mode": "Required"}},
+        {"connector": "TCP", "nodeLocal": {"mode": "Disabled", "volume": CLAIM}},
+    ],
+)
+def test_what_says_no_more_than_is_done_is_not_refused(transfer: Changes):
+    """Choices that the connector goes by, and the way to another connector that leaves the volume
+    in place (runbook TandemLinkQuarantined)."""
+    given = facts(**{f"kvTransfer__{name}": each for name, each in transfer.items()})
+    assert unsupported(given.spec) is None
 
 
 @pytest.mark.parametrize(

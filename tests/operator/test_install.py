@@ -145,6 +145,7 @@ def test_an_endpoint_for_spans_is_told_and_may_be_reached(endpoint: str, protoco
         ("metrics.podMonitor.interval=often", "/metrics/podMonitor/interval"),
         ("nodeAgent.hostPath=here", "/nodeAgent/hostPath"),
         ("nodeAgent.claims[0].name=a", "/nodeAgent/claims/0"),
+        ("nodeAgent.claims={a,a}", "/nodeAgent/claims': items at 0 and 1 are equal"),
         ("nodeAgent.metricsPort=80", "/nodeAgent/metricsPort"),
         ("nodeAgent.enable=true", "enable"),
     ],

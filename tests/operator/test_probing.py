@@ -15,9 +15,10 @@ import pytest
 from tests.operator.test_judging import question
 
 from tandem.operator.api.conditions import Reason
+from tandem.operator.api.status import Links
 from tandem.operator.probes.canary import ask
 from tandem.operator.probes.fleet import read_fleet, read_links
-from tandem.operator.probes.probing import Probes
+from tandem.operator.probes.probing import Asked, Probes
 
 KEY = ("ns", "demo")
 BROKEN_OFF = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n0123456789"
@@ -106,6 +107,22 @@ def test_whatever_becomes_of_a_question_another_one_follows():
     assert verdict is not None
     assert (verdict.reason, "unexpectedly" in verdict.message) == (Reason.CANARY_FAILED, True)
     assert not probes.known(KEY).asked["r"].busy
+    probes.close()
+
+
+def test_links_are_counted_anew_when_workers_come_back():
+    """As many as before are other pods, whose links nobody has counted."""
+    probes = Probes(60.0, lambda _key: None)
+    known = probes.known(KEY)
+    known.links = Links(healthy=1, total=1)
+    known.asked["r"] = Asked(due=time.monotonic() + 60.0, at=time.monotonic())
+    one = question(1, "r")
+    assert probes.poll(KEY, [one], about={"r"}, links=1) == pytest.approx(60.0, abs=5.0)
+    assert probes.poll(KEY, [], about={"r"}, links=0) is None
+    assert known.links == Links(healthy=0, total=0)
+    soon = probes.poll(KEY, [one], about={"r"}, links=1)
+    assert soon is not None
+    assert soon <= 3.0
     probes.close()
 
 

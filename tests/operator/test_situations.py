@@ -8,11 +8,14 @@ from typing import Any
 import lupa
 import msgspec
 import pytest
-from tests.operator.situations import NO_PREFILL, SITUATIONS, serving
+from tests.operator.situations import NO_PREFILL, SITUATIONS, UP, serving
+from tests.operator.test_judging import OLD, OLD_NAME, decided, picture
 
 from tandem.operator.api.conditions import ConditionType, Reason
-from tandem.operator.api.status import LLMServiceStatus
-from tandem.operator.decide.status import status_of
+from tandem.operator.api.status import Links, LLMServiceStatus
+from tandem.operator.decide.rollout import Phase
+from tandem.operator.decide.status import Picture, status_of
+from tandem.operator.desired.naming import Role
 from tandem.operator.probes.fleet import links_of
 
 ROOT = Path(__file__).parents[2]
@@ -95,6 +98,46 @@ def test_what_no_operator_has_looked_at_is_not_healthy():
     assert health({"metadata": {"generation": 1}}) == "Progressing"
 
 
+def many_decode(base: Picture, number: int) -> Picture:
+    """The same with this many decode workers, of equal names."""
+    others = [pod for pod in base.pods if pod.role is not Role.DECODE]
+    pods = [pod for pod in base.pods if pod.role is Role.DECODE] * number
+    return msgspec.structs.replace(base, pods=others + pods)
+
+
+def fabric(status: LLMServiceStatus) -> tuple[str, str, str]:
+    """What KVFabricReady says: status, reason, message."""
+    told = next(each for each in status.conditions if each.type == ConditionType.KV_FABRIC_READY)
+    return told.status, told.reason, told.message
+
+
+@pytest.mark.parametrize("situation", ["suspended", "prefill of a stable service crashes"])
+def test_a_count_of_links_does_not_outlive_the_workers(situation: str):
+    """Nobody is asked any more who would count anew: the former count is shown nowhere."""
+    before = LLMServiceStatus(links=UP)
+    status = status_of(SITUATIONS[situation](), before)
+    assert status.links == Links(healthy=0, total=0)
+    assert status.summary.links == "0/0"
+    assert fabric(status)[:2] == ("Unknown", Reason.LINKS_UNKNOWN)
+    assert "no prefill and decode worker are ready at once" in fabric(status)[2]
+
+
+def test_a_suspended_service_has_no_links_while_its_pods_go():
+    """Pods that were ready a moment ago are not asked any more."""
+    asleep = decided(Phase.SUSPENDED, targets=OLD, servable=OLD_NAME)
+    status = status_of(picture(asleep, links=UP), LLMServiceStatus())
+    assert (status.links, fabric(status)[0]) == (Links(healthy=0, total=0), "Unknown")
+
+
+def test_links_of_other_workers_than_now_are_unknown():
+    """Until a router has counted those of a worker that has just come."""
+    status = status_of(many_decode(serving(), 2), LLMServiceStatus(links=UP))
+    assert (status.links, status.summary.links) == (None, "-")
+    assert fabric(status)[:2] == ("Unknown", Reason.LINKS_UNKNOWN)
+    counted = status_of(many_decode(serving(links=Links(healthy=2, total=2)), 2), status)
+    assert (counted.summary.links, fabric(counted)[1]) == ("2/2", Reason.LINKS_UP)
+
+
 def test_the_fabrics_condition_says_why_links_are_down():
     """The two reasons that most links have, with how many do; numbers make no other reason."""
     slow = "the link gives {} MB/s, 9000.0 are asked"
@@ -103,7 +146,7 @@ def test_the_fabrics_condition_says_why_links_are_down():
     up = {"state": "up", "reason": ""}
     links = links_of({"workers": [], "handoff_links": [*down, up]}, 7)
     assert links.down == [f"3 x {slow.format(11)}", "2 x gone"]
-    status = status_of(serving(links=links), LLMServiceStatus())
+    status = status_of(many_decode(serving(links=links), 7), LLMServiceStatus())
     told = next(each for each in status.conditions if each.type == ConditionType.KV_FABRIC_READY)
     assert (told.status, told.reason) == ("False", Reason.LINKS_DOWN)
     assert told.message == f"0 of 7 links up; down: 3 x {slow.format(11)}; 2 x gone"

@@ -112,7 +112,7 @@ ADVICE: dict[Reason, str] = {
     Reason.REPLICAS_READY: "All replicas of the role are ready.",
     Reason.LINKS_UP: "Every prefill worker reaches every decode worker.",
     Reason.LINKS_DOWN: "Some pairs cannot exchange KV; see status.links and the workers' logs.",
-    Reason.LINKS_UNKNOWN: "No router has said yet how the links are.",
+    Reason.LINKS_UNKNOWN: "Wait for workers of both roles, and for a router to count their links.",
     Reason.NODE_LOCAL_UNAVAILABLE: "Give kvTransfer.nodeLocal a volume, or set its mode to Auto.",
     Reason.CANARY_OK: "A question went through router, prefill and decode, and came back right.",
     Reason.CANARY_PENDING: "Wait: the first question has not been asked yet.",

@@ -70,11 +70,18 @@ class Links(Api, frozen=True, kw_only=True):
     total: Annotated[Integer, doc("Pairs of a prefill and a decode worker.")]
     transport: Annotated[ShortStatus | None, doc("What moves the bytes.")] = None
     median_megabytes_per_second: Annotated[
-        Integer | None, doc("Measured rate of the middle link.")
+        Integer | None,
+        doc(
+            "KV that comes a second over the middle one of the links that hand-offs used in the "
+            "last minutes, as last told where it moved by less than a fifth; none while none did."
+        ),
     ] = None
     quarantined: Annotated[
         Annotated[list[ShortStatus], Meta(max_length=32)],
-        doc("Links that are not used, and why; at most 32.", **{_LIST_TYPE: "atomic"}),
+        doc(
+            "Links that are not used, by the pods of their ends, and why; at most 32.",
+            **{_LIST_TYPE: "atomic"},
+        ),
     ] = field(default_factory=list)
     down: Annotated[
         Annotated[list[ShortStatus], Meta(max_length=2)],

@@ -90,7 +90,8 @@ class NodeLocal(Api, frozen=True, kw_only=True):
         NodeLocalMode | None,
         doc(
             "Auto (unless given): used where there is a volume. Required: KVFabricReady is False "
-            "without one. Disabled: never."
+            "without one; goes with connector Auto or CudaP2P. Disabled: never, whatever volume "
+            "is named."
         ),
     ] = None
     copy_mode: Annotated[
@@ -109,10 +110,14 @@ class Preflight(Api, frozen=True, kw_only=True):
 
     mode: Annotated[
         PreflightMode | None,
-        doc("Off, Warn (unless given): a slow link is reported. Require: it is not used."),
+        doc(
+            "What becomes of a link that gives less than minMegabytesPerSecond. Warn (unless "
+            "given): workers' logs and series say so. Require: it is not used. Off: nothing."
+        ),
     ] = None
     min_megabytes_per_second: Annotated[
-        Count | None, doc("Rate below which a link counts as slow.")
+        Count | None,
+        doc("Rate below which a link counts as slow; unless given none does, whatever the mode."),
     ] = None
 
 
@@ -128,7 +133,11 @@ class KVTransfer(Api, frozen=True, kw_only=True):
     ] = None
     transport: Annotated[
         TransportChoice | None,
-        doc("Auto (unless given), RDMA (refuse to fall back to TCP) or TCP."),
+        doc(
+            "What carries KV over the network: Auto (unless given), TCP, or RDMA, which is RDMA "
+            "or nothing, except beside nodeLocal.volume: a worker that cannot load NIXL takes TCP "
+            "then. Not with connector CudaP2P, nor RDMA with connector TCP."
+        ),
     ] = None
     integrity: Annotated[
         Integrity | None,

@@ -20,6 +20,7 @@ from tandem.operator.cluster.ownership import is_ours
 from tandem.operator.cluster.store import CHILDREN, Key, Store
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired.naming import Identity, Manifest
+from tandem.operator.desired.policy import node_local_volume
 
 
 def snapshot(store: Store, owner: Identity, since: str) -> Snapshot:
@@ -118,6 +119,7 @@ def _claims(spec: LLMServiceSpec) -> Iterable[tuple[str, str]]:
     if cache is not None and cache.persistent_volume_claim is not None:
         yield cache.persistent_volume_claim.claim_name, "spec.model.cache"
     volume = spec.kv_transfer.node_local.volume
-    if volume is not None and volume.persistent_volume_claim is not None:
+    mounted = node_local_volume(spec) is not None  # with mode Disabled nobody mounts it
+    if mounted and volume is not None and volume.persistent_volume_claim is not None:
         claim = volume.persistent_volume_claim.claim_name
         yield claim, "spec.kvTransfer.nodeLocal.volume"

@@ -73,6 +73,15 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
             if pod.role is role and revision in (None, pod.revision)
         )
 
+    def counted(self, told: Links | None) -> Links | None:
+        """``told`` where it counts the pairs of workers that are ready now; None where it counted
+        others, and no links at all without a pair: nobody is asked then, who would count anew."""
+        asleep = self.decision.phase is Phase.SUSPENDED
+        pairs = 0 if asleep else self.ready(Role.PREFILL) * self.ready(Role.DECODE)
+        if told is None or told.total == pairs:
+            return told
+        return None if pairs else Links(healthy=0, total=0)
+
 
 ROLE_CONDITIONS = {
     Role.PREFILL: ConditionType.PREFILL_READY,
@@ -99,7 +108,7 @@ def status_of(picture: Picture, before: LLMServiceStatus) -> LLMServiceStatus:
         ),
         roles=_roles(picture),
         rollout=picture.decision.memory,
-        links=picture.links or before.links,
+        links=picture.counted(picture.links or before.links),
         scalers=[
             ScalerStatus(role=role, name=picture.owner.child(role))
             for role in WORKERS
@@ -118,7 +127,7 @@ def _mode(picture: Picture) -> Literal["Disaggregated", "Aggregated", "Pooling"]
         return None
     if not draws_tokens(picture.spec):
         return "Pooling"
-    verdict, links = picture.canary, picture.links
+    verdict, links = picture.canary, picture.counted(picture.links)
     fell_back = verdict is not None and verdict.reason is Reason.CANARY_NOT_DISAGGREGATED
     cut_off = links is not None and links.total > 0 and links.healthy == 0
     alone = picture.ready(Role.PREFILL) == 0 or picture.wanted[Role.PREFILL].replicas == 0
@@ -142,7 +151,7 @@ def _summary(picture: Picture) -> Summary:
     def short(role: Role) -> str:
         return f"{picture.ready(role)}/{picture.wanted[role].replicas}"
 
-    links = picture.links
+    links = picture.counted(picture.links)
     return Summary(
         prefill=short(Role.PREFILL),
         decode=short(Role.DECODE),
@@ -233,9 +242,13 @@ def _fabric_word(picture: Picture) -> Word:
     if local.mode is NodeLocalMode.REQUIRED and node_local_volume(picture.spec) is None:
         text = "spec.kvTransfer.nodeLocal.mode is Required, and nodeLocal.volume is not set"
         return "False", Reason.NODE_LOCAL_UNAVAILABLE, text
-    links = picture.links
-    if links is None or links.total == 0:
-        return "Unknown", Reason.LINKS_UNKNOWN, "no router has reported a link yet"
+    links = picture.counted(picture.links)
+    if links is None:
+        text = "no router has reported the links of the workers that are ready yet"
+        return "Unknown", Reason.LINKS_UNKNOWN, text
+    if links.total == 0:
+        text = "there is no link: no prefill and decode worker are ready at once"
+        return "Unknown", Reason.LINKS_UNKNOWN, text
     text = f"{links.healthy} of {links.total} links up"
     if node_local_volume(picture.spec) is not None:
         text += "; the node's folder is mounted in every worker"
@@ -354,10 +367,8 @@ def _missing_word(picture: Picture) -> Word | None:
     verdict = picture.canary
     if verdict is not None and not verdict.ok:
         return "True", verdict.reason, verdict.message
-    pairs = picture.ready(Role.PREFILL) * picture.ready(Role.DECODE)
-    counted = picture.links is None or picture.links.total == pairs  # else of other pods than now
     fabric = _fabric_word(picture)
-    return ("True", fabric[1], fabric[2]) if settled and counted and fabric[0] == "False" else None
+    return ("True", fabric[1], fabric[2]) if settled and fabric[0] == "False" else None
 
 
 def _ready_word(picture: Picture, words: Mapping[ConditionType, Word]) -> Word:

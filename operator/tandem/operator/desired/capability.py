@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tandem.operator.api.service import LLMServiceSpec
-from tandem.operator.api.transfer import Connector
+from tandem.operator.api.transfer import Connector, NodeLocalMode, TransportChoice
 from tandem.operator.desired.elastic_steps import router_value
 from tandem.operator.desired.fetching import unusable_hub
 from tandem.operator.desired.naming import WORKERS, Role
@@ -48,10 +48,27 @@ def _connector(spec: LLMServiceSpec) -> object:
     return value if value is Connector.CUDA_P2P and node_local_volume(spec) is None else None
 
 
+def _transport(spec: LLMServiceSpec) -> object:
+    """Beside a connector that goes by no network."""
+    value = spec.kv_transfer.transport
+    chosen = spec.kv_transfer.connector is Connector.CUDA_P2P and value is not TransportChoice.AUTO
+    return value if chosen else None
+
+
+def _meets(spec: LLMServiceSpec) -> bool:
+    """Whether the connector looks into a folder of the node."""
+    return spec.kv_transfer.connector in (None, Connector.AUTO, Connector.CUDA_P2P)
+
+
 def _has_folder(spec: LLMServiceSpec) -> bool:
     """Whether workers meet in a folder of their node, and go by who copies there."""
-    meets = spec.kv_transfer.connector in (None, Connector.AUTO, Connector.CUDA_P2P)
-    return meets and node_local_volume(spec) is not None
+    return _meets(spec) and node_local_volume(spec) is not None
+
+
+def _node_mode(spec: LLMServiceSpec) -> object:
+    """A folder that is required and that no worker would look into."""
+    mode = spec.kv_transfer.node_local.mode
+    return mode if mode is NodeLocalMode.REQUIRED and not _meets(spec) else None
 
 
 def _node_copy(spec: LLMServiceSpec) -> object:
@@ -83,9 +100,19 @@ _REFUSED: tuple[tuple[str, Question, str], ...] = (
     ("model.source.hub.endpoint", unusable_hub, "use http:// or https:// with a port up to 65535"),
     ("kvTransfer.connector", _connector, "name nodeLocal.volume beside it, mode Auto or Required"),
     (
+        "kvTransfer.transport",
+        _transport,
+        "connector CudaP2P goes by no network: remove one of the two",
+    ),
+    (
         "kvTransfer.integrity",
         lambda spec: spec.kv_transfer.integrity,
         "identity and bytes of every part are always compared; remove it",
+    ),
+    (
+        "kvTransfer.nodeLocal.mode",
+        _node_mode,
+        "it goes with connector Auto or CudaP2P; choose one of them, or mode Disabled",
     ),
     (
         "kvTransfer.nodeLocal.copy",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import urllib.request
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from http.client import HTTPException
 from typing import Any
+
+import msgspec
 
 from tandem.operator.api.status import Links
 from tandem.protocol import names
@@ -45,23 +48,54 @@ def read_fleet(base_url: str, token: str, timeout: float) -> dict[str, Any]:
 
 
 def links_of(fleet: dict[str, Any], expected: int) -> Links:
-    """Links from the router's own words."""
-    states = [up for worker in fleet.get("workers", ()) for up in worker.get("peers", {}).values()]
+    """Links from the router's own words: those that their decode worker calls up (it does not of
+    one that it has in quarantine itself) and that the router has not closed."""
+    workers, closed = fleet.get("workers", ()), fleet.get("quarantined", ())
+    pods = {worker.get("incarnation"): worker.get("pod") for worker in workers}
+    states = {
+        (peer, worker.get("incarnation")): up
+        for worker in workers
+        for peer, up in worker.get("peers", {}).items()
+    }
+    healthy = {pair for pair, up in states.items() if up}
+    healthy -= {(link["prefill"], link["decode"]) for link in closed}
     quarantined = [
-        f"{link['prefill']} to {link['decode']}: {link['cause']}"
-        for link in fleet.get("quarantined", ())
+        f"{_pod(pods, link['prefill'])} to {_pod(pods, link['decode'])}: {link['cause']}"
+        for link in closed
     ]
-    kinds = {worker.get("compatibility") for worker in fleet.get("workers", ())}
-    if len(kinds) > 1 and not all(states):
+    kinds = {worker.get("compatibility") for worker in workers}
+    if len(kinds) > 1 and not all(states.values()):
         quarantined.append(f"workers hold KV of {len(kinds)} kinds: they cannot exchange it")
-    healthy = max(0, sum(map(bool, states)) - len(fleet.get("quarantined", ())))
+    told = fleet.get("handoff_links", ())
     return Links(
-        healthy=min(healthy, expected),
+        healthy=min(len(healthy), expected),
         total=expected,
         transport=fleet.get("transport"),
-        quarantined=quarantined[:_MOST],
-        down=why_down(fleet.get("handoff_links", ())),
+        median_megabytes_per_second=_median_rate(told),
+        quarantined=[each[:_MOST_CHARACTERS] for each in quarantined[:_MOST]],
+        down=why_down(told),
     )
+
+
+def steadied(links: Links, before: Links | None) -> Links:
+    """``links`` with the rate of ``before`` where theirs is within a fifth of it: a rate moves
+    with each hand-off, and a status that changes is written."""
+    old = None if before is None else before.median_megabytes_per_second
+    new = links.median_megabytes_per_second
+    if old is None or new is None or abs(new - old) > old / 5:
+        return links
+    return msgspec.structs.replace(links, median_megabytes_per_second=old)
+
+
+def _pod(pods: Mapping[str | None, str | None], incarnation: str) -> str:
+    """A worker's pod; its incarnation where the router found it by no cluster's word."""
+    return pods.get(incarnation) or incarnation
+
+
+def _median_rate(links: Iterable[dict[str, Any]]) -> int | None:
+    """MB/s of the middle link of those whose rate is known, 1 at least; None where none is."""
+    rates = [rate for each in links if (rate := each.get("gb_per_s") or 0.0) > 0]
+    return max(1, round(1000 * statistics.median(rates))) if rates else None
 
 
 def why_down(links: Iterable[dict[str, Any]]) -> list[str]:

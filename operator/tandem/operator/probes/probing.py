@@ -18,7 +18,7 @@ from tandem.operator.api.conditions import Reason
 from tandem.operator.api.status import Links
 from tandem.operator.decide.verdict import Verdict
 from tandem.operator.probes.canary import Question, ask
-from tandem.operator.probes.fleet import read_links
+from tandem.operator.probes.fleet import read_links, steadied
 
 logger = logging.getLogger(__name__)
 
@@ -85,9 +85,12 @@ class Probes:
     ) -> float | None:
         """Ask what it is time for; seconds until the next question, None without one. What is known
         of revisions that are not in ``about`` is forgotten. ``links`` pairs of workers are
-        expected."""
+        expected; without one, what was counted before is forgotten, so that equally many pods
+        that come later are counted anew."""
         known = self.known(key)
         with self._lock:
+            if links == 0 and known.links is not None:
+                known.links = Links(healthy=0, total=0)
             for name in known.asked.keys() - about:
                 del known.asked[name]
         waits = [self._poll(key, known, question, links) for question in questions]
@@ -113,6 +116,7 @@ class Probes:
         except Exception:  # else it would count as busy, and nobody would be asked again
             logger.exception("%s/%s: the canary has ended unexpectedly", *key)
         with self._lock:
+            seen = None if seen is None else steadied(seen, known.links)
             changed = asked.verdict is None or asked.verdict.reason is not verdict.reason
             changed = changed or seen != known.links
             asked.verdict, known.links, asked.busy = verdict, seen or known.links, False

@@ -117,9 +117,11 @@ class Links(Protocol):
         rest_ms: int = 0,
         *,
         may_come: bool = False,
+        met: bool = True,
     ) -> None:
         """The probe failed: make the link again, by another transport if there is one, else after
-        a rest; ``may_come`` is what is not there yet."""
+        a rest; ``may_come`` is what is not there yet, and by a way that could not be connected the
+        ends have not ``met``."""
         ...
 
     def drop(self, peer: Incarnation, reason: str, rest_ms: int = 0) -> None:
@@ -149,7 +151,8 @@ class Prober:
         except TransportError as error:
             logger.warning("no way to read from %s: %s", host, error)
             waits = isinstance(error, NoAgentYet)
-            mover.fall(peer, str(error), now, AGENT_REST_MS if waits else 0, may_come=waits)
+            rest = AGENT_REST_MS if waits else 0
+            mover.fall(peer, str(error), now, rest, may_come=waits, met=False)
             return
         self._ask(peer, now, again=False)
 

@@ -83,6 +83,10 @@ class _Producer:
     """Connections that never stood: each failure tries the next of the known keys."""
     without: dict[str, Millis] = field(default_factory=dict)
     """Transports that failed between these ends, and until when they are not offered."""
+    met: set[str] = field(default_factory=set)
+    """Those of them by which the ends had met."""
+    back_ms: int = FIRST_PAUSE_MS
+    """Until these are offered again where all have failed."""
 
 
 class ControlClient(Channel):
@@ -120,12 +124,22 @@ class ControlClient(Channel):
             self._lose(producer, item.reason, now, rest_ms=item.rest_ms)
             if item.without:
                 producer.without[item.without] = Millis(now + item.without_ms)
+                if item.rest_ms:
+                    producer.met.discard(item.without)
+                elif item.met:
+                    producer.met.add(item.without)
                 self._go_by_the_next(producer, now)
 
     def _go_by_the_next(self, producer: _Producer, now: Millis) -> None:
-        """A way failed: the next is tried soon, and where all have, none before one may be."""
+        """A way failed: the next is tried soon. Where all have, those are by which the ends had
+        met, with pauses that grow as on a link of one way; else none before one may be."""
         until = [producer.without.get(each, now) for each in self.connectors]
-        first = min(until, default=now)
+        first, back = min(until, default=now), Millis(now + producer.back_ms)
+        if producer.met and first > back:
+            for each in producer.met:
+                producer.without.pop(each, None)
+            producer.back_ms = min(2 * producer.back_ms, LONGEST_PAUSE_MS)
+            first = back
         producer.pause_ms = FIRST_PAUSE_MS
         producer.retry_at = Millis(max(now + FIRST_PAUSE_MS, first))
 
@@ -308,7 +322,7 @@ class ControlClient(Channel):
         stood = link.stands
         self._close(producer)
         if link.since is not None and now - link.since >= STEADY_MS:
-            producer.pause_ms = FIRST_PAUSE_MS
+            producer.pause_ms = producer.back_ms = FIRST_PAUSE_MS
         self._pause(producer, now, rest_ms)
         producer.failures += not stood
         if stood:

@@ -80,6 +80,9 @@ class Drop:
     """D: a transport that is not to be offered when the link is made again ..."""
     without_ms: int = 0
     """... for so long; 0 ends what was said before."""
+    met: bool = False
+    """The ends have met by it: where no other way reaches, it is offered again soon, unless it is
+    to rest."""
 
 
 @dataclass(frozen=True, slots=True)

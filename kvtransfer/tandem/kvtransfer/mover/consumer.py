@@ -117,6 +117,7 @@ class ConsumerMover(LinkedMover):
         if self._links.get(peer) != item.link:
             return []
         del self._links[peer]
+        self._given_up.pop(peer, None)
         self._drained.pop(peer, None)
         self._times_drained.pop(peer, None)
         actions = self.table.link_lost(peer, item.reason, now)

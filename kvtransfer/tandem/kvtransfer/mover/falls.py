@@ -8,14 +8,14 @@ with time for them: what is open ends as it would.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.protocol.ids import Incarnation
 
 MAX_REMEMBERED = 256
-"""Peers; the longest known are forgotten first, and then come back when they are linked anew."""
+"""Peers that have no link; those heard of longest ago are forgotten first."""
 MAX_DOUBLINGS = 5
 BUSY_MS = 15_000
 """For which hand-offs may follow one another on a link that is due."""
@@ -36,9 +36,12 @@ class _Fall:
 class Falls:
     """What worked and failed, by peer."""
 
-    def __init__(self, pause_ms: int, ways: Sequence[str]) -> None:
-        """``ways`` are the transports, best first."""
-        self._pause_ms = pause_ms
+    def __init__(
+        self, pause_ms: int, ways: Sequence[str], linked: Container[Incarnation] = ()
+    ) -> None:
+        """``ways`` are the transports, best first; ``linked``, which changes, are the peers that
+        have a link, which are not forgotten."""
+        self._pause_ms, self._linked = pause_ms, linked
         self._rank = {name: at for at, name in enumerate(ways)}
         self._peers: dict[Incarnation, _Fall] = {}
 
@@ -51,22 +54,31 @@ class Falls:
         self._remember(peer, connector)
 
     def _remember(self, peer: Incarnation, connector: str) -> None:
+        self._heard(peer, _Fall(connector))
+        gone = [each for each in self._peers if each not in self._linked]
+        for each in gone[: max(0, len(gone) - MAX_REMEMBERED)]:
+            del self._peers[each]
+
+    def _heard(self, peer: Incarnation, known: _Fall) -> None:
         self._peers.pop(peer, None)
-        while len(self._peers) >= MAX_REMEMBERED:
-            del self._peers[next(iter(self._peers))]
-        self._peers[peer] = _Fall(connector)
+        self._peers[peer] = known
 
     def failed(
         self, peer: Incarnation, connector: str, now: Millis, *, may_come: bool = False
     ) -> int:
         """It failed: milliseconds for which it is not to be offered. Where it ``may_come``, it is
-        tried again though it never worked."""
-        known = self._peers.get(peer)
-        if known is None and may_come:
+        tried again though it never worked; unless it is the last, from which there is none to come
+        back. Before it is due it is tried where nothing else goes: that is the same incident."""
+        known, rank = self._peers.get(peer), self._rank[connector]
+        better = known is None or rank < self._rank[known.connector]
+        if may_come and better and rank < len(self._rank) - 1:
             self._remember(peer, connector)
             known = self._peers[peer]
         if known is None or known.connector != connector:
             return self._pause_ms
+        self._heard(peer, known)
+        if known.due is not None and now < known.due:
+            return known.due - now
         pause = self._pause_ms << min(known.failures, MAX_DOUBLINGS)
         known.failures += 1
         known.due = Millis(now + pause)

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 
 from tandem.kvtransfer.config import millis
-from tandem.kvtransfer.control.mail import Drop, SetPeers
+from tandem.kvtransfer.control.mail import Drop, LinkNumber, SetPeers
 from tandem.kvtransfer.control.peers import PeerBook
 from tandem.kvtransfer.events import ConsumerEvent
 from tandem.kvtransfer.handoff.actions import Millis, Read
@@ -58,7 +58,10 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
             transport.receive(slots, blocks if name in direct else None)
         self.book = PeerBook()
         self.prober = Prober(self)
-        self.falls = Falls(millis(config.kv_quarantine_seconds), tuple(parts.transports))
+        rest = millis(config.kv_quarantine_seconds)
+        self.falls = Falls(rest, tuple(parts.transports), self._links)
+        self._given_up: dict[Incarnation, LinkNumber] = {}
+        """Links that were dropped and whose ``LinkDown`` has not come."""
         self._welcomes: dict[Incarnation, ProducerCard] = {}
         self._drained: dict[Incarnation, float] = {}
         """Links that stand and get no new hand-offs, and the rates of their probes; one at most."""
@@ -99,6 +102,7 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
 
     def _meet(self, peer: Incarnation, host: str, card: ProducerCard, now: Millis) -> None:
         rest = millis(self.config.kv_quarantine_seconds)
+        self.prober.end(peer)  # of another link to this peer
         if (refused := self.ends.why_refused(card)) is not None:
             logger.warning("no link to %s: %s", host, refused)
             self.book.mark(peer, up=False, reason=refused)
@@ -130,6 +134,7 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
     def drop(self, peer: Incarnation, reason: str, rest_ms: int = 0, again: str = "") -> None:
         """Give the link up; ``LinkDown`` follows. By ``again`` the next may go at once."""
         if (link := self._links.get(peer)) is not None and self.control is not None:
+            self._given_up[peer] = link
             self.control.post(Drop(link, reason, rest_ms, again))
 
     def fall(
@@ -143,9 +148,12 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         met: bool = True,
     ) -> None:
         """Give the link up as its transport failed: it is made again by the next, if there is
-        one, else after ``rest_ms``, or, if that is 0, when a way may be tried again; ``may_come``
-        is what is not there yet."""
+        one, else after ``rest_ms``, or, if that is 0, soon where the two ends had ``met`` by one,
+        else when a way may be tried again; ``may_come`` is what is not there yet. Once a link:
+        what fails together on it is one incident."""
         welcome, link = self._welcomes.get(peer), self._links.get(peer)
+        if link is not None and self._given_up.get(peer) == link:
+            return
         if welcome is None or len(self.parts.transports) < 2:
             self.drop(peer, reason, rest_ms)
         elif link is not None and self.control is not None:
@@ -155,7 +163,8 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
             if rest_ms:
                 pause = min(pause, rest_ms)
             logger.warning("%s fails for KV of %s: %s", welcome.connector, peer.hex()[:8], reason)
-            self.control.post(Drop(link, reason, 0, welcome.connector, pause))
+            self._given_up[peer] = link
+            self.control.post(Drop(link, reason, rest_ms, welcome.connector, pause, met))
 
     def _come_back(self, now: Millis) -> None:
         """Links whose better way may work again are made anew, when no hand-off is on them."""

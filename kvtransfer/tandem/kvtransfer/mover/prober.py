@@ -22,7 +22,7 @@ from tandem.kvtransfer.handoff.messages import Message, Probe, ProbeDone, ProbeR
 from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.metrics import HandoffMetrics
 from tandem.kvtransfer.mover.pattern import pattern
-from tandem.kvtransfer.transports.base import Check, Transport
+from tandem.kvtransfer.transports.base import Check, Served, Transport
 from tandem.protocol.ids import Incarnation, RequestKey
 
 logger = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ class Prober:
                 if waits:
                     self._mover.drop(peer, NO_SLOT)
                 else:
-                    self._mover.fall(peer, "the pattern did not come in time", now)
+                    self._fail(peer, "the pattern did not come in time", now)
             elif probing.nbytes is not None and probing.slot is None:
                 self._read(peer, probing, now)
         return []
@@ -232,8 +232,15 @@ class Prober:
             self._judge(read.peer, probing, now)
         else:
             fault = "the pattern is wrong" if done else "the pattern could not be read"
-            mover.fall(read.peer, fault, now)
+            self._fail(read.peer, fault, now)
         return actions
+
+    def _fail(self, peer: Incarnation, reason: str, now: Millis) -> None:
+        """The pattern did not come: for good as far as one knows, unless another process was to
+        bring it that may be replaced."""
+        transport = self._mover.transport_to(peer)
+        waits = isinstance(transport, Served) and transport.may_come(peer)
+        self._mover.fall(peer, reason, now, AGENT_REST_MS if waits else 0, may_come=waits)
 
     def _is_slow(self, bytes_per_s: float) -> bool:
         config = self._mover.config

@@ -200,6 +200,16 @@ class Resting(Protocol):
 
 
 @runtime_checkable
+class Served(Protocol):
+    """A transport whose reads another process makes, which may go and come."""
+
+    def may_come(self, peer: Incarnation) -> bool:
+        """Whether reads of the peer, since ``connect``, have failed or stand as that process is
+        away, silent or not to be trusted; not for what it refuses."""
+        ...
+
+
+@runtime_checkable
 class Timed(Protocol):
     """A transport that knows when copies of its own are likely to be through."""
 

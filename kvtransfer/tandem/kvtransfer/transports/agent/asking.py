@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.errors import NoAgentYet, TransportError
 from tandem.kvtransfer.transports.agent.line import Line, check_hello
 from tandem.kvtransfer.transports.agent.wire import (
     VERSION,
@@ -70,9 +70,13 @@ class Asker:
         return [] if self._line is None or self._unsaid else [self._line.fileno()]
 
     def connect(self) -> None:
-        """Call the agent, if it has not been called. Raises TransportError where there is none."""
+        """Call the agent, if it has not been called. Raises NoAgentYet where there is none, or one
+        that is not trusted: its place may be taken back from that."""
         if self._line is None:
-            self._line = Line(self._folder)
+            try:
+                self._line = Line(self._folder)
+            except TransportError as error:
+                raise NoAgentYet(str(error)) from error
             self._greeted, self._heard_at = False, time.monotonic()
 
     def ask(self, request: Copy) -> None:

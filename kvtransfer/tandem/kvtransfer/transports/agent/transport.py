@@ -101,6 +101,8 @@ class AgentTransport:
         self._landing = Landing(1, 1)
         self._tickets = count()
         self._secrets: dict[Incarnation, bytes] = {}
+        self._left_alone: set[Incarnation] = set()
+        """Peers that were connected when an agent was lost; until another has brought something."""
         self._reads: dict[Ticket, _Read] = {}
         self._taking: list[_Taking] = []
         self._later: list[tuple[float, Piece]] = []
@@ -133,15 +135,24 @@ class AgentTransport:
 
     def connect(self, peer: Incarnation, host: str, card: bytes) -> None:
         """Remember how to ask for the producer's blocks. Raises TransportError where it is not on
-        this machine, or there is no agent."""
+        this machine, NoAgentYet where there is no agent."""
         self.close(peer)
         said = decode_card(card)
         if said.incarnation != peer:
             raise TransportError("the card is of another producer")
         if said.place != place_of(self._folder):
             raise TransportError(f"the producer does not meet the agent in {self._folder}")
+        self.advance()  # an agent that ended while nothing was asked of it is none
         self._asker.connect()
         self._secrets[peer] = said.secret
+
+    def may_come(self, peer: Incarnation) -> bool:
+        """See Served: an agent was lost, or owes an answer."""
+        refused = {piece.ticket for _, piece in self._later}  # a producer that it does not know
+        return peer in self._left_alone or any(
+            read.peer == peer and read.left and not read.failed and ticket not in refused
+            for ticket, read in self._reads.items()
+        )
 
     def read(self, peer: Incarnation, extents: Sequence[Extent]) -> Ticket:
         """Ask for the pieces, as far as there are slots for them."""
@@ -171,6 +182,7 @@ class AgentTransport:
         tags = b"".join(read.tags[index] for index in range(len(read.pieces)))
         if tags:  # nobody asks for those of a pattern
             self._tags[ticket] = tags
+        self._left_alone.discard(read.peer)
         return Progress.DONE
 
     def tags_of(self, ticket: Ticket) -> bytes:
@@ -193,6 +205,7 @@ class AgentTransport:
             what()
         except TransportError as error:
             logger.warning("%s: %s", self.traits.name, error)
+            self._left_alone |= self._secrets.keys()
             self._lose()
 
     def filenos(self) -> list[int]:
@@ -225,6 +238,7 @@ class AgentTransport:
         """Nothing is wanted of the peer any more: its reads fail, and slots that the agent may
         still write are quarantined."""
         self._secrets.pop(peer, None)
+        self._left_alone.discard(peer)
         for ticket, read in self._reads.items():
             if read.peer == peer:
                 self._fail(ticket, read)

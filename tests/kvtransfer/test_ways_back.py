@@ -1,0 +1,162 @@
+"""What one incident costs a link that has several ways: one pause, and who is remembered for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tests.kvtransfer.builders import make_key
+from tests.kvtransfer.test_falls import PEER, alone
+
+from tandem.kvtransfer.config import millis
+from tandem.kvtransfer.control.mail import Drop, LinkDown, LinkNumber, LinkUp
+from tandem.kvtransfer.handoff import pull
+from tandem.kvtransfer.handoff.actions import Millis, Read
+from tandem.kvtransfer.handoff.manifest import manifest
+from tandem.kvtransfer.handoff.messages import ProbeReady, ProducerCard, Ready
+from tandem.kvtransfer.mover.consumer import ConsumerMover
+from tandem.kvtransfer.mover.falls import MAX_REMEMBERED, Falls
+from tandem.kvtransfer.mover.prober import _Probing
+from tandem.kvtransfer.mover.reads import Ended
+from tandem.kvtransfer.transports.base import Progress
+from tandem.protocol.ids import Incarnation, new_incarnation
+
+NOW = Millis(1000)
+WAYS = ("shm", "shm_agent", "tcp")
+
+
+class Posted(list[object]):
+    """Stands for the control thread."""
+
+    post = list.append
+
+    @property
+    def drops(self) -> list[Drop]:
+        """What it was asked to give up."""
+        return [each for each in self if isinstance(each, Drop)]
+
+
+@pytest.fixture
+def mover(folder: Path) -> Iterator[ConsumerMover]:
+    """A consumer's transfer thread that nobody runs, with a link by shm."""
+    made = alone(folder)
+    made.control = Posted()  # type: ignore[assignment]
+    _link(made, PEER, 1)
+    yield made
+    made.stop()
+
+
+def _link(mover: ConsumerMover, peer: Incarnation, number: int) -> None:
+    mover._links[peer] = LinkNumber(number)
+    mover._welcomes[peer] = SimpleNamespace(connector="shm", num_blocks=64)  # type: ignore[assignment]
+    mover.falls.worked(peer, "shm")
+    mover.table.link_up(peer)
+
+
+def _posted(mover: ConsumerMover) -> list[Drop]:
+    assert isinstance(mover.control, Posted)
+    return mover.control.drops
+
+
+def _read_under_way(mover: ConsumerMover, number: int) -> Read:
+    key, reads = make_key(f"k{number}"), []
+    mover.start_read = lambda read, now, check=None: reads.append(read)  # type: ignore[assignment]
+    groups, size = mover.table.policy.groups, mover.table.policy.block_size
+    ready = Ready(key, 4, 4, manifest(groups, 4, size), ((number,),))
+    for each in (
+        pull.Opened(key, PEER, None, link_up=True, direct=True),
+        pull.Told(key, PEER, ready),
+        pull.Load(key, ((20 + number,),), 0, 4),
+    ):
+        mover._carry_out(mover.table.apply(each, NOW), NOW)
+    (read,) = reads
+    return read
+
+
+def test_reads_that_fail_together_are_one_incident(mover, monkeypatch):
+    """The agent restarts under load: the pause doubled with each copy that was under way, so that
+    six kept the link on the next way for 16 minutes, though its peer was told of the first."""
+    reads = [_read_under_way(mover, number) for number in range(6)]
+    ended = [Ended(each, Progress.FAILED, time.perf_counter()) for each in reads]
+    monkeypatch.setattr(mover.reads, "ended", lambda: ended)
+    mover._poll_reads(NOW)
+    pause = millis(mover.config.kv_quarantine_seconds)
+    assert [(each.without, each.without_ms) for each in _posted(mover)] == [("shm", pause)]
+    assert mover.falls.due(Millis(NOW + pause)) == [(PEER, "shm")]
+
+
+def test_what_fails_on_a_link_that_was_given_up_says_nothing_more(mover):
+    """Until its end is heard of; what fails on the next counts again."""
+    mover.drop(PEER, "quarantined", 30_000)
+    mover.fall(PEER, "a read failed", NOW)
+    assert len(_posted(mover)) == 1
+    assert mover.falls.due(Millis(10**9)) == []
+    mover.take(LinkDown(PEER, LinkNumber(1), "dropped"), NOW)
+    assert not mover._given_up
+    _link(mover, PEER, 2)
+    mover.fall(PEER, "a read failed", NOW)
+    assert [each.link for each in _posted(mover)] == [1, 2]
+    assert mover.falls.due(Millis(10**9)) == [(PEER, "shm")]
+
+
+def test_a_link_that_is_refused_ends_the_probe_of_the_one_before(mover):
+    """A peer that is called by two addresses: its word of that probe, on a link by what this worker
+    does not have, ended the transfer thread."""
+    mover.prober._probing[PEER] = _Probing(1, NOW)
+    card = ProducerCard("unheard-of", b"", 1, 1, 1)
+    mover.take(LinkUp(PEER, LinkNumber(2), "unheard-of", "host", card), NOW)
+    mover.prober.ready(PEER, ProbeReady(1, 4096), NOW)
+    mover.prober.work(Millis(NOW + 1))
+    assert [each.link for each in _posted(mover)] == [2]
+
+
+def test_what_is_tried_before_it_is_due_is_the_same_incident():
+    """Where nothing else reaches a peer, a way is tried again and again within seconds: that was
+    taken for six incidents, a pause of 16 minutes."""
+    falls = Falls(1000, WAYS)
+    falls.worked(PEER, "shm")
+    assert falls.failed(PEER, "shm", Millis(0)) == 1000
+    assert [falls.failed(PEER, "shm", Millis(at)) for at in (0, 50, 999)] == [1000, 950, 1]
+    assert falls.due(Millis(1000)) == [(PEER, "shm")]
+    assert falls.failed(PEER, "shm", Millis(1000)) == 2000
+
+
+def test_a_better_way_that_may_come_is_waited_for_though_a_worse_worked():
+    """Nixl, which is not the last, had worked before the agent was found to be away: the link
+    never came back to the agent. From the last way there is none to come back."""
+    falls = Falls(1000, ("shm_agent", "nixl", "tcp"))
+    falls.worked(PEER, "nixl")
+    falls.failed(PEER, "shm_agent", Millis(0), may_come=True)
+    falls.worked(PEER, "nixl")
+    assert falls.due(Millis(1000)) == [(PEER, "shm_agent")]
+    node = Falls(1000, ("shm", "shm_agent"))
+    node.failed(PEER, "shm_agent", Millis(0), may_come=True)
+    node.worked(PEER, "shm_agent")
+    assert node.due(Millis(10**9)) == []
+
+
+def test_those_that_are_gone_are_forgotten_before_those_that_are_linked():
+    """Of 257 peers the first, which is linked and falls now, had been forgotten for one that was
+    gone; and of those that are gone the one heard of last stays longest."""
+    linked = {PEER}
+    falls = Falls(1000, WAYS, linked)
+    gone = [new_incarnation() for _ in range(MAX_REMEMBERED + 1)]
+    falls.worked(PEER, "shm")
+    for each in gone[:-1]:
+        falls.worked(each, "shm")
+    falls.failed(gone[0], "shm", Millis(0))
+    falls.worked(gone[-1], "shm")
+    falls.failed(PEER, "shm", Millis(0))
+    assert {peer for peer, _ in falls.due(Millis(1000))} == {PEER, gone[0]}
+    assert len(falls._peers) == MAX_REMEMBERED + 1
+
+
+def test_a_worker_remembers_those_that_it_is_linked_with(mover):
+    """However many come and go."""
+    for _ in range(MAX_REMEMBERED + 1):
+        mover.falls.worked(new_incarnation(), "shm")
+    mover.fall(PEER, "a read failed", NOW)
+    assert mover.falls.due(Millis(10**9)) == [(PEER, "shm")]

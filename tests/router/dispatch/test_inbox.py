@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.router.dispatch.inbox import Backlog, Inbox, weigh
 
@@ -124,3 +126,28 @@ def test_memory_has_a_bound_whoevers_fault_it_is() -> None:
     assert not most.given_up
     most.put(SMALL)
     assert (less.given_up, most.given_up) == (False, True)
+
+
+def test_a_turn_in_which_nobody_is_to_blame_looks_at_all_but_a_few_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slow readers hold all that all may, and a token comes to each of many others: whoever has to
+    go is not looked for once for each of these."""
+    looks, behind = 0, Inbox.behind.fget
+    assert behind is not None
+
+    def counted(inbox: Inbox[str]) -> int:
+        nonlocal looks
+        looks += 1
+        return behind(inbox)
+
+    monkeypatch.setattr(Inbox, "behind", property(counted))
+    backlog = Backlog(total_bytes=64 * 16 * ONE)
+    slow = [Box(backlog, awaited=False) for _ in range(64)]
+    for each in slow:
+        each.put(*[SMALL] * 16)
+    others = [Box(backlog, awaited=True) for _ in range(256)]
+    for each in others:
+        each.put(SMALL)
+    assert not any(each.given_up for each in (*slow, *others))
+    assert looks < 20 * len(slow + others)

@@ -22,6 +22,9 @@ _TOKEN_BYTES = 40
 _LOGPROB_BYTES = 120
 _MOST = 2
 """Times the bytes of all inboxes beyond which room is made by one whose reader is not to blame."""
+_LOOKS = 64
+"""Looks at all inboxes, at most, while what they hold grows by as much as they may hold: one that
+found nobody to blame is not repeated for each event of the same turn of the loop."""
 
 _Leg = TypeVar("_Leg")
 
@@ -49,6 +52,8 @@ class Backlog:
         self.total_bytes = total_bytes
         self.held = 0
         """Bytes in all of them."""
+        self._look_beyond = total_bytes
+        """Bytes in all of them beyond which somebody is looked for who has to go."""
         self._inboxes: set[Inbox[object]] = set()
 
     def enter(self, inbox: Inbox[object]) -> None:
@@ -63,12 +68,19 @@ class Backlog:
         """Have the largest answer given up if too much waits in all: of those whose readers leave
         it here, unless what came for others in one turn of the loop is more than that by far."""
         if self.held <= self.total_bytes:
+            self._look_beyond = self.total_bytes
+        if self.held <= self._look_beyond:
             return
         left = [each for each in self._inboxes if not each.awaited]
         if sum(each.behind for each in left) > self.total_bytes:
-            max(left, key=lambda inbox: inbox.behind).overflow()
+            found = left
         elif sum(each.behind for each in self._inboxes) > _MOST * self.total_bytes:
-            max(self._inboxes, key=lambda inbox: inbox.behind).overflow()
+            found = list(self._inboxes)
+        else:
+            self._look_beyond = self.held + self.total_bytes // _LOOKS
+            return
+        self._look_beyond = self.total_bytes
+        max(found, key=lambda inbox: inbox.behind).overflow()
 
 
 class Inbox(Generic[_Leg]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import chain
 
 import pytest
@@ -75,4 +76,46 @@ def test_a_claim_keeps_its_volume_whatever_others_come_and_go(plane: ControlPlan
             path = "jsonpath={.spec.claimRef.namespace}/{.spec.claimRef.name}"
             assert plane.kubectl("get", "pv", volume(claim), "-o", path) == "/".join(claim)
     assert "uninstalled" in helm("uninstall", "nodes", *where)
+    plane.kubectl("delete", "namespace", other, "--wait=false")
+
+
+@NEEDS_HELM
+@pytest.mark.slow
+def test_claims_that_share_a_volume_do_not_stop_an_upgrade(plane: ControlPlane, namespace: str):
+    """Charts before gave two of the same letters one volume. They keep it, it stays that of whom
+    it is for, and the other, made anew, gets its own."""
+    where = ("-n", namespace, "--kubeconfig", str(plane.kubeconfig()))
+    other = f"{namespace}-x"
+    plane.kubectl("create", "namespace", other)
+    first, second = (namespace, "x-node"), (other, "node")
+    name = f"both-tandem-{namespace}-x-node"
+
+    def upgrade(verb: str, *claims: Claim) -> dict[str, str]:
+        said = helm(verb, "both", CHART, *where, "--set", "crds.install=false", *chosen(*claims))
+        assert "STATUS: deployed" in said, said
+        path = "jsonpath={.spec.volumeName}"
+        return {
+            claim[1]: plane.kubectl("-n", *claim[:1], "get", "pvc", claim[1], "-o", path)
+            for claim in claims
+        }
+
+    assert upgrade("install", first) == {"x-node": name}
+    found = json.loads(plane.kubectl("-n", namespace, "get", "pvc", "x-node", "-o", "json"))
+    kept = {key: found["metadata"][key] for key in ("labels", "annotations")}
+    metadata = {"namespace": other, "name": "node", **kept}
+    spec = {**found["spec"], "volumeName": name}
+    shared = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": metadata,
+        "spec": spec,
+    }
+    plane.kubectl("create", "-f", "-", stdin=json.dumps(shared))
+    assert upgrade("upgrade", second, first) == {"x-node": name, "node": name}
+    path = "jsonpath={.spec.claimRef.namespace}/{.spec.claimRef.name}"
+    assert plane.kubectl("get", "pv", name, "-o", path) == "/".join(first)
+    plane.kubectl("-n", other, "patch", "pvc", "node", "-p", '{"metadata":{"finalizers":null}}')
+    plane.kubectl("-n", other, "delete", "pvc", "node")
+    assert upgrade("upgrade", second, first)["node"].startswith(f"{name}-")
+    assert "uninstalled" in helm("uninstall", "both", *where)
     plane.kubectl("delete", "namespace", other, "--wait=false")

@@ -112,31 +112,37 @@ true
 {{- end -}}
 {{- end -}}
 
-{{- /* The volume of each of nodeAgent.claims, by NAMESPACE/NAME, as JSON. A claim cannot go to another
-volume: one that is there keeps its own. Without a cluster to ask (helm template) the first of those
-whose volumes would have one name has it, the others a digest at its end. */ -}}
+{{- /* The volume of each of nodeAgent.claims, by NAMESPACE/NAME (volumes), and which claim each volume is
+for (owners), as JSON. A claim cannot go to another volume: one that is there keeps its own, also where
+two share it. Without a cluster to ask (helm template) the first of those whose volumes would have one
+name has it, the others a digest at its end. */ -}}
 {{- define "tandem.nodeVolumes" -}}
 {{- $volumes := dict }}
-{{- $taken := dict }}
+{{- $owners := dict }}
 {{- range .Values.nodeAgent.claims }}
+{{- $claim := printf "%s/%s" .namespace .name }}
 {{- $found := lookup "v1" "PersistentVolumeClaim" .namespace .name }}
 {{- $ours := dig "metadata" "labels" "app.kubernetes.io/instance" "" $found | eq $.Release.Name }}
 {{- $there := dig "spec" "volumeName" "" $found }}
-{{- if and $ours $there (not (hasKey $taken $there)) }}
-{{- $_ := set $volumes (printf "%s/%s" .namespace .name) $there }}
-{{- $_ := set $taken $there true }}
+{{- if and $ours $there }}
+{{- $_ := set $volumes $claim $there }}
+{{- $bound := dig "spec" "claimRef" (dict) (lookup "v1" "PersistentVolume" "" $there) }}
+{{- $is := and (eq (get $bound "namespace") .namespace) (eq (get $bound "name") .name) }}
+{{- if or $is (not (hasKey $owners $there)) }}
+{{- $_ := set $owners $there $claim }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- range .Values.nodeAgent.claims }}
 {{- $claim := printf "%s/%s" .namespace .name }}
 {{- $volume := printf "%s-%s-%s" (include "tandem.name" $) .namespace .name | trunc 63 | trimSuffix "-" }}
-{{- if hasKey $taken $volume }}
+{{- if hasKey $owners $volume }}
 {{- $volume = printf "%s-%s" ($volume | trunc 54 | trimSuffix "-") ($claim | sha256sum | trunc 8) }}
 {{- end }}
 {{- if not (hasKey $volumes $claim) }}
 {{- $_ := set $volumes $claim $volume }}
-{{- $_ := set $taken $volume true }}
+{{- $_ := set $owners $volume $claim }}
 {{- end }}
 {{- end }}
-{{- toJson $volumes }}
+{{- dict "volumes" $volumes "owners" $owners | toJson }}
 {{- end }}

@@ -69,6 +69,16 @@ def test_hole_14_hanging_reads_of_one_producer_are_reported_however_many_slots_t
     consumer.until(consumer.service.problem)
     assert producer.incarnation.hex()[:8] in (consumer.service.problem() or "")
     assert consumer.service.ended() is None
+    wanted = {producer.service.control: producer.incarnation}
+    consumer.service.set_peers({})
+    assert consumer.service.problem() is None, "it has gone: nobody misses a link to it"
+    consumer.service.set_peers(wanted)
+    assert consumer.service.problem() is not None
+    book, other = consumer.service._mover.book, new_incarnation()
+    book.mark(other, up=True)
+    assert consumer.service.problem() is None, "hand-offs of another go on"
+    book.mark(other, up=False)
+    assert consumer.service.problem() is not None
     transport.hold.clear()
     consumer.until(lambda: consumer.service.problem() is None)
     consumer.until(lambda: consumer.service.peer_up(producer.incarnation))

@@ -116,13 +116,13 @@ class Reads:
                 found.append(read.peer)
         return found
 
-    def stuck(self, seconds: float, quota: int) -> Incarnation | None:
-        """A peer of which as many reads into slots as it may have were begun longer ago: until one
-        ends no link to it is probed. Any thread."""
+    def stuck(self, seconds: float, quota: int) -> set[Incarnation]:
+        """Peers of which as many reads into slots as they may have were begun longer ago: until one
+        ends no link to them is probed. Any thread."""
         before = time.perf_counter() - seconds
         opened = list(self._open.values())  # at once: the transfer thread goes on
         old = (read.peer for read, at in opened if read.slot is not None and at < before)
-        return next((peer for peer, count in Counter(old).items() if count >= quota), None)
+        return {peer for peer, count in Counter(old).items() if count >= quota}
 
     def start(
         self, item: Read, welcome: ProducerCard, slots: SlotMemory, check: Check = Check.HEADER

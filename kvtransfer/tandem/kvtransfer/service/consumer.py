@@ -81,6 +81,8 @@ class HandoffConsumer:
         self._channel.on_end = notify
         self._mover.control = self._channel
         self._fingerprint = fingerprint
+        self._wanted: frozenset[Incarnation] = frozenset()
+        """Producers that routers name, as far as they are named by more than where they are."""
         self._open: dict[RequestKey, Incarnation] = {}
         self._writing: set[RequestKey] = set()
 
@@ -98,6 +100,8 @@ class HandoffConsumer:
 
     def set_peers(self, controls: Mapping[str, Incarnation] | Iterable[str]) -> None:
         """Keep links to these control sockets (``host:port``), and to no others."""
+        if isinstance(controls, Mapping):
+            self._wanted = frozenset(controls.values())
         self._channel.post(SetPeers(() if self.ended() else tuple(controls)))
 
     def peer_up(self, producer: Incarnation) -> bool:
@@ -239,8 +243,11 @@ class HandoffConsumer:
         ring = self._mover.table.ring
         if 2 * ring.quarantined > len(ring):
             return f"{ring.quarantined} of {len(ring)} receive slots wait for reads that hang"
+        if any(each.up for each in self._mover.book.snapshot()):
+            return None  # hand-offs go on, and routers hear of the link that is down
         patience, quota = 2 * self._mover.config.kv_transfer_seconds, ring.per_peer
-        if (peer := self._mover.reads.stuck(patience, quota)) is not None:
-            slots = f"the {quota} receive slots that {peer.hex()[:8]} may have"
-            return f"{slots} wait for reads that hang: there is no link to it"
-        return None
+        stuck = self._wanted & self._mover.reads.stuck(patience, quota)
+        if not stuck:
+            return None
+        slots = f"the {quota} receive slots that {min(stuck).hex()[:8]} may have"
+        return f"{slots} wait for reads that hang: there is no link to it, nor to another producer"

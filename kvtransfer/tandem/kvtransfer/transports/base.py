@@ -205,7 +205,8 @@ class Served(Protocol):
 
     def may_come(self, peer: Incarnation) -> bool:
         """Whether reads of the peer, since ``connect``, have failed or stand as that process is
-        away, silent or not to be trusted; not for what it refuses."""
+        away, silent, not to be trusted or does not take this worker; not for a copy that it
+        refuses."""
         ...
 
 

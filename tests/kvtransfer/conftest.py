@@ -4,8 +4,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 from tests.kvtransfer.agent.agents import Running
 from tests.kvtransfer.builders import Consumer, Producer, make_config
+
+from tandem.kvtransfer.control.client import ControlClient
+from tandem.kvtransfer.metrics import metrics_of
+from tandem.kvtransfer.progress import ProgressBoard
+from tandem.protocol.ids import new_incarnation
 
 
 @pytest.fixture
@@ -37,6 +43,21 @@ def node():
         running = Running(Path(name))
         yield running
         running.stop()
+
+
+@pytest.fixture
+def client():
+    """A control client whose thread is the test's."""
+    made = ControlClient(
+        make_config(),
+        new_incarnation(),
+        "print",
+        board=ProgressBoard(),
+        metrics=metrics_of(CollectorRegistry()),
+        deliver=lambda item: None,
+    )
+    yield made
+    made.stop()
 
 
 @pytest.fixture(params=["tcp", "memory_blocks", "shm", "shm_agent"])

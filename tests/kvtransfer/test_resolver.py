@@ -8,19 +8,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import zmq
-from prometheus_client import CollectorRegistry
-from tests.kvtransfer.builders import Consumer, Producer, make_config
+from tests.kvtransfer.builders import Consumer, Producer
 from tests.waiting import wait_for
 
 from tandem.kvtransfer.control import client as client_module
-from tandem.kvtransfer.control.client import ControlClient
 from tandem.kvtransfer.control.mail import SetPeers
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.memory.slots import SlotMemory
-from tandem.kvtransfer.metrics import metrics_of
 from tandem.kvtransfer.mover.extents import slot_extent
-from tandem.kvtransfer.progress import ProgressBoard
 from tandem.kvtransfer.resolver import MAX_LOOKUPS, Address, Lookup, Resolver, first_address
 from tandem.kvtransfer.transports.base import Extent, Progress, Ticket
 from tandem.kvtransfer.transports.tcp import TcpTransport
@@ -152,21 +148,6 @@ def test_names_that_hang_take_a_bounded_number_of_threads(server):
 
 def _answer(lookup: Lookup) -> Address:
     return wait_for(lookup.poll, every=0.001)
-
-
-@pytest.fixture
-def client() -> Iterator[ControlClient]:
-    """A control client whose thread is the test's."""
-    made = ControlClient(
-        make_config(),
-        new_incarnation(),
-        "print",
-        board=ProgressBoard(),
-        metrics=metrics_of(CollectorRegistry()),
-        deliver=lambda item: None,
-    )
-    yield made
-    made.stop()
 
 
 def test_links_wait_for_a_name_without_holding_up_others(server, client):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 
 import pytest
-from prometheus_client import CollectorRegistry
 from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
 from tests.kvtransfer.test_falls import PEER
 
@@ -20,10 +18,7 @@ from tandem.kvtransfer.control.client import (
 from tandem.kvtransfer.control.mail import Drop, LinkNumber, SetPeers
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.handoff.actions import Millis
-from tandem.kvtransfer.metrics import metrics_of
-from tandem.kvtransfer.progress import ProgressBoard
 from tandem.kvtransfer.transports import choose
-from tandem.protocol.ids import new_incarnation
 
 WAYS = ("shm", "shm_agent", "tcp")
 
@@ -59,21 +54,12 @@ def test_a_failed_read_takes_the_only_way_to_another_node_down_for_moments(
 
 
 @pytest.fixture
-def client() -> Iterator[ControlClient]:
-    """A control client whose thread is the test's, and that calls nobody."""
-    made = ControlClient(
-        make_config(),
-        new_incarnation(),
-        "print",
-        board=ProgressBoard(),
-        metrics=metrics_of(CollectorRegistry()),
-        deliver=lambda item: None,
-    )
-    made.connectors = WAYS
-    made.post(SetPeers(("127.0.0.1:9",)))
-    made._turn()
-    yield made
-    made.stop()
+def client(client: ControlClient) -> ControlClient:
+    """One that calls a peer at which nobody listens, by several ways."""
+    client.connectors = WAYS
+    client.post(SetPeers(("127.0.0.1:9",)))
+    client._turn()
+    return client
 
 
 def _drop(client: ControlClient, now: int, way: str, **more: object) -> int:

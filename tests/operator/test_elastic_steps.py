@@ -52,6 +52,8 @@ def test_what_a_role_was_given_stands():
         {"disaggregation__mode": "Never"},
         {"task": "Embed"},
         {"router__extraArgs": [*ELASTIC, "--target-itl-ms", "soon"]},
+        {"router__extraArgs": [*ELASTIC, "--target-itl-ms=0"]},
+        {"router__extraArgs": [*ELASTIC, "--target-itl-ms=nan"]},
     ],
 )
 def test_without_a_pair_or_a_target_nothing_is_bounded(changes: dict[str, Any]):

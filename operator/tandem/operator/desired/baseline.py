@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tandem.operator.desired.naming import Manifest
+from tandem.operator.desired.naming import Manifest, map_of, maps_of
 
 HOST = ("hostNetwork", "hostPID", "hostIPC")
 CAPABILITIES = (
@@ -56,30 +56,30 @@ def _findings(pod: Manifest) -> Iterator[str]:
     for field in HOST:
         if pod.get(field):
             yield f"{field}: {pod[field]}"
-    for volume in _maps(pod.get("volumes")):
+    for volume in maps_of(pod.get("volumes")):
         if "hostPath" in volume:
             yield f"volumes[{volume.get('name')}].hostPath"
     context = pod.get("securityContext")
-    for sysctl in _maps(_map(context).get("sysctls")):
+    for sysctl in maps_of(map_of(context).get("sysctls")):
         if sysctl.get("name") not in SYSCTLS:
             yield f"securityContext.sysctls[{sysctl.get('name')}]"
     yield from _of_context(context, "securityContext")
     for field in CONTAINERS:
-        for container in _maps(pod.get(field)):
+        for container in maps_of(pod.get(field)):
             yield from _of_container(container, f"{field}[{container.get('name')}]")
 
 
 def _of_container(container: Manifest, at: str) -> Iterator[str]:
-    for port in _maps(container.get("ports")):
+    for port in maps_of(container.get("ports")):
         if port.get("hostPort"):
             yield f"{at}.ports.hostPort: {port['hostPort']}"
-    context = _map(container.get("securityContext"))
+    context = map_of(container.get("securityContext"))
     place = f"{at}.securityContext"
     if context.get("privileged"):
         yield f"{place}.privileged: {context['privileged']}"
     if context.get("procMount", "Default") != "Default":
         yield f"{place}.procMount: {context['procMount']}"
-    added = _map(context.get("capabilities")).get("add")
+    added = map_of(context.get("capabilities")).get("add")
     for name in added if isinstance(added, list) else ():
         if name not in CAPABILITIES:
             yield f"{place}.capabilities.add: {name}"
@@ -88,20 +88,12 @@ def _of_container(container: Manifest, at: str) -> Iterator[str]:
 
 def _of_context(context: Any, at: str) -> Iterator[str]:
     """What pods and containers have in common."""
-    given = _map(context)
+    given = map_of(context)
     for field in ("seccompProfile", "appArmorProfile"):
-        if _map(given.get(field)).get("type") == "Unconfined":
+        if map_of(given.get(field)).get("type") == "Unconfined":
             yield f"{at}.{field}.type: Unconfined"
-    labels = _map(given.get("seLinuxOptions"))
+    labels = map_of(given.get("seLinuxOptions"))
     if labels.get("type", "") not in SELINUX_TYPES or labels.get("user") or labels.get("role"):
         yield f"{at}.seLinuxOptions"
-    if _map(given.get("windowsOptions")).get("hostProcess"):
+    if map_of(given.get("windowsOptions")).get("hostProcess"):
         yield f"{at}.windowsOptions.hostProcess"
-
-
-def _map(value: Any) -> Manifest:
-    return value if isinstance(value, dict) else {}
-
-
-def _maps(value: Any) -> list[Manifest]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.transfer import Connector, NodeLocalMode, TransportChoice
-from tandem.operator.desired.elastic_steps import router_value
 from tandem.operator.desired.fetching import unusable_hub
 from tandem.operator.desired.naming import WORKERS, Role
-from tandem.operator.desired.policy import node_local_volume, worker_role
+from tandem.operator.desired.policy import node_local_volume, router_value, worker_role
 from tandem.operator.desired.tracing import unusable_endpoint, unused_share
 
 Question = Callable[[LLMServiceSpec], object]

@@ -6,22 +6,15 @@ and few prompts leave the prefill workers (docs/pair.md). Pure; called by ``work
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import Any
 
 from tandem.operator.api.service import DisaggregationMode, LLMServiceSpec
 from tandem.operator.desired.merge import MAIN
-from tandem.operator.desired.naming import Role
-from tandem.operator.desired.policy import draws_tokens, worker_role
+from tandem.operator.desired.naming import Manifest, Role, map_of, maps_of
+from tandem.operator.desired.policy import draws_tokens, router_value, worker_role
 from tandem.protocol.names import ENV_PREFIX
 from tandem.protocol.step_bound import step_bound
-
-
-def router_value(spec: LLMServiceSpec, flag: str) -> str | None:
-    """What ``router.extraArgs`` gives for ``--flag``: the last of several holds."""
-    words = [word for given in spec.router.extra_args for word in given.split("=", 1)]
-    return next((value for name, value in [*pairwise(words)][::-1] if name == f"--{flag}"), None)
 
 
 def elastic_step_flags(spec: LLMServiceSpec, role: Role) -> list[str]:
@@ -33,10 +26,12 @@ def elastic_step_flags(spec: LLMServiceSpec, role: Role) -> list[str]:
         return []
     section = worker_role(spec, role)
     flags = _settings_of([*spec.engine.extra_args, *section.extra_args])
+    given = router_value(spec, "target-itl-ms")
     try:
-        given = router_value(spec, "target-itl-ms")
         target = None if given is None else float(given)
     except ValueError:
+        return []
+    if target is not None and not 0 < target < math.inf:
         return []
     return step_bound(target, {*flags, *_settings_in(section.pod_template or {})})
 
@@ -46,19 +41,12 @@ def _settings_of(words: Sequence[str]) -> Iterator[str]:
     return (each[2:].split("=", 1)[0].replace("-", "_") for each in words if each[:2] == "--")
 
 
-def _settings_in(template: dict[str, Any]) -> Iterator[str]:
+def _settings_in(template: Manifest) -> Iterator[str]:
     """Names of settings that a podTemplate's variables give; what is no pod template has none."""
-    containers = _list(_map(template.get("spec")).get("containers"))
-    for main in (each for each in map(_map, containers) if each.get("name") == MAIN):
-        names = (str(_map(each).get("name")) for each in _list(main.get("env")))
+    for container in maps_of(map_of(template.get("spec")).get("containers")):
+        if container.get("name") != MAIN:
+            continue
+        names = (str(each.get("name")) for each in maps_of(container.get("env")))
         yield from (
             each.removeprefix(ENV_PREFIX).lower() for each in names if each.startswith(ENV_PREFIX)
         )
-
-
-def _map(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []

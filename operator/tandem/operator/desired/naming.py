@@ -25,6 +25,17 @@ from tandem.protocol.names import (
 
 Manifest = dict[str, Any]
 
+
+def map_of(value: Any) -> Manifest:
+    """A map of what somebody wrote; an empty one where it is none."""
+    return value if isinstance(value, dict) else {}
+
+
+def maps_of(value: Any) -> list[Manifest]:
+    """Those of a list that are maps; none where it is no list."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
 APP = "tandem"
 MANAGER = "tandem-operator"
 """Field manager of server-side apply, and the managed-by label."""

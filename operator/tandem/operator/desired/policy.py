@@ -6,6 +6,8 @@ builders, ``rollout`` and ``status``.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from tandem.operator.api.roles import ScalingMode, WorkerSpec
 from tandem.operator.api.service import (
     DisaggregationMode,
@@ -57,6 +59,12 @@ def task_of(spec: LLMServiceSpec) -> Task:
 def draws_tokens(spec: LLMServiceSpec) -> bool:
     """Whether decode workers have something to do."""
     return task_of(spec) is Task.GENERATE
+
+
+def router_value(spec: LLMServiceSpec, flag: str) -> str | None:
+    """What ``router.extraArgs`` gives for ``--flag``: the last of several holds."""
+    words = [word for given in spec.router.extra_args for word in given.split("=", 1)]
+    return next((value for name, value in [*pairwise(words)][::-1] if name == f"--{flag}"), None)
 
 
 def answering_role(spec: LLMServiceSpec) -> Role:

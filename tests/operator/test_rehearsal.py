@@ -4,6 +4,7 @@ nothing was written by asking."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Set
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,17 @@ import pytest
 import yaml
 from tests.operator.builders import service
 from tests.operator.harness import Harness, Operators
+from tests.operator.test_judging import verdict
 
 from tandem.cli.explain_service import LABEL, operator_settings, resource_of
 from tandem.cli.service_drawn import drawn
+from tandem.operator.api.conditions import Reason
 from tandem.operator.cluster import ClusterError
+from tandem.operator.probes.canary import Question
+from tandem.operator.probes.probing import Asked, Key
+from tandem.operator.rehearse import rehearsal
 from tandem.operator.rehearse.rehearsal import NoService, Rehearsal, rehearse
+from tandem.operator.rehearse.silent import ToldProbes
 from tandem.operator.rehearse.stage import Stage
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol.errors import InvalidParameter
@@ -185,3 +192,37 @@ def test_the_resource_is_found_among_documents(tmp_path: Path):
             resource_of(path, "a")
     with pytest.raises(InvalidParameter, match="--filename"):
         resource_of(tmp_path / "absent", "a")
+
+
+class Prompt(ToldProbes):
+    """Whoever is asked has answered before the look that asks goes on, and rightly."""
+
+    def poll(
+        self, key: Key, questions: Iterable[Question], *, about: Set[str], links: int
+    ) -> float | None:
+        """All are right."""
+        for name in about:
+            good = verdict(name, Reason.CANARY_OK, "came back")
+            self.known(key).asked[name] = Asked(verdict=good)
+        return None
+
+
+def test_no_service_is_ready_before_its_rollout_knows(
+    harness: Harness, operators: Operators, monkeypatch: pytest.MonkeyPatch
+):
+    """A canary that is answered while a look goes on counts for the next one: whoever changes the
+    spec of a service that says Ready would lose what serves, as if it were coming up for the first
+    time."""
+    harness.create()
+    harness.ready()
+    for each in operators.running:
+        each.stop()
+    forgotten = json.dumps({"status": {"rollout": None, "conditions": None}})
+    patch = ("patch", "llm", "demo", "--subresource=status", "--type=merge", "-p", forgotten)
+    harness.kubectl(*patch)
+    monkeypatch.setattr(rehearsal, "ToldProbes", Prompt)
+    told = asked(harness).after
+    assert told.rollout.targets
+    assert not told.rollout.stable
+    ready = {each.type: each.status for each in told.conditions}
+    assert (ready["Ready"], ready["Servable"]) == ("False", "Unknown")

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 
 from tandem.operator.api.conditions import Reason
@@ -56,7 +56,7 @@ class Known:
 
     def servable(self) -> frozenset[str]:
         """Names of the revisions whose last canary was right."""
-        asked = dict(self.asked).items()
+        asked = self.asked.items()
         return frozenset(name for name, each in asked if each.verdict and each.verdict.ok)
 
 
@@ -74,6 +74,14 @@ class Probes:
         """What is known now."""
         with self._lock:
             return self._known.setdefault(key, Known())
+
+    def as_of_now(self, key: Key) -> Known:
+        """What is known now, without what is answered later: a look tells by what it decided by,
+        or a service would be Ready before its rollout remembers that it was ever servable."""
+        known = self.known(key)
+        with self._lock:
+            asked = {name: replace(each) for name, each in known.asked.items()}
+            return Known(known.links, asked)
 
     def forget(self, key: Key) -> None:
         """The service is gone."""

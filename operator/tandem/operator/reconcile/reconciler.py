@@ -33,7 +33,7 @@ from tandem.operator.desired.fetching import job_revision
 from tandem.operator.desired.naming import Identity
 from tandem.operator.desired.router import url
 from tandem.operator.probes.keywatch import KeyWatch
-from tandem.operator.probes.probing import Key, Probes
+from tandem.operator.probes.probing import Key, Known, Probes
 from tandem.operator.probes.reach import Reach
 from tandem.operator.probes.refusals import Refusals
 from tandem.operator.reconcile.acceptance import Acceptance, refusal, taken_word
@@ -138,12 +138,13 @@ class Reconciler:
         look.enter("accept")
         accepted = taken_word(taken) or self._acceptance.judge(key, seen, facts, live)
         look.enter("plan")
+        known = self._probes.as_of_now(key)
         may_start = accepted[0] == "True"
         decided = plan.decision(
             seen,
             facts,
             may_move=may_start and model.may_start,
-            servable=self._probes.known(key).servable(),
+            servable=known.servable(),
             now=now,
             non_retryable=model.non_retryable,
         )
@@ -155,7 +156,9 @@ class Reconciler:
         look.enter("ask")
         wait = self._asker.canaries(key, seen, decided, token)
         look.enter("tell")
-        picture = self._picture(key, seen, facts, accepted, model, decided, keys, now, token or "")
+        picture = self._picture(
+            key, seen, facts, accepted, model, decided, keys, known, now, token or ""
+        )
         self._teller.say(seen, picture, live)
         return _next_look(picture, keys, wait)
 
@@ -203,10 +206,10 @@ class Reconciler:
         model: ModelVerdict,
         decided: Decision,
         keys: KeyPlan,
+        known: Known,
         now: float,
         token: str,
     ) -> Picture:
-        known = self._probes.known(key)
         return Picture(
             owner=seen.owner,
             spec=seen.spec,

@@ -76,8 +76,7 @@ class Writer:
             self._cluster.patch("Pod", seen.owner.namespace, mark.pod, body)
         keep = plan.kept(decided.counts, seen, plan.remembered(decided))
         counts = {key: count for key, count in decided.counts.items() if key in keep}
-        routers = plan.reachable_routers(decided)
-        objects = desired(facts, counts, seen.templates, routers=routers)
+        objects = desired(facts, counts, seen.templates, routers=decided.routers)
         self._repairs.want((seen.owner.namespace, seen.owner.name), seen.owner.uid, objects)
         made = [each for each in objects.created if may_start or each["kind"] != "Job"]
         taken = self._applier.create(made, live)

@@ -132,9 +132,12 @@ def test_a_change_during_a_rollout_leaves_the_last_decode_worker(
     harness.change({"spec": {"engine": {"maxNumSeqs": 7}}})
     harness.wait(lambda: revisions(harness)["decode"] != first["decode"])
     second = revisions(harness)
-    for role in ("prefill", "decode"):
-        harness.wait(lambda role=role: pod_names(harness, role, second[role]), text="a pilot")
-        up.update(pod_names(harness, role, second[role]))
+
+    def pilots() -> list[list[str]]:
+        return [pod_names(harness, role, second[role]) for role in ("prefill", "decode")]
+
+    harness.wait(lambda: all(pilots()), text="pilots")
+    up.update(*pilots())
     of = [of_revision(harness, "decode", each["decode"]) for each in (first, second)]
     harness.wait(lambda: harness.replicas().get(of[0]) == 0, text="decode has rolled")
     harness.change({"spec": {"engine": {"maxNumSeqs": third}}})

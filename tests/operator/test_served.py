@@ -245,9 +245,10 @@ def happen(sim: Sim, event: Any) -> None:
 
 def settle(sim: Sim) -> None:
     """Look until all pods are of one set; the last spec's, or what was stable if that is bad."""
+    decision = sim.look()
     for _ in range(600):
-        decision = sim.look()
         if sim.is_settled(decision) and decision.phase in (Phase.STABLE, Phase.FAILED):
             return
         sim.tick()
+        decision = sim.look()
     raise AssertionError(f"never settled: {decision}")

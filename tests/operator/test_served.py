@@ -154,6 +154,26 @@ def test_routers_without_workers_of_theirs_are_not_reached():
     assert back.routers is None  # both have some
 
 
+def test_new_routers_wait_for_their_workers_after_a_suspension():
+    """All pods of a rollout come up anew: those that are new load for longer than their routers,
+    and clients and the old router stay together meanwhile."""
+    memory = RolloutStatus(targets=OTHER, stable=OLD, servable=service_revision(OTHER))
+    workers = {"old": seen(1), "new": seen(1, 0)}
+    now = view(workers, workers, memory=memory)
+    there = {"r": seen(1, present=1), "r2": seen(1, present=1)}
+    role = RoleView(desired=1, target="r2", revisions=there)
+    decision = decide(msgspec.structs.replace(now, roles={**now.roles, Role.ROUTER: role}))
+    assert (decision.phase, decision.routers) == (Phase.ROLLING, "r")
+    assert counts(decision)["r:r"] == 1
+
+
+def test_a_role_that_has_rolled_waits_for_no_other():
+    """Decode's only worker is new and ready: the old one goes while prefill is on its way."""
+    decode = {"old": seen(1), "new": seen(1)}
+    decision = decide(view(HALF[0], decode, desired=(4, 1), memory=ROLLING))
+    assert (counts(decision)["d:old"], counts(decision)["d:new"]) == (0, 1)
+
+
 def test_each_leaving_router_keeps_a_worker_of_its_set():
     """The third revision is all there, and routers of the first and the second still answer."""
     third = {"prefill": "newer", "decode": "newer", "router": "r3"}

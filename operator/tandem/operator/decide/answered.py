@@ -140,17 +140,18 @@ def spread(view: RolloutView, role: Role, old: int) -> dict[RevisionKey, int]:
 
 
 def _held(view: RolloutView, role: Role) -> set[str]:
-    """Former revisions of a role whose last pod stays: of the set that serves most, and those of
-    workers that a router of their set, which leaves, may still ask."""
+    """Former revisions of a role whose last pod stays: of the set that answers most, the targets
+    if they answer as much; and those of workers that a router of their set, which leaves, may still
+    ask."""
     each, memory = view.roles[role], view.memory
-    if not memory.served or not each.desired:
+    if not each.desired:
         return set()
-    if memory.in_place:
-        held = best(view)[:1] if each.desired > each.max_unavailable else []
-    else:
-        held = best(view)[:1]
-        if role in WORKERS:
-            held += [its for its in answered(view) if _has_leaving_routers(view, its)]
+    sets = answered(view)
+    held = [max(sets, key=lambda its: _strength(view, its)[0])] if sets else []
+    if memory.in_place and each.desired <= each.max_unavailable:
+        held = []
+    if not memory.in_place and role in WORKERS:
+        held += [its for its in sets if _has_leaving_routers(view, its)]
     return {its[role] for its in held if role in its} - {each.target}
 
 
@@ -172,12 +173,9 @@ def reachable_routers(view: RolloutView) -> str | None:
     of them, clients stay with those that answered. Of several of these they meet the ones that have
     workers, or all where all have.
     """
-    target, memory = view.roles[Role.ROUTER].target, view.memory
-    stable = memory.stable.get(Role.ROUTER)
-    if stable is None:
+    target = view.roles[Role.ROUTER].target
+    if Role.ROUTER not in view.memory.stable:
         return None
-    if not memory.served:
-        return None if is_open(view) or target == stable else stable
     sets = best(view)
     names = {each[Role.ROUTER] for each in sets}
     whole = {each[Role.ROUTER] for each in sets if _strength(view, each)[0] > 0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.own_ports import own_ports
 from tests.router.fake_worker import FakeWorker, Turn
 from tests.router.http_server import ANSWER, Served
 from tests.router.openai.test_tool_calls import write_model
@@ -40,13 +40,6 @@ def say_one(turn: Turn) -> Iterator[float]:
     yield 60.0
 
 
-def free_port() -> int:
-    """A port that nobody has."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
-
-
 @pytest.fixture
 def dial(serve: Serve, decode: Make) -> Iterator[Callable[..., tuple[Served, RpcClient]]]:
     """Start an app with gRPC over a worker, and a client of it."""
@@ -54,7 +47,7 @@ def dial(serve: Serve, decode: Make) -> Iterator[Callable[..., tuple[Served, Rpc
 
     def dial(worker: FakeWorker | None = None, key: str | None = None, **settings: Any) -> Any:
         worker = worker or decode()  # first: it takes a port of its own
-        port = free_port()
+        (port,) = own_ports(1)
         served = serve(worker, grpc_port=port, **settings)
         clients.append(RpcClient(port, key))
         return served, clients[-1]
@@ -156,7 +149,7 @@ def test_what_logits_processors_are_told_reaches_workers(dial: Any) -> None:
 def test_a_budget_of_thinking_reaches_workers(decode: Make, tmp_path: Path) -> None:
     """Of a chat, with the marks of the model; a text has no thoughts, and is told so."""
     write_model(tmp_path)
-    port = free_port()
+    (port,) = own_ports(1)
     served = Served(str(tmp_path), [decode()], grpc_port=port)
     client = RpcClient(port)
     try:

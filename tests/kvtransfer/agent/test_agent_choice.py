@@ -143,7 +143,7 @@ def test_without_direct_copies_the_agent_is_next(workers, folder, running, monke
 def test_links_fall_while_the_agent_is_away_and_come_back(workers, folder):
     """The agent restarts: hand-offs go by the next way meanwhile, and by it again afterwards."""
     first = Running(folder)
-    pair = Pair(workers, folder, folder, kv_node_copy="agent", kv_quarantine_seconds=0.5)
+    pair = Pair(workers, folder, folder, kv_node_copy="agent", kv_quarantine_seconds=300.0)
     assert pair.transport == "shm_agent"
     pair.hand_over("before")
     first.stop()
@@ -153,17 +153,17 @@ def test_links_fall_while_the_agent_is_away_and_come_back(workers, folder):
     pair.consumer.until(lambda: pair.transport in ("nixl", "tcp"))
     pair.hand_over("meanwhile")
     second = Running(folder)
-    pair.consumer.until(lambda: pair.transport == "shm_agent")
+    pair.comes_back("shm_agent")
     pair.hand_over("again")
     second.stop()
 
 
 def test_an_agent_that_comes_after_the_workers_is_taken(workers, folder):
     """A node's pods begin in any order."""
-    pair = Pair(workers, folder, folder, kv_node_copy="agent", kv_quarantine_seconds=0.5)
+    pair = Pair(workers, folder, folder, kv_node_copy="agent", kv_quarantine_seconds=300.0)
     assert pair.transport in ("nixl", "tcp")
     running = Running(folder)
-    pair.consumer.until(lambda: pair.transport == "shm_agent")
+    pair.comes_back("shm_agent")
     pair.hand_over("late")
     running.stop()
 

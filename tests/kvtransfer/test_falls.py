@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,13 +11,13 @@ from tests.kvtransfer.builders import (
     FINGERPRINT,
     LAYOUT,
     NUM_BLOCKS,
-    SECONDS,
     Consumer,
     Producer,
     make_config,
     make_key,
     slab_for,
 )
+from tests.waiting import Deadline
 
 from tandem.kernels.memory.shared import shared_tensor
 from tandem.kvtransfer import events
@@ -247,9 +246,9 @@ def test_a_link_comes_back_though_it_is_never_idle(workers, folder, monkeypatch)
     consumer.until(lambda: pair.transport in ("nixl", "tcp"))
     last: RequestKey | None = make_key("first")
     consumer.open(last, producer.incarnation)
-    number, end = 0, time.monotonic() + SECONDS
+    number, deadline = 0, Deadline()
     while pair.transport != "shm":
-        assert time.monotonic() < end, "it does not come back"
+        deadline.check()
         following = make_key(f"follows{number}")
         number += 1
         begins = consumer.service.peer_up(producer.incarnation)

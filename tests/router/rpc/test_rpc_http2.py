@@ -41,6 +41,7 @@ def test_a_window_that_never_opens_ends_the_call(raw: Any) -> None:
     word; the connection goes on."""
     _, client = raw()
     client.greet(INITIAL_WINDOW_SIZE=10)
+    came = 0
     for timeout in ("500m", "4S", "30S"):
         stream = client.ask(asked(stream=True), grpc_timeout=timeout)
         assert client.until(is_end, acknowledge=False) is not None

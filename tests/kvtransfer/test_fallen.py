@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.kvtransfer.agent.agents import Running
 from tests.kvtransfer.builders import make_key
+from tests.kvtransfer.coming_back import comes_back
 from tests.kvtransfer.test_falls import Pair
 
 from tandem.kvtransfer import events
@@ -94,7 +95,7 @@ def test_a_dead_agent_shows_until_another_has_come(workers, folder):
     pair.consumer.until(lambda: pair.transport in ("nixl", "tcp"))
     assert fell(pair, "shm_agent")
     following = Running(folder)
-    pair.comes_back("shm_agent")
+    comes_back(pair.consumer, "shm_agent")
     pair.consumer.until(lambda: fell(pair, ""))
     following.stop()
 

@@ -17,6 +17,7 @@ from tests.kvtransfer.builders import (
     make_key,
     slab_for,
 )
+from tests.kvtransfer.coming_back import comes_back
 from tests.waiting import Deadline
 
 from tandem.kernels.memory.shared import shared_tensor
@@ -76,20 +77,6 @@ class Pair:
         consumer.wait_for(events.Loaded, key)
         assert consumer.holds(name, 8, [4, 5])
         self.producer.wait_for(events.Released, key)
-
-    def comes_back(self, connector: str) -> None:
-        """Until the link goes by this way again: pauses after falls are over now, and after each
-        try in vain. By the clock a link that was slow to come up was due when it had."""
-        mover = self.consumer.service._mover
-
-        def is_back() -> bool:
-            for each in list(mover.falls._peers.values()):
-                if each.due is not None:
-                    each.due = Millis(0)
-            mover.inbox.put(Cancel(make_key("nobody's")))  # it looks
-            return self.transport == connector
-
-        self.consumer.until(is_back)
 
 
 def test_auto_offers_shm_where_a_folder_to_meet_is_named(folder):
@@ -208,7 +195,7 @@ def test_a_link_that_breaks_falls_to_the_next_and_comes_back(workers, folder):
     assert pair.consumer.wait_for(events.LoadFailed, key).cause is FailCause.PEER
     pair.consumer.until(lambda: pair.transport in ("nixl", "tcp"))
     pair.hand_over("meanwhile")
-    pair.comes_back("shm")
+    comes_back(pair.consumer, "shm")
     pair.hand_over("again")
 
 

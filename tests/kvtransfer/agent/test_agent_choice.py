@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.kvtransfer.agent.agents import Running
 from tests.kvtransfer.builders import Consumer, Producer, make_config
+from tests.kvtransfer.coming_back import comes_back
 from tests.kvtransfer.test_falls import Pair, choosing
 
 from tandem.kvtransfer.config import KVTransferConfig
@@ -153,7 +154,7 @@ def test_links_fall_while_the_agent_is_away_and_come_back(workers, folder):
     pair.consumer.until(lambda: pair.transport in ("nixl", "tcp"))
     pair.hand_over("meanwhile")
     second = Running(folder)
-    pair.comes_back("shm_agent")
+    comes_back(pair.consumer, "shm_agent")
     pair.hand_over("again")
     second.stop()
 
@@ -163,7 +164,7 @@ def test_an_agent_that_comes_after_the_workers_is_taken(workers, folder):
     pair = Pair(workers, folder, folder, kv_node_copy="agent", kv_quarantine_seconds=300.0)
     assert pair.transport in ("nixl", "tcp")
     running = Running(folder)
-    pair.comes_back("shm_agent")
+    comes_back(pair.consumer, "shm_agent")
     pair.hand_over("late")
     running.stop()
 

@@ -99,9 +99,11 @@ class HandoffConsumer:
     # Peers
 
     def set_peers(self, controls: Mapping[str, Incarnation] | Iterable[str]) -> None:
-        """Keep links to these control sockets (``host:port``), and to no others."""
+        """Keep links to these control sockets (``host:port``), and to no others; where it is said
+        who is behind each, who else is down is forgotten."""
         if isinstance(controls, Mapping):
             self._wanted = frozenset(controls.values())
+            self._mover.book.keep(self._wanted)
         self._channel.post(SetPeers(() if self.ended() else tuple(controls)))
 
     def peer_up(self, producer: Incarnation) -> bool:
@@ -114,7 +116,7 @@ class HandoffConsumer:
         return self.ended() or self._mover.book.why_down(producer)
 
     def peer_health(self) -> tuple[PeerHealth, ...]:
-        """Every prefill worker that was seen."""
+        """Every prefill worker that was seen, and is linked or still named."""
         known, ended = self._mover.book.snapshot(), self.ended()
         if ended is None:
             return known

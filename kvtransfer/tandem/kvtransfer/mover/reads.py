@@ -97,7 +97,8 @@ class Reads:
     def hung(self, seconds: float) -> list[Incarnation]:
         """Peers, once each, on whose link a read, wanted or not, has been open for longer, and none
         has ended since it was begun. Copies into blocks are not meant: they are run by D's own
-        device or the node's agent, which is watched by itself; another link has no other."""
+        device or the node's agent, which is watched by itself; another link has no other (see
+        ``old_copies``)."""
         now = time.perf_counter()
         between = min(LOOK_SECONDS, seconds / 4)
         since = now - self._looked_at
@@ -123,6 +124,12 @@ class Reads:
         opened = list(self._open.values())  # at once: the transfer thread goes on
         old = (read.peer for read, at in opened if read.slot is not None and at < before)
         return {peer for peer, count in Counter(old).items() if count >= quota}
+
+    def old_copies(self, seconds: float) -> int:
+        """Copies into blocks, wanted or not, that were begun longer ago. Any thread."""
+        before = time.perf_counter() - seconds
+        opened = list(self._open.values())  # at once: the transfer thread goes on
+        return sum(read.slot is None and at < before for read, at in opened)
 
     def start(
         self, item: Read, welcome: ProducerCard, slots: SlotMemory, check: Check = Check.HEADER

@@ -245,9 +245,12 @@ class HandoffConsumer:
         ring = self._mover.table.ring
         if 2 * ring.quarantined > len(ring):
             return f"{ring.quarantined} of {len(ring)} receive slots wait for reads that hang"
+        patience, quota = 2 * self._mover.config.kv_transfer_seconds, ring.per_peer
+        if hanging := self._mover.reads.old_copies(patience):
+            # Whatever links do: all go by the one device, and each keeps the blocks of its request.
+            return f"{hanging} copies into blocks hang"
         if any(each.up for each in self._mover.book.snapshot()):
             return None  # hand-offs go on, and routers hear of the link that is down
-        patience, quota = 2 * self._mover.config.kv_transfer_seconds, ring.per_peer
         stuck = self._wanted & self._mover.reads.stuck(patience, quota)
         if not stuck:
             return None

@@ -65,8 +65,9 @@ class Pair:
     @property
     def transport(self) -> str:
         """By which the one link goes."""
-        (health,) = self.consumer.service.peer_health()
-        return health.transport if health.up else ""
+        known = self.consumer.service.peer_health()
+        assert len(known) <= 1
+        return known[0].transport if known and known[0].up else ""
 
     def hand_over(self, name: str) -> None:
         """One request, whose bytes must be right."""

@@ -187,8 +187,9 @@ class ConsumerMover(LinkedMover):
         if self._unpacks.under_way:
             for item, started, fault in self._unpacks.ended():
                 actions += self._unpacked(item, started, fault, now)
-        if self._asleep and not self.reads:  # also when a link's probe has woken one
-            for each in self._resting:
+        for each in self._resting:
+            each.look()
+            if self._asleep and not self.reads:  # also when a link's probe has woken one
                 each.rest()
         for peer in self.pace.look(self.table.pulls):
             self.prober.idle(peer, now)

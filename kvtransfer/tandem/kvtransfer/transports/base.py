@@ -198,6 +198,10 @@ class Resting(Protocol):
         gone."""
         ...
 
+    def look(self) -> None:
+        """Let go of it where no link needs it any more; asked each turn."""
+        ...
+
 
 @runtime_checkable
 class Served(Protocol):

@@ -291,6 +291,10 @@ class ConsumerMover(LinkedMover):
         if not self.reads.watch(self.hears):
             super().pause(seconds)
 
+    def still_written(self, settled: bool) -> frozenset[RequestKey]:
+        """See Mover."""
+        return self.reads.left() | (frozenset() if settled else self._unpacks.written())
+
     def settle(self) -> None:
         """See Mover."""
         self.phases.settle()

@@ -24,7 +24,7 @@ from tandem.kvtransfer.transports.base import (
 )
 from tandem.kvtransfer.transports.parts import End, part_extents
 from tandem.kvtransfer.waiting import is_foretold, nap_before, watch
-from tandem.protocol.ids import Incarnation
+from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.layout import KVLayout, Shard
 
 LEAST_NAP_SECONDS = 2e-5
@@ -131,6 +131,15 @@ class Reads:
         opened = list(self._open.values())  # at once: the transfer thread goes on
         return sum(read.slot is None and at < before for read, at in opened)
 
+    def left(self) -> frozenset[RequestKey]:
+        """Whose blocks may be written still though the transports have been stopped: a device is
+        slow, or hangs."""
+        left = {name for name, each in self._transports.items() if _is_copying(each)}
+        opened = self._open.items()
+        return frozenset(
+            read.key for (name, _), (read, _) in opened if name in left and read.slot is None
+        )
+
     def start(
         self, item: Read, welcome: ProducerCard, slots: SlotMemory, check: Check = Check.HEADER
     ) -> None:
@@ -224,3 +233,7 @@ class Reads:
 
     def _moments(self) -> list[float]:
         return [moment for each in self._timed for moment in each.moments()]
+
+
+def _is_copying(transport: Transport) -> bool:
+    return isinstance(transport, Timed) and bool(transport.moments())

@@ -85,6 +85,7 @@ class HandoffConsumer:
         """Producers that routers name, as far as they are named by more than where they are."""
         self._open: dict[RequestKey, Incarnation] = {}
         self._writing: set[RequestKey] = set()
+        """Keys that have ended and whose blocks are not free."""
 
     def start(self) -> None:
         """Start both threads."""
@@ -171,10 +172,11 @@ class HandoffConsumer:
 
     def poll(self) -> list[ConsumerEvent]:
         """What happened since; once a step."""
+        ended = not self._mover.alive  # asked first: it may end, and say how a key ended, meanwhile
         polled = self._mover.events()
         for event in polled:
             self._account(event)
-        if not self._mover.alive:
+        if ended:
             polled += self._endings()
         return polled
 
@@ -187,11 +189,15 @@ class HandoffConsumer:
                 self._writing.add(event.key)
 
     def _endings(self) -> list[ConsumerEvent]:
-        """The transfer thread is gone, and with it all that wrote: every key ends here."""
-        why = self._mover.problem or ""
-        endings: list[ConsumerEvent] = [BlocksFree(key) for key in self._writing]
-        endings += [LoadFailed(key, FailCause.INTERNAL, why) for key in self._open]
-        self._writing.clear()
+        """The transfer thread is gone: every key ends here, and blocks are free, but for those that
+        a device may write still, which stay until the process ends."""
+        why, left = self._mover.problem or "", self._mover.written
+        endings: list[ConsumerEvent] = [BlocksFree(key) for key in self._writing - left]
+        endings += [
+            LoadFailed(key, FailCause.INTERNAL, why, blocks_free=key not in left)
+            for key in self._open
+        ]
+        self._writing = (self._writing | self._open.keys()) & left
         self._open.clear()
         return endings
 
@@ -235,7 +241,7 @@ class HandoffConsumer:
 
     def ended(self) -> str | None:
         """Why no hand-off will ever work here again, or None: a thread has ended."""
-        return self._mover.problem or self._channel.problem
+        return self._mover.ending or self._channel.problem
 
     def problem(self) -> str | None:
         """Why this worker must not be given hand-offs any more, or None."""

@@ -180,7 +180,8 @@ class Transport(Protocol):
         ...
 
     def stop(self) -> None:
-        """Let go of everything; the memory is the owner's again: no byte lands after it."""
+        """Let go of everything; the memory is the owner's again: no byte lands after it, but those
+        of copies that ``Timed.moments`` names still, which a device does not end in time."""
         ...
 
 

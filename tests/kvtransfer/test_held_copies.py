@@ -155,8 +155,8 @@ def test_a_copy_that_hangs_fails_its_request_alone_and_keeps_its_blocks(workers)
 
 
 def test_a_worker_whose_copies_hang_is_not_ready(workers, monkeypatch):
-    """Each next request lost its blocks to a copy behind the one that hangs, and nobody was told."""
-    monkeypatch.setattr("tandem.kvtransfer.mover.prober.AGAIN_MS", ())  # a pattern would hang, too
+    """Each next request lost its blocks to a copy behind the one that hangs; nobody was told."""
+    monkeypatch.setattr("tandem.kvtransfer.mover.prober.AGAIN_MS", ())  # patterns hang, too
     held = Held(workers, kv_transfer_seconds=0.2)
     service = held.consumer.service
     assert service.problem() is None

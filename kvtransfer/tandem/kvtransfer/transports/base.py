@@ -7,7 +7,7 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, NewType, Protocol, overload, runtime_checkable
@@ -216,6 +216,20 @@ class Served(Protocol):
 
 
 @runtime_checkable
+class Meeting(Protocol):
+    """A transport whose peers meet in a place of the machine that may have to be made first."""
+
+    on_met: Callable[[], None]
+    """Called by another thread when ``unmet`` has become something or nothing; set after
+    ``serve``."""
+
+    @property
+    def unmet(self) -> str | None:
+        """P: why no peer can begin to read now, or None; asked by any thread."""
+        ...
+
+
+@runtime_checkable
 class Timed(Protocol):
     """A transport that knows when copies of its own are likely to be through."""
 
@@ -227,3 +241,8 @@ class Timed(Protocol):
     def stirs(self) -> bool:
         """Whether ``advance`` and ``poll`` would find a copy through; asked without a pause."""
         ...
+
+
+def why_unmet(transport: Transport) -> str | None:
+    """Of any transport."""
+    return transport.unmet if isinstance(transport, Meeting) else None

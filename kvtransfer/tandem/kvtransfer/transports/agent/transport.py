@@ -32,12 +32,11 @@ from tandem.kvtransfer.transports.agent.wire import (
     Refused,
     decode_card,
     encode,
-    place_of,
 )
 from tandem.kvtransfer.transports.base import Extent, Progress, Region, Ticket
 from tandem.kvtransfer.transports.mapped.batches import Batch
 from tandem.kvtransfer.transports.mapped.copiers import Copier, Mark, traits_of
-from tandem.kvtransfer.transports.mapped.wire import Given
+from tandem.kvtransfer.transports.mapped.wire import Given, place_of
 from tandem.kvtransfer.waiting import is_foretold
 from tandem.protocol.ids import Incarnation
 

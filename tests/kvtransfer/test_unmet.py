@@ -34,7 +34,7 @@ def test_a_producer_that_can_be_met_later_is_gone_back_to(workers, folder, taken
 
     def says(way: str, fallback: str) -> bool:
         labels = {"role": "producer", "connector": way, "fallback": fallback}
-        return producer.metric("tandem:kv_transport_info", **labels) == 1
+        return bool(producer.metric("tandem:kv_transport_info", **labels) == 1)
 
     assert pair.transport == second
     assert says(second, "1")

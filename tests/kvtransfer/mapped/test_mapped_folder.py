@@ -103,7 +103,9 @@ def test_a_socket_that_was_taken_away_comes_back(
     until(lambda: place.exists())
     assert place.lstat().st_ino != first
     monkeypatch.setattr(giving, "LOOK_SECONDS", 60.0)
-    until(lambda: producer.transport._server._due > time.monotonic() + 30)
+    server = producer.transport._server
+    assert server is not None
+    until(lambda: server._due > time.monotonic() + 30)
     place.unlink()
     place.touch()
     producer.transport.stop()

@@ -127,6 +127,19 @@ def test_cards_with_and_without_a_place_are_read_at_both_ends() -> None:
     assert msgspec.msgpack.decode(said, type=Before) == old
 
 
+def test_a_folder_that_cannot_be_looked_through_ends_no_worker(
+    producer: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No descriptor is left to ask others by, as a rule: dead sockets stay."""
+
+    def broken(_: Path) -> None:
+        raise OSError("Too many open files")
+
+    monkeypatch.setattr(giving, "_sweep", broken)
+    producer.transport.serve(producer.slots, producer.blocks)
+    assert producer.transport.unmet is None
+
+
 def test_a_dead_socket_that_may_not_be_removed_ends_no_worker(
     producer: Worker, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,8 +131,9 @@ class DescriptorServer:
             self._on_change()
 
     def _listen(self) -> None:
-        try:
+        with contextlib.suppress(OSError):  # of others' sockets
             _sweep(self.path.parent)
+        try:
             self._listener, self._file = _listen(self.path)
         except TransportError as error:
             if str(error) != self.unmet:  # once, not at each try

@@ -65,8 +65,9 @@ class Pair:
     @property
     def transport(self) -> str:
         """By which the one link goes."""
-        (health,) = self.consumer.service.peer_health()
-        return health.transport if health.up else ""
+        known = self.consumer.service.peer_health()
+        assert len(known) <= 1
+        return known[0].transport if known and known[0].up else ""
 
     def hand_over(self, name: str) -> None:
         """One request, whose bytes must be right."""
@@ -360,7 +361,7 @@ def test_pauses_double_and_only_what_worked_is_tried_again():
         assert falls.due(Millis(now - 1)) == []
         assert falls.due(now) == [(PEER, "shm")]
         assert falls.rest(now) == 0.1  # of a busy link: not at once again
-        falls.tried(PEER)
+        falls.tried(PEER, now)
         assert falls.due(now) == []
     assert pauses[:3] == [1000, 2000, 4000]
     assert pauses[-1] == pauses[-2] == 1000 << MAX_DOUBLINGS

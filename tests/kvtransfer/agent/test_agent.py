@@ -21,6 +21,7 @@ from tandem.kvtransfer.transports.agent import asking, wire
 from tandem.kvtransfer.transports.agent import transport as agent_transport
 from tandem.kvtransfer.transports.agent.line import Line
 from tandem.kvtransfer.transports.base import Check, Extent, Place, Progress, Region
+from tandem.kvtransfer.transports.mapped.wire import place_of
 from tandem.protocol.ids import Incarnation, new_incarnation
 
 
@@ -301,7 +302,7 @@ def test_a_consumer_that_asks_for_much_waits_for_its_own(
 def agent_card(consumer: AgentWorker, peer: Incarnation, folder: Path) -> bytes:
     """The card that the consumer was given."""
     secret = consumer.transport._secrets[peer]
-    place = wire.place_of(folder)
+    place = place_of(folder)
     return wire.encode(wire.AgentCard(place, peer, secret))
 
 

@@ -19,7 +19,7 @@ from tests.waiting import wait_for
 
 from tandem.router.rpc import inference
 from tandem.router.rpc import tandem_pb2 as pb
-from tandem.router.rpc.frames import Frames
+from tandem.router.rpc.frames import Frame, Frames
 from tandem.router.rpc.reading import generation_body
 
 Make = Callable[..., FakeWorker]
@@ -201,6 +201,12 @@ def test_a_full_house_lets_the_idle_go(raw: Any) -> None:
     other.socket.close()
 
 
+def taken(frames: Frames, data: bytes) -> list[Frame]:
+    """All whole frames that are there when some bytes have come."""
+    frames.add(data)
+    return list(frames.split())
+
+
 def test_frames_are_whole_wherever_they_are_cut() -> None:
     """A stream of frames in two pieces is that of one."""
     client = H2Connection(H2Configuration(client_side=True))
@@ -211,15 +217,28 @@ def test_frames_are_whole_wherever_they_are_cut() -> None:
     client.send_data(1, b"abc" * 50)
     client.ping(b"12345678")
     data = client.data_to_send()
-    whole = list(Frames(16_384).split(data))
+    whole = taken(Frames(16_384), data)
 
     assert b"".join(each.whole for each in whole) == data
     for cut in range(len(data)):
         frames = Frames(16_384)
-        assert [*frames.split(data[:cut]), *frames.split(data[cut:])] == whole
-    (_, long) = Frames(10).split(data[:24] + b"\0\0\x0b\0\0\0\0\0\1ab")
+        assert [*taken(frames, data[:cut]), *taken(frames, data[cut:])] == whole
+    (_, long) = taken(Frames(10), data[:24] + b"\0\0\x0b\0\0\0\0\0\1ab")
     assert long.whole.endswith(b"ab")
     assert not long.is_plain
+
+
+def test_frames_that_are_not_taken_are_there_later() -> None:
+    """One after the other, whatever comes between."""
+    data = bytes(24) + b"".join(b"\0\0\1\x50\0\0\0\0\0" + bytes([each]) for each in range(5))
+    frames, found = Frames(16_384), []
+    frames.add(data[:-3])
+    for _ in range(6):
+        found.append(next(frames.split()))
+        frames.add(data[-3:] if len(found) == 2 else b"")
+
+    assert b"".join(each.whole for each in found) == data
+    assert not list(frames.split())
 
 
 def test_calls_that_come_at_once_begin_in_rounds_of_their_own(

@@ -37,13 +37,19 @@ def test_answers_fit_into_any_window(raw: Any) -> None:
 
 
 def test_a_window_that_never_opens_ends_the_call(raw: Any) -> None:
-    """Within the request's time; the connection goes on."""
+    """Within the request's time, which on a busy machine may be too short for the worker's first
+    word; the connection goes on."""
     _, client = raw()
     client.greet(INITIAL_WINDOW_SIZE=10)
-    stream = client.ask(asked(stream=True), grpc_timeout="500m")
-    assert client.until(is_end, acknowledge=False) is not None
-    assert len(client.data(stream)) == 10
-    client.events.clear()
+    came = 0
+    for timeout in ("500m", "4S", "30S"):
+        stream = client.ask(asked(stream=True), grpc_timeout=timeout)
+        assert client.until(is_end, acknowledge=False) is not None
+        came = len(client.data(stream))
+        client.events.clear()
+        if came:
+            break
+    assert came == 10
     client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 65_535})
 
     assert client.status(client.ask(asked()))[0] == "0"

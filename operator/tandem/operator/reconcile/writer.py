@@ -18,7 +18,7 @@ from tandem.operator.decide.plan import Seen
 from tandem.operator.decide.rollout import Decision
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired import secrets
-from tandem.operator.desired.compose import base, desired
+from tandem.operator.desired.compose import Objects, base, desired
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import Role
 from tandem.operator.desired.pod import keys_secret
@@ -78,8 +78,9 @@ class Writer:
         counts = {key: count for key, count in decided.counts.items() if key in keep}
         routers = plan.reachable_routers(decided)
         objects = desired(facts, counts, seen.templates, routers=routers)
-        self._repairs.want((seen.owner.namespace, seen.owner.name), seen.owner.uid, objects)
         made = [each for each in objects.created if may_start or each["kind"] != "Job"]
+        repaired = Objects(applied=objects.applied, created=made)
+        self._repairs.want((seen.owner.namespace, seen.owner.name), seen.owner.uid, repaired)
         taken = self._applier.create(made, live)
         before = {(each["kind"], each["metadata"]["name"]) for each in base(facts)}
         rest = [

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
+from tests.operator.builders import service
 from tests.operator.in_memory import KEY, Demo
 from tests.waiting import wait_for
+
+from tandem.operator.api.status import LLMServiceStatus
+from tandem.operator.rehearse.silent import ToldProbes
 
 
 @pytest.fixture
@@ -42,3 +46,51 @@ def test_a_repair_makes_no_job_that_was_not_accepted(demo: Callable[..., Demo]):
     served.repairs.heard(KEY, job, deleted=True)
     wait_for(lambda: served.woken)
     assert served.cluster.of("Job") == []
+
+
+@pytest.mark.parametrize("is_another", [False, True], ids=["the same operator", "another"])
+def test_a_canary_from_before_a_suspension_says_nothing_of_the_pods_after_it(
+    demo: Callable[..., Demo], is_another: bool
+):
+    """Servable and Ready come when the new pods were asked, and not before."""
+    served = demo()
+    served.change(suspend=True)
+    served.turn(2)
+    assert served.condition("Servable")[:2] == ("False", "Suspended")
+    if is_another:
+        served.succeed()
+    served.probes.is_right = False
+    served.change()
+    served.turn()
+    assert served.condition("Servable")[:2] == ("Unknown", "CanaryPending")
+    assert served.condition("Ready")[:2] == ("False", "Starting")
+    served.turn()
+    assert served.condition("Ready")[:2] == ("False", "CanaryPending")
+    served.turn()
+    assert served.condition("Ready")[:2] == ("False", "CanaryFailed")
+    said = [(each["reason"], each["message"][:8]) for each in served.cluster.events]
+    assert [each for each in said if each[0] == "CanaryOK"] == [("CanaryOK", "Servable")]
+
+
+def test_a_service_that_is_made_again_is_asked_itself(demo: Callable[..., Demo]):
+    """What was known of the former of its name counts for nothing, though no look saw it gone."""
+    served = demo()
+    for kind, name in list(served.cluster.objects):
+        served.cluster.delete(kind, KEY[0], name)
+    served.cluster.put("LLMService", service())
+    served.probes.is_right = False
+    served.turn()
+    assert "stable" not in served.status()["rollout"]
+    assert served.condition("Servable")[:2] == ("Unknown", "CanaryPending")
+    served.turn(2)
+    assert served.condition("Ready")[:2] == ("False", "CanaryFailed")
+
+
+def test_a_rehearsal_of_a_resumption_knows_no_canary_either(demo: Callable[..., Demo]):
+    """Of a suspended service nothing is told that pods to come could be judged by."""
+    served = demo()
+    for suspended, known in ((False, 1), (True, 0)):
+        served.change(suspend=suspended)
+        served.turn()
+        status = msgspec.convert(served.status(), LLMServiceStatus)
+        assert len(ToldProbes(status).known(KEY).asked) == known

@@ -78,22 +78,21 @@ class Reconciler:
         self._asker = Asker(probes, keywatch)
         self._writer = Writer(cluster, applier, repairs)
         self._teller = Teller(cluster)
+        self._uids: dict[Key, str] = {}
+        """Whom what is remembered is about."""
 
     def __call__(self, key: Key) -> float | None:
         """Look at a service; seconds until it should be looked at again, None for no hurry."""
         look.enter("observe")
         resource = self._store.find("LLMService", *key)
         if resource is None or "deletionTimestamp" in resource["metadata"]:
-            self._probes.forget(key)
-            self._repairs.forget(key)
-            self._keywatch.forget(key)
-            self._refusals.forget(key)
-            self._reach.forget(key)
-            self._acceptance.forget(key)
-            self._references.forget(key)
+            self._forget(key)
             return None
         look.saw(resource["metadata"]["generation"])
         owner = Identity(key[0], key[1], resource["metadata"]["uid"])
+        if self._uids.setdefault(key, owner.uid) != owner.uid:  # made again, its end unseen
+            self._forget(key)
+            self._uids[key] = owner.uid
         status = reading.status_of(resource)
         try:
             spec = reading.spec_of(resource)
@@ -106,6 +105,17 @@ class Reconciler:
         seen = plan.see(owner, resource["metadata"]["generation"], spec, status, live)
         self._reach.look(owner, seen.pods)
         return self._bring(key, seen, live)
+
+    def _forget(self, key: Key) -> None:
+        """The service is gone: nothing of it counts for another of its name."""
+        self._uids.pop(key, None)
+        self._probes.forget(key)
+        self._repairs.forget(key)
+        self._keywatch.forget(key)
+        self._refusals.forget(key)
+        self._reach.forget(key)
+        self._acceptance.forget(key)
+        self._references.forget(key)
 
     def _bring(self, key: Key, seen: Seen, live: Snapshot) -> float | None:
         """Read what else there is to know, decide, write, ask, tell."""

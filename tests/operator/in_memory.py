@@ -59,8 +59,8 @@ class Memory(Cluster):
         """One that nothing has yet."""
         return str(next(self._numbers))
 
-    def put(self, kind: str, item: Item) -> Item:
-        """An object is there, or is now so; as it is then."""
+    def put(self, kind: str, item: Item, *, heard: bool = True) -> Item:
+        """An object is there, or is now so; as it is then. Unless ``heard`` its event is late."""
         made = {**copy.deepcopy(item), "kind": kind}
         metadata = made["metadata"]
         metadata.setdefault("namespace", KEY[0])
@@ -71,7 +71,8 @@ class Memory(Cluster):
         for name, text in made.pop("stringData", {}).items():
             made.setdefault("data", {})[name] = base64.b64encode(text.encode()).decode()
         self.objects[(kind, metadata["name"])] = made
-        self.store.put(kind, made)
+        if heard:
+            self.store.put(kind, made)
         return copy.deepcopy(made)
 
     def _said(self, verb: str, item: Item, *, dry_run: bool = False) -> None:
@@ -250,11 +251,12 @@ class Demo:
             self.look()
             self.cluster.run(is_ready)
 
-    def change(self, **changes: Any) -> None:
-        """The spec is this one now."""
+    def change(self, *, heard: bool = True, **changes: Any) -> None:
+        """The spec is this one now, though unless ``heard`` its event is on its way yet."""
         there = copy.deepcopy(self.cluster.objects[("LLMService", KEY[1])])
         there["metadata"]["generation"] += 1
-        self.cluster.put("LLMService", {**there, "spec": service(**changes)["spec"]})
+        spec = service(**changes)["spec"]
+        self.cluster.put("LLMService", {**there, "spec": spec}, heard=heard)
 
     def status(self) -> Item:
         """What is told of it."""

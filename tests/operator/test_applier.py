@@ -5,6 +5,8 @@ An operator would put right what these tests do to children of a service.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from tests.operator.control_plane import ControlPlane
 from tests.operator.harness import Harness
@@ -83,3 +85,52 @@ def test_what_was_made_by_a_post_is_applied_from_then_on(cluster: Cluster, alone
     assert after["data"] == {"a": "2"}
     (entry,) = after["metadata"]["managedFields"]
     assert (entry["manager"], entry["operation"]) == ("tandem-operator", "Apply")
+
+
+def test_an_edit_between_look_and_write_is_put_right(plane: ControlPlane, alone: Harness):
+    """The answer to our write is newer than the edit's event, which then wakes nobody: what others
+    added meanwhile is seen in the answer."""
+
+    class Late(Cluster):
+        edits = 0
+
+        def apply(
+            self, manifest: Manifest, *, subresource: str = "", dry_run: bool = False
+        ) -> Manifest:
+            if self.edits:
+                self.edits -= 1
+                alone.kubectl("patch", "cm", "demo-peers", "-p", '{"data": {"stranger": "x"}}')
+            return super().apply(manifest, subresource=subresource, dry_run=dry_run)
+
+    cluster = Late(kubeconfig=plane.kubeconfig())
+    alone.create()
+    uid = alone.service()["metadata"]["uid"]
+    manifest, applier = children(alone.namespace, uid)["ConfigMap"], Applier(cluster)
+    applier.apply([{**manifest, "data": {"a": "1"}}], Snapshot({}))
+    there = cluster.get("ConfigMap", alone.namespace, "demo-peers")
+    assert there is not None
+    cluster.edits = 1
+    applier.apply(
+        [{**manifest, "data": {"a": "2"}}], Snapshot({"ConfigMap": {"demo-peers": there}})
+    )
+    after = cluster.get("ConfigMap", alone.namespace, "demo-peers")
+    assert after is not None
+    assert after["data"] == {"a": "2"}
+
+
+def test_a_field_that_another_applies_with_our_value_is_shared(cluster: Cluster, alone: Harness):
+    """It is as it shall be, and no edit to be put right."""
+    alone.create()
+    uid = alone.service()["metadata"]["uid"]
+    manifest, applier = children(alone.namespace, uid)["ConfigMap"], Applier(cluster)
+    wanted = {**manifest, "data": {"a": "1"}}
+    applier.apply([wanted], Snapshot({}))
+    theirs = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "1"}}
+    theirs["metadata"] = {"name": "demo-peers"}
+    alone.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(theirs))
+    for _ in range(2):
+        there = cluster.get("ConfigMap", alone.namespace, "demo-peers")
+        assert there is not None
+        assert applier.apply([wanted], Snapshot({"ConfigMap": {"demo-peers": there}})) == []
+    managers = {each["manager"] for each in there["metadata"]["managedFields"]}
+    assert managers == {"kubectl", "tandem-operator"}

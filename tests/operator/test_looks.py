@@ -94,3 +94,38 @@ def test_a_rehearsal_of_a_resumption_knows_no_canary_either(demo: Callable[..., 
         served.turn()
         status = msgspec.convert(served.status(), LLMServiceStatus)
         assert len(ToldProbes(status).known(KEY).asked) == known
+
+
+def test_a_change_that_comes_with_the_answer_to_a_status_is_not_missed(demo: Callable[..., Demo]):
+    """The spec changes while a look goes on: the answer to its status brings that, and the event is
+    older than the answer, so that nobody is woken by it."""
+    served = demo()
+    assert served.look() == 60.0
+    served.change(decode__replicas=2)
+    served.change(decode__replicas=3, heard=False)
+    assert served.look() == 0.0
+    served.look()
+    assert list(served.replicas("decode").values()) == [3]
+
+
+def test_nor_is_one_that_mends_what_could_not_be_read(demo: Callable[..., Demo]):
+    """Nobody would look at it again before the next list."""
+    served = demo()
+    served.change(decode__replicas="many")
+    served.change(decode__replicas=3, heard=False)
+    assert served.look() == 0.0
+    served.change(decode__replicas="many")
+    assert served.look() is None
+
+
+def test_nor_is_what_an_autoscaler_asks_for(demo: Callable[..., Demo]):
+    """The same with what /scale shows of a role."""
+    served = demo(decode__scaling={"mode": "External", "maxReplicas": 9})
+    (scaler,) = served.cluster.of("LLMRoleScaler")
+    scaler["spec"]["replicas"] = 2
+    served.cluster.put("LLMRoleScaler", scaler)
+    scaler["spec"]["replicas"] = 3
+    served.cluster.put("LLMRoleScaler", scaler, heard=False)
+    assert served.look() == 0.0
+    served.look()
+    assert list(served.replicas("decode").values()) == [3]

@@ -74,11 +74,17 @@ class Applier:
             return None
         if is_tampered(there):  # first, since a policy may refuse what a hand wrote, also to us
             there = self._cluster.replace(untampered(manifest, there))
+        shared = is_tampered(there)  # somebody else owns, too, what is as it shall be
         held = held_by_apply(there)
         if held is not None:
             self._cluster.write_fields(there, held)
         known = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
-        self._remember(self._cluster.apply(known), content)
+        result = self._cluster.apply(known)
+        if is_tampered(result) and not shared:  # since it was read: its event will be no news
+            raise ClusterError(
+                409, "Conflict", f"{manifest['kind']} {result['metadata']['name']} was edited"
+            )
+        self._remember(result, content)
         return None
 
     def _made(self, manifest: Manifest) -> Manifest:

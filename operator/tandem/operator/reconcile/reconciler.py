@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from tandem.operator import look
@@ -30,7 +30,7 @@ from tandem.operator.decide.status import Picture
 from tandem.operator.decide.words import Word
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.fetching import job_revision
-from tandem.operator.desired.naming import Identity
+from tandem.operator.desired.naming import Identity, Role
 from tandem.operator.desired.router import url
 from tandem.operator.probes.keywatch import KeyWatch
 from tandem.operator.probes.probing import Key, Known, Probes
@@ -99,8 +99,9 @@ class Reconciler:
         except reading.Unreadable as error:
             look.enter("tell")
             why: Word = ("False", Reason.INVALID_SPEC, str(error))
-            self._teller.refuse(owner, resource["metadata"]["generation"], status, why)
-            return None
+            generation = resource["metadata"]["generation"]
+            self._teller.refuse(owner, generation, status, why)
+            return 0.0 if self._is_outdated(owner, generation) else None
         live = snapshot(self._store, owner, resource["metadata"]["creationTimestamp"])
         seen = plan.see(owner, resource["metadata"]["generation"], spec, status, live)
         self._reach.look(owner, seen.pods)
@@ -170,7 +171,23 @@ class Reconciler:
             key, seen, facts, accepted, model, decided, keys, known, now, token or ""
         )
         self._teller.say(seen, picture, live)
+        if self._is_outdated(seen.owner, seen.generation, seen.scalers):
+            return 0.0
         return _next_look(picture, keys, wait)
+
+    def _is_outdated(
+        self, owner: Identity, generation: int, scalers: Mapping[Role, int] | None = None
+    ) -> bool:
+        """Whether the answer to what was told brought a spec, or a scaler's word, that the look did
+        not know: its own event is older than that answer, and will be no news."""
+        there = self._store.find("LLMService", owner.namespace, owner.name)
+        if there is None or there["metadata"]["generation"] != generation:
+            return there is not None
+        for role, replicas in (scalers or {}).items():
+            scaler = self._store.find("LLMRoleScaler", owner.namespace, owner.child(role))
+            if scaler is not None and scaler["spec"]["replicas"] != replicas:
+                return True
+        return False
 
     @contextmanager
     def _told(self, seen: Seen) -> Iterator[None]:

@@ -211,6 +211,7 @@ class Demo:
         self.cluster = Memory()
         self.probes = Answers()
         self.woken: list[Key] = []
+        self.failure: ClusterError | None = None
         self.cluster.put("LLMService", service(**changes))
         self.repairs, self.reconciler = self._operator()
 
@@ -246,9 +247,14 @@ class Demo:
         return self.reconciler(KEY)
 
     def turn(self, number: int = 1, is_ready: Callable[[Item], bool] = lambda _pod: True) -> None:
-        """So many looks, after each of which nodes and controllers do their part."""
+        """So many looks, after each of which nodes and controllers do their part. What the last one
+        failed with is its ``failure``."""
         for _ in range(number):
-            self.look()
+            self.failure = None
+            try:
+                self.look()
+            except ClusterError as error:
+                self.failure = error
             self.cluster.run(is_ready)
 
     def change(self, *, heard: bool = True, **changes: Any) -> None:

@@ -14,7 +14,7 @@ from tests.operator.test_children import facts
 
 from tandem.operator.cluster import Cluster
 from tandem.operator.cluster.apply import Applier
-from tandem.operator.cluster.ownership import is_owned
+from tandem.operator.cluster.ownership import Taken, is_owned
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired.compose import desired
 from tandem.operator.desired.naming import Manifest, Role
@@ -61,6 +61,7 @@ def test_an_object_that_comes_between_look_and_write_is_left_alone(
     assert before is not None
     for seen in (Snapshot({}), Snapshot({kind: {name: ours}})):
         (found,) = Applier(cluster).apply([manifest], seen)
+        assert isinstance(found, Taken)
         assert (found.kind, found.name, found.passes) == (kind, name, False)
     Applier(cluster).prune(Snapshot({kind: {name: ours}}), set(), uid)
     after = cluster.get(kind, alone.namespace, name)
@@ -128,9 +129,10 @@ def test_a_field_that_another_applies_with_our_value_is_shared(cluster: Cluster,
     theirs = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "1"}}
     theirs["metadata"] = {"name": "demo-peers"}
     alone.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(theirs))
-    for _ in range(2):
-        there = cluster.get("ConfigMap", alone.namespace, "demo-peers")
-        assert there is not None
-        assert applier.apply([wanted], Snapshot({"ConfigMap": {"demo-peers": there}})) == []
-    managers = {each["manager"] for each in there["metadata"]["managedFields"]}
+    there = cluster.get("ConfigMap", alone.namespace, "demo-peers")
+    assert there is not None
+    assert applier.apply([wanted], Snapshot({"ConfigMap": {"demo-peers": there}})) == []
+    after = cluster.get("ConfigMap", alone.namespace, "demo-peers")
+    assert after is not None
+    managers = {each["manager"] for each in after["metadata"]["managedFields"]}
     assert managers == {"kubectl", "tandem-operator"}

@@ -273,6 +273,7 @@ def test_the_blocks_of_a_worker_that_is_gone_are_not_let_go_at_once(
 ) -> None:
     """Nothing of it counts from then on; its dicts go one by one, as others tell of theirs."""
     monkeypatch.setattr(prefix_index, "SPLIT", 512)
+    monkeypatch.setattr(prefix_index, "LET_GO", 7)
     index = PrefixIndex(10_240 * ENTRY_BYTES)
     blocks = tuple(map(block, range(1024)))
     index.apply(inc(1), BlockEvents(stored=blocks))
@@ -285,6 +286,26 @@ def test_the_blocks_of_a_worker_that_is_gone_are_not_let_go_at_once(
     assert left == [*range(255, -1, -1), *[0] * 44]
     index.apply(inc(2), BlockEvents(cleared=True, stored=blocks[:2]))
     assert (len(index), index.hits(inc(2), blocks)) == (2, 2)
+
+
+def test_who_comes_and_goes_leaves_no_more_behind_than_the_index_may_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A link that breaks again and again under a large picture; and all of it goes where nobody
+    has news any more."""
+    monkeypatch.setattr(prefix_index, "SPLIT", 512)
+    monkeypatch.setattr(prefix_index, "LET_GO", 128)
+    index = PrefixIndex(4_096 * ENTRY_BYTES)
+    parts = [tuple(map(block, range(64 * part, 64 * part + 64))) for part in range(40)]
+    for _ in range(50):
+        for part in parts:
+            index.apply(inc(1), BlockEvents(stored=part))
+            assert len(index) + sum(map(len, index._leaving)) <= 4_096
+            assert len(index._leaving) <= 4 * prefix_index.SHARDS
+        index.drop(inc(1))
+    for _ in range(40):
+        index.tidy()
+    assert index._leaving == []
 
 
 @pytest.mark.parametrize("shared", [1, 4, 8])

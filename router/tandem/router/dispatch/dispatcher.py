@@ -86,7 +86,7 @@ class Dispatcher:
 
     def start(self) -> None:
         """Begin to watch the attempts' deadlines."""
-        watch = sweep(lambda: self.jobs, self._limits)
+        watch = sweep(lambda: self.jobs, self._limits, self.fleet.tidy)
         self._sweeper = asyncio.create_task(watch, name="dispatch-deadlines")
 
     async def close(self) -> None:

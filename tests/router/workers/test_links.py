@@ -96,7 +96,7 @@ async def test_streams_have_their_turns_between_large_frames(
     count()
     for _ in range(12):
         d.tell_blocks(BlockEvents(removed=(BlockHash(b"r" * 16),) * (1 << 14)))
-    time.sleep(0.2)  # the loop is held: all of them are there
+    loop.call_soon(time.sleep, 0.2)  # the loop is held: all of them are there
     await until(lambda: len(at) == 12)
     assert len(set(at)) == 12
 

@@ -325,7 +325,7 @@ class Dispatcher:
             output = self._first_words(job, attempt, leg, output)
         attempt.heard(leg)
         try:
-            return job.ledger.write(output), None
+            return job.write(output), None
         except Gap as error:
             return None, attempt.failure(leg, FailCause.INTERNAL, str(error))
         except Contradiction as error:

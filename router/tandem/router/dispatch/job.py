@@ -14,6 +14,7 @@ from tandem.protocol.errors import FailCause
 from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.kv import MAX_FIRST_BYTES, first_bytes
+from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.recording import Recording
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce, Pull
 from tandem.protocol.sampling import ALL_LOGPROBS, SamplingParams
@@ -71,6 +72,9 @@ class Job:
         self.given_up = False
         """Whether its client does not read, and too much waits for it."""
         self.admitted = False
+        self.cached: int | None = None
+        """Prompt tokens that were cached, as was first told: each attempt and choice tells it."""
+        self._cached_passed_on = False
         self._blocks_counted = False
         self.num_dispatched = 0
         self._num_tokens_before = 0
@@ -98,6 +102,20 @@ class Job:
             self.patience.over()
         if failure.cause is FailCause.WORKER_LOST:
             self.lost |= {w.incarnation: w for w in workers if w.incarnation == failure.worker}
+
+    def write(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
+        """See ``Ledger.write``. What is first told of cached tokens goes with what is next written,
+        though that which told of it be dropped; what is told later goes with nothing."""
+        if self.cached is None:
+            self.cached = output.num_cached_tokens
+        written = self.ledger.write(output)
+        if written is None:
+            return None
+        cached = None if self._cached_passed_on else self.cached
+        self._cached_passed_on |= cached is not None
+        if written.num_cached_tokens != cached:
+            written = msgspec.structs.replace(written, num_cached_tokens=cached)
+        return written
 
     def hashes(self, fingerprint: str, block_size: int) -> tuple[BlockHash, ...]:
         """Of the prompt's full blocks under one fingerprint; computed once."""

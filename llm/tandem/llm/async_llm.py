@@ -59,10 +59,12 @@ class AsyncLLM:
         tokenizer: Tokenizer,
         *,
         incarnation: Incarnation | None = None,
+        beside: Beside | None = None,
     ) -> None:
-        """``incarnation`` stands in request keys: the router's own where it is a router."""
+        """``incarnation`` stands in request keys: the router's own where it is a router, whose
+        client has the same ``beside``."""
         self.tokenizer = tokenizer
-        self.beside = Beside()
+        self.beside = Beside() if beside is None else beside
         """Where what takes long is computed."""
         self.num_outputs = 0
         """What the engine has said to all requests of ``stream``, shown to callers or not."""

@@ -131,8 +131,8 @@ class AsyncLLM:
         """
         self._running.take(prepared)
         state = self._outputs.begin(prepared.processed)
-        if prepared.processed.partial_on_timeout:
-            context = replace(context, takes_partial=True)
+        partial = context.takes_partial or prepared.processed.partial_on_timeout
+        context = replace(context, takes_partial=partial, ended=state.ended)
         try:
             source = self._client.stream(prepared.processed.request, context)
             # The protocol promises aclose, which AsyncIterator does not have.

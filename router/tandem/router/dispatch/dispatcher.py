@@ -157,6 +157,8 @@ class Dispatcher:
                         if output is not None:
                             watch.output(output, loop.time())
                             yield output
+                            if context.ended:
+                                self._end_choices(job, attempt, context.ended)
                     elif isinstance(item[1], PooledOutput):
                         failure = take_pooled(job, attempt, item[0], item[1])
                         if failure is None:
@@ -174,7 +176,7 @@ class Dispatcher:
             timer.cancel()
             watch.end(loop.time())
             if job.attempt is not None:  # closed, or the deadline passed; maybe behind the answer
-                job.attempt.end(job.name, finished=job.ledger.done)
+                job.attempt.end(job.name, finished=job.ledger.told)
                 note_end(job.attempt, None)
                 job.attempt = None
             self._leave(job)
@@ -316,6 +318,14 @@ class Dispatcher:
                 FailCause.IDENTITY, f"failed closed: {error}", job.ladder.reasons
             ) from error
 
+    def _end_choices(self, job: Job, attempt: Attempt, ended: list[int]) -> None:
+        """The reader has found the end of some choices, which no worker knows: what is still said
+        of them is nothing, and no further attempt goes on with them."""
+        for choice in ended:
+            job.ledger.end(choice)
+            attempt.choice_ended(choice)
+        ended.clear()
+
     def _first_words(
         self, job: Job, attempt: Attempt, leg: Leg, output: EngineCoreOutput
     ) -> EngineCoreOutput:
@@ -338,7 +348,7 @@ class Dispatcher:
         """An attempt is over: let go of its legs; learn from its failure."""
         assert job.attempt is not None
         workers = [leg.worker for leg in job.attempt.legs]
-        job.attempt.end(job.name, finished=failure is None)
+        job.attempt.end(job.name, finished=failure is None and job.ledger.told)
         note_end(job.attempt, failure)
         job.attempt = None
         if failure is not None:

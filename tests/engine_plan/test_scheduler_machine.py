@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from msgspec import structs
 from tests.engine_plan.builders import VOCAB, Harness, params_of, request_of
 from tests.engine_plan.drafting import Drafter
 from tests.engine_plan.grammars import HandCompiler, constrained
@@ -96,6 +97,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.drafts: tuple[int, int] | None = None
         self.number = 0
         self.live: dict[RequestKey, EngineCoreRequest] = {}
+        self.ended: dict[RequestKey, set[int]] = {}
         self.checked = 0
 
     def _add(self, request: EngineCoreRequest) -> None:
@@ -177,6 +179,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.live)))
         self.harness.core.abort(key)
         del self.live[key]
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def end_choices(self, data):
+        """A client has what it wants of some choices, wherever their request is."""
+        key = data.draw(st.sampled_from(sorted(self.live)))
+        ended = data.draw(st.sets(st.integers(0, 3), min_size=1))
+        self.harness.core.end_choices(key, ended)
+        self.ended.setdefault(key, set()).update(ended)
 
     @rule(count=st.integers(1, 6))
     def step(self, count):
@@ -334,7 +345,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if wanted is not None:
             self._check_constrained(request, wanted.regex or "")
         elif not isinstance(request.kv, Produce):
-            self.harness.check(request)
+            ended = (*request.finished_choices, *self.ended.get(request.key, ()))
+            self.harness.check(structs.replace(request, finished_choices=ended))
         else:
             for choice in range(request.params.n):
                 expected, _ = self.harness.oracle(request, choice)
@@ -348,7 +360,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         refused = [each.request for each in self.harness.refused].count(name)
         assert refused == (not answers[0].isdigit())
         whole = [tuple(map(int, each.split())) for each in answers.split("|") if not refused]
-        for choice in range(0 if refused else request.params.n):
+        ended = self.ended.get(request.key, set())
+        for choice in set(range(0 if refused else request.params.n)) - ended:
             said = tuple(self.harness.tokens(name, choice))
             cut = {each[:most] for each in whole}
             limit = self.harness.core.max_model_len - len(request.prompt_token_ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 
+from msgspec import structs
 from tests.router.behaviours import ANSWER, Make
 from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of
 from tests.router.fake_worker import Turn, serve_well
@@ -47,9 +48,34 @@ async def test_no_further_attempt_goes_on_with_it(stack: Stack, decode: Make) ->
     outputs = await ended_after(stack, 2)
     assert tokens_of(outputs, 0) == ANSWER[:2]
     assert tokens_of(outputs, 1) == [each + 1 for each in ANSWER]
+    (ended,) = d1.ended
+    assert ended.choices == (0,)
     (resumed,) = d2.submitted
     assert resumed.finished_choices == (0,)
     assert [len(each) for each in resumed.emitted] == [2, 6]
+
+
+async def test_a_worker_that_knows_no_ends_of_choices_is_told_of_none(
+    stack: Stack, decode: Make
+) -> None:
+    """It would drop the others, too."""
+    d = decode()
+    d.card = structs.replace(d.card, ends_choices=False)
+    await stack.find(d)
+    outputs = await ended_after(stack, 2)
+    assert [len(tokens_of(outputs, choice)) for choice in range(2)] == [2, 8]
+    assert d.ended == d.cancelled == []  # it has said the ends of both
+
+
+async def test_only_who_decodes_is_told(stack: Stack, prefill: Make, decode: Make) -> None:
+    """Of a hand-off the decode worker, which may wait for the KV still."""
+    p, d = prefill(), decode(step=0.02)
+    await stack.find(p, d)
+    outputs = await ended_after(stack, 1)
+    assert [len(tokens_of(outputs, choice)) for choice in range(2)] == [1, 8]
+    (ended,) = d.ended
+    assert ended.choices == (0,)
+    assert p.ended == []
 
 
 async def test_the_last_one_ends_the_attempt_and_who_may_go_on_is_cancelled(

@@ -80,7 +80,7 @@ class RequestState:
         ]
         self._running = self._computing = len(self.choices)
         self.ended: list[int] = []
-        """Choices that ended while the engine goes on with them; whoever tells it takes them off."""
+        """Choices that ended while the engine goes on with them; who tells it takes them off."""
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_generated_tokens = 0
         """Tokens of all choices so far, as usage counts them."""

@@ -323,7 +323,7 @@ class Dispatcher:
         of them is nothing, and no further attempt goes on with them."""
         for choice in ended:
             job.ledger.end(choice)
-            attempt.choice_ended(choice)
+        attempt.end_choices(job.name, tuple(ended))
         ended.clear()
 
     def _first_words(

@@ -131,8 +131,11 @@ class AsyncLLM:
         """
         self._running.take(prepared)
         state = self._outputs.begin(prepared.processed)
-        partial = context.takes_partial or prepared.processed.partial_on_timeout
-        context = replace(context, takes_partial=partial, ended=state.ended)
+        if prepared.processed.partial_on_timeout:
+            context = replace(context, takes_partial=True)
+        params = prepared.processed.request.params
+        if params.stop and params.n > 1:  # else whatever ends here ends with the stream
+            context = replace(context, ended=state.ended)
         try:
             source = self._client.stream(prepared.processed.request, context)
             # The protocol promises aclose, which AsyncIterator does not have.

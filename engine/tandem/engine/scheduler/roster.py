@@ -239,8 +239,9 @@ class Roster:
         self.sweep()
 
     def end_cut(self, request: Request, now: float) -> None:
-        """End a sequence whose reader has found its end, unless it stands for others, too."""
-        alone = len(request.choices) == 1 and not request.finished
+        """End a sequence whose reader has found its end, unless it stands for others, too, or its
+        blocks are promised to a peer."""
+        alone = len(request.choices) == 1 and request.preemptible and not request.finished
         if alone and request.choice in request.group.cut:
             self.let_go(request, ABORT, now)
 

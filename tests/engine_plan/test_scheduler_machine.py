@@ -98,7 +98,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.number = 0
         self.live: dict[RequestKey, EngineCoreRequest] = {}
         self.ended: dict[RequestKey, set[int]] = {}
-        self.checked = 0
+
+    def _name(self) -> str:
+        self.number += 1
+        return f"r{self.number}"
 
     def _add(self, request: EngineCoreRequest) -> None:
         code = self.harness.add(request)
@@ -109,9 +112,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(prompt=prompts, params=params, priority=st.integers(0, 2))
     def add(self, prompt, params, priority):
         """A whole request."""
-        self.number += 1
-        name = f"r{self.number}"
-        self._add(request_of(name, prompt, params=params, priority=priority))
+        self._add(request_of(self._name(), prompt, params=params, priority=priority))
 
     @rule(
         prompt=prompts,
@@ -122,19 +123,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def add_constrained(self, prompt, answers, n, seed, most):
         """A request under a grammar, or with one that does not compile."""
-        self.number += 1
         params = constrained(answers, n=n, temperature=1.0, seed=seed, max_tokens=most)
-        self._add(request_of(f"r{self.number}", prompt, params=params))
+        self._add(request_of(self._name(), prompt, params=params))
         self._let_threads_end()
 
     @rule(prompt=prompts, kind=st.sampled_from(PoolingType), priority=st.integers(0, 2))
     def pool(self, prompt, kind, priority):
         """A request that returns no token."""
-        self.number += 1
-        pooling = PoolingParams(pooling_type=kind)
-        name = f"r{self.number}"
-        fields = {"params": NO_SAMPLING, "pooling": pooling, "priority": priority}
-        self._add(request_of(name, prompt, **fields))
+        fields = {"pooling": PoolingParams(pooling_type=kind), "priority": priority}
+        self._add(request_of(self._name(), prompt, params=NO_SAMPLING, **fields))
 
     @rule()
     def compiling(self):
@@ -145,8 +142,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(prompt=prompts, params=params, data=st.data())
     def resume(self, prompt, params, data):
         """A request whose earlier attempt emitted some tokens of each choice."""
-        self.number += 1
-        whole = request_of(f"r{self.number}", prompt, params=params)
+        whole = request_of(self._name(), prompt, params=params)
         if len(prompt) >= self.harness.core.max_model_len:
             return
         tokens = [self.harness.oracle(whole, choice)[0] for choice in range(params.n)]
@@ -169,8 +165,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(prompt=prompts, params=params, side=st.sampled_from((Produce(PEER), Consume(PEER))))
     def hand_off(self, prompt, params, side):
         """One half of a hand-off."""
-        self.number += 1
-        self._add(request_of(f"r{self.number}", prompt, params=params, kv=side))
+        self._add(request_of(self._name(), prompt, params=params, kv=side))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -184,11 +179,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def end_choices(self, data):
         """A client has what it wants of some choices, wherever their request is."""
-        several = sorted(key for key, each in self.live.items() if each.params.n > 1)
-        key = data.draw(st.sampled_from(several))
-        ended = data.draw(st.sets(st.integers(0, 3), min_size=1))
+        several = [key for key, each in self.live.items() if each.params.n > 1]
+        key = data.draw(st.sampled_from(sorted(several)))
+        ended = self.ended[key] = self.ended.get(key, set()) | data.draw(st.sets(st.integers(0, 3)))
         self.harness.core.end_choices(key, ended)
-        self.ended.setdefault(key, set()).update(ended)
 
     @rule(count=st.integers(1, 6))
     def step(self, count):

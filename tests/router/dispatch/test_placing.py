@@ -77,9 +77,10 @@ async def test_streams_of_a_lost_worker_go_on_in_rounds_of_their_own(
 
 
 async def test_who_waited_for_a_worker_begins_in_a_round_of_its_own(
-    stack: Stack, decode: Make, placed: list[int]
+    decode: Make, placed: list[int]
 ) -> None:
     """All of them hear at once that it is up."""
+    stack = Stack(worker_wait=10.0)
     asked = ask(stack)
     await until(lambda: len(placed) == MANY)
     d = decode(max_model_len=1 << 20)
@@ -88,6 +89,7 @@ async def test_who_waited_for_a_worker_begins_in_a_round_of_its_own(
     await all_answer(asked)
     begun = placed[-MANY:]
     assert len(d.submitted) == len(set(begun)) == MANY
+    await stack.close()
 
 
 async def test_who_is_let_in_with_others_begins_in_a_round_of_its_own(

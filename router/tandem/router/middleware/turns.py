@@ -6,8 +6,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tandem.router.admission.turns import Turns
 
-__all__ = ["InTurn", "Turns"]
-
 
 class InTurn:
     """A POST takes a turn before the application reads it; nothing else may take long to begin."""

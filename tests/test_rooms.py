@@ -10,7 +10,6 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from stack import own_ports
 from tests.conftest import FIRST, HURT, LONG, room_of, turn_of
 
 ROOT = Path(__file__).parents[1]
@@ -77,17 +76,3 @@ def test_no_third_process_raises_stacks_beside_the_halves_at_first() -> None:
     assert sorted(backwards, key=turn_of) == [hurt, chaos, operator, *long, short]
     assert room_of(chaos) == room_of(hurt) != room_of(operator)
     assert all(each.exists() for each in long)
-
-
-def test_stacks_of_several_processes_take_no_port_of_each_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A port is free for seconds between its choice and its use; another half took it meanwhile."""
-    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "3")
-    taken = []
-    for number in range(3):
-        monkeypatch.setenv("PYTEST_XDIST_WORKER", f"gw{number}")
-        ports = own_ports(40)
-        assert len(set(ports)) == 40
-        taken.append({port % 3 for port in ports})
-    assert taken == [{0}, {1}, {2}]

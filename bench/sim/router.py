@@ -154,7 +154,7 @@ class SimRouter:
     def _begin(self, job: Job, seen: Seen) -> None:
         now = self._clock.now
         hashes = {
-            worker.fingerprint: job.hashes(worker.fingerprint, worker.card.block_size)
+            worker.fingerprint: job.prompt.of(worker.fingerprint, worker.card.block_size)
             for worker in self._pool.workers.values()
         }
         facts = job.facts(self.fleet.hits(hashes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -14,10 +13,11 @@ from pathlib import Path
 from typing import TextIO
 
 from tests.forked import forked
+from tests.own_ports import own_ports
 from tests.waiting import wait_for
 
 from tandem.cli.children import Child
-from tandem.cli.ports import LOOPBACK, free_ports
+from tandem.cli.ports import LOOPBACK
 from tandem.cli.stack import Ports, router_child, worker_child
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^}]*\})? (\S+)$")
@@ -159,17 +159,6 @@ class Stack:
 
 def _started(child: Child) -> Child:
     return child
-
-
-def own_ports(count: int) -> list[int]:
-    """Free ports that no stack of another of pytest's processes takes, neither before who is to
-    listen there does, nor while a killed worker is away."""
-    of = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    me = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    found: set[int] = set()
-    while len(found) < count:
-        found |= {port for port in free_ports(count) if port % of == me}
-    return sorted(found)[:count]
 
 
 def parse_metrics(text: str) -> dict[str, float]:

@@ -30,10 +30,15 @@ class Installed:
         """Its pods."""
         return self.kube.items("pods", f"app.kubernetes.io/instance={RELEASE}")
 
+    def lease(self) -> Json:
+        """What the Lease says; nothing where there is none."""
+        found = self.kube.find("lease", LEASE) or {"spec": {}}
+        spec: Json = found["spec"]
+        return spec
+
     def identity(self) -> str:
         """Who leads, as the Lease says: pod and incarnation; empty when nobody does."""
-        lease = self.kube.find("lease", LEASE) or {"spec": {}}
-        holder: str = lease["spec"].get("holderIdentity") or ""
+        holder: str = self.lease().get("holderIdentity") or ""
         return holder
 
     def holder(self) -> str:

@@ -110,18 +110,20 @@ class Kube:
 def wait_for(
     what: str, condition: Callable[[], Any], *, seconds: float, every: float = 0.25
 ) -> Any:
-    """Poll until ``condition`` gives something true, which is returned; fails at the deadline.
+    """Poll until ``condition`` gives something true, which is returned; fails when a look that was
+    begun after the deadline finds nothing: one before it may have looked early, and lasted.
 
     An error of kubectl counts as not yet: an API server that is briefly away is no failure.
     """
     end, last = time.monotonic() + seconds, ""
     while True:
+        is_late = time.monotonic() >= end
         try:
             if found := condition():
                 return found
         except KubeError as error:
             last = f"; kubectl said: {error}"
-        assert time.monotonic() < end, f"waited {seconds:g} s for {what}{last}"
+        assert not is_late, f"waited {seconds:g} s for {what}{last}"
         time.sleep(every)
 
 

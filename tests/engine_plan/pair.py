@@ -7,12 +7,12 @@ from typing import Any
 
 from tests.engine_plan.builders import Harness, request_of
 from tests.engine_plan.handoff import ConsumerSide, ProducerSide
+from tests.waiting import Deadline
 
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 
-SECONDS = 20.0
 P, D = Incarnation(b"p" * 16), Incarnation(b"d" * 16)
 
 
@@ -47,11 +47,11 @@ class Pair:
         """Run the prefill leg to its end; its blocks stay exported."""
         request = produce(name, prompt, **fields)
         assert self.p.add(request) is None
-        until = time.monotonic() + SECONDS
+        deadline = Deadline(every=0.001)
         while self.p.core.holds(request.key):
             if not self.p.step().progressed:
                 time.sleep(0.001)  # a grammar is compiled
-            assert time.monotonic() < until, self.p.core.stats()
+            deadline.check(self.p.core.stats)
         return request
 
     def reserve(self, name: str = "a", prompt: Any = 40, **fields: Any) -> EngineCoreRequest:

@@ -28,7 +28,8 @@ from tandem.protocol.errors import (
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import EngineCoreRequest
 
-WAIT = 20.0
+WAIT = 100.0
+"""Less than a test gets; nothing takes a part of it, unless it never ends."""
 STATS = Command(id=1, name=CommandName.STATS)
 
 

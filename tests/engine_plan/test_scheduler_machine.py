@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from msgspec import structs
 from tests.engine_plan.builders import VOCAB, Harness, params_of, request_of
 from tests.engine_plan.drafting import Drafter
 from tests.engine_plan.grammars import HandCompiler, constrained
@@ -96,7 +97,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.drafts: tuple[int, int] | None = None
         self.number = 0
         self.live: dict[RequestKey, EngineCoreRequest] = {}
-        self.checked = 0
+        self.ended: dict[RequestKey, set[int]] = {}
+
+    def _name(self) -> str:
+        self.number += 1
+        return f"r{self.number}"
 
     def _add(self, request: EngineCoreRequest) -> None:
         code = self.harness.add(request)
@@ -107,9 +112,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(prompt=prompts, params=params, priority=st.integers(0, 2))
     def add(self, prompt, params, priority):
         """A whole request."""
-        self.number += 1
-        name = f"r{self.number}"
-        self._add(request_of(name, prompt, params=params, priority=priority))
+        self._add(request_of(self._name(), prompt, params=params, priority=priority))
 
     @rule(
         prompt=prompts,
@@ -120,19 +123,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def add_constrained(self, prompt, answers, n, seed, most):
         """A request under a grammar, or with one that does not compile."""
-        self.number += 1
         params = constrained(answers, n=n, temperature=1.0, seed=seed, max_tokens=most)
-        self._add(request_of(f"r{self.number}", prompt, params=params))
+        self._add(request_of(self._name(), prompt, params=params))
         self._let_threads_end()
 
     @rule(prompt=prompts, kind=st.sampled_from(PoolingType), priority=st.integers(0, 2))
     def pool(self, prompt, kind, priority):
         """A request that returns no token."""
-        self.number += 1
-        pooling = PoolingParams(pooling_type=kind)
-        name = f"r{self.number}"
-        fields = {"params": NO_SAMPLING, "pooling": pooling, "priority": priority}
-        self._add(request_of(name, prompt, **fields))
+        fields = {"pooling": PoolingParams(pooling_type=kind), "priority": priority}
+        self._add(request_of(self._name(), prompt, params=NO_SAMPLING, **fields))
 
     @rule()
     def compiling(self):
@@ -143,8 +142,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(prompt=prompts, params=params, data=st.data())
     def resume(self, prompt, params, data):
         """A request whose earlier attempt emitted some tokens of each choice."""
-        self.number += 1
-        whole = request_of(f"r{self.number}", prompt, params=params)
+        whole = request_of(self._name(), prompt, params=params)
         if len(prompt) >= self.harness.core.max_model_len:
             return
         tokens = [self.harness.oracle(whole, choice)[0] for choice in range(params.n)]
@@ -167,8 +165,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(prompt=prompts, params=params, side=st.sampled_from((Produce(PEER), Consume(PEER))))
     def hand_off(self, prompt, params, side):
         """One half of a hand-off."""
-        self.number += 1
-        self._add(request_of(f"r{self.number}", prompt, params=params, kv=side))
+        self._add(request_of(self._name(), prompt, params=params, kv=side))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -177,6 +174,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.live)))
         self.harness.core.abort(key)
         del self.live[key]
+
+    @precondition(lambda self: any(each.params.n > 1 for each in self.live.values()))
+    @rule(data=st.data())
+    def end_choices(self, data):
+        """A client has what it wants of some choices, wherever their request is."""
+        several = [key for key, each in self.live.items() if each.params.n > 1]
+        key = data.draw(st.sampled_from(sorted(several)))
+        ended = self.ended[key] = self.ended.get(key, set()) | data.draw(st.sets(st.integers(0, 3)))
+        self.harness.core.end_choices(key, ended)
 
     @rule(count=st.integers(1, 6))
     def step(self, count):
@@ -334,7 +340,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if wanted is not None:
             self._check_constrained(request, wanted.regex or "")
         elif not isinstance(request.kv, Produce):
-            self.harness.check(request)
+            ended = (*request.finished_choices, *self.ended.get(request.key, ()))
+            self.harness.check(structs.replace(request, finished_choices=ended))
         else:
             for choice in range(request.params.n):
                 expected, _ = self.harness.oracle(request, choice)
@@ -348,7 +355,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         refused = [each.request for each in self.harness.refused].count(name)
         assert refused == (not answers[0].isdigit())
         whole = [tuple(map(int, each.split())) for each in answers.split("|") if not refused]
-        for choice in range(0 if refused else request.params.n):
+        ended = self.ended.get(request.key, set())
+        for choice in set(range(0 if refused else request.params.n)) - ended:
             said = tuple(self.harness.tokens(name, choice))
             cut = {each[:most] for each in whole}
             limit = self.harness.core.max_model_len - len(request.prompt_token_ids)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tests.engine_run.patience import SECONDS
 
 from tandem.engine.structured.constraint import make_mask
 from tandem.engine.structured.grammar import Compiler, Grammar
@@ -19,13 +20,9 @@ from tandem.llm import StructuredOutputsParams
 from tandem.text.tokenizer import Tokenizer
 
 VOCAB = 49152
-PATIENT_SECONDS = 20.0
-"""What is given to compile: not what is followed depends on how busy the machine is."""
 BACKENDS: dict[str, Callable[[Path, int], Compiler]] = {
     "guidance": LLGuidanceCompiler,
-    "outlines": lambda folder, vocab: OutlinesCompiler(
-        folder, vocab, Lanes(quick_seconds=PATIENT_SECONDS)
-    ),
+    "outlines": lambda folder, vocab: OutlinesCompiler(folder, vocab, Lanes(quick_seconds=SECONDS)),
 }
 MOST_TOKENS = 400
 PATIENCE = 24

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine_run.patience import time_for_grammars
 
 from tandem.engine.request import Request
 from tandem.engine.scheduler.constrained import Constrained
@@ -101,7 +102,7 @@ def test_late_rows_draw_the_same_later(
     settings |= {"device": "cpu", "distributed_executor_backend": executor}
     late = Late()
 
-    with LLM(str(smollm2), **settings) as llm:
+    with time_for_grammars(), LLM(str(smollm2), **settings) as llm:
         expected = answers(llm)
         monkeypatch.setattr(constraint, "make_mask", late.make)
         monkeypatch.setattr(Constrained, "_take_back", lambda *args: late.take_back(*args))

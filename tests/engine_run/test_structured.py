@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.engine_run.grammar_draws import BACKENDS, VOCAB
+from tests.engine_run.patience import time_for_grammars
 
 from tandem.engine.structured.constraint import make_mask
 from tandem.engine.structured.grammar import Compiler, Grammar, GrammarError, NoCompiler
@@ -50,7 +51,7 @@ def llm(smollm2: Path, backend: str) -> Any:
     """An engine in this process."""
     settings: dict[str, Any] = {"max_model_len": 512, "num_gpu_blocks_override": 64}
     settings |= {"device": "cpu", "structured_outputs_backend": backend}
-    with LLM(str(smollm2), **settings) as llm:
+    with time_for_grammars(), LLM(str(smollm2), **settings) as llm:
         yield llm
 
 
@@ -247,7 +248,7 @@ def test_plans_cross_to_another_process_with_their_masks(smollm2: Path, backend:
     settings |= {"device": "cpu", "distributed_executor_backend": "mp"}
     settings["structured_outputs_backend"] = backend
     params = SamplingParams(temperature=1.0, seed=2, n=2, **asked(regex=r"\d{3}-\d{4}"))
-    with LLM(str(smollm2), **settings) as llm:
+    with time_for_grammars(), LLM(str(smollm2), **settings) as llm:
         output = llm.chat(CHAT, params, use_tqdm=False)[0]
 
     assert all(re.fullmatch(r"\d{3}-\d{4}", each.text) for each in output.outputs)

@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 from tests.engine_run.grammar_draws import BACKENDS, VOCAB, Drawer, compiled
+from tests.engine_run.patience import time_for_grammars
 
 from tandem.engine.structured.grammar import Compiler, GrammarError
 from tandem.engine.structured.llguidance import LLGuidanceCompiler
@@ -203,7 +204,7 @@ def test_a_model_answers_by_the_schema(smollm2: Path, backend: str):
     free = SamplingParams(temperature=0.0, max_tokens=12)
     settings: dict[str, Any] = {"device": "cpu", "structured_outputs_backend": backend}
     settings |= {"max_model_len": 512, "num_gpu_blocks_override": 96}
-    with LLM(str(smollm2), **settings) as llm:
+    with time_for_grammars(), LLM(str(smollm2), **settings) as llm:
         alone = llm.chat([chat], [free], use_tqdm=False)[0].outputs[0].token_ids
         *answers, beside = llm.chat([chat] * 4, [*params, free], use_tqdm=False)
 

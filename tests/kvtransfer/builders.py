@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from prometheus_client import CollectorRegistry
+from tests.waiting import SECONDS, Deadline
 
 from tandem.kernels.memory.device import MappedAllocator
 from tandem.kernels.memory.shared import shared_tensor
@@ -34,8 +34,6 @@ NUM_BLOCKS = 64
 GPU_RANGE = 256 << 20
 ROUTER = b"R" * 16
 FOLDER_VARIABLE = "TEST_KV_NODE_FOLDER"
-SECONDS = 20.0
-"""No wait of a test is longer."""
 
 
 def fingerprint_of(layout: KVLayout) -> Fingerprint:
@@ -125,16 +123,15 @@ class _Worker:
 
     def until(self, told: Callable[[], object], seconds: float = SECONDS) -> object:
         """Poll like a step loop until ``told`` is true; fail at the deadline."""
-        end = time.monotonic() + seconds
+        deadline = Deadline(seconds, every=0.05)
         while True:
             self.woken.clear()
             self.collect()
             found = told()
             if found:
                 return found
-            left = end - time.monotonic()
-            assert left > 0, f"nothing came; seen so far: {self.seen}"
-            self.woken.wait(min(left, 0.05))
+            deadline.check(lambda: self.seen)
+            self.woken.wait(0.05)
 
     def wait_for(
         self,

@@ -16,7 +16,6 @@ from typing import Any
 from tests.kvtransfer.builders import (
     BLOCK,
     NUM_BLOCKS,
-    SECONDS,
     Consumer,
     Producer,
     Switch,
@@ -25,7 +24,7 @@ from tests.kvtransfer.builders import (
     make_key,
 )
 from tests.kvtransfer.uneven import Uneven, uneven
-from tests.waiting import wait_for
+from tests.waiting import SECONDS, wait_for
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.control.mail import Drop

@@ -22,9 +22,10 @@ class HandStream:
         """See Stream."""
         return _Mark(self.hold)
 
-    def wait(self) -> None:
-        """See Stream."""
+    def wait(self, seconds: float | None = None) -> bool:
+        """See Stream; who says for how long is told how it stands."""
         self.waits += 1
+        return seconds is None or not self.hold.is_set()
 
 
 class _Mark:

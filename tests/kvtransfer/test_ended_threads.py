@@ -3,13 +3,17 @@ and the probes hear."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.control.mail import Drop
 from tandem.kvtransfer.memory.blocks import CLEARED
+from tandem.kvtransfer.transports.mapped import transport as mapped_transport
 from tandem.protocol.errors import FailCause
+from tandem.protocol.ids import Incarnation
 
 KEY = make_key("late")
 
@@ -94,6 +98,70 @@ def test_a_consumer_whose_thread_has_ended_offers_itself_for_nothing_more(
     if thread == "control":
         consumer.until(lambda: told)
         assert told == [False]
+
+
+class Late:
+    """Behind copies of a device that is slow, or hangs."""
+
+    due = math.inf
+
+    def __init__(self) -> None:
+        self.through = False
+
+    def done(self) -> bool:
+        """See Mark."""
+        return self.through
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_blocks_that_a_device_writes_as_the_transfer_thread_ends_are_not_given_back(
+    workers, monkeypatch, hangs
+):
+    """They were after five seconds, whatever still wrote them; and till then the worker took
+    hand-offs. Nothing is given back of copies that do not end: the worker is replaced."""
+    late, config = Late(), make_config(kv_connector="shm")
+    monkeypatch.setattr(mapped_transport, "STOP_SECONDS", 0.05 if hangs else 60.0)
+    producer, consumer = workers(Producer, config), workers(Consumer, config)
+    consumer.meet(producer)
+    service, mover = consumer.service, consumer.service._mover
+    mover.parts.transports["shm"]._copier.mark = lambda: late
+    cancelled = make_key("cancelled")
+    for key, blocks in ((cancelled, [0, 1]), (KEY, [2, 3])):
+        consumer.open(key, producer.incarnation)
+        producer.hand_over(key, 8, blocks, consumer.incarnation)
+        consumer.load(key, blocks)
+    consumer.until(lambda: sum(read.slot is None for read, _ in mover.reads._open.values()) == 2)
+    service.cancel(cancelled)
+    assert not consumer.wait_for(events.Cancelled, cancelled).blocks_free
+    mover.take = breaks
+    service.cancel(make_key("any"))
+    consumer.until(service.ended)
+    assert not any(isinstance(each, events.BlocksFree) for each in consumer.seen)
+    if not hangs:
+        assert mover.alive, "it waits for them"
+        assert not service.peer_up(producer.incarnation)
+    late.through = not hangs
+    assert consumer.wait_for(events.LoadFailed, KEY).blocks_free is not hangs
+    freed = [each.key for each in consumer.seen if isinstance(each, events.BlocksFree)]
+    assert freed == ([] if hangs else [cancelled])
+    assert service.has_pending() is hangs
+    late.through = True
+
+
+def test_a_key_that_ends_as_the_thread_does_ends_once(workers, monkeypatch):
+    """It was told by the thread, and again by who found the thread gone."""
+    service = workers(Consumer).service
+    mover, taken = service._mover, service._mover.events
+
+    def meanwhile():
+        monkeypatch.setattr(mover, "events", taken)
+        mover.stop()
+        return []
+
+    service.open(KEY, Incarnation(b"p" * 16), budget_ms=None)
+    monkeypatch.setattr(mover, "events", meanwhile)
+    seen = [*service.poll(), *service.poll(), *service.poll()]
+    assert [type(each) for each in seen] == [events.LoadFailed]
 
 
 def test_a_producer_whose_control_thread_has_ended_keeps_nothing_for_its_consumers(workers):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.kvtransfer.agent.agents import Running
 from tests.kvtransfer.builders import make_key
+from tests.kvtransfer.coming_back import comes_back
 from tests.kvtransfer.test_falls import Pair
 
 from tandem.kvtransfer import events
@@ -82,7 +83,7 @@ def test_peers_without_a_link_are_not_counted_and_are_forgotten_first():
 def test_a_dead_agent_shows_until_another_has_come(workers, folder):
     """Its link goes by the next way, and somebody is to know."""
     agent = Running(folder)
-    pair = Pair(workers, folder, folder, kv_node_copy="agent", kv_quarantine_seconds=0.5)
+    pair = Pair(workers, folder, folder, kv_node_copy="agent", kv_quarantine_seconds=300.0)
     assert pair.transport == "shm_agent"
     assert fell(pair, "")
     agent.stop()
@@ -94,7 +95,7 @@ def test_a_dead_agent_shows_until_another_has_come(workers, folder):
     pair.consumer.until(lambda: pair.transport in ("nixl", "tcp"))
     assert fell(pair, "shm_agent")
     following = Running(folder)
-    pair.consumer.until(lambda: pair.transport == "shm_agent")
+    comes_back(pair.consumer, "shm_agent")
     pair.consumer.until(lambda: fell(pair, ""))
     following.stop()
 

@@ -8,7 +8,8 @@ import time
 import pytest
 import zmq
 from tests.hand_link import HandLink
-from tests.kvtransfer.builders import SECONDS, Producer, make_config, make_key
+from tests.kvtransfer.builders import Producer, make_config, make_key
+from tests.waiting import SECONDS
 
 from tandem.kvtransfer.errors import AddressInUse
 from tandem.kvtransfer.handoff.messages import MAX_MESSAGE_BYTES, Open, ProducerCard

@@ -154,6 +154,22 @@ def test_a_copy_that_hangs_fails_its_request_alone_and_keeps_its_blocks(workers)
     held.nothing_is_held()
 
 
+def test_a_worker_whose_copies_hang_is_not_ready(workers, monkeypatch):
+    """Each next request lost its blocks to a copy behind the one that hangs; nobody was told."""
+    monkeypatch.setattr("tandem.kvtransfer.mover.prober.AGAIN_MS", ())  # patterns hang, too
+    held = Held(workers, kv_transfer_seconds=0.2)
+    service = held.consumer.service
+    assert service.problem() is None
+    held.copy([0, 1], [4, 5])
+    assert held.consumer.wait_for(events.LoadFailed, KEY).cause is FailCause.TIMEOUT
+    assert held.consumer.until(service.problem) == "1 copies into blocks hang"
+    assert service.peer_up(held.producer.incarnation), "the links are as good as they were"
+    held.transport.hold.clear()
+    held.consumer.wait_for(events.BlocksFree, KEY)
+    assert service.problem() is None
+    held.nothing_is_held()
+
+
 def test_a_producer_that_restarts_in_mid_copy_is_another(workers):
     """Nothing of the old one's is used, and a copy of its memory is never made any more."""
     held = Held(workers)

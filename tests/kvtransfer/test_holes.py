@@ -82,7 +82,8 @@ def test_hole_03_nothing_is_announced_before_the_fence(pair):
 
 
 def test_hole_04_a_successor_at_the_same_address_answers_reset(workers):
-    """A consumer of the old process fails its keys at once and links to the new one."""
+    """A consumer of the old process fails its keys at once and links to the new one; of who is gone
+    it tells nobody any more, once routers have named who is there."""
     old, consumer = workers(Producer), workers(Consumer)
     consumer.meet(old)
     key = make_key("hole4")
@@ -94,6 +95,11 @@ def test_hole_04_a_successor_at_the_same_address_answers_reset(workers):
     assert failed.cause is FailCause.PEER
     consumer.until(lambda: consumer.service.peer_up(new.incarnation))
     assert not consumer.service.peer_up(old.incarnation)
+    consumer.service.set_peers({new.service.control: new.incarnation})
+    (left,) = consumer.service.peer_health()
+    assert (left.peer, left.up) == (new.incarnation, True)
+    consumer.service.set_peers({})
+    consumer.until(lambda: not consumer.service.peer_health())
 
 
 def linked(p_end: Session, d_end: Session) -> None:

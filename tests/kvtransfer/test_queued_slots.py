@@ -234,3 +234,40 @@ def test_who_closes_waits_for_the_device(queued):
     producer.service.close()
     consumer.service.close()
     assert (packing.waits, unpacking.waits) == (before[0] + 1, before[1] + 1)
+
+
+def test_blocks_that_are_unpacked_stay_when_the_thread_ends_and_the_device_hangs(queued):
+    """Its waiting for the device had no end, and nobody heard of it; and what the device writes is
+    nobody else's before the process ends."""
+    producer, consumer, _, unpacking = queued
+    consumer.open(KEY, producer.incarnation)
+    producer.hand_over(KEY, 4, [0], consumer.incarnation)
+    ready = consumer.wait_for(events.Ready, KEY)
+    mover = consumer.service._mover
+    inspect = mover.memory.inspect
+
+    def inspected(*args):
+        found = inspect(*args)
+        assert found.done()
+        unpacking.hold.set()  # from what follows it on
+        return Moved(found)
+
+    mover.memory.inspect = inspected
+    consumer.service.begin_load(KEY, [4], 0, ready.num_tokens)
+    consumer.until(lambda: mover._unpacks.written())
+    assert mover.alive
+    consumer.service.close()
+    failed = consumer.wait_for(events.LoadFailed, KEY)
+    assert not failed.blocks_free
+    assert consumer.service.has_pending()
+
+
+class Moved:
+    """A slot that has been looked into."""
+
+    def __init__(self, inspection) -> None:
+        self.found = inspection.found
+
+    def done(self) -> bool:
+        """Yes."""
+        return True

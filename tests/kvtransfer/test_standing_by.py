@@ -9,6 +9,7 @@ from tests.kvtransfer.builders import Consumer, Producer, Switch, make_config, m
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.handoff.messages import Ready
+from tandem.kvtransfer.mover import mover as mover_module
 
 KEY = make_key("soon")
 
@@ -66,8 +67,10 @@ def test_what_is_written_already_is_said_once(begun) -> None:
     assert heard == [0, 16]
 
 
-def test_who_stands_by_naps_and_sleeps_again(begun) -> None:
-    """What does not come within moments is slept for as ever."""
+def test_who_stands_by_naps_and_sleeps_again(begun, monkeypatch) -> None:
+    """What does not come within moments is slept for as ever. Moments are long here, since a thread
+    may have no turn in those that were meant."""
+    monkeypatch.setattr(mover_module, "AWAKE_SECONDS", 0.3)
     producer, consumer, heard, direct = begun
     pauses: list[float | None] = []
     mover = consumer.service._mover

@@ -138,6 +138,34 @@ def test_a_better_way_that_may_come_is_waited_for_though_a_worse_worked():
     assert node.due(Millis(10**9)) == []
 
 
+def test_a_better_way_that_could_not_be_offered_when_it_was_due_is_tried_later():
+    """The link was being made without it just then, and stood by a worse one: it stayed there for
+    good."""
+    falls = Falls(1000, WAYS)
+    falls.worked(PEER, "shm")
+    falls.failed(PEER, "shm", Millis(0))
+    falls.tried(PEER, Millis(1000))
+    assert falls.due(Millis(10**9)) == [], "it works or fails"
+    for worse in ("tcp", "shm_agent"):
+        falls.worked(PEER, worse)
+        assert falls.due(Millis(1999)) == []
+        assert falls.due(Millis(2000)) == [(PEER, "shm")]
+    falls.tried(PEER, Millis(2000))
+    falls.worked(PEER, "shm")
+    assert falls.due(Millis(10**9)) == []
+
+
+def test_no_hand_off_begins_on_a_link_that_is_made_anew_by_choice(mover):
+    """What was opened before the end of the link was heard of failed with it."""
+    mover.book.mark(PEER, up=True, transport="tcp")
+    mover.falls.failed(PEER, "shm", NOW)
+    pause = millis(mover.config.kv_quarantine_seconds)
+    mover._come_back(Millis(NOW + pause))
+    assert [(each.without, each.without_ms) for each in _posted(mover)] == [("shm", 0)]
+    assert not mover.book.is_up(PEER)
+    assert mover.book.why_down(PEER) == "trying shm again"
+
+
 def test_those_that_are_gone_are_forgotten_before_those_that_are_linked():
     """Of 257 peers the first, which is linked and falls now, had been forgotten for one that was
     gone; and of those that are gone the one heard of last stays longest."""

@@ -92,7 +92,7 @@ class ControlPlane:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
         )
         if check and done.returncode:
             raise AssertionError(f"kubectl {' '.join(arguments)}: {done.stderr}")

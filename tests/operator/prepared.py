@@ -25,7 +25,7 @@ def prepared(home: Path) -> Iterator[ControlPlane]:
     """While the block runs; its files lie below ``home``."""
     with control_plane(home) as running:
         running.kubectl("apply", "--server-side", "-k", "manifests/crds")
-        running.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        running.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=90s")
         start_controllers(running, _CONTROLLERS)
         running.kubectl("create", "namespace", OPERATOR_NAMESPACE)
         _grant(running)

@@ -5,6 +5,8 @@ An operator would put right what these tests do to children of a service.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from tests.operator.control_plane import ControlPlane
 from tests.operator.harness import Harness
@@ -12,7 +14,7 @@ from tests.operator.test_children import facts
 
 from tandem.operator.cluster import Cluster
 from tandem.operator.cluster.apply import Applier
-from tandem.operator.cluster.ownership import is_owned
+from tandem.operator.cluster.ownership import Taken, is_owned
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired.compose import desired
 from tandem.operator.desired.naming import Manifest, Role
@@ -59,6 +61,7 @@ def test_an_object_that_comes_between_look_and_write_is_left_alone(
     assert before is not None
     for seen in (Snapshot({}), Snapshot({kind: {name: ours}})):
         (found,) = Applier(cluster).apply([manifest], seen)
+        assert isinstance(found, Taken)
         assert (found.kind, found.name, found.passes) == (kind, name, False)
     Applier(cluster).prune(Snapshot({kind: {name: ours}}), set(), uid)
     after = cluster.get(kind, alone.namespace, name)
@@ -83,3 +86,53 @@ def test_what_was_made_by_a_post_is_applied_from_then_on(cluster: Cluster, alone
     assert after["data"] == {"a": "2"}
     (entry,) = after["metadata"]["managedFields"]
     assert (entry["manager"], entry["operation"]) == ("tandem-operator", "Apply")
+
+
+def test_an_edit_between_look_and_write_is_put_right(plane: ControlPlane, alone: Harness):
+    """The answer to our write is newer than the edit's event, which then wakes nobody: what others
+    added meanwhile is seen in the answer."""
+
+    class Late(Cluster):
+        edits = 0
+
+        def apply(
+            self, manifest: Manifest, *, subresource: str = "", dry_run: bool = False
+        ) -> Manifest:
+            if self.edits:
+                self.edits -= 1
+                alone.kubectl("patch", "cm", "demo-peers", "-p", '{"data": {"stranger": "x"}}')
+            return super().apply(manifest, subresource=subresource, dry_run=dry_run)
+
+    cluster = Late(kubeconfig=plane.kubeconfig())
+    alone.create()
+    uid = alone.service()["metadata"]["uid"]
+    manifest, applier = children(alone.namespace, uid)["ConfigMap"], Applier(cluster)
+    applier.apply([{**manifest, "data": {"a": "1"}}], Snapshot({}))
+    there = cluster.get("ConfigMap", alone.namespace, "demo-peers")
+    assert there is not None
+    cluster.edits = 1
+    applier.apply(
+        [{**manifest, "data": {"a": "2"}}], Snapshot({"ConfigMap": {"demo-peers": there}})
+    )
+    after = cluster.get("ConfigMap", alone.namespace, "demo-peers")
+    assert after is not None
+    assert after["data"] == {"a": "2"}
+
+
+def test_a_field_that_another_applies_with_our_value_is_shared(cluster: Cluster, alone: Harness):
+    """It is as it shall be, and no edit to be put right."""
+    alone.create()
+    uid = alone.service()["metadata"]["uid"]
+    manifest, applier = children(alone.namespace, uid)["ConfigMap"], Applier(cluster)
+    wanted = {**manifest, "data": {"a": "1"}}
+    applier.apply([wanted], Snapshot({}))
+    theirs = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "1"}}
+    theirs["metadata"] = {"name": "demo-peers"}
+    alone.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(theirs))
+    there = cluster.get("ConfigMap", alone.namespace, "demo-peers")
+    assert there is not None
+    assert applier.apply([wanted], Snapshot({"ConfigMap": {"demo-peers": there}})) == []
+    after = cluster.get("ConfigMap", alone.namespace, "demo-peers")
+    assert after is not None
+    managers = {each["manager"] for each in after["metadata"]["managedFields"]}
+    assert managers == {"kubectl", "tandem-operator"}

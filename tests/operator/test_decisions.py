@@ -13,8 +13,8 @@ from tandem.operator.api.conditions import ConditionType, Reason
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.status import Condition, LLMServiceStatus, ModelStatus
 from tandem.operator.clock import time_text
-from tandem.operator.cluster.apply import marks
 from tandem.operator.cluster.events import transitions
+from tandem.operator.cluster.marks import admissions, departures
 from tandem.operator.cluster.tamper import RESTARTED_AT, is_tampered, untampered
 from tandem.operator.decide import observe
 from tandem.operator.decide.modelcheck import judge
@@ -220,8 +220,8 @@ def test_the_pod_that_leaves_is_chosen_with_care():
     workload = {(Role.DECODE, "r"): WorkloadView(name="d", asked=3, existing=3, refused=None)}
 
     def chosen(count: int, pods: list[PodView]) -> set[str]:
-        made = marks(pods, workload, {(Role.DECODE, "r"): count}, set())
-        return {each.pod for each in made if names.ANNOTATION_DRAINING in each.annotations}
+        made = departures(pods, workload, {(Role.DECODE, "r"): count})
+        return {each.pod for marked in made.values() for each in marked}
 
     assert chosen(2, three) == {"broken"}
     assert chosen(1, three) == {"broken", "young"}
@@ -232,7 +232,7 @@ def test_the_pod_that_leaves_is_chosen_with_care():
 
 def test_pods_of_admitted_revisions_are_marked_once():
     """An admitted revision's pods get the annotation, and no second one."""
-    made = marks([pod("new"), pod("known", admitted="true")], {}, {}, {(Role.DECODE, "r")})
+    made = admissions([pod("new"), pod("known", admitted="true")], {(Role.DECODE, "r")})
     assert [(each.pod, each.annotations) for each in made] == [
         ("new", {names.ANNOTATION_ADMITTED: "true"})
     ]

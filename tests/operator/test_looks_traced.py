@@ -191,6 +191,26 @@ def test_a_look_that_failed_says_so(
     assert told["reconcile"]["attributes"]["tandem.reconcile.num_writes"] == 0
 
 
+def test_a_phase_that_met_an_error_says_so_though_the_look_went_on(
+    receiver: Receiver, traced: Callable[..., Tracer]
+) -> None:
+    """What was refused is told where it was, and the look as a whole has failed."""
+
+    def goes_on(key: Key) -> None:
+        quiet(key)
+        look.enter("apply")
+        error = ClusterError(403, "Forbidden", "exceeded quota")
+        look.met(error)
+        look.enter("tell")
+        raise error
+
+    tracer = traced()
+    with pytest.raises(ClusterError):
+        tracer.looks(goes_on, because)(KEY)
+    tracer.close()
+    assert {each["name"] for each in receiver.spans if each["error"]} == {"reconcile", "apply"}
+
+
 def test_a_share_of_looks_leaves_traces(receiver: Receiver, traced: Callable[..., Tracer]) -> None:
     """None at 0, some of many at a half, and each of those whole."""
     for ratio in (0.0, 0.5):

@@ -125,6 +125,14 @@ def test_the_traces_of_a_service_are_what_the_server_was_asked(traced: Traced, l
     assert all(each["attributes"]["tandem.reconcile.num_writes"] for each in traced.looks())
 
 
+def all_available(lone: Harness) -> bool:
+    """Whether all Deployments have counted their pods."""
+    return all(
+        each.get("status", {}).get("availableReplicas", 0) == each["spec"]["replicas"]
+        for each in lone.cluster.items("Deployment", lone.namespace)
+    )
+
+
 @pytest.mark.parametrize("traced", [1], indirect=True)
 def test_a_quiet_service_leaves_no_traces(traced: Traced, lone: Harness):
     """It is looked at once a second; the next trace is that of the next change, whose generation it
@@ -133,6 +141,8 @@ def test_a_quiet_service_leaves_no_traces(traced: Traced, lone: Harness):
     lone.ready()
     lone.wait(lambda: lone.condition("KVFabricReady")[1] == "LinksUp")
     lone.wait(lambda: lone.condition("Progressing")[1] == "Stable")
+    lone.wait(lambda: lone.condition("RouterReady")[0] == "True")
+    lone.wait(lambda: all_available(lone))  # the last that is written about its Deployments
     begin = traced.rounds()
     lone.wait(lambda: traced.rounds() > begin + 2, SECONDS)
     before, begin = len(traced.looks()), traced.rounds()

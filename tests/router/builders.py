@@ -11,6 +11,7 @@ from tests.router.fake_worker import FakeWorker
 from tests.waiting import until
 
 from tandem.link.liveness import LinkTimes
+from tandem.llm.beside import Beside
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.context import ORDINARY, RequestContext
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
@@ -20,6 +21,7 @@ from tandem.protocol.outputs import EngineCoreOutput, PooledOutput
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
 from tandem.router.admission.queue import AdmissionLimits, AdmissionQueue
+from tandem.router.admission.turns import Turns
 from tandem.router.dispatch.deadlines import DispatchLimits
 from tandem.router.dispatch.dispatcher import Dispatcher
 from tandem.router.dispatch.fleet import Fleet
@@ -79,6 +81,7 @@ class Stack:
         self.pool = WorkerPool(new_incarnation(), times=times, counter=self.metrics, curve=curve)
         self.fleet = Fleet(self.pool, PrefixIndex(1 << 20))
         self.admission = AdmissionQueue(LIMITS, self.metrics)
+        self.beside = Beside()
         waits = {"request_timeout": 10.0, "worker_wait": 0.3, "resume_wait": 0.3}
         self.dispatcher = Dispatcher(
             self.pool,
@@ -87,6 +90,8 @@ class Stack:
             self.admission,
             self.metrics,
             DispatchLimits(**{**waits, **limits}),
+            turns=Turns(),
+            beside=self.beside,
         )
         self.pool.start(self.fleet)
         self.dispatcher.start()
@@ -142,6 +147,7 @@ class Stack:
         return asyncio.get_running_loop().time()
 
     async def close(self) -> None:
+        self.beside.close()
         await self.dispatcher.close()
         await self.pool.close()
 

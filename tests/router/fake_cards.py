@@ -49,4 +49,5 @@ def fake_card(
         pooling=pooling,
         prompt_embeds=prompt_embeds,
         pull_peers=pull_peers,
+        ends_choices=True,
     )

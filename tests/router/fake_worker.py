@@ -207,6 +207,7 @@ class FakeWorker:
         self.incarnation = new_incarnation()
         self.submitted: list[EngineCoreRequest] = []
         self.cancelled: list[tuple[str, int]] = []
+        self.ended: list[Cancel] = []
         self.peers: dict[str, Incarnation] = {}
         self.bytes_per_s, self.waiting_bytes, self.probed_bytes_per_s = 0.0, 0, 0.0
         self.resets: list[str] = []
@@ -340,10 +341,8 @@ class FakeWorker:
         """As a real worker without requests would."""
         if command.name is CommandName.SLEEP and self.insomnia:
             return Reply(id=command.id, ok=False, message=self.insomnia)
-        if command.name is CommandName.SLEEP:
-            self.load = structs.replace(self.load, sleeping=True)
-        if command.name is CommandName.WAKE_UP:
-            self.load = structs.replace(self.load, sleeping=False)
+        if command.name in (CommandName.SLEEP, CommandName.WAKE_UP):
+            self.load = structs.replace(self.load, sleeping=command.name is CommandName.SLEEP)
         values = {"num_running": 1.0, "engines": 1.0, "asleep": float(self.load.sleeping)}
         return Reply(id=command.id, ok=True, values=values)
 
@@ -384,6 +383,8 @@ class FakeWorker:
             self.submitted.append(message.request)
             turn = Turn(self, router, message.request)
             self._turns.append((0.0, turn, self.behaviour(turn)))
+        elif isinstance(message, Cancel) and message.choices:
+            self.ended.append(message)
         elif isinstance(message, Cancel):
             key = (message.request, message.attempt)
             self.cancelled.append(key)

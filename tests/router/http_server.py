@@ -85,7 +85,7 @@ class Served:
 
     def post(self, path: str, **request: Any) -> httpx.Response:
         """Answer of a POST."""
-        return clear_text.post(self.url + path, timeout=20, **request)
+        return clear_text.post(self.url + path, timeout=60, **request)
 
     def raw_post(self, path: str, body: dict[str, Any]) -> socket.socket:
         """A connection with a request on it, of which nobody reads the answer unless the caller
@@ -102,7 +102,7 @@ class Served:
 
     def client(self, **settings: Any) -> openai.OpenAI:
         """The openai package, unmodified; close it."""
-        fields = {"api_key": "none", "max_retries": 0, "timeout": 20, **settings}
+        fields = {"api_key": "none", "max_retries": 0, "timeout": 60, **settings}
         fields.setdefault("http_client", openai.DefaultHttpxClient(verify=clear_text.NO_TLS))
         return openai.OpenAI(base_url=self.url + "/v1", **fields)
 

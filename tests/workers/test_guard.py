@@ -26,7 +26,7 @@ from tandem.protocol.messages import Call, Hello
 from tandem.router.metrics import RouterMetrics
 from tandem.router.workers.pool import WorkerPool
 
-WAIT = 10.0
+WAIT = 60.0
 
 
 @pytest.fixture

@@ -70,6 +70,8 @@ class RequestGroup:
     """What its sequences wait for, or hold until the scheduler lets go of them."""
     live: dict[int, Request] = field(default_factory=dict)
     """By choice; a fork's choices appear when it happens."""
+    cut: set[int] = field(default_factory=set)
+    """Choices that are to end with their next token: their reader has found their end."""
     scheduled: float | None = None
     """When its first tokens were planned."""
     first_token: float | None = None

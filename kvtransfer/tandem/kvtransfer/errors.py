@@ -3,7 +3,9 @@
     TandemError
     └── KVTransferError
         ├── TransportError      a transport cannot start, register or connect
-        │   └── NoAgentYet      the node has no agent now, which may come
+        │   └── NotThereYet     what it needs is not there, and may come
+        │       ├── NoAgentYet  the node has no agent now
+        │       └── NoSocketYet a worker of this machine cannot be called now
         └── AddressInUse        no free port among those allowed
 
 A failed hand-off is not an exception: it is an event (``events.LoadFailed``), and bytes that are
@@ -21,8 +23,16 @@ class TransportError(KVTransferError):
     """A transport cannot be used; the text says which and why."""
 
 
-class NoAgentYet(TransportError):
-    """No agent of the node listens; what needs it may be tried again later."""
+class NotThereYet(TransportError):
+    """What it needs is not there; it may be tried again later."""
+
+
+class NoAgentYet(NotThereYet):
+    """No agent of the node listens."""
+
+
+class NoSocketYet(NotThereYet):
+    """A worker that meets its peers in this very folder cannot be called there."""
 
 
 class AddressInUse(KVTransferError):

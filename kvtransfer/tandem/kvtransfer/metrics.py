@@ -107,7 +107,7 @@ class HandoffMetrics:
         )
         self.links_fallen = Gauge(
             "tandem:kv_links_fallen",
-            "Links that go a worse way than this one, which failed on them or waits for an agent.",
+            "Links that go a worse way than this one, which failed on them or may yet come.",
             ["connector"],
             registry=registry,
         )

@@ -59,10 +59,12 @@ class AsyncLLM:
         tokenizer: Tokenizer,
         *,
         incarnation: Incarnation | None = None,
+        beside: Beside | None = None,
     ) -> None:
-        """``incarnation`` stands in request keys: the router's own where it is a router."""
+        """``incarnation`` stands in request keys: the router's own where it is a router, whose
+        client has the same ``beside``."""
         self.tokenizer = tokenizer
-        self.beside = Beside()
+        self.beside = Beside() if beside is None else beside
         """Where what takes long is computed."""
         self.num_outputs = 0
         """What the engine has said to all requests of ``stream``, shown to callers or not."""
@@ -131,6 +133,9 @@ class AsyncLLM:
         state = self._outputs.begin(prepared.processed)
         if prepared.processed.partial_on_timeout:
             context = replace(context, takes_partial=True)
+        params = prepared.processed.request.params
+        if params.stop and params.n > 1:  # else whatever ends here ends with the stream
+            context = replace(context, ended=state.ended)
         try:
             source = self._client.stream(prepared.processed.request, context)
             # The protocol promises aclose, which AsyncIterator does not have.

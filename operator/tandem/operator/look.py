@@ -44,6 +44,8 @@ class Phase:
     begin: float
     end: float | None = None
     """None while it lasts."""
+    failure: str | None = None
+    """An error that it met, whether or not the look went on."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -111,8 +113,11 @@ class LookRecord:
         self.ended = time.monotonic()
         if self.phases:
             self.phases[-1].end = self.ended
-        if error is not None:
-            self.failure, self.failure_type = str(error), type(error).__name__
+        if error is None:
+            return
+        self.failure, self.failure_type = str(error), type(error).__name__
+        if self.phases and not any(phase.failure == self.failure for phase in self.phases):
+            self.phases[-1].failure = self.failure
 
 
 def unrecorded(_key: Key, _why: Iterable[str]) -> AbstractContextManager[None]:
@@ -143,6 +148,13 @@ def enter(phase: str) -> None:
     record = _CURRENT.get()
     if record is not None:
         record.enter(phase)
+
+
+def met(error: BaseException) -> None:
+    """The current look's phase met an error, and goes on."""
+    record = _CURRENT.get()
+    if record is not None and record.phases:
+        record.phases[-1].failure = str(error)
 
 
 def saw(generation: int) -> None:

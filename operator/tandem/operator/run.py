@@ -24,7 +24,7 @@ from tandem.operator.cluster.store import CHILDREN, Store
 from tandem.operator.look import Why
 from tandem.operator.loop import queue as queues
 from tandem.operator.loop import watch
-from tandem.operator.loop.leader import Leader
+from tandem.operator.loop.leader import LONGEST_CALL, Leader
 from tandem.operator.loop.queue import WorkQueue
 from tandem.operator.loop.resync import Resync
 from tandem.operator.metrics import OperatorMetrics
@@ -59,7 +59,8 @@ class Operator:
         self._store = Store()
         self._metrics.registry.register(ServiceGauges(self._store))
         self._cluster = Mirror(self._store, fence=fence)
-        lease = Cluster(pool=1, timeout=min(LEASE_TIMEOUT, settings.renew_deadline / 2))
+        longest = settings.renew_deadline * LONGEST_CALL
+        lease = Cluster(pool=1, timeout=min(LEASE_TIMEOUT, longest))
         self._leader = Leader(lease, settings, fence=fence)
         self._tracer = Tracer(_spans(settings, self._leader.identity))
         because = self._queue.because

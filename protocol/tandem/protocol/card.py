@@ -91,3 +91,5 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     taken."""
     prefix_caching: bool = True
     """Whether it caches blocks: without, no prompt's blocks need be hashed before they are sent."""
+    ends_choices: bool = False
+    """Whether it takes ``Cancel.choices``; False from a worker that does not know of it."""

@@ -45,6 +45,9 @@ class RequestContext:
     """Of an operator's canary, which is counted apart; None for users."""
     takes_partial: bool = False
     """Whether what there is at its deadline is an answer to its caller."""
+    ended: list[int] | None = None
+    """Choices that the caller has found at their end while workers would go on (a stop string),
+    appended by the caller as it reads, taken off by the client; None where nobody looks."""
 
 
 ORDINARY = RequestContext()

@@ -40,11 +40,14 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     request: EngineCoreRequest
 
 
-class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+class Cancel(msgspec.Struct, frozen=True, tag="cancel", omit_defaults=True):
     """Drop an attempt; for an unknown key the worker keeps a tombstone."""
 
     request: str
     attempt: int
+    choices: tuple[Count, ...] = ()
+    """Only these of it, the others go on; for workers that say they know of it, as others would
+    drop all. Unknown keys and choices are nothing then."""
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):

@@ -22,12 +22,14 @@ from tandem.link.descriptors import raise_descriptor_limit
 from tandem.link.liveness import LinkTimes
 from tandem.link.spans import Spans
 from tandem.llm.async_llm import AsyncLLM
+from tandem.llm.beside import Beside
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.keys import KeyRing
 from tandem.router import administration, ops, sleeping
 from tandem.router.admission.queue import AdmissionLimits, AdmissionQueue
+from tandem.router.admission.turns import Turns
 from tandem.router.anthropic import messages
 from tandem.router.anthropic.errors import error_body
 from tandem.router.config import RouterConfig
@@ -49,7 +51,7 @@ from tandem.router.middleware.cors import cors_options
 from tandem.router.middleware.limits import BodyLimit
 from tandem.router.middleware.stopping import Ending, Stopping
 from tandem.router.middleware.trace import Trace
-from tandem.router.middleware.turns import InTurn, Turns
+from tandem.router.middleware.turns import InTurn
 from tandem.router.middleware.unexpected import Unexpected
 from tandem.router.openai import chat, completions, embeddings, models, scores, tokenize
 from tandem.router.openai.answers.sse import ClientGone
@@ -96,6 +98,7 @@ class Router:
     llm: AsyncLLM
     templates: IsolatedTemplates
     live: LiveFleet
+    turns: Turns
 
     @classmethod
     def of(cls, config: RouterConfig) -> Router:
@@ -128,18 +131,21 @@ class Router:
             total_backlog=config.max_backlog_bytes,
         )
         policy = placement_policy(config)
-        dispatcher = Dispatcher(pool, fleet, policy, admission, metrics, limits)
+        turns, beside = Turns(), Beside()
+        beside.on_refused = metrics.too_large_now
+        dispatcher = Dispatcher(
+            pool, fleet, policy, admission, metrics, limits, turns=turns, beside=beside
+        )
         tokenizer = Tokenizer.load(config.model)
         tokenizer.max_text_chars = config.max_text_chars
         templates = IsolatedTemplates(max_chars=config.max_text_chars)
         tokenizer.chat_templates.isolated = templates
-        llm = AsyncLLM(dispatcher, tokenizer, incarnation=pool.me)
-        llm.beside.on_refused = metrics.too_large_now
+        llm = AsyncLLM(dispatcher, tokenizer, incarnation=pool.me, beside=beside)
         ceiling = dispatcher.hit_ceiling
         register_gauges(metrics, fleet, admission, ceiling, ready_decode=config.ready_decode)
         live = LiveFleet(fleet, dispatcher, admission, metrics, RouterRates(metrics))
         register_link_series(metrics, live)
-        return cls(config, pool, fleet, dispatcher, metrics, llm, templates, live)
+        return cls(config, pool, fleet, dispatcher, metrics, llm, templates, live, turns)
 
     def names(self) -> tuple[str, ...]:
         """Names of the model: as configured, or as the workers say."""
@@ -205,7 +211,7 @@ def create_app(config: RouterConfig) -> FastAPI:
     has_keys = bool(config.api_key or config.api_keys_dir)
     keys = KnownKeys(config.api_key, config.api_keys_dir) if has_keys else None
     admin = KnownKeys(config.admin_api_key) if config.admin_api_key else None
-    turns = Turns()
+    turns = router.turns
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

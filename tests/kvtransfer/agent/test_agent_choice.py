@@ -8,9 +8,11 @@ import time
 import pytest
 import torch
 from tests.kvtransfer.agent.agents import Running
-from tests.kvtransfer.builders import Consumer, Producer, make_config
+from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
+from tests.kvtransfer.coming_back import comes_back
 from tests.kvtransfer.test_falls import Pair, choosing
 
+from tandem.kvtransfer import events
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control import client
 from tandem.kvtransfer.errors import TransportError
@@ -140,10 +142,26 @@ def test_without_direct_copies_the_agent_is_next(workers, folder, running, monke
     pair.consumer.until(lambda: series("tandem:kv_handoffs_total", labels) == 1)
 
 
+def test_a_link_that_goes_back_to_mapping_leaves_the_agent(workers, folder, running):
+    """What the agent copied into for it is let go of."""
+    pair = Pair(workers, folder, folder, kv_quarantine_seconds=300.0)
+    ways = pair.consumer.service._mover.parts.transports
+    peer, key = pair.producer.incarnation, make_key("broken")
+    pair.consumer.open(key, peer)
+    pair.producer.hand_over(key, 4, [0], pair.consumer.incarnation)
+    pair.consumer.wait_for(events.Ready, key)
+    ways["shm"]._peers[peer].closed = True
+    pair.consumer.load(key, [1])
+    pair.consumer.until(lambda: pair.transport == "shm_agent")
+    assert ways["shm_agent"].held_bytes > 0
+    comes_back(pair.consumer, "shm")
+    pair.consumer.until(lambda: ways["shm_agent"].held_bytes == 0)
+
+
 def test_links_fall_while_the_agent_is_away_and_come_back(workers, folder):
     """The agent restarts: hand-offs go by the next way meanwhile, and by it again afterwards."""
     first = Running(folder)
-    pair = Pair(workers, folder, folder, kv_node_copy="agent", kv_quarantine_seconds=0.5)
+    pair = Pair(workers, folder, folder, kv_node_copy="agent", kv_quarantine_seconds=300.0)
     assert pair.transport == "shm_agent"
     pair.hand_over("before")
     first.stop()
@@ -153,17 +171,17 @@ def test_links_fall_while_the_agent_is_away_and_come_back(workers, folder):
     pair.consumer.until(lambda: pair.transport in ("nixl", "tcp"))
     pair.hand_over("meanwhile")
     second = Running(folder)
-    pair.consumer.until(lambda: pair.transport == "shm_agent")
+    comes_back(pair.consumer, "shm_agent")
     pair.hand_over("again")
     second.stop()
 
 
 def test_an_agent_that_comes_after_the_workers_is_taken(workers, folder):
     """A node's pods begin in any order."""
-    pair = Pair(workers, folder, folder, kv_node_copy="agent", kv_quarantine_seconds=0.5)
+    pair = Pair(workers, folder, folder, kv_node_copy="agent", kv_quarantine_seconds=300.0)
     assert pair.transport in ("nixl", "tcp")
     running = Running(folder)
-    pair.consumer.until(lambda: pair.transport == "shm_agent")
+    comes_back(pair.consumer, "shm_agent")
     pair.hand_over("late")
     running.stop()
 

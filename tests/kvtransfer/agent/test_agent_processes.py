@@ -59,7 +59,7 @@ def test_an_agent_that_is_killed_costs_no_hand_off_but_those_under_way(workers, 
     """The next one serves the same two ends."""
     agent = Agent(place)
     child = children("shm_agent")
-    consumer = workers(Consumer, make_config(kv_connector="shm_agent"))
+    consumer = workers(Consumer, make_config(kv_connector="shm_agent", kv_beat_timeout=4.0))
     meet(consumer, child)
     hand_over(child, consumer)
     assert agent.end() == -signal.SIGKILL

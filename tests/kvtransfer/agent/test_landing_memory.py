@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.kvtransfer.agent.agents import AgentWorker, Running
+from tests.kvtransfer.agent.agents import AgentWorker, Held, Running
 from tests.kvtransfer.agent.test_agent import linked, moved
 from tests.kvtransfer.mapped.test_mapped import block, ended, until
 from torch import Tensor
@@ -122,6 +122,50 @@ def test_an_agent_that_ends_takes_no_memory_from_under_a_copy(
     assert ended(consumer.transport, ticket) is Progress.DONE
     assert torch.equal(consumer.slab[0], producer.slab[0])
     assert not is_mapped(memory)
+
+
+def test_slots_that_no_link_needs_are_let_go_of(
+    running: Running, consumer: AgentWorker, producer: AgentWorker, copier: Behind
+) -> None:
+    """A link that fell to the agent goes back to mapping: a GiB of each GPU stayed with the agent
+    until the worker slept or ended. What is copied out of them keeps them so long."""
+    peer, card = producer.incarnation, producer.serve()
+    consumer.transport.connect(peer, "127.0.0.1", card)
+    ticket = consumer.transport.read(peer, [block(0, 0)])
+    memory = taking(consumer, copier)
+    consumer.transport.close(peer)
+    assert consumer.transport.held_bytes > 0
+    copier.through = True
+    assert ended(consumer.transport, ticket) is Progress.FAILED
+    assert consumer.transport.held_bytes == 0
+    assert not is_mapped(memory)
+    consumer.transport.connect(peer, "127.0.0.1", card)
+    again = consumer.transport.read(peer, [block(0, 1)])
+    assert ended(consumer.transport, again) is Progress.DONE
+    consumer.transport.close(peer)
+    assert consumer.transport.held_bytes == 0
+
+
+def test_slots_that_no_link_needs_wait_for_what_the_agent_owes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, consumer: AgentWorker, producer: AgentWorker
+) -> None:
+    """A link that is lost in a copy may be made again at once; else they go behind the answer."""
+    held, running = Held(monkeypatch), Running(folder)
+    peer = linked(consumer, producer)
+    ticket = consumer.transport.read(peer, [block(0, 0)])
+    until(lambda: moved(consumer) and held.begun == 1)
+    consumer.transport.close(peer)
+    assert consumer.transport.poll(ticket) is Progress.FAILED
+    consumer.transport.look()
+    assert consumer.transport.held_bytes > 0
+    held.through = True
+
+    def gone() -> bool:
+        consumer.transport.look()
+        return consumer.transport.held_bytes == 0
+
+    until(gone)
+    running.stop()
 
 
 def test_a_transport_that_stops_waits_with_the_memory(

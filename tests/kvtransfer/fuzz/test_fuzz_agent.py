@@ -30,6 +30,7 @@ from tandem.kvtransfer.nodeagent import server
 from tandem.kvtransfer.transports.agent import wire
 from tandem.kvtransfer.transports.agent.wire import encode
 from tandem.kvtransfer.transports.base import Progress
+from tandem.kvtransfer.transports.mapped.wire import place_of
 
 SECONDS = 10.0
 SLOTS = 4
@@ -337,7 +338,7 @@ def test_whatever_an_agent_says_reads_end_and_write_their_block_alone(
         with closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as odd:
             odd.bind(str(folder / wire.SOCKET_NAME))
             odd.listen(1)
-            card = wire.AgentCard(wire.place_of(folder), ME, ME)
+            card = wire.AgentCard(place_of(folder), ME, ME)
             taker.transport.connect(ME, "", encode(card))  # type: ignore[arg-type]
             agent, _ = odd.accept()
         read = taker.transport.read(ME, [block(2, 1)])  # type: ignore[arg-type]

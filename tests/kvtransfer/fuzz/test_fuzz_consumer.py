@@ -19,8 +19,9 @@ import zmq
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.hand_link import HandLink
-from tests.kvtransfer.builders import LAYOUT, NUM_BLOCKS, SECONDS, Consumer, make_config, make_key
+from tests.kvtransfer.builders import LAYOUT, NUM_BLOCKS, Consumer, make_config, make_key
 from tests.kvtransfer.fuzz.words import NAMES, ODD, TO_CONSUMER, Spoil, Word, fuzzing, words
+from tests.waiting import SECONDS
 
 from tandem.kernels.memory.shared import shared_tensor
 from tandem.kvtransfer import events

@@ -11,8 +11,9 @@ import pytest
 import zmq
 from hypothesis import given
 from tests.hand_link import HandLink
-from tests.kvtransfer.builders import SECONDS, Consumer, Producer, make_config, make_key
+from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
 from tests.kvtransfer.fuzz.words import NAMES, TO_PRODUCER, Word, fuzzing, is_garbage, words
+from tests.waiting import SECONDS
 
 from tandem.kvtransfer.handoff.messages import (
     Probe,

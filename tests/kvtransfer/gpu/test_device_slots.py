@@ -49,11 +49,11 @@ def test_blocks_pass_through_a_slot(traits):
     slots = make_slots(3, slot_bytes_for(0, 4 * BLOCK), slab, [traits])
     assert torch.equal(slab, before)
     packed = slots.pack(slab, [3, 11, 5], 1, NOBODYS._replace(part=7))
-    slots.settle()
+    assert slots.settle(10.0)
     assert packed.done()  # which is when a slot on the host gets the fields of its header
     inspected = slots.inspect(1, HEADER_BYTES + 3 * BLOCK)
     slots.unpack(1, [0, 7, 15], slab)
-    slots.settle()
+    assert slots.settle(10.0)
     assert inspected.done()
     header, found = read_header(inspected.found().header), inspected.found().digest
     assert header.part == 7

@@ -8,7 +8,6 @@ import gc
 import os
 import socket
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from tests.kvtransfer.mapped.worker import BLOCKS, BYTES, KEY, SECONDS, TAG, Worker
+from tests.waiting import wait_for
 
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.memory.blocks import CLEARED
@@ -36,10 +36,7 @@ from tandem.protocol.ids import Incarnation
 
 def until(told: Callable[[], object]) -> None:
     """Wait, but not for ever."""
-    end = time.monotonic() + SECONDS
-    while not told():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.005)
+    wait_for(told, every=0.005)
 
 
 def block(mine: int, theirs: int, *, shift: int = 0, nbytes: int = BYTES) -> Extent:

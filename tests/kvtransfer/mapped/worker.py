@@ -14,7 +14,7 @@ from tandem.protocol.ids import RequestKey, new_incarnation
 BLOCKS, BYTES = 8, 4096
 TAG = b"t" * 16
 KEY = RequestKey(b"R" * 16, "r", 0)
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 class Worker:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 from tests import clear_text
 from tests.router.fake_worker import FakeWorker, Turn
 from tests.router.http_server import Served
 from tests.waiting import wait_for
 
+from tandem.protocol.pooling import ModelPooling
 from tandem.router.administration import LOGGERS
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
+HI = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +100,66 @@ def test_calls_are_aborted_by_their_ids(serve: Serve, decode: Make, stream: bool
     ]
     for wrong in wrongs:
         assert served.post("/abort_requests", json=wrong).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": HI}),
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 50}),
+    ],
+)
+def test_a_stream_is_aborted_by_the_id_that_its_events_tell(
+    serve: Serve, decode: Make, path: str, body: dict[str, Any]
+) -> None:
+    """Whatever API it is of; its client is told."""
+    worker = decode(behaviour=silent)
+    served = serve(worker)
+    with (
+        httpx.Client(verify=clear_text.NO_TLS, timeout=20) as client,
+        client.stream("POST", served.url + path, json={**body, "stream": True}) as answer,
+    ):
+        lines = answer.iter_lines()
+        first = json.loads(next(line for line in lines if line.startswith("data: "))[6:])
+        told = first.get("response") or first.get("message") or first
+        aborted = served.post("/abort_requests", json={"request_ids": [told["id"]]})
+        assert aborted.json() == {"aborted": 1}
+        assert "aborted by an administrator" in "".join(lines)
+    wait_for(lambda: worker.cancelled)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "path", "body"),
+    [
+        ("embd", "/v1/embeddings", {"input": "Hi"}),
+        ("pool", "/pooling", {"input": "Hi"}),
+        ("classify", "/classify", {"input": "Hi"}),
+        ("score", "/score", {"text_1": "a", "text_2": "b"}),
+        ("rerank", "/rerank", {"query": "a", "documents": ["b"]}),
+    ],
+)
+def test_what_is_pooled_is_aborted_by_the_id_that_its_answer_would_have(
+    serve: Serve, decode: Make, prefix: str, path: str, body: dict[str, Any]
+) -> None:
+    """It has one before anything is said."""
+
+    def says_nothing(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        yield 60.0
+
+    pooling = ModelPooling(labels=("relevant",), generates=False)
+    worker = decode(behaviour=says_nothing, pooling=pooling)
+    served = serve(worker)
+    with ThreadPoolExecutor() as threads:
+        headers = {"X-Request-Id": "mine"}
+        call = threads.submit(served.post, path, json=body, headers=headers)
+        wait_for(lambda: worker.submitted)
+        aborted = served.post("/abort_requests", json={"request_ids": [f"{prefix}-mine"]})
+        answer = call.result(20)
+    assert aborted.json() == {"aborted": 1}
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "aborted")
 
 
 def test_settings_are_told_without_secrets(serve: Serve, decode: Make) -> None:

@@ -32,6 +32,12 @@ def never_ends(turn: Turn) -> Iterator[float]:
         yield 0.05
 
 
+def until_it_streams(served: Served) -> None:
+    """The router has heard the first token."""
+    first = 'vllm:time_to_first_token_seconds_count{model_name="fake"} 1.0'
+    wait_for(lambda: first in served.metrics())
+
+
 def answer_of(served: Served, *, stream: bool) -> httpx.Response:
     """All of an answer; it must end as HTTP ends."""
     return served.post(CHATS, json={**CHAT, "stream": stream})
@@ -45,6 +51,8 @@ def test_what_cannot_finish_is_told(serve: Serve, decode: Make, stream: bool) ->
     with ThreadPoolExecutor() as threads:
         call = threads.submit(answer_of, served, stream=stream)
         wait_for(lambda: d.submitted)
+        if stream:
+            until_it_streams(served)
         served.stop()
     answer = call.result()
 
@@ -75,7 +83,7 @@ def test_other_apis_have_last_words_of_their_own(
     served = serve(d, drain_timeout=0.3)
     with ThreadPoolExecutor() as threads:
         call = threads.submit(served.post, path, json={**body, "stream": True})
-        wait_for(lambda: d.submitted)
+        until_it_streams(served)
         served.stop()
     name, data = call.result().text.strip().split("\n\n")[-1].split("\n")
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tandem.router.middleware.turns import InTurn, Turns
+from tandem.router.admission.turns import Turns
+from tandem.router.middleware.turns import InTurn
 
 
 class Rounds:

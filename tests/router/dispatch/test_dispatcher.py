@@ -19,7 +19,6 @@ from tandem.protocol.context import RequestContext, Route, Shape
 from tandem.protocol.errors import DeadlinePassed, RequestFailed
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.outputs import BlockEvents
-from tandem.protocol.recording import Recording, begin
 from tandem.protocol.requests import Consume, Produce
 from tandem.router.dispatch.attempt import Attempt
 from tandem.router.dispatch.job import Job
@@ -125,23 +124,6 @@ async def test_short_or_cached_prompts_stay_whole(
 
     assert d.submitted[1].kv is not None
     assert d.submitted[2].kv is None
-
-
-async def test_a_cached_prompt_counts_once(stack: Stack, decode: Make) -> None:
-    """However many choices, and attempts at them, tell of it."""
-    first, second = decode(num_cached=16, behaviour=die_after(2)), decode(num_cached=32)
-    await stack.find(first, second)
-    second.load = BUSY
-    await beats(stack, second)
-    recording = Recording("r", 0.0)
-    begin(recording)
-
-    assert tokens_of(await stack.run(make_request())) == ANSWER
-    assert len(second.submitted) == 1
-    assert stack.metric("vllm:prompt_tokens_cached_total", model_name="fake") == 16
-    await stack.run(make_request(n=3))
-    assert stack.metric("vllm:prompt_tokens_cached_total", model_name="fake") == 48
-    assert recording.num_cached == 48
 
 
 async def test_workers_of_other_block_sizes_are_a_pair_and_get_their_own_hashes(

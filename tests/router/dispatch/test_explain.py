@@ -29,7 +29,7 @@ async def test_an_attempt_is_explained(make_worker) -> None:
     producer, consumer = make_worker(WorkerRole.PREFILL), make_worker(WorkerRole.DECODE, step=0.1)
     producer.load = consumer.load = LOAD
     stack = Stack()
-    stack.dispatcher._policy = ElasticPolicy(0, 0.02, Targets(0.3, 0.025))
+    stack.dispatcher._placing.policy = ElasticPolicy(0, 0.02, Targets(0.3, 0.025))
     await stack.find(producer, consumer)
     await beats(stack, producer)
     await beats(stack, consumer)

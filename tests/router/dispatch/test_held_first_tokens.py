@@ -182,7 +182,7 @@ async def test_a_client_has_both_at_once(make_worker, hold: float, streams: int)
     time between the two is that between workers all the same."""
     producer, consumer = make_worker(WorkerRole.PREFILL), make_worker(WorkerRole.DECODE, step=0.3)
     stack = Stack()
-    stack.dispatcher._policy = AlwaysPair(hold)
+    stack.dispatcher._placing.policy = AlwaysPair(hold)
     await stack.find(producer, consumer)
     decodes = stack.pool.workers[consumer.incarnation]
     outputs = stack.stream(make_request(40))
@@ -199,7 +199,7 @@ async def test_one_that_is_held_back_goes_out_at_the_deadline(make_worker) -> No
     producer = make_worker(WorkerRole.PREFILL)
     consumer = make_worker(WorkerRole.DECODE, behaviour=keep_quiet)
     stack = Stack()
-    stack.dispatcher._policy = AlwaysPair(60.0)
+    stack.dispatcher._placing.policy = AlwaysPair(60.0)
     await stack.find(producer, consumer)
     outputs = stack.stream(make_request(40, budget_ms=1_500))
     assert (await anext(outputs)).token_ids == (100,)

@@ -28,12 +28,12 @@ def test_hashes_of_the_caller_are_used_if_they_fit() -> None:
     )
     job = Job(given, name="1", deadline=1.0, max_attempts=3, metrics=RouterMetrics())
 
-    assert job.hashes("f", 16) is right
-    assert job.hashes("f", 16) is right
-    assert job.hashes("g", 16) != right
-    assert len(job.hashes("g", 16)) == 4
+    assert job.prompt.of("f", 16) is right
+    assert job.prompt.of("f", 16) is right
+    assert job.prompt.of("g", 16) != right
+    assert len(job.prompt.of("g", 16)) == 4
     assert (
-        Job(request, name="2", deadline=1.0, max_attempts=3, metrics=RouterMetrics()).hashes(
+        Job(request, name="2", deadline=1.0, max_attempts=3, metrics=RouterMetrics()).prompt.of(
             "f", 16
         )
         == right

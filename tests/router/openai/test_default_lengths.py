@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.own_ports import own_ports
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
-from tests.router.rpc.test_rpc import free_port
 from tests.router.rpc_client import RpcClient
 
 from tandem.protocol.card import WorkerRole
@@ -20,7 +20,8 @@ from tandem.protocol.card import WorkerRole
 @pytest.fixture(scope="module")
 def port() -> int:
     """That of gRPC."""
-    return free_port()
+    (found,) = own_ports(1)
+    return found
 
 
 @pytest.fixture(scope="module")

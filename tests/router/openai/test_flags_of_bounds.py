@@ -86,13 +86,13 @@ def test_what_the_parts_are_told(serve: Serve, decode: Make) -> None:
     assert router.fleet.index.max_entries * 256 == usual.fleet.index.max_entries
     backlog = router.dispatcher.backlog
     assert (backlog.stream_bytes, backlog.total_bytes) == (4_096, 8_192)
-    policy = router.dispatcher._policy
+    policy = router.dispatcher._placing.policy
     assert (policy.patience, policy.targets) == (7.5, Targets(0.5, 0.05))
     assert isinstance(policy, ElasticPolicy)
-    usual_policy = usual.dispatcher._policy
+    usual_policy = usual.dispatcher._placing.policy
     assert isinstance(usual_policy, PrefixLoadPolicy)
     assert (usual_policy.min_handoff_tokens, usual_policy.patience) == (16, 1.0)
-    strict = serve(decode(), placement="strict").app.state.router.dispatcher._policy
+    strict = serve(decode(), placement="strict").app.state.router.dispatcher._placing.policy
     assert isinstance(strict, PrefixLoadPolicy)
     assert (strict.min_handoff_tokens, strict.patience) == (0, math.inf)
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save as safetensors
+from tests.own_ports import own_ports
 from tests.router.fake_worker import FakeWorker, Turn
 from tests.router.http_server import ANSWER, Served
-from tests.router.rpc.test_rpc import free_port
 from tests.router.rpc_client import RpcClient
 from tests.waiting import wait_for
 
@@ -252,7 +252,7 @@ def test_bytes_that_are_held_are_bounded(start: Callable[..., Served]) -> None:
 
 def test_grpc(serve: Serve, decode: Make) -> None:
     """The bytes of the file; errors in the same words."""
-    port = free_port()
+    (port,) = own_ports(1)
     served = serve(decode(prompt_embeds=SIZE), grpc_port=port, enable_prompt_embeds=True)
     client = RpcClient(port)
     try:

@@ -163,3 +163,26 @@ def test_an_echoed_prompt_agrees_with_its_offsets(well: Served, stream: bool) ->
     for token, at in zip(tokens[:-1], offsets[:-1], strict=True):
         assert text[at : at + len(token)] == token or "\ufffd" in token
     assert (tokens[-1], offsets[-1]) == ("<|im_end|>", len(text))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"content": "Well,\nnow "},
+        {"content": [{"type": "text", "text": "Well,"}, {"type": "text", "text": "now "}]},
+        {"content": [{"type": "refusal", "refusal": "Well,"}, "now "]},
+        {"content": None, "refusal": "Well,\nnow "},
+    ],
+)
+@pytest.mark.parametrize("continued", [True, False])
+def test_whatever_form_a_last_message_has_it_is_echoed(
+    well: Served, said: dict[str, Any], continued: bool
+) -> None:
+    """With echo; whole and in a stream."""
+    messages = [*CHAT["messages"], {"role": "assistant", **said}]
+    body = {**CHAT, "messages": messages, "echo": True, "continue_final_message": continued}
+    whole = post(well, PATHS[0][0], body)["choices"][0]["message"]["content"]
+    first = chunks(well, PATHS[0][0], body)[0]["choices"][0]["delta"]["content"]
+
+    assert whole.startswith("Well,\nnow Paris")
+    assert first == "Well,\nnow "

@@ -182,7 +182,7 @@ async def test_who_computes_is_told_whence_to_pull(make_worker) -> None:
     idle = make_worker(D, pull_peers=2, load=SLOW, step=0.2)
     idle.probed_bytes_per_s = 1e9
     stack = Stack()
-    stack.dispatcher._policy = ElasticPolicy(0, 0.02, Targets(0.3, 0.025))
+    stack.dispatcher._placing.policy = ElasticPolicy(0, 0.02, Targets(0.3, 0.025))
     await stack.find(lender, idle)
     await until(lambda: lender.incarnation in stack.pool.workers[idle.incarnation].peers)
     request = make_request(100)
@@ -217,7 +217,7 @@ async def test_a_prefill_leg_pulls_and_its_decode_leg_does_not(make_worker) -> N
     decode = make_worker(D, pull_peers=4, load=SLOW)
     first.probed_bytes_per_s = second.probed_bytes_per_s = 1e9
     stack = Stack()
-    stack.dispatcher._policy = ElasticPolicy(0, 5.0, Targets(0.3, 0.025))
+    stack.dispatcher._placing.policy = ElasticPolicy(0, 5.0, Targets(0.3, 0.025))
     await stack.find(first, second, decode)
     await until(lambda: len(stack.fleet.pull_links()) == 6)
     request = make_request(100)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.own_ports import own_ports
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 from tests.router.rpc.raw_client import RawClient
-from tests.router.rpc.test_rpc import free_port
 
 Serve = Callable[..., Served]
 Make = Callable[..., FakeWorker]
@@ -22,7 +22,7 @@ def raw(serve: Serve, decode: Make) -> Iterator[Callable[..., tuple[Served, RawC
 
     def connect(worker: FakeWorker | None = None, **settings: Any) -> Any:
         worker = worker or decode()  # first: it takes a port of its own
-        port = free_port()
+        (port,) = own_ports(1)
         served = serve(worker, grpc_port=port, **settings)
         clients.append(RawClient(port))
         return served, clients[-1]

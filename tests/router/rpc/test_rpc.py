@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.own_ports import own_ports
 from tests.router.fake_worker import FakeWorker, Turn
 from tests.router.http_server import ANSWER, Served
 from tests.router.openai.test_tool_calls import write_model
@@ -25,6 +25,8 @@ from tandem.router.config import RouterConfig
 Serve = Callable[..., Served]
 Make = Callable[..., FakeWorker]
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+TIMES = (0.5, 4.0, 30.0)
+"""Deadlines of a call, one after the other until it has reached its worker by one."""
 
 
 def hold(turn: Turn) -> Iterator[float]:
@@ -40,13 +42,6 @@ def say_one(turn: Turn) -> Iterator[float]:
     yield 60.0
 
 
-def free_port() -> int:
-    """A port that nobody has."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
-
-
 @pytest.fixture
 def dial(serve: Serve, decode: Make) -> Iterator[Callable[..., tuple[Served, RpcClient]]]:
     """Start an app with gRPC over a worker, and a client of it."""
@@ -54,7 +49,7 @@ def dial(serve: Serve, decode: Make) -> Iterator[Callable[..., tuple[Served, Rpc
 
     def dial(worker: FakeWorker | None = None, key: str | None = None, **settings: Any) -> Any:
         worker = worker or decode()  # first: it takes a port of its own
-        port = free_port()
+        (port,) = own_ports(1)
         served = serve(worker, grpc_port=port, **settings)
         clients.append(RpcClient(port, key))
         return served, clients[-1]
@@ -156,7 +151,7 @@ def test_what_logits_processors_are_told_reaches_workers(dial: Any) -> None:
 def test_a_budget_of_thinking_reaches_workers(decode: Make, tmp_path: Path) -> None:
     """Of a chat, with the marks of the model; a text has no thoughts, and is told so."""
     write_model(tmp_path)
-    port = free_port()
+    (port,) = own_ports(1)
     served = Served(str(tmp_path), [decode()], grpc_port=port)
     client = RpcClient(port)
     try:
@@ -278,13 +273,15 @@ def test_who_leaves_costs_nothing_more(dial: Any, decode: Make, ends: str) -> No
     and of requests alone."""
     worker = decode(behaviour=hold)
     served, client = dial(worker)
-    timeout = 20.0 if ends == "cancel" else 1.0
-    stream = client.start("Generate", timeout, prompt="Hi", stream=True)
-    wait_for(lambda: worker.submitted)
-    if ends == "cancel":
-        stream.call.cancel()
-    with pytest.raises(grpc.RpcError):
-        list(stream)
+    for timeout in (60.0,) if ends == "cancel" else TIMES:
+        stream = client.start("Generate", timeout, prompt="Hi", stream=True)
+        if ends == "cancel":
+            wait_for(lambda: worker.submitted)
+            stream.call.cancel()
+        with pytest.raises(grpc.RpcError):
+            list(stream)
+        if worker.submitted:
+            break
     wait_for(lambda: worker.cancelled)
     if ends == "cancel":
         wait_for(lambda: "tandem:router_requests_cancelled_total 1.0" in served.metrics())

@@ -32,7 +32,7 @@ class Owner:
     def closed(self, _: Connection) -> None:
         """Nobody counts."""
 
-    def begin(self, _: Call) -> bool:
+    def begin(self, call: Call) -> bool:
         """Too many run."""
         return False
 
@@ -44,6 +44,15 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.written = b""
         self.is_closed = False
+        self.is_read = True
+
+    def pause_reading(self) -> None:
+        """Nothing more is taken from the client."""
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        """It is again."""
+        self.is_read = True
 
     def write(self, data: Any) -> None:
         """The client would hear it."""
@@ -76,9 +85,9 @@ HEAD = [
 class Both:
     """A client and the connection that it speaks to."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: Owner | None = None) -> None:
         self.wire = Wire()
-        self.server = Connection(Owner())
+        self.server = Connection(owner or Owner())
         self.server.connection_made(self.wire)
         self.client = H2Connection(H2Configuration(client_side=True))
         self.client.initiate_connection()

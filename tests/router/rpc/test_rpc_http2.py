@@ -19,7 +19,7 @@ from tests.waiting import wait_for
 
 from tandem.router.rpc import inference
 from tandem.router.rpc import tandem_pb2 as pb
-from tandem.router.rpc.frames import Frames
+from tandem.router.rpc.frames import Frame, Frames
 from tandem.router.rpc.reading import generation_body
 
 Make = Callable[..., FakeWorker]
@@ -37,13 +37,19 @@ def test_answers_fit_into_any_window(raw: Any) -> None:
 
 
 def test_a_window_that_never_opens_ends_the_call(raw: Any) -> None:
-    """Within the request's time; the connection goes on."""
+    """Within the request's time, which on a busy machine may be too short for the worker's first
+    word; the connection goes on."""
     _, client = raw()
     client.greet(INITIAL_WINDOW_SIZE=10)
-    stream = client.ask(asked(stream=True), grpc_timeout="500m")
-    assert client.until(is_end, acknowledge=False) is not None
-    assert len(client.data(stream)) == 10
-    client.events.clear()
+    came = 0
+    for timeout in ("500m", "4S", "30S"):
+        stream = client.ask(asked(stream=True), grpc_timeout=timeout)
+        assert client.until(is_end, acknowledge=False) is not None
+        came = len(client.data(stream))
+        client.events.clear()
+        if came:
+            break
+    assert came == 10
     client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 65_535})
 
     assert client.status(client.ask(asked()))[0] == "0"
@@ -195,6 +201,12 @@ def test_a_full_house_lets_the_idle_go(raw: Any) -> None:
     other.socket.close()
 
 
+def taken(frames: Frames, data: bytes) -> list[Frame]:
+    """All whole frames that are there when some bytes have come."""
+    frames.add(data)
+    return list(frames.split())
+
+
 def test_frames_are_whole_wherever_they_are_cut() -> None:
     """A stream of frames in two pieces is that of one."""
     client = H2Connection(H2Configuration(client_side=True))
@@ -205,15 +217,28 @@ def test_frames_are_whole_wherever_they_are_cut() -> None:
     client.send_data(1, b"abc" * 50)
     client.ping(b"12345678")
     data = client.data_to_send()
-    whole = list(Frames(16_384).split(data))
+    whole = taken(Frames(16_384), data)
 
     assert b"".join(each.whole for each in whole) == data
     for cut in range(len(data)):
         frames = Frames(16_384)
-        assert [*frames.split(data[:cut]), *frames.split(data[cut:])] == whole
-    (_, long) = Frames(10).split(data[:24] + b"\0\0\x0b\0\0\0\0\0\1ab")
+        assert [*taken(frames, data[:cut]), *taken(frames, data[cut:])] == whole
+    (_, long) = taken(Frames(10), data[:24] + b"\0\0\x0b\0\0\0\0\0\1ab")
     assert long.whole.endswith(b"ab")
     assert not long.is_plain
+
+
+def test_frames_that_are_not_taken_are_there_later() -> None:
+    """One after the other, whatever comes between."""
+    data = bytes(24) + b"".join(b"\0\0\1\x50\0\0\0\0\0" + bytes([each]) for each in range(5))
+    frames, found = Frames(16_384), []
+    frames.add(data[:-3])
+    for _ in range(6):
+        found.append(next(frames.split()))
+        frames.add(data[-3:] if len(found) == 2 else b"")
+
+    assert b"".join(each.whole for each in found) == data
+    assert not list(frames.split())
 
 
 def test_calls_that_come_at_once_begin_in_rounds_of_their_own(

@@ -11,7 +11,7 @@ import pytest
 import zmq
 from tests.curve_keys import write_keys
 from tests.hand_link import HandLink
-from tests.router.builders import Stack, beats, make_request, tokens_of
+from tests.router.builders import Stack, beats, inc, make_request, tokens_of
 from tests.router.fake_worker import FakeWorker, Turn
 from tests.waiting import until
 
@@ -19,8 +19,9 @@ from tandem.link.session import LinkState
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.errors import RequestFailed
+from tandem.protocol.ids import BlockHash
 from tandem.protocol.messages import Draining, ReplyTo, Reset, Welcome, encode
-from tandem.protocol.outputs import Accepted
+from tandem.protocol.outputs import Accepted, BlockEvents
 from tandem.router.discovery.static import StaticDiscovery
 
 Make = Callable[..., FakeWorker]
@@ -75,6 +76,36 @@ async def test_garbage_is_counted_and_dropped(stack: Stack, decode: Make) -> Non
     assert tokens_of(await running) == ANSWER
     await until(lambda: stack.metric("tandem:router_frames_dropped_total", reason="garbage") == 5)
     assert d.incarnation in stack.pool.workers
+
+
+async def test_streams_have_their_turns_between_large_frames(
+    stack: Stack, decode: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a worker whose cache goes at once: many of them wait in its socket."""
+    d = decode()
+    await stack.find(d)
+    loop, rounds = asyncio.get_running_loop(), 0
+    at: list[int] = []
+    monkeypatch.setattr(stack.fleet.index, "apply", lambda *_: at.append(rounds))
+
+    def count() -> None:
+        nonlocal rounds
+        rounds += 1
+        loop.call_soon(count)
+
+    count()
+    for _ in range(12):
+        d.tell_blocks(BlockEvents(removed=(BlockHash(b"r" * 16),) * (1 << 14)))
+    loop.call_soon(time.sleep, 0.2)  # the loop is held: all of them are there
+    await until(lambda: len(at) == 12)
+    assert len(set(at)) == 12
+
+
+async def test_what_was_known_of_a_worker_goes_though_nobody_has_news(stack: Stack) -> None:
+    """A router's last worker is gone, and its blocks' memory soon."""
+    stack.fleet.index.apply(inc(1), BlockEvents(stored=(BlockHash(b"s" * 16),)))
+    stack.fleet.index.drop(inc(1))
+    await until(lambda: not stack.fleet.index._leaving)
 
 
 async def test_undecodable_payload_in_a_good_frame(stack: Stack, decode: Make) -> None:

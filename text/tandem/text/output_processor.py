@@ -2,7 +2,8 @@
 
 One ``RequestState`` per request, fed with every ``EngineCoreOutput`` in order. It finds stop
 strings, which no worker knows: once a choice has ended by one, its later tokens are dropped, and
-when every choice has ended and the engine goes on (``must_abort``) the caller closes the stream.
+whoever computes it can be told (``ended``); when every choice has ended and the engine goes on
+(``must_abort``) the caller closes the stream.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class RequestState:
         "_running",
         "_tokenizer",
         "choices",
+        "ended",
         "num_cached_tokens",
         "num_generated_tokens",
         "num_prompt_tokens",
@@ -77,6 +79,8 @@ class RequestState:
             ChoiceState(tokenizer, request, index, seen) for index in range(request.params.n)
         ]
         self._running = self._computing = len(self.choices)
+        self.ended: list[int] = []
+        """Choices that ended while the engine goes on with them; who tells it takes them off."""
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_generated_tokens = 0
         """Tokens of all choices so far, as usage counts them."""
@@ -117,6 +121,8 @@ class RequestState:
         self.num_generated_tokens += choice.num_tokens - before
         if choice.finish_reason is not None:
             self._running -= 1
+            if output.finish is None:
+                self.ended.append(output.choice)
         if shown is not None:
             return [shown]
         return [] if self._running else [each.snapshot() for each in self.choices]

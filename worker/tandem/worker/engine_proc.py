@@ -203,7 +203,11 @@ class EngineCoreProc:
         if isinstance(message, Submit):
             self._submit(router, message)
         elif isinstance(message, Cancel):
-            self._core.abort(RequestKey(router, message.request, message.attempt))
+            key = RequestKey(router, message.request, message.attempt)
+            if message.choices:
+                self._core.end_choices(key, message.choices)
+            else:
+                self._core.abort(key)
         elif isinstance(message, PeerSet):
             self._handoff.set_peers(self._peers.add(router, message.controls))
         elif isinstance(message, Call):

@@ -96,7 +96,7 @@ class InprocClient:
         stream = _Stream(asyncio.get_running_loop())
         left = set(open_choices(request))
         self._post(lambda: self._submit(request, stream))
-        held = True
+        held, cut = True, False
         try:
             while left:
                 item = await stream.get()
@@ -105,8 +105,13 @@ class InprocClient:
                     raise item
                 if item.finish is not None:
                     left.discard(item.choice)
-                    held = bool(left)
+                    held = cut or bool(left)
                 yield item
+                if context.ended:
+                    cut = held = True  # until the thread knows, and has not said so
+                    left.difference_update(context.ended)
+                    self._end_choices(request.key, tuple(context.ended))
+                    context.ended.clear()
         finally:
             if held:
                 self._abandon(request.key, stream)
@@ -157,6 +162,9 @@ class InprocClient:
                 self._core.abort(key)
 
         self._inbox.put(abort)
+
+    def _end_choices(self, key: RequestKey, choices: tuple[int, ...]) -> None:
+        self._inbox.put(lambda: self._core.end_choices(key, choices))
 
     def _run(self) -> None:
         ended = RequestFailed(FailCause.DRAINING, "the engine was closed")

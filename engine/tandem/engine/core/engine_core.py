@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 
 from tandem.engine.cache.manager import KVCacheManager, only_group
@@ -194,6 +194,11 @@ class EngineCore:
         """Drop a request and free what it holds; False if it is not here."""
         return self.scheduler.abort(key)
 
+    def end_choices(self, key: RequestKey, choices: Collection[int]) -> None:
+        """Drop some choices of a request and free what they alone hold, while others go on; nothing
+        where they are not here."""
+        self.scheduler.roster.end_choices(key, choices, self._clock())
+
     def abort_router(self, router: bytes) -> int:
         """Drop all requests of a router that is gone, and what was handed over for it; how many
         requests they were."""
@@ -327,6 +332,7 @@ class EngineCore:
             pooling=self.config.facts.pooling,
             prompt_embeds=self.config.embeds_size,
             prefix_caching=self.config.enable_prefix_caching,
+            ends_choices=True,
         )
 
     def check_integrity(self) -> None:

@@ -104,7 +104,7 @@ class RemoteKV:
             elif isinstance(event, Loaded):
                 known = self._loaded(event, now)
             elif isinstance(event, LoadMissed):
-                known = self._missed(event)
+                known = self._missed(event, now)
             elif isinstance(event, Announced):
                 known = self._announced(event)
             else:
@@ -281,6 +281,7 @@ class RemoteKV:
             self._roster.fail(group, FailCause.IDENTITY, message, now, keep=not event.blocks_free)
         elif event.usable:
             self._join(request, event, now)
+            self._roster.end_cut(request, now)
         else:
             self._updater.ended_elsewhere(request, event.first, now, keep=not event.blocks_free)
         return True
@@ -330,7 +331,7 @@ class RemoteKV:
         stats.computed_tokens += here
         group.num_hit = request.num_computed  # what clients are told to be cached
 
-    def _missed(self, event: LoadMissed) -> bool:
+    def _missed(self, event: LoadMissed, now: float) -> bool:
         """Back to the queue, at the place that its arrival gives it."""
         group = self._roster.groups.get(event.key)
         if group is None:
@@ -343,6 +344,7 @@ class RemoteKV:
         request.num_computed = 0
         request.state = RequestState.PREEMPTED if request.num_preemptions else RequestState.WAITING
         self._roster.waiting.push(request)
+        self._roster.end_cut(request, now)
         return True
 
     def _failed(self, event: LoadFailed, now: float) -> bool:

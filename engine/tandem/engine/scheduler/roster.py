@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from bisect import insort
+from collections.abc import Iterable
 
 from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.request import Request, RequestGroup, RequestState
@@ -30,6 +31,8 @@ ABORT = "abort"
 FAILED = "error"
 HANDED_OVER = "handed_over"
 """Why a request ended, beside the words of ``FinishReason``."""
+
+_AWAITS_KV = (RequestState.REMOTE, RequestState.LOADING)
 
 _Deadline = tuple[float, int, RequestKey]
 """With the number of its group."""
@@ -220,6 +223,27 @@ class Roster:
             self.held[group.key] = self.manager.hand_out(request)
         else:
             self.manager.free(request)
+
+    def end_choices(self, key: RequestKey, choices: Iterable[int], now: float) -> None:
+        """End choices whose reader has found their end; others of the request go on. One that has
+        no sequence of its own yet, or whose KV is to come, ends with its next token; one that has
+        ended, or a request that is not here, is nothing."""
+        group = self.groups.get(key)
+        if group is None:
+            return
+        there = {choice: each for each in group.live.values() for choice in each.choices}
+        for choice in there.keys() & set(choices):
+            group.cut.add(choice)
+            if there[choice].state not in _AWAITS_KV:
+                self.end_cut(there[choice], now)
+        self.sweep()
+
+    def end_cut(self, request: Request, now: float) -> None:
+        """End a sequence whose reader has found its end, unless it stands for others, too, or its
+        blocks are promised to a peer."""
+        alone = len(request.choices) == 1 and request.preemptible and not request.finished
+        if alone and request.choice in request.group.cut:
+            self.let_go(request, ABORT, now)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every block is free or held by who is known to hold it."""

@@ -257,6 +257,9 @@ class Updater:
         for each, sequence in zip(first, [request, *children], strict=True):
             if not sequence.finished:
                 self._take_first(sequence, each, now)
+        if request.group.cut:
+            for sequence in (request, *children):
+                self._roster.end_cut(sequence, now)
 
     def _note_first(self, request: Request, now: float) -> None:
         group = request.group

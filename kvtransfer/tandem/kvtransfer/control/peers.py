@@ -2,6 +2,7 @@
 
 Written by the transfer thread. A link is up once its probe has passed. One wrong header or digest
 quarantines the incarnation for a while; whatever the client did (cancels, refusals) never counts.
+Whom nobody names any more is remembered only while it is up: a rollout leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from tandem.protocol.ids import Incarnation
 from tandem.protocol.messages import PeerHealth
 
 MAX_REMEMBERED = 256
-"""Incarnations that are down and still reported."""
+"""Incarnations that are down and still reported, where nobody says which are wanted; and those
+that are quarantined. The longest known are forgotten first."""
 
 
 class PeerBook:
@@ -24,7 +26,10 @@ class PeerBook:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._peers: dict[Incarnation, PeerHealth] = {}
+        self._wanted: frozenset[Incarnation] | None = None
+        """None: nobody has said."""
         self._quarantined_until: dict[Incarnation, Millis] = {}
+        """Whether wanted or not: a peer may be named again."""
 
     def is_up(self, peer: Incarnation) -> bool:
         """Whether a hand-off from this peer may start."""
@@ -36,12 +41,18 @@ class PeerBook:
         """For a refusal."""
         with self._lock:
             known = self._peers.get(peer)
-        return "never seen" if known is None else known.reason
+        return "no peer that is known" if known is None else known.reason
 
     def snapshot(self) -> tuple[PeerHealth, ...]:
         """All peers, the longest known first."""
         with self._lock:
             return tuple(self._peers.values())
+
+    def keep(self, wanted: frozenset[Incarnation]) -> None:
+        """Of the peers that are down only these are known from now on. Any thread."""
+        with self._lock:
+            self._wanted = wanted
+            self._forget()
 
     def mark(
         self,
@@ -55,10 +66,16 @@ class PeerBook:
         """The transfer thread's word. ``probed``: bytes a second of the pattern."""
         with self._lock:
             self._peers[peer] = PeerHealth(peer, up, reason, transport, probed_bytes_per_s=probed)
-            down = [each for each, health in self._peers.items() if not health.up]
-            for old in down[: max(0, len(down) - MAX_REMEMBERED)]:
-                del self._peers[old]
-                self._quarantined_until.pop(old, None)
+            self._forget()
+
+    def _forget(self) -> None:
+        down = [each for each, health in self._peers.items() if not health.up]
+        if self._wanted is None:
+            gone = down[: max(0, len(down) - MAX_REMEMBERED)]
+        else:
+            gone = [each for each in down if each not in self._wanted]
+        for each in gone:
+            del self._peers[each]
 
     def faster(self, peer: Incarnation, probed: float) -> None:
         """The pattern of a peer that is up came at this rate, bytes a second."""
@@ -84,7 +101,10 @@ class PeerBook:
 
     def quarantine(self, peer: Incarnation, until: Millis) -> None:
         """Quarantine: not up before then, whatever a probe says."""
+        self._quarantined_until.pop(peer, None)
         self._quarantined_until[peer] = until
+        for old in list(self._quarantined_until)[:-MAX_REMEMBERED]:
+            del self._quarantined_until[old]
 
     def quarantine_ms_left(self, peer: Incarnation, now: Millis) -> int:
         """Milliseconds of quarantine that are left."""

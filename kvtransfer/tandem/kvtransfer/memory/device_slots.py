@@ -48,8 +48,9 @@ class Stream(Protocol):
         """Done when all that has been queued is."""
         ...
 
-    def wait(self) -> None:
-        """Until all that has been queued is done."""
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until all that has been queued is done, for so long at most if that is said; whether it
+        is."""
         ...
 
 
@@ -70,9 +71,9 @@ class _OnStream(SlotMemory):
             self._stream.wait()
             self.write(0, bytes(HEADER_BYTES))
 
-    def settle(self) -> None:
+    def settle(self, seconds: float) -> bool:
         """See SlotMemory."""
-        self._stream.wait()
+        return self._stream.wait(seconds)
 
     @property
     def _pinned(self) -> bool:

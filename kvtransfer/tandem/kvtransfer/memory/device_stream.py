@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+LOOK_SECONDS = 0.001
 
 
 class DeviceStream:
@@ -33,9 +36,17 @@ class DeviceStream:
         event.record(self._stream)
         return _Mark(event)
 
-    def wait(self) -> None:
-        """Until all that has been queued is done."""
-        self._stream.synchronize()
+    def wait(self, seconds: float | None = None) -> bool:
+        """See Stream; a stream's own waiting has no deadline."""
+        if seconds is None:
+            self._stream.synchronize()
+            return True
+        mark, end = self.mark(), time.monotonic() + seconds
+        while not mark.done():
+            if time.monotonic() > end:
+                return False
+            time.sleep(LOOK_SECONDS)
+        return True
 
 
 class _Mark:

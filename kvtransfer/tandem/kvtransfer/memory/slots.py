@@ -146,8 +146,10 @@ class SlotMemory:
         packing.unpack(payload, torch.tensor(block_ids, dtype=torch.int64), slab)
         return Moved()
 
-    def settle(self) -> None:
-        """Wait for what is queued: slots and slab may go."""
+    def settle(self, seconds: float) -> bool:
+        """Wait for what is queued, so long at most; whether it is through, and slots and slab may
+        go."""
+        return True
 
     def _payload(self, slot: int, num_blocks: int, block_bytes: int) -> Tensor:
         """uint8 [num_blocks, block_bytes] behind the slot's header."""

@@ -187,8 +187,9 @@ class ConsumerMover(LinkedMover):
         if self._unpacks.under_way:
             for item, started, fault in self._unpacks.ended():
                 actions += self._unpacked(item, started, fault, now)
-        if self._asleep and not self.reads:  # also when a link's probe has woken one
-            for each in self._resting:
+        for each in self._resting:
+            each.look()
+            if self._asleep and not self.reads:  # also when a link's probe has woken one
                 each.rest()
         for peer in self.pace.look(self.table.pulls):
             self.prober.idle(peer, now)
@@ -289,6 +290,10 @@ class ConsumerMover(LinkedMover):
         """See Mover; awake while a copy is likely to end, and for what peers say meanwhile."""
         if not self.reads.watch(self.hears):
             super().pause(seconds)
+
+    def still_written(self, settled: bool) -> frozenset[RequestKey]:
+        """See Mover."""
+        return self.reads.left() | (frozenset() if settled else self._unpacks.written())
 
     def settle(self) -> None:
         """See Mover."""

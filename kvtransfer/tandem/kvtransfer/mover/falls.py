@@ -30,7 +30,9 @@ class _Fall:
     """What had worked."""
     failures: int = 0
     due: Millis | None = None
-    """When to try again; None while it is in use."""
+    """When to try again; None while it is in use, or being tried."""
+    again: Millis | None = None
+    """The same if it was not tried after all."""
 
 
 class Falls:
@@ -47,11 +49,13 @@ class Falls:
 
     def worked(self, peer: Incarnation, connector: str) -> None:
         """This way between these ends has passed its probe. One that is the last, or worse than
-        another that is tried again, is nothing to come back to."""
+        another that is tried again, is nothing to come back to; that other is tried later, if it
+        was to be tried and the link was made without it."""
         known, rank = self._peers.get(peer), self._rank[connector]
-        if rank == len(self._rank) - 1 or (known and self._rank[known.connector] < rank):
-            return
-        self._remember(peer, connector)
+        if known is not None and self._rank[known.connector] < rank:
+            known.due = known.again if known.due is None else known.due
+        elif rank < len(self._rank) - 1:
+            self._remember(peer, connector)
 
     def _remember(self, peer: Incarnation, connector: str) -> None:
         self._heard(peer, _Fall(connector))
@@ -79,10 +83,13 @@ class Falls:
         self._heard(peer, known)
         if known.due is not None and now < known.due:
             return known.due - now
-        pause = self._pause_ms << min(known.failures, MAX_DOUBLINGS)
         known.failures += 1
+        pause = self._pause_of(known)
         known.due = Millis(now + pause)
         return pause
+
+    def _pause_of(self, known: _Fall) -> int:
+        return self._pause_ms << min(max(0, known.failures - 1), MAX_DOUBLINGS)
 
     def due(self, now: Millis) -> list[tuple[Incarnation, str]]:
         """Peers whose pause is over, and what to try again; asked until ``tried``."""
@@ -103,9 +110,11 @@ class Falls:
             drain = min(2 * drain, LONGEST_DRAIN_MS)
         return since >= BUSY_MS
 
-    def tried(self, peer: Incarnation) -> None:
-        """The better way is being tried: it works or fails anew."""
-        self._peers[peer].due = None
+    def tried(self, peer: Incarnation, now: Millis) -> None:
+        """The better way is being tried: it works or fails anew, unless a link that was being made
+        stands before it is offered."""
+        known = self._peers[peer]
+        known.due, known.again = None, Millis(now + self._pause_of(known))
 
     def rest(self, now: Millis) -> float | None:
         """Seconds until something is due, at least a tenth: a busy link is asked again then."""

@@ -173,9 +173,12 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
             return
         for peer, connector in due.items():
             if not self.table.is_pulling(peer):
-                self.falls.tried(peer)
-                self._drained.pop(peer, None)  # none are let on it before it is made anew
-                self.drop(peer, f"trying {connector} again", again=connector)
+                self.falls.tried(peer, now)
+                self._drained.pop(peer, None)
+                reason = f"trying {connector} again"
+                if peer in self.table.links:  # none are let on it before it is made anew
+                    self.book.mark(peer, up=False, reason=reason)
+                self.drop(peer, reason, again=connector)
             elif peer in self.table.links and self.falls.is_drained(peer, now):
                 busy.append(peer)
         for peer in self._drained.keys() - busy:

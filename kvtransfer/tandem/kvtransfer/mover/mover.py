@@ -36,7 +36,7 @@ from tandem.kvtransfer.transports.base import Region, Transport
 from tandem.link.naps import nap_precisely
 from tandem.link.wake_queue import SHORT_SECONDS, WakeQueue
 from tandem.protocol.card import Fingerprint
-from tandem.protocol.ids import Incarnation
+from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.layout import DTYPE_BYTES, KVLayout, Shard
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,8 @@ MOVE_NAP_SECONDS = 5e-5
 """While a device packs or unpacks, which takes it a few tenths of a millisecond."""
 YIELD_SECONDS = 5e-5
 STOP_SECONDS = 10.0
+SETTLE_SECONDS = 5.0
+"""For what a device has to do yet as the thread ends."""
 _NAPS = ((0.05, NAP_SECONDS), (1.0, 0.001), (10.0, 0.01))
 _LONGEST_NAP = 0.05
 _LONGEST_DOZE = 0.2
@@ -139,7 +141,12 @@ class Mover(Generic[Item, Event]):
         self.config = parts.config
         self.metrics = parts.metrics
         self.inbox: WakeQueue[Item | None] = WakeQueue()
+        self.ending: str | None = None
+        """Why nothing more is begun: the thread has ended, or is about to."""
         self.problem: str | None = None
+        """The same once it has, and what was under way has ended, or will not."""
+        self.written: frozenset[RequestKey] = frozenset()
+        """Hand-offs whose blocks may be written still, when there is a ``problem``."""
         self.control: Channel | None = None
         """Set before ``start``."""
         self._outbox: deque[Event] = deque()
@@ -216,6 +223,11 @@ class Mover(Generic[Item, Event]):
             self.control.look()
         return not self.inbox.empty
 
+    def still_written(self, settled: bool) -> frozenset[RequestKey]:
+        """Hand-offs whose blocks may be written still though the transports have been stopped;
+        ``settled`` says whether slots are."""
+        return frozenset()
+
     def settle(self) -> None:
         """Count what was put off while somebody waited; each turn, behind all else."""
 
@@ -273,11 +285,15 @@ class Mover(Generic[Item, Event]):
             self._end("the KV transfer has been closed")
 
     def _end(self, problem: str) -> None:
+        self.ending = problem  # at once: what is under way may take seconds
+        self.parts.notify()
         for transport in self.parts.transports.values():
             with contextlib.suppress(Exception):
                 transport.stop()
+        settled = False
         with contextlib.suppress(Exception):
-            self.memory.settle()
+            settled = self.memory.settle(SETTLE_SECONDS)
+        self.written = self.still_written(settled)
         self.problem = problem
         self.inbox.close()
         self.parts.notify()

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from tandem.kvtransfer.config import KVTransferConfig, millis
 from tandem.kvtransfer.control.peers import PeerBook
-from tandem.kvtransfer.errors import NoAgentYet, TransportError
+from tandem.kvtransfer.errors import NotThereYet, TransportError
 from tandem.kvtransfer.handoff.actions import Action, Millis, Read
 from tandem.kvtransfer.handoff.imports import ImportTable
 from tandem.kvtransfer.handoff.messages import Message, Probe, ProbeDone, ProbeReady, ProducerCard
@@ -34,7 +34,8 @@ RATE_READS = 3
 SLOW_REST_MS = 10_000
 """Until a link that gave less than is required, with no other way, is tried again."""
 AGENT_REST_MS = 1000
-"""Until a link that has no other way than an agent that is not there is tried again."""
+"""Until a link that has no other way than an agent, or a socket, which is not there is tried
+again."""
 AGAIN_MS = (4_000, 16_000, 64_000)
 """After which a link that nothing has used is probed again."""
 NO_SLOT = "its receive slots wait for reads that hang"
@@ -150,7 +151,7 @@ class Prober:
             mover.transport_to(peer).connect(peer, host, welcome.card)
         except TransportError as error:
             logger.warning("no way to read from %s: %s", host, error)
-            waits = isinstance(error, NoAgentYet)
+            waits = isinstance(error, NotThereYet)
             rest = AGENT_REST_MS if waits else 0
             mover.fall(peer, str(error), now, rest, may_come=waits, met=False)
             return

@@ -46,6 +46,7 @@ from tandem.kvtransfer.mover.mover import MOVE_NAP_SECONDS, Mover, MoverParts
 from tandem.kvtransfer.mover.packs import Packs
 from tandem.kvtransfer.mover.pattern import pattern
 from tandem.kvtransfer.mover.takes import Takes
+from tandem.kvtransfer.transports.base import why_unmet
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.kv import Fence
 
@@ -111,6 +112,11 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
                     raise
                 logger.warning("KV does not go by %s: %s", name, error)
                 del parts.transports[name]
+        unmet = [why_unmet(each) for each in parts.transports.values()]
+        if unmet[0] is not None and None not in unmet:  # it is offered all the same, beside others
+            for each in parts.transports.values():
+                each.stop()
+            raise TransportError(unmet[0])
         self._direct_links: set[Incarnation] = set()
         """Consumers that copy blocks."""
         self._hashes: dict[RequestKey, tuple[BlockHash, ...]] = {}

@@ -24,7 +24,7 @@ from tandem.kvtransfer.transports.base import (
 )
 from tandem.kvtransfer.transports.parts import End, part_extents
 from tandem.kvtransfer.waiting import is_foretold, nap_before, watch
-from tandem.protocol.ids import Incarnation
+from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.layout import KVLayout, Shard
 
 LEAST_NAP_SECONDS = 2e-5
@@ -97,7 +97,8 @@ class Reads:
     def hung(self, seconds: float) -> list[Incarnation]:
         """Peers, once each, on whose link a read, wanted or not, has been open for longer, and none
         has ended since it was begun. Copies into blocks are not meant: they are run by D's own
-        device or the node's agent, which is watched by itself; another link has no other."""
+        device or the node's agent, which is watched by itself; another link has no other (see
+        ``old_copies``)."""
         now = time.perf_counter()
         between = min(LOOK_SECONDS, seconds / 4)
         since = now - self._looked_at
@@ -123,6 +124,21 @@ class Reads:
         opened = list(self._open.values())  # at once: the transfer thread goes on
         old = (read.peer for read, at in opened if read.slot is not None and at < before)
         return {peer for peer, count in Counter(old).items() if count >= quota}
+
+    def old_copies(self, seconds: float) -> int:
+        """Copies into blocks, wanted or not, that were begun longer ago. Any thread."""
+        before = time.perf_counter() - seconds
+        opened = list(self._open.values())  # at once: the transfer thread goes on
+        return sum(read.slot is None and at < before for read, at in opened)
+
+    def left(self) -> frozenset[RequestKey]:
+        """Whose blocks may be written still though the transports have been stopped: a device is
+        slow, or hangs."""
+        left = {name for name, each in self._transports.items() if _is_copying(each)}
+        opened = self._open.items()
+        return frozenset(
+            read.key for (name, _), (read, _) in opened if name in left and read.slot is None
+        )
 
     def start(
         self, item: Read, welcome: ProducerCard, slots: SlotMemory, check: Check = Check.HEADER
@@ -217,3 +233,7 @@ class Reads:
 
     def _moments(self) -> list[float]:
         return [moment for each in self._timed for moment in each.moments()]
+
+
+def _is_copying(transport: Transport) -> bool:
+    return isinstance(transport, Timed) and bool(transport.moments())

@@ -14,6 +14,7 @@ from tandem.kvtransfer.memory.header import fingerprint_digest
 from tandem.kvtransfer.memory.slots import Inspection, Move, SlotMemory
 from tandem.kvtransfer.mover.identity import Fault, fault_of_slot
 from tandem.kvtransfer.mover.mover import MoverParts
+from tandem.protocol.ids import RequestKey
 
 
 class Emptied(NamedTuple):
@@ -50,6 +51,10 @@ class Unpacks:
     def under_way(self) -> bool:
         """Whether ``ended`` is to be asked again."""
         return bool(self._inspected or self._moved)
+
+    def written(self) -> frozenset[RequestKey]:
+        """Whose blocks are being written, as far as ``ended`` has found."""
+        return frozenset(item.key for item, _, _ in self._moved)
 
     def begin(self) -> None:
         """The oldest that waits; one at a time, so that messages do not wait for several."""

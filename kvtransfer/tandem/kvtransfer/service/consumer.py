@@ -85,6 +85,7 @@ class HandoffConsumer:
         """Producers that routers name, as far as they are named by more than where they are."""
         self._open: dict[RequestKey, Incarnation] = {}
         self._writing: set[RequestKey] = set()
+        """Keys that have ended and whose blocks are not free."""
 
     def start(self) -> None:
         """Start both threads."""
@@ -99,9 +100,11 @@ class HandoffConsumer:
     # Peers
 
     def set_peers(self, controls: Mapping[str, Incarnation] | Iterable[str]) -> None:
-        """Keep links to these control sockets (``host:port``), and to no others."""
+        """Keep links to these control sockets (``host:port``), and to no others; where it is said
+        who is behind each, who else is down is forgotten."""
         if isinstance(controls, Mapping):
             self._wanted = frozenset(controls.values())
+            self._mover.book.keep(self._wanted)
         self._channel.post(SetPeers(() if self.ended() else tuple(controls)))
 
     def peer_up(self, producer: Incarnation) -> bool:
@@ -114,7 +117,7 @@ class HandoffConsumer:
         return self.ended() or self._mover.book.why_down(producer)
 
     def peer_health(self) -> tuple[PeerHealth, ...]:
-        """Every prefill worker that was seen."""
+        """Every prefill worker that was seen, and is linked or still named."""
         known, ended = self._mover.book.snapshot(), self.ended()
         if ended is None:
             return known
@@ -169,10 +172,11 @@ class HandoffConsumer:
 
     def poll(self) -> list[ConsumerEvent]:
         """What happened since; once a step."""
+        ended = not self._mover.alive  # asked first: it may end, and say how a key ended, meanwhile
         polled = self._mover.events()
         for event in polled:
             self._account(event)
-        if not self._mover.alive:
+        if ended:
             polled += self._endings()
         return polled
 
@@ -185,11 +189,15 @@ class HandoffConsumer:
                 self._writing.add(event.key)
 
     def _endings(self) -> list[ConsumerEvent]:
-        """The transfer thread is gone, and with it all that wrote: every key ends here."""
-        why = self._mover.problem or ""
-        endings: list[ConsumerEvent] = [BlocksFree(key) for key in self._writing]
-        endings += [LoadFailed(key, FailCause.INTERNAL, why) for key in self._open]
-        self._writing.clear()
+        """The transfer thread is gone: every key ends here, and blocks are free, but for those that
+        a device may write still, which stay until the process ends."""
+        why, left = self._mover.problem or "", self._mover.written
+        endings: list[ConsumerEvent] = [BlocksFree(key) for key in self._writing - left]
+        endings += [
+            LoadFailed(key, FailCause.INTERNAL, why, blocks_free=key not in left)
+            for key in self._open
+        ]
+        self._writing = (self._writing | self._open.keys()) & left
         self._open.clear()
         return endings
 
@@ -233,7 +241,7 @@ class HandoffConsumer:
 
     def ended(self) -> str | None:
         """Why no hand-off will ever work here again, or None: a thread has ended."""
-        return self._mover.problem or self._channel.problem
+        return self._mover.ending or self._channel.problem
 
     def problem(self) -> str | None:
         """Why this worker must not be given hand-offs any more, or None."""
@@ -243,9 +251,12 @@ class HandoffConsumer:
         ring = self._mover.table.ring
         if 2 * ring.quarantined > len(ring):
             return f"{ring.quarantined} of {len(ring)} receive slots wait for reads that hang"
+        patience, quota = 2 * self._mover.config.kv_transfer_seconds, ring.per_peer
+        if hanging := self._mover.reads.old_copies(patience):
+            # Whatever links do: all go by the one device, and each keeps the blocks of its request.
+            return f"{hanging} copies into blocks hang"
         if any(each.up for each in self._mover.book.snapshot()):
             return None  # hand-offs go on, and routers hear of the link that is down
-        patience, quota = 2 * self._mover.config.kv_transfer_seconds, ring.per_peer
         stuck = self._wanted & self._mover.reads.stuck(patience, quota)
         if not stuck:
             return None

@@ -293,7 +293,7 @@ class HandoffProducer:
 
     def ended(self) -> str | None:
         """Why no hand-off will ever work here again, or None: a thread has ended."""
-        return self._mover.problem or self._channel.problem
+        return self._mover.ending or self._channel.problem
 
     def problem(self) -> str | None:
         """Why no hand-off can work just now, or None."""

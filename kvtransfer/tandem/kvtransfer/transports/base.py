@@ -7,7 +7,7 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, NewType, Protocol, overload, runtime_checkable
@@ -180,7 +180,8 @@ class Transport(Protocol):
         ...
 
     def stop(self) -> None:
-        """Let go of everything; the memory is the owner's again: no byte lands after it."""
+        """Let go of everything; the memory is the owner's again: no byte lands after it, but those
+        of copies that ``Timed.moments`` names still, which a device does not end in time."""
         ...
 
 
@@ -198,6 +199,10 @@ class Resting(Protocol):
         gone."""
         ...
 
+    def look(self) -> None:
+        """Let go of it where no link needs it any more; asked each turn."""
+        ...
+
 
 @runtime_checkable
 class Served(Protocol):
@@ -207,6 +212,20 @@ class Served(Protocol):
         """Whether reads of the peer, since ``connect``, have failed or stand as that process is
         away, silent, not to be trusted or does not take this worker; not for a copy that it
         refuses."""
+        ...
+
+
+@runtime_checkable
+class Meeting(Protocol):
+    """A transport whose peers meet in a place of the machine that may have to be made first."""
+
+    on_met: Callable[[], None]
+    """Called by another thread when ``unmet`` has become something or nothing; set after
+    ``serve``."""
+
+    @property
+    def unmet(self) -> str | None:
+        """P: why no peer can begin to read now, or None; asked by any thread."""
         ...
 
 
@@ -222,3 +241,8 @@ class Timed(Protocol):
     def stirs(self) -> bool:
         """Whether ``advance`` and ``poll`` would find a copy through; asked without a pause."""
         ...
+
+
+def why_unmet(transport: Transport) -> str | None:
+    """Of any transport."""
+    return transport.unmet if isinstance(transport, Meeting) else None

@@ -1,4 +1,4 @@
-"""Brings children to what they shall be: apply, create, prune, mark. Called by ``reconcile``.
+"""Brings children to what they shall be: apply, create, prune. Called by ``reconcile``.
 
 An object whose live version and wanted content are those of the last apply is left alone; anything
 else is applied again, so that an edit by hand lasts as long as it takes to hear of it.
@@ -6,31 +6,25 @@ else is applied again, so that an edit by hand lasts as long as it takes to hear
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-import msgspec
+from collections.abc import Iterable
 
 from tandem.operator.cluster.client import Cluster, ClusterError
 from tandem.operator.cluster.fields import held_by_apply
 from tandem.operator.cluster.ownership import Taken, is_owned, owner_uid, taken
+from tandem.operator.cluster.refused import REFUSALS, Refused, refused
 from tandem.operator.cluster.tamper import is_tampered, untampered
-from tandem.operator.decide.observe import PodView, WorkloadView
 from tandem.operator.decide.snapshot import Snapshot
-from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.desired.naming import Manifest
 from tandem.operator.desired.revision import digest
-from tandem.operator.desired.workload import RevisionKey
-from tandem.protocol.names import ANNOTATION_ADMITTED, ANNOTATION_DRAINING
 
-_COST = "controller.kubernetes.io/pod-deletion-cost"
-_DRAINING_COST = "-1000"
-REFUSALS = (400, 403, 422)
-"""What the API server says of an object that it does not take as it is."""
 _CHANGED = (404, 409)
 """What the API server says of an object that is not what it was when it was read."""
 _REMEMBERED = 50_000
 """Objects; forgetting one costs an apply that changes nothing."""
 PRUNED = ("ControllerRevision", "Deployment", "Job", "LLMRoleScaler", "NetworkPolicy", "Secret")
 """Kinds of which children can become superfluous while the service lives."""
+Problem = Taken | Refused
+"""Why a child is not as it shall be."""
 
 
 class Applier:
@@ -45,11 +39,18 @@ class Applier:
         self._cluster = cluster
         self._written: dict[tuple[str, str], tuple[str, str]] = {}
 
-    def apply(self, wanted: Iterable[Manifest], live: Snapshot) -> list[Taken]:
-        """Apply what differs; names that somebody else has are left alone. Raises ClusterError."""
+    def apply(self, wanted: Iterable[Manifest], live: Snapshot) -> list[Problem]:
+        """Apply what differs. Names that somebody else has are left alone, and what the API server
+        refuses keeps no other back. Raises ClusterError where it is not reached."""
         return [each for one in wanted if (each := self._apply_one(one, live)) is not None]
 
-    def _apply_one(self, manifest: Manifest, live: Snapshot) -> Taken | None:
+    def _apply_one(self, manifest: Manifest, live: Snapshot) -> Problem | None:
+        try:
+            return self._try_thrice(manifest, live)
+        except ClusterError as error:
+            return refused(_named(manifest), error)
+
+    def _try_thrice(self, manifest: Manifest, live: Snapshot) -> Taken | None:
         kind, metadata = manifest["kind"], manifest["metadata"]
         there = live.find(kind, metadata["name"])
         for last in (False, False, True):
@@ -74,11 +75,17 @@ class Applier:
             return None
         if is_tampered(there):  # first, since a policy may refuse what a hand wrote, also to us
             there = self._cluster.replace(untampered(manifest, there))
+        shared = is_tampered(there)  # somebody else owns, too, what is as it shall be
         held = held_by_apply(there)
         if held is not None:
             self._cluster.write_fields(there, held)
         known = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
-        self._remember(self._cluster.apply(known), content)
+        result = self._cluster.apply(known)
+        if is_tampered(result) and not shared:  # since it was read: its event will be no news
+            raise ClusterError(
+                409, "Conflict", f"{manifest['kind']} {result['metadata']['name']} was edited"
+            )
+        self._remember(result, content)
         return None
 
     def _made(self, manifest: Manifest) -> Manifest:
@@ -94,13 +101,19 @@ class Applier:
         metadata = result["metadata"]
         self._written[(result["kind"], metadata["uid"])] = (metadata["resourceVersion"], content)
 
-    def create(self, wanted: Iterable[Manifest], live: Snapshot) -> list[Taken]:
-        """Make what is absent, and never write to it again. Raises ClusterError."""
+    def create(self, wanted: Iterable[Manifest], live: Snapshot) -> list[Problem]:
+        """Make what is absent, and never write to it again. Raises ClusterError as ``apply``."""
         found = [self.ensure(each, live) for each in wanted]
-        return [each for each in found if isinstance(each, Taken)]
+        return [each for each in found if not isinstance(each, dict)]
 
-    def ensure(self, manifest: Manifest, live: Snapshot) -> Manifest | Taken:
+    def ensure(self, manifest: Manifest, live: Snapshot) -> Manifest | Problem:
         """Our object of this name: the one that is there, or else this one, made now."""
+        try:
+            return self._ensured(manifest, live)
+        except ClusterError as error:
+            return refused(_named(manifest), error)
+
+    def _ensured(self, manifest: Manifest, live: Snapshot) -> Manifest | Taken:
         kind, metadata = manifest["kind"], manifest["metadata"]
         there = live.find(kind, metadata["name"]) or self._cluster.create(manifest)
         there = there or self._cluster.get(kind, metadata["namespace"], metadata["name"])
@@ -122,17 +135,19 @@ class Applier:
             return None
         return taken(there, manifest)
 
-    def prune(self, live: Snapshot, keep: set[tuple[str, str]], owner_uid: str) -> int:
-        """Delete children of prunable kinds that are not in ``keep``; how many."""
-        gone = 0
+    def prune(self, live: Snapshot, keep: set[tuple[str, str]], owner_uid: str) -> list[Problem]:
+        """Delete children of prunable kinds that are not in ``keep``."""
+        found: list[Problem] = []
         for kind in PRUNED:
             for item in live.of(kind):
                 metadata = item["metadata"]
                 if is_owned(item, owner_uid) and (kind, metadata["name"]) not in keep:
                     where = metadata["namespace"], metadata["name"]
-                    self._cluster.delete(kind, *where, uid=metadata["uid"])
-                    gone += 1
-        return gone
+                    try:
+                        self._cluster.delete(kind, *where, uid=metadata["uid"])
+                    except ClusterError as error:
+                        found.append(refused(f"{kind} {metadata['name']}", error))
+        return found
 
     def refusal(self, manifest: Manifest) -> str | None:
         """What the API server would say against an object, or None."""
@@ -160,72 +175,5 @@ class Applier:
         return self.refusal(pod)
 
 
-class Mark(msgspec.Struct, frozen=True):
-    """Annotations to set (None removes) on one pod."""
-
-    pod: str
-    annotations: dict[str, str | None]
-
-
-def marks(
-    pods: Iterable[PodView],
-    workloads: Mapping[RevisionKey, WorkloadView],
-    counts: Mapping[RevisionKey, int],
-    admitted: set[RevisionKey],
-) -> list[Mark]:
-    """Which pods are to be marked: admitted to routers, or chosen to leave next.
-
-    A pod that is chosen hears of it before its Deployment shrinks; the choice is an optimisation,
-    since whichever pod gets SIGTERM drains.
-    """
-    result = []
-    for key, mine in _by_key(pods).items():
-        leaving = _victims(mine, _surplus(key, workloads, counts))
-        for pod in mine:
-            changes = _admission(pod, key in admitted) | _departure(pod, pod.name in leaving)
-            if changes:
-                result.append(Mark(pod.name, changes))
-    return result
-
-
-def _by_key(pods: Iterable[PodView]) -> dict[RevisionKey, list[PodView]]:
-    grouped: dict[RevisionKey, list[PodView]] = {}
-    for pod in pods:
-        if not pod.deleting:
-            grouped.setdefault((pod.role, pod.revision), []).append(pod)
-    return grouped
-
-
-def _surplus(
-    key: RevisionKey,
-    workloads: Mapping[RevisionKey, WorkloadView],
-    counts: Mapping[RevisionKey, int],
-) -> int:
-    view = workloads.get(key)
-    return 0 if view is None else max(0, view.existing - counts.get(key, 0))
-
-
-def _victims(pods: list[PodView], surplus: int) -> set[str]:
-    """Pods to leave: those already marked, then those not ready, then the youngest."""
-
-    def order(pod: PodView) -> tuple[bool, bool, float]:
-        return pod.annotations.get(ANNOTATION_DRAINING) != "true", pod.ready, -pod.created
-
-    return {pod.name for pod in sorted(pods, key=order)[:surplus]}
-
-
-def _admission(pod: PodView, admitted: bool) -> dict[str, str | None]:
-    if pod.role is Role.ROUTER or not admitted:
-        return {}
-    return (
-        {} if pod.annotations.get(ANNOTATION_ADMITTED) == "true" else {ANNOTATION_ADMITTED: "true"}
-    )
-
-
-def _departure(pod: PodView, leaves: bool) -> dict[str, str | None]:
-    marked = pod.annotations.get(ANNOTATION_DRAINING) == "true"
-    if leaves and not marked:
-        return {ANNOTATION_DRAINING: "true", _COST: _DRAINING_COST}
-    if marked and not leaves:
-        return {ANNOTATION_DRAINING: None, _COST: None}
-    return {}
+def _named(manifest: Manifest) -> str:
+    return f"{manifest['kind']} {manifest['metadata']['name']}"

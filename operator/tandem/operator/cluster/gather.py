@@ -15,8 +15,9 @@ import msgspec
 from tandem.operator.api.conditions import Reason
 from tandem.operator.api.model import SourceType
 from tandem.operator.api.service import LLMServiceSpec
-from tandem.operator.cluster.client import Cluster
+from tandem.operator.cluster.client import Cluster, ClusterError
 from tandem.operator.cluster.ownership import is_ours
+from tandem.operator.cluster.refused import Refused, unanswered
 from tandem.operator.cluster.store import CHILDREN, Key, Store
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired.naming import Identity, Manifest
@@ -62,8 +63,18 @@ class References:
         self._seconds = seconds
         self._known: dict[Key, _Known] = {}
 
-    def missing(self, key: Key, spec: LLMServiceSpec) -> str | None:
-        """A Secret or claim that is not there, as ``Reason: message``. Raises ClusterError."""
+    def missing(self, key: Key, spec: LLMServiceSpec) -> tuple[str | None, Refused | None]:
+        """A Secret or claim that is not there, as ``Reason: message``. Where the API server does
+        not tell, what was missing when it last did, and what it says instead. Raises ClusterError
+        where it is not reached."""
+        try:
+            return self._missing(key, spec), None
+        except ClusterError as error:
+            known = self._known.get(key)
+            unknown = unanswered("what the spec names cannot be looked for", error)
+            return (None if known is None else known.missing), unknown
+
+    def _missing(self, key: Key, spec: LLMServiceSpec) -> str | None:
         named, now = repr([*_secrets(spec), *_claims(spec)]), time.monotonic()
         known = self._known.get(key)
         if known is not None and known.named == named and now < known.until:

@@ -17,6 +17,7 @@ import msgspec
 from tandem.operator.cluster.apply import Applier
 from tandem.operator.cluster.client import Cluster, ClusterError
 from tandem.operator.cluster.ownership import is_owned
+from tandem.operator.cluster.refused import Refused
 from tandem.operator.cluster.tamper import is_tampered
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired.compose import Objects
@@ -117,12 +118,15 @@ class Repairs:
         if wanted is None:
             return False
         if (kind, name) in wanted.applied:
-            taken = self._applier.apply([wanted.applied[(kind, name)]], there)
+            found = self._applier.apply([wanted.applied[(kind, name)]], there)
         elif (kind, name) in wanted.created:
-            taken = self._applier.create([wanted.created[(kind, name)]], there)
+            found = self._applier.create([wanted.created[(kind, name)]], there)
         else:
             return False
-        return not taken  # the look that follows says so in the status
+        for each in found:
+            if isinstance(each, Refused):
+                raise each.error
+        return not found  # the look that follows says so in the status
 
     def _is_over(self, key: Key) -> bool:
         """Whether the children go because their service does."""

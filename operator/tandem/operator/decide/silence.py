@@ -81,8 +81,10 @@ class Silence:
     def gone(self, now: float) -> list[PodView]:
         """Routers to take out now: all of one node, and never those of the last that answers."""
         judged, when = self._last
-        for node in sorted({str(pod.node) for pod in self._routers}):
-            there = [pod for pod in self._routers if pod.node == node]
+        on_their_way = self._taken - self._objected  # no look has told of them yet
+        left = [pod for pod in self._routers if pod.uid not in on_their_way]
+        for node in sorted({str(pod.node) for pod in left}):
+            there = [pod for pod in left if pod.node == node]
             if node != judged and now - when < PROBATION:
                 continue
             if self._others_answer(node) and all(self._is_silent(pod, now) for pod in there):

@@ -274,7 +274,8 @@ def _servable_word(picture: Picture, before: LLMServiceStatus) -> Word:
     if verdict is not None:
         return _truth(verdict.ok), verdict.reason, verdict.message
     for each in before.conditions:  # of another leader: it holds until this one has asked
-        if each.type == ConditionType.SERVABLE and picture.decision.memory.stable:
+        told = each.type == ConditionType.SERVABLE and each.reason != Reason.SUSPENDED
+        if told and picture.decision.memory.stable:
             return each.status, Reason(each.reason), each.message or ""
     return "Unknown", Reason.CANARY_PENDING, "no canary has been asked yet"
 

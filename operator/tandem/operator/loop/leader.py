@@ -24,6 +24,8 @@ from tandem.operator.settings import OperatorSettings
 
 logger = logging.getLogger(__name__)
 
+LONGEST_CALL = 0.5
+"""Share of the renew deadline that a call about the Lease may take."""
 _HANGS = 6
 """Tries that one try may last before the election counts as stuck."""
 
@@ -66,7 +68,7 @@ class Leader:
         still on its way: then it lapses by itself."""
         ended = self._fence.close(self._settings.retry_seconds)
         self._stop.set()
-        self._thread.join(timeout=self._settings.retry_seconds)
+        self._thread.join(timeout=self._settings.renew_deadline * LONGEST_CALL)
         if self.acquired.is_set() and not self._thread.is_alive():
             self._give_back(ended)
         self._watchdog.stop()

@@ -25,8 +25,11 @@ _EVERY = 10.0
 class Refusals:
     """Answers from memory; asks beside. Thread-safe."""
 
-    def __init__(self, wake: Callable[[Key], None], workers: int = 2) -> None:
+    def __init__(
+        self, wake: Callable[[Key], None], workers: int = 2, port: int = ROUTER_PORT
+    ) -> None:
         self._wake = wake
+        self._port = port
         self._found: dict[Key, dict[str, str]] = {}
         self._asked: dict[Key, float] = {}
         self._lock = Lock()
@@ -51,9 +54,13 @@ class Refusals:
         return {uid: said for uid, said in found.items() if said}
 
     def _ask(self, key: Key, pods: list[PodView], token: str) -> None:
-        found = {pod.uid: refusal_of(pod, token) for pod in pods}
+        answers = {pod.uid: refusal_of(pod, token, self._port) for pod in pods}
         with self._lock:
-            changed = self._found.get(key, {}) != found
+            before = self._found.get(key, {})
+            found = {
+                uid: before.get(uid, "") if said is None else said for uid, said in answers.items()
+            }
+            changed = before != found
             self._found[key] = found
         if changed:
             self._wake(key)
@@ -69,12 +76,13 @@ class Refusals:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def refusal_of(pod: PodView, token: str, port: int = ROUTER_PORT) -> str:
-    """What a router says of workers that refuse its key; empty when it says nothing of it."""
+def refusal_of(pod: PodView, token: str, port: int) -> str | None:
+    """What a router says of workers that refuse its key, empty where none does; None when it does
+    not answer, which says nothing: what it said last still holds."""
     host = f"[{pod.ip}]" if ":" in (pod.ip or "") else pod.ip
     try:
         refused = read_fleet(f"http://{host}:{port}", token, TIMEOUT).get("refused") or []
     except (OSError, ValueError):
-        return ""
+        return None
     where = ", ".join(map(str, refused[:8]))
     return f"keys do not fit: it is refused by the workers at {where}" if refused else ""

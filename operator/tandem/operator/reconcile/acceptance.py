@@ -5,13 +5,16 @@ Called by ``reconciler`` once a look, after the children that belong to no revis
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from tandem.operator.api.conditions import Reason
 from tandem.operator.api.service import Surge
-from tandem.operator.cluster import Cluster
-from tandem.operator.cluster.apply import Applier
+from tandem.operator.cluster import Cluster, ClusterError
+from tandem.operator.cluster.apply import Applier, Problem
 from tandem.operator.cluster.ownership import Taken
+from tandem.operator.cluster.refused import Refused, unanswered
 from tandem.operator.decide import plan
 from tandem.operator.decide.plan import Seen
 from tandem.operator.decide.quota import gives_back, is_full
@@ -36,16 +39,21 @@ from tandem.operator.reconcile.room import fits
 Key = tuple[str, str]
 
 
-def taken_word(taken: list[Taken]) -> Word | None:
-    """The Accepted condition where names of children are taken; None where none is.
+def problem_word(found: Sequence[Problem]) -> Word | None:
+    """The Accepted condition where names of children are taken or children refused; None where none
+    is.
 
-    What the garbage collector is about to remove is no mistake of anybody's.
+    What passes (what the garbage collector is about to remove, a webhook that is away) is no
+    mistake of anybody's.
     """
-    if not taken:
+    first = min(found, key=lambda each: each.passes, default=None)
+    if first is None:
         return None
-    first = min(taken, key=lambda each: each.passes)
-    more = f" (and {len(taken) - 1} more)" if len(taken) > 1 else ""
-    return ("Unknown" if first.passes else "False"), Reason.NAME_TAKEN, first.message() + more
+    reason = Reason.NAME_TAKEN
+    if isinstance(first, Refused):
+        reason = refusal(first.error.message, Reason.CHILD_REFUSED)
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return ("Unknown" if first.passes else "False"), reason, first.message() + more
 
 
 class Acceptance:
@@ -56,26 +64,32 @@ class Acceptance:
         self._applier = applier
         self._accepted: dict[Key, str] = {}
 
-    def judge(self, key: Key, seen: Seen, facts: Facts, live: Snapshot) -> Word:
-        """The condition; the API server is asked until it has accepted a revision.
+    def judge(
+        self, key: Key, seen: Seen, facts: Facts, live: Snapshot
+    ) -> tuple[Word, Refused | None]:
+        """The condition, and what kept the API server from an answer, if anything did; it is asked
+        until it has accepted a revision.
 
         A refusal may end without a change here: a priority class or a quota comes later.
         """
         word = plan.accepted(facts)
         if word[0] != "True":
-            return word
+            return word, None
         asked = f"{seen.generation} {sorted(target_revisions(facts).items())}"
         if self._accepted.get(key) == asked:
-            return word
-        said = (
-            taken_word(self._strangers(seen, facts, live))
-            or self._secrets(facts)
-            or self._refused(seen, facts)
-        )
-        if said is not None:
-            return said
-        self._accepted[key] = asked
-        return word
+            return word, None
+        try:
+            said = (
+                problem_word(self._strangers(seen, facts, live))
+                or self._secrets(facts)
+                or self._refused(seen, facts)
+            )
+        except ClusterError as error:
+            unknown = unanswered("what the spec asks for cannot be tried", error)
+            return problem_word([unknown]) or word, unknown
+        if said is None:
+            self._accepted[key] = asked
+        return said or word, None
 
     def _strangers(self, seen: Seen, facts: Facts, live: Snapshot) -> list[Taken]:
         """Names of children to come that somebody else has."""

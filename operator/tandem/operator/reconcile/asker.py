@@ -43,8 +43,11 @@ class Asker:
         return self._keywatch.all_read(key, older, wanted, door)
 
     def canaries(self, key: Key, seen: Seen, decided: Decision, token: str | None) -> float | None:
-        """Ask canaries when there is somebody to ask; seconds until the next one."""
-        if decided.phase is Phase.SUSPENDED or token is None:
+        """Ask canaries when there is somebody to ask; seconds until the next one. What was said of
+        pods that a suspension takes away is forgotten: those that come later are asked anew."""
+        if decided.phase is Phase.SUSPENDED:
+            return self._probes.poll(key, (), about=frozenset(), links=0)
+        if token is None:
             return None
         asked = plan.judged(decided)
         questions = [

@@ -2,29 +2,30 @@
 
 Level-triggered: nothing is remembered between two looks but answers of canaries, and every look
 starts from what the API server told last, our own writes included: one that finds nothing to do
-asks nobody. Called by the queue's threads; a ClusterError means that the queue tries again later.
+asks nobody. Called by the queue's threads; a ClusterError means that the queue tries again later,
+and is raised at the end where the API server refused something: that keeps back what depends on it
+and nothing else, and is told with all that is.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from tandem.operator import look
 from tandem.operator.api import reading
 from tandem.operator.api.conditions import Reason
-from tandem.operator.cluster import Cluster, ClusterError
-from tandem.operator.cluster.apply import REFUSALS, Applier
+from tandem.operator.cluster import Cluster
+from tandem.operator.cluster.apply import Applier, Problem
 from tandem.operator.cluster.gather import References, snapshot
+from tandem.operator.cluster.refused import Refused
 from tandem.operator.cluster.repair import Repairs
 from tandem.operator.cluster.store import Store
 from tandem.operator.decide import observe, plan
 from tandem.operator.decide.keyring import KeyPlan, plan_keys
 from tandem.operator.decide.modelcheck import ModelVerdict, judge, may_have_job
 from tandem.operator.decide.plan import Seen
-from tandem.operator.decide.rollout import Decision, Phase, token_name
+from tandem.operator.decide.rollout import Decision, token_name
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.decide.status import Picture
 from tandem.operator.decide.words import Word
@@ -36,16 +37,14 @@ from tandem.operator.probes.keywatch import KeyWatch
 from tandem.operator.probes.probing import Key, Known, Probes
 from tandem.operator.probes.reach import Reach
 from tandem.operator.probes.refusals import Refusals
-from tandem.operator.reconcile.acceptance import Acceptance, refusal, taken_word
+from tandem.operator.reconcile.acceptance import Acceptance, problem_word
 from tandem.operator.reconcile.asker import Asker, canary_token
+from tandem.operator.reconcile.patience import next_look
 from tandem.operator.reconcile.teller import Teller
 from tandem.operator.reconcile.writer import Writer
 from tandem.operator.settings import OperatorSettings
 
 logger = logging.getLogger(__name__)
-
-SOON = 5.0
-"""Seconds to the next look while something is under way that no watch tells of."""
 
 REFERENCE_SECONDS = 300.0
 """Secrets and claims that a spec names count as being there for so long, or twice that."""
@@ -77,41 +76,53 @@ class Reconciler:
         self._acceptance = Acceptance(cluster, applier)
         self._asker = Asker(probes, keywatch)
         self._writer = Writer(cluster, applier, repairs)
-        self._teller = Teller(cluster)
+        self._teller = Teller(cluster, store)
+        self._uids: dict[Key, str] = {}
+        """Whom what is remembered is about."""
 
     def __call__(self, key: Key) -> float | None:
         """Look at a service; seconds until it should be looked at again, None for no hurry."""
         look.enter("observe")
         resource = self._store.find("LLMService", *key)
         if resource is None or "deletionTimestamp" in resource["metadata"]:
-            self._probes.forget(key)
-            self._repairs.forget(key)
-            self._keywatch.forget(key)
-            self._refusals.forget(key)
-            self._reach.forget(key)
-            self._acceptance.forget(key)
-            self._references.forget(key)
+            self._forget(key)
             return None
         look.saw(resource["metadata"]["generation"])
         owner = Identity(key[0], key[1], resource["metadata"]["uid"])
+        if self._uids.setdefault(key, owner.uid) != owner.uid:  # made again, its end unseen
+            self._forget(key)
+            self._uids[key] = owner.uid
         status = reading.status_of(resource)
         try:
             spec = reading.spec_of(resource)
         except reading.Unreadable as error:
             look.enter("tell")
             why: Word = ("False", Reason.INVALID_SPEC, str(error))
-            self._teller.refuse(owner, resource["metadata"]["generation"], status, why)
-            return None
+            generation = resource["metadata"]["generation"]
+            self._teller.refuse(owner, generation, status, why)
+            return 0.0 if self._teller.is_outdated(owner, generation) else None
         live = snapshot(self._store, owner, resource["metadata"]["creationTimestamp"])
         seen = plan.see(owner, resource["metadata"]["generation"], spec, status, live)
         self._reach.look(owner, seen.pods)
         return self._bring(key, seen, live)
 
+    def _forget(self, key: Key) -> None:
+        """The service is gone: nothing of it counts for another of its name."""
+        self._uids.pop(key, None)
+        self._probes.forget(key)
+        self._repairs.forget(key)
+        self._keywatch.forget(key)
+        self._refusals.forget(key)
+        self._reach.forget(key)
+        self._acceptance.forget(key)
+        self._references.forget(key)
+
     def _bring(self, key: Key, seen: Seen, live: Snapshot) -> float | None:
         """Read what else there is to know, decide, write, ask, tell."""
         now = time.time()
         token = canary_token(live, seen.owner)
-        missing = self._references.missing(key, seen.spec)
+        missing, unread = self._references.missing(key, seen.spec)
+        problems: list[Problem] = [] if unread is None else [unread]
 
         look.enter("plan")
         keys = plan_keys(
@@ -128,15 +139,16 @@ class Reconciler:
         first = plan.facts(seen, self._settings, keys.generation, model, may_have_job=waits is None)
 
         look.enter("apply")
-        with self._told(seen):
-            publics, taken = self._writer.secrets(first, keys.missing, live)
-            if not publics.keys() >= set(keys.missing):
-                keys = keys.held_back(seen.status.keys)
-            facts = plan.facts_with_keys(first, seen, keys, publics)
-            taken += self._writer.base(facts, live)
+        publics, found = self._writer.secrets(first, keys.missing, live)
+        facts = plan.facts_with_keys(first, seen, keys, publics)
+        problems += found + self._writer.base(facts, live)
+        if problems:
+            keys = keys.held_back(seen.status.keys)
 
         look.enter("accept")
-        accepted = taken_word(taken) or self._acceptance.judge(key, seen, facts, live)
+        accepted, untried = problem_word(problems), None
+        if accepted is None:
+            accepted, untried = self._acceptance.judge(key, seen, facts, live)
         look.enter("plan")
         known = self._probes.as_of_now(key)
         may_start = accepted[0] == "True"
@@ -150,9 +162,12 @@ class Reconciler:
         )
 
         look.enter("apply")
-        with self._told(seen):
-            taken = self._writer.children(seen, facts, keys, decided, live, may_start=may_start)
-        accepted = taken_word(taken) or accepted
+        refused = self._writer.children(
+            seen, facts, keys, decided, live, before=problems, may_start=may_start
+        )
+        if accepted[0] != "False":
+            accepted = problem_word(refused) or accepted
+        problems += [*([] if untried is None else [untried]), *refused]
         look.enter("ask")
         wait = self._asker.canaries(key, seen, decided, token)
         look.enter("tell")
@@ -160,20 +175,12 @@ class Reconciler:
             key, seen, facts, accepted, model, decided, keys, known, now, token or ""
         )
         self._teller.say(seen, picture, live)
-        return _next_look(picture, keys, wait)
-
-    @contextmanager
-    def _told(self, seen: Seen) -> Iterator[None]:
-        """Children are written: what the API server refuses is said before the look fails, since
-        who may read the status may not read our log."""
-        try:
-            yield
-        except ClusterError as error:
-            if error.status in REFUSALS:
-                reason = refusal(error.message, Reason.CHILD_REFUSED)
-                why: Word = ("False", reason, error.message)
-                self._teller.refuse(seen.owner, seen.generation, seen.status, why)
-            raise
+        if self._teller.is_outdated(seen.owner, seen.generation, seen.scalers):
+            return 0.0
+        for each in problems:
+            if isinstance(each, Refused):  # counted and traced, and tried again ever more seldom
+                raise each.error
+        return next_look(picture, keys, wait)
 
     def _judge_model(
         self, seen: Seen, missing: str | None, now: float
@@ -230,20 +237,3 @@ class Reconciler:
             unschedulable_seconds=self._settings.unschedulable_seconds,
             refusals=self._refusals.known(key, seen.pods, token),
         )
-
-
-def _next_look(picture: Picture, keys: KeyPlan, wait: float | None) -> float | None:
-    """Seconds until something may have changed of which no watch tells."""
-    waits = [wait] if wait is not None else []
-    if keys.waits > 0:
-        waits.append(keys.waits)
-    quiet = picture.decision.phase in (Phase.STABLE, Phase.SUSPENDED, Phase.PAUSED)
-    asleep = picture.decision.phase is Phase.SUSPENDED
-    if (
-        not quiet
-        or picture.accepted[0] != "True"  # names get free, quotas and references come
-        or not (picture.model.ready or asleep)
-        or any(not pod.ready for pod in picture.pods)
-    ):
-        waits.append(SOON)
-    return min(waits, default=None)

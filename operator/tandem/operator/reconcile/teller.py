@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from tandem.operator.api.values import API_VERSION
 from tandem.operator.clock import time_text
 from tandem.operator.cluster import Cluster, ClusterError
 from tandem.operator.cluster.events import event, transitions
+from tandem.operator.cluster.store import Store
 from tandem.operator.decide.plan import Seen
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.decide.status import Picture, status_of
@@ -24,14 +26,15 @@ logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE = 2000
 _REFUSED = (Reason.INVALID_SPEC, Reason.CHILD_REFUSED, Reason.QUOTA_EXCEEDED)
-"""Reasons with which nothing was ready."""
+"""Reasons for which nothing is ready that a spec which cannot be read takes the place of."""
 
 
 class Teller:
     """Writes where something changed, and nothing else."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, store: Store) -> None:
         self._cluster = cluster
+        self._store = store
 
     def say(self, seen: Seen, picture: Picture, live: Snapshot) -> None:
         status = status_of(picture, seen.status)
@@ -63,7 +66,7 @@ class Teller:
             self._cluster.apply(manifest, subresource="status")
 
     def refuse(self, owner: Identity, generation: int, status: LLMServiceStatus, why: Word) -> None:
-        """A spec that cannot be read, or of which a child is refused: say so and no more."""
+        """A spec that cannot be read: say so and no more."""
         now = time.time()
         conditions = refused_conditions(status.conditions, why, generation, now)
         if conditions == status.conditions and status.observed_generation == generation:
@@ -73,6 +76,20 @@ class Teller:
         )
         self._cluster.apply(_status_manifest(owner, after), subresource="status")
         self._tell(owner, status.conditions, conditions, now)
+
+    def is_outdated(
+        self, owner: Identity, generation: int, scalers: Mapping[Role, int] | None = None
+    ) -> bool:
+        """Whether the answer to what was told brought a spec, or a scaler's word, that the look did
+        not know: its own event is older than that answer, and will be no news."""
+        there = self._store.find("LLMService", owner.namespace, owner.name)
+        if there is None or there["metadata"]["generation"] != generation:
+            return there is not None
+        for role, replicas in (scalers or {}).items():
+            scaler = self._store.find("LLMRoleScaler", owner.namespace, owner.child(role))
+            if scaler is not None and scaler["spec"]["replicas"] != replicas:
+                return True
+        return False
 
     def _tell(
         self, owner: Identity, before: list[Condition], after: list[Condition], now: float

@@ -97,9 +97,8 @@ def _write_phase(root: OpenSpan, record: LookRecord, phase: Phase, offset: float
     assert phase.end is not None, "a record that is over has no open phase"
     span = root.child(phase.name, phase.begin + offset)
     _write_calls(span, record, phase, offset)
-    failed = record.failure if phase is record.phases[-1] else None
-    said = {"error.type": record.failure_type} if failed and record.failure_type else None
-    span.end(phase.end + offset, said, failed)
+    said = {"error.type": record.failure_type} if phase.failure and record.failure_type else None
+    span.end(phase.end + offset, said, phase.failure)
 
 
 def _write_calls(parent: OpenSpan, record: LookRecord, phase: Phase | None, offset: float) -> None:

@@ -1,16 +1,20 @@
-"""Writes what a look decided: Secrets with keys, children, marks on pods; and prunes the rest."""
+"""Writes what a look decided: Secrets with keys, children, marks on pods; and prunes the rest.
+
+What the API server refuses keeps back what depends on it, and nothing else: ``resizing`` says what
+that is of Deployments.
+"""
 
 from __future__ import annotations
 
 import secrets as randomness
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import zmq
 
 from tandem.operator.cluster import Cluster
-from tandem.operator.cluster.apply import Applier, marks
-from tandem.operator.cluster.ownership import Taken
+from tandem.operator.cluster.apply import Applier, Problem
+from tandem.operator.cluster.refused import Refused
 from tandem.operator.cluster.repair import Repairs
 from tandem.operator.decide import plan
 from tandem.operator.decide.keyring import KeyPlan
@@ -18,15 +22,17 @@ from tandem.operator.decide.plan import Seen
 from tandem.operator.decide.rollout import Decision
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired import secrets
-from tandem.operator.desired.compose import base, desired
+from tandem.operator.desired.compose import Objects, base, desired
 from tandem.operator.desired.facts import Facts
-from tandem.operator.desired.naming import Role
+from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.pod import keys_secret
 from tandem.operator.desired.router import canary_secret
+from tandem.operator.reconcile.resizing import Resizing, size_of
 
 
 class Writer:
-    """Each method answers with the names that it found taken by somebody else."""
+    """Each method answers with what could not be written, and raises ClusterError where nothing can
+    be."""
 
     def __init__(self, cluster: Cluster, applier: Applier, repairs: Repairs) -> None:
         self._cluster = cluster
@@ -35,25 +41,25 @@ class Writer:
 
     def secrets(
         self, facts: Facts, missing: list[Role], live: Snapshot
-    ) -> tuple[dict[Role, str], list[Taken]]:
+    ) -> tuple[dict[Role, str], list[Problem]]:
         """Draw the key pairs of ``facts.key_generation`` that are missing, and the canary's token.
 
         Public keys by role: the drawn one, or that of the Secret which came first.
         """
         publics: dict[Role, str] = {}
-        taken: list[Taken] = []
+        found: list[Problem] = []
         for role in missing:
             public, secret = (text.decode() for text in zmq.curve_keypair())
             there = self._applier.ensure(secrets.keys(facts, role, public, secret), live)
-            if isinstance(there, Taken):
-                taken.append(there)
-            else:
+            if isinstance(there, dict):
                 publics[role] = secrets.public_of(there)
+            else:
+                found.append(there)
         token = secrets.canary_token(facts, randomness.token_urlsafe(32))
-        taken += self._applier.create([token], live)
-        return publics, taken
+        found += self._applier.create([token], live)
+        return publics, found
 
-    def base(self, facts: Facts, live: Snapshot) -> list[Taken]:
+    def base(self, facts: Facts, live: Snapshot) -> list[Problem]:
         """Children that belong to no revision."""
         return self._applier.apply(base(facts), live)
 
@@ -65,33 +71,53 @@ class Writer:
         decided: Decision,
         live: Snapshot,
         *,
+        before: Sequence[Problem],
         may_start: bool,
-    ) -> list[Taken]:
+    ) -> list[Problem]:
         """Children as decided, and pods marked before their Deployments shrink.
 
-        What may not start gets no Job that fetches its model either.
+        With problems ``before`` nothing new is made: pods need what could not be written. What may
+        not start gets no Job that fetches its model either.
         """
-        for mark in marks(seen.pods, seen.workloads, decided.counts, decided.admitted):
-            body = {"metadata": {"annotations": mark.annotations}}
-            self._cluster.patch("Pod", seen.owner.namespace, mark.pod, body)
         keep = plan.kept(decided.counts, seen, plan.remembered(decided))
         counts = {key: count for key, count in decided.counts.items() if key in keep}
         objects = desired(facts, counts, seen.templates, routers=decided.routers)
-        self._repairs.want((seen.owner.namespace, seen.owner.name), seen.owner.uid, objects)
-        made = [each for each in objects.created if may_start or each["kind"] != "Job"]
-        taken = self._applier.create(made, live)
-        before = {(each["kind"], each["metadata"]["name"]) for each in base(facts)}
-        rest = [
+        services = _of("Service", objects.applied)
+        sizes = [size_of(each, live) for each in _of("Deployment", objects.applied)]
+        shown = [size.manifest for size in sizes if size.before is not None or not before]
+        made = [
             each
-            for each in objects.applied
-            if (each["kind"], each["metadata"]["name"]) not in before  # ``live`` lacks what is new
+            for each in objects.created
+            if (not before or live.find(each["kind"], each["metadata"]["name"]))
+            and (may_start or each["kind"] != "Job")
         ]
-        taken += self._applier.apply(rest, live)
+        repaired = Objects(applied=[*base(facts), *services, *shown], created=made)
+        self._repairs.want((seen.owner.namespace, seen.owner.name), seen.owner.uid, repaired)
+        resizing = Resizing(self._cluster, self._applier, seen, decided, live)
+        resizing.admit()
+        found = self._applier.apply(services, live)
+        is_reachable = not found
+        coming = {size.manifest["metadata"]["name"] for size in sizes if size.before is None}
+        templates = {
+            name: each
+            for each in _of("ControllerRevision", made)
+            if (name := each["metadata"]["name"]) in coming
+        }
+        found += self._applier.create(
+            [each for each in made if each not in templates.values()], live
+        )
+        may_make = is_reachable and not before
+        found += resizing.run(sizes, templates, may_make=may_make, is_reachable=is_reachable)
         names_kept = {(each["kind"], each["metadata"]["name"]) for each in objects.applied}
         names_kept |= {(each["kind"], each["metadata"]["name"]) for each in objects.created}
         names_kept |= _secrets_kept(facts, keys, facts.publics)
-        self._applier.prune(live, names_kept, seen.owner.uid)
-        return taken
+        if not any(isinstance(each, Refused) for each in (*before, *found)):
+            found += self._applier.prune(live, names_kept, seen.owner.uid)
+        return found
+
+
+def _of(kind: str, manifests: list[Manifest]) -> list[Manifest]:
+    return [each for each in manifests if each["kind"] == kind]
 
 
 def _secrets_kept(facts: Facts, keys: KeyPlan, publics: Mapping[str, str]) -> set[tuple[str, str]]:

@@ -36,7 +36,8 @@ class ToldProbes(Probes):
         self._told = Known(links=status.links)
         name = status.rollout.servable or token_name(status.rollout)
         for each in status.conditions:
-            if each.type == ConditionType.SERVABLE and each.status != "Unknown":
+            told = each.status != "Unknown" and each.reason != Reason.SUSPENDED
+            if each.type == ConditionType.SERVABLE and told:
                 verdict = Verdict(
                     ok=each.status == "True",
                     reason=Reason(each.reason),

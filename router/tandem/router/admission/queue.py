@@ -92,13 +92,15 @@ class AdmissionQueue:
         waits."""
         return max((now - each.since for each in self._members.values()), default=0.0)
 
-    async def enter(self, tokens: int, *, priority: int = 0) -> None:
-        """Return when the request may run. Raises AdmissionRefused; then do not ``leave``."""
+    async def enter(self, tokens: int, *, priority: int = 0) -> bool:
+        """Return when the request may run: whether it has waited for that, maybe with others that
+        were let in at once. Raises AdmissionRefused; then do not ``leave``."""
         if not self._members and self._fits(tokens):
             self._admit(tokens)
-            return
+            return False
         self._check_room(tokens)
         await self._wait(tokens, priority)
+        return True
 
     def leave(self, tokens: int) -> None:
         """A request that had entered is over: let others in."""

@@ -27,6 +27,7 @@ from tandem.router.openai.service import (
     Service,
     blaming,
     context_of,
+    note_answer,
     read,
     service_of,
 )
@@ -62,6 +63,7 @@ async def create_message(request: Request) -> Response:
     chat, reader = await service.llm.beside.run(size, _understood, body, service)
     request_id: str = request.scope["state"]["request_id"]
     message_id = f"msg_{secrets.token_hex(16)}"
+    note_answer(request, message_id)
     writer = MessageWriter(message_id, model, request_id, streams=bool(body.stream))
     asked = Asked(
         service=service,

@@ -18,7 +18,6 @@ from tandem.protocol.ids import Incarnation
 from tandem.protocol.outputs import (
     Accepted,
     EngineCoreOutput,
-    EngineOutput,
     Failed,
     PooledOutput,
     Refused,
@@ -215,8 +214,8 @@ class Attempt:
                 leg.begins()
                 if leg.is_prefill and all(each.came_at is None for each in self.legs[1:]):
                     self._hold()
-            if event.finish is not None:
-                self._choice_ended(event)
+            if event.finish is not None and event.finish not in BAD_ENDS:
+                self._choice_ended(event.choice)
             if event.finish is not None or not leg.is_prefill:
                 self.let_go()
         elif type(event) is not Accepted:
@@ -239,15 +238,26 @@ class Attempt:
             self._held = None
             self.wake()
 
-    def _choice_ended(self, event: EngineOutput) -> None:
-        """When all have, the workers are free, however long the client takes to read."""
-        if event.finish in BAD_ENDS or event.choice in self._ended:
+    def _choice_ended(self, choice: int) -> None:
+        """By a worker's word, or its reader's. When all have, the workers are free, however long
+        the client takes to read."""
+        if choice in self._ended:
             return
-        self._ended.add(event.choice)
+        self._ended.add(choice)
         if len(self._ended) == self._open:
             for leg in self.legs:
                 leg.let_go()
             self._all_said()
+
+    def end_choices(self, request: str, choices: tuple[int, ...]) -> None:
+        """Their reader has found their end: whoever computes them, beside others, lets go of them.
+        P hands all of them over, whatever becomes of them."""
+        for choice in choices:
+            self._choice_ended(choice)
+        for leg in self.legs:
+            worker, goes_on = leg.worker, leg.state is not LegState.ENDED
+            if goes_on and not leg.is_prefill and worker.card.ends_choices:
+                worker.connection.end_choices(request, self.number, choices)
 
     def give_up(self, failure: AttemptFailure) -> None:
         """A deadline of the attempt passed."""
@@ -367,8 +377,8 @@ class Attempt:
     def end(self, request: str, *, finished: bool) -> None:
         """Want no more events. CANCEL goes to every leg that may still hold something.
 
-        ``finished``: all choices ended. Then legs that spoke have let go by themselves, unless
-        token 1 ended it all: D waits, or P waits for D.
+        ``finished``: workers have ended all choices. Then legs that spoke have let go by
+        themselves, unless token 1 ended it all: D waits, or P waits for D.
         """
         for leg in self.legs:
             let_go = leg.state is LegState.ENDED or (finished and self.decoding and leg.spoke)

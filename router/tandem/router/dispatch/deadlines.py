@@ -57,13 +57,16 @@ def raise_if_too_late(job: Job, failure: AttemptFailure | None, now: float) -> N
         raise too_late(job)
 
 
-async def sweep(jobs: Callable[[], Collection[Job]], limits: DispatchLimits) -> None:
+async def sweep(
+    jobs: Callable[[], Collection[Job]], limits: DispatchLimits, tidy: Callable[[], None]
+) -> None:
     """Give up attempts whose workers have been silent for too long, and answers whose readers leave
-    too much unread, for as long as it runs."""
+    too much unread, for as long as it runs; ``tidy`` is called each time."""
     loop = asyncio.get_running_loop()
     naps = Naps(loop, _SWEEP)
     while True:
         late = await naps.sleep()
+        tidy()
         now = loop.time()
         for job in list(jobs()):
             attempt = job.attempt

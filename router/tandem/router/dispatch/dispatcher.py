@@ -14,16 +14,17 @@ from collections.abc import AsyncIterator, Collection
 
 import msgspec
 
+from tandem.llm.beside import Beside
 from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, Reply
 from tandem.protocol.context import ORDINARY, RequestContext, Route
 from tandem.protocol.errors import FailCause, RequestFailed, RequestRefused
-from tandem.protocol.ids import Incarnation
 from tandem.protocol.outputs import EngineCoreOutput, EngineOutput, PooledOutput
 from tandem.protocol.recording import current, marked
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SEED_BITS, seeded
 from tandem.router.admission.queue import AdmissionQueue
+from tandem.router.admission.turns import Turns
 from tandem.router.dispatch.attempt import BAD_ENDS, Attempt, Leg
 from tandem.router.dispatch.calling import call_all
 from tandem.router.dispatch.deadlines import (
@@ -39,17 +40,16 @@ from tandem.router.dispatch.inbox import Backlog
 from tandem.router.dispatch.job import Job
 from tandem.router.dispatch.ladder import rung_of
 from tandem.router.dispatch.ledger import Contradiction, Gap
+from tandem.router.dispatch.placing import Placing
 from tandem.router.dispatch.pooled import take_pooled
-from tandem.router.dispatch.recorder import Scene, begin_attempt, note_end, note_sent, note_way
+from tandem.router.dispatch.recorder import begin_attempt, note_end, note_sent, note_way
 from tandem.router.dispatch.stopwatch import Stopwatch
 from tandem.router.dispatch.verdicts import (
     asleep,
     no_place,
-    raise_if_non_retryable,
     too_late,
     worth_waiting,
 )
-from tandem.router.hit_ceiling import HitCeiling
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.base import Placement, PlacementPolicy
 from tandem.router.workers.pool import WorkerPool
@@ -68,17 +68,22 @@ class Dispatcher:
         admission: AdmissionQueue,
         metrics: RouterMetrics,
         limits: DispatchLimits,
+        *,
+        turns: Turns,
+        beside: Beside,
     ) -> None:
+        """``turns`` are shared with whoever else begins something in the loop, ``beside`` with
+        whoever has long work."""
         self.pool = pool
         self.fleet = fleet
         self.admission = admission
         self.backlog = Backlog(stream_bytes=limits.stream_backlog, total_bytes=limits.total_backlog)
-        self._policy = policy
+        self._placing = Placing(fleet, policy, turns=turns, beside=beside)
+        self.hit_ceiling = self._placing.hit_ceiling
         self._metrics = metrics
         self.canary_metrics = RouterMetrics()
         """What canaries count, apart: they are no users."""
         self.explanations = Explanations()
-        self.hit_ceiling = HitCeiling()
         self._limits = limits
         self._jobs: dict[str, Job] = {}
         self._next_name = 0
@@ -86,7 +91,7 @@ class Dispatcher:
 
     def start(self) -> None:
         """Begin to watch the attempts' deadlines."""
-        watch = sweep(lambda: self.jobs, self._limits)
+        watch = sweep(lambda: self.jobs, self._limits, self.fleet.tidy)
         self._sweeper = asyncio.create_task(watch, name="dispatch-deadlines")
 
     async def close(self) -> None:
@@ -152,6 +157,8 @@ class Dispatcher:
                         if output is not None:
                             watch.output(output, loop.time())
                             yield output
+                            if context.ended:
+                                self._end_choices(job, attempt, context.ended)
                     elif isinstance(item[1], PooledOutput):
                         failure = take_pooled(job, attempt, item[0], item[1])
                         if failure is None:
@@ -169,7 +176,7 @@ class Dispatcher:
             timer.cancel()
             watch.end(loop.time())
             if job.attempt is not None:  # closed, or the deadline passed; maybe behind the answer
-                job.attempt.end(job.name, finished=job.ledger.done)
+                job.attempt.end(job.name, finished=job.ledger.told)
                 note_end(job.attempt, None)
                 job.attempt = None
             self._leave(job)
@@ -203,7 +210,8 @@ class Dispatcher:
         try:
             async with asyncio.timeout_at(job.deadline):
                 with marked("admission"):
-                    await self.admission.enter(job.num_prompt, priority=job.request.priority)
+                    priority = job.request.priority
+                    job.takes_turn = await self.admission.enter(job.num_prompt, priority=priority)
         except TimeoutError as error:
             raise too_late(job) from error
         job.admitted = True
@@ -227,9 +235,9 @@ class Dispatcher:
         limits = self._limits
         wait = limits.resume_wait if job.ledger.num_tokens else limits.worker_wait
         while True:
-            raise_if_non_retryable(job)
+            await self._placing.ready(job)
             with marked("place"):
-                placement = self._place(job, loop.time())
+                placement = self._placing.place(job, loop.time())
             if placement is not None:
                 attempt = self._attempt(job, placement, loop)
                 failure = self._send(job, attempt, loop)
@@ -262,33 +270,6 @@ class Dispatcher:
             all_said=lambda: self._leave(job),
             overflow=lambda: self._give_up(job),  # not the attempt: it would hold itself
         )
-
-    def _place(self, job: Job, now: float) -> Placement | None:
-        draws = job.request.pooling is None  # then the ceiling counts what a cache would have found
-        hashes = {
-            worker.fingerprint: job.hashes(worker.fingerprint, worker.card.block_size)
-            for worker in self.pool.workers.values()
-            if draws or worker.card.prefix_caching
-        }
-        job.count_blocks(self.hit_ceiling, hashes)
-        facts = job.facts(self.fleet.hits(hashes))
-        fleet = self.fleet.snapshot(now)
-        if job.request.prompt_embeds is not None:
-            fleet = fleet.taking_embeds()
-        exclusions = job.ladder.exclusions
-        if job.recording is not None:
-            job.scene = Scene(facts, fleet)
-        placement = self._policy.place(facts, fleet, now, exclusions)
-        if placement is None and (back := self._back(job)):
-            placement = self._policy.place(facts, fleet, now, exclusions.but_for(back))
-        if placement is not None and job.num_dispatched == 0 and not facts.pooled:
-            self.fleet.asked(facts, now)
-        return placement
-
-    def _back(self, job: Job) -> set[Incarnation]:
-        """Workers that were lost under the request and have another link since."""
-        known = self.pool.workers
-        return {each for each, lost in job.lost.items() if known.get(each, lost) is not lost}
 
     def _send(
         self, job: Job, attempt: Attempt, loop: asyncio.AbstractEventLoop
@@ -325,7 +306,7 @@ class Dispatcher:
             output = self._first_words(job, attempt, leg, output)
         attempt.heard(leg)
         try:
-            return job.ledger.write(output), None
+            return job.write(output), None
         except Gap as error:
             return None, attempt.failure(leg, FailCause.INTERNAL, str(error))
         except Contradiction as error:
@@ -336,6 +317,14 @@ class Dispatcher:
             raise FailedClosed(
                 FailCause.IDENTITY, f"failed closed: {error}", job.ladder.reasons
             ) from error
+
+    def _end_choices(self, job: Job, attempt: Attempt, ended: list[int]) -> None:
+        """The reader has found the end of some choices, which no worker knows: what is still said
+        of them is nothing, and no further attempt goes on with them."""
+        for choice in ended:
+            job.ledger.end(choice)
+        attempt.end_choices(job.name, tuple(ended))
+        ended.clear()
 
     def _first_words(
         self, job: Job, attempt: Attempt, leg: Leg, output: EngineCoreOutput
@@ -359,7 +348,7 @@ class Dispatcher:
         """An attempt is over: let go of its legs; learn from its failure."""
         assert job.attempt is not None
         workers = [leg.worker for leg in job.attempt.legs]
-        job.attempt.end(job.name, finished=failure is None)
+        job.attempt.end(job.name, finished=failure is None and job.ledger.told)
         note_end(job.attempt, failure)
         job.attempt = None
         if failure is not None:

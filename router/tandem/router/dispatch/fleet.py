@@ -79,6 +79,10 @@ class Fleet:
         """A worker's prefix cache changed."""
         self.index.apply(worker.incarnation, events)
 
+    def tidy(self) -> None:
+        """Call it now and then: what was kept of those that are gone goes bit by bit."""
+        self.index.tidy()
+
     def blame(self, failure: AttemptFailure, now: float) -> None:
         """Count a failed attempt against its link or its worker; refusals against nobody. Of those
         that were lost meanwhile only wrong bytes are noted, since nothing else is kept of them."""

@@ -11,9 +11,9 @@ import msgspec
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.context import Route
 from tandem.protocol.errors import FailCause
-from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.kv import MAX_FIRST_BYTES, first_bytes
+from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.recording import Recording
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce, Pull
 from tandem.protocol.sampling import ALL_LOGPROBS, SamplingParams
@@ -23,8 +23,8 @@ from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.dispatch.ladder import Ladder
 from tandem.router.dispatch.ledger import Ledger
 from tandem.router.dispatch.patience import Patience
+from tandem.router.dispatch.prompt_hashes import PromptHashes
 from tandem.router.dispatch.recorder import Scene
-from tandem.router.hit_ceiling import HitCeiling
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.base import Placement
 from tandem.router.placement.snapshot import PromptFacts
@@ -71,12 +71,19 @@ class Job:
         self.given_up = False
         """Whether its client does not read, and too much waits for it."""
         self.admitted = False
-        self._blocks_counted = False
+        self.cached: int | None = None
+        """Prompt tokens that were cached, as was first told: each attempt and choice tells it."""
+        self._cached_passed_on = False
+        self.takes_turn = False
+        """Whether others may be placed at the same moment: it waited for what they wait for, or its
+        worker was lost."""
+        self.counted = False
+        """Whether the ceiling has counted its prompt."""
         self.num_dispatched = 0
         self._num_tokens_before = 0
         self.hits: Mapping[Incarnation, int] = {}
         """Tokens of the prompt that workers had cached when it was last placed."""
-        self._hashes: dict[str, tuple[BlockHash, ...]] = {}
+        self.prompt = PromptHashes(request)
 
     @property
     def num_prompt(self) -> int:
@@ -99,43 +106,19 @@ class Job:
         if failure.cause is FailCause.WORKER_LOST:
             self.lost |= {w.incarnation: w for w in workers if w.incarnation == failure.worker}
 
-    def hashes(self, fingerprint: str, block_size: int) -> tuple[BlockHash, ...]:
-        """Of the prompt's full blocks under one fingerprint; computed once."""
-        known = self._hashes.get(fingerprint)
-        if known is None:
-            root = root_hash(
-                fingerprint=fingerprint,
-                block_size=block_size,
-                adapter=self.request.adapter,
-                salt=self.request.cache_salt,
-            )
-            known = self._given(root, block_size)
-            if known is None:
-                request = self.request
-                prompt, embeds = request.prompt_token_ids, request.prompt_embeds
-                known = tuple(hash_blocks(root, prompt, block_size, embeds))
-            self._hashes[fingerprint] = known
-        return known
-
-    def _given(self, root: BlockHash, block_size: int) -> tuple[BlockHash, ...] | None:
-        """The caller's hashes if they are of this root: a chain agrees wholly or not at all."""
-        given, prompt = self.request.block_hashes, self.request.prompt_token_ids
-        if not given or len(given) != len(prompt) // block_size:
+    def write(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
+        """See ``Ledger.write``. What is first told of cached tokens goes with what is next written,
+        though that which told of it be dropped; what is told later goes with nothing."""
+        if self.cached is None:
+            self.cached = output.num_cached_tokens
+        written = self.ledger.write(output)
+        if written is None:
             return None
-        embeds = self.request.prompt_embeds
-        return (
-            given
-            if [given[0]] == hash_blocks(root, prompt[:block_size], block_size, embeds)
-            else None
-        )
-
-    def count_blocks(
-        self, ceiling: HitCeiling, hashes: Mapping[str, tuple[BlockHash, ...]]
-    ) -> None:
-        """Once a request, by one of the fingerprints that are up."""
-        if hashes and not self._blocks_counted:
-            self._blocks_counted = True
-            ceiling.add(next(iter(hashes.values())))
+        cached = None if self._cached_passed_on else self.cached
+        self._cached_passed_on |= cached is not None
+        if written.num_cached_tokens != cached:
+            written = msgspec.structs.replace(written, num_cached_tokens=cached)
+        return written
 
     def facts(self, hits: dict[Incarnation, int]) -> PromptFacts:
         """What placement must know for the next attempt."""
@@ -202,7 +185,7 @@ class Job:
         """The request with the hashes of this worker's blocks, whose size may be its own."""
         hashes: tuple[BlockHash, ...] = ()
         if worker.card.prefix_caching or kv is not None:
-            hashes = self.hashes(worker.fingerprint, worker.card.block_size)
+            hashes = self.prompt.of(worker.fingerprint, worker.card.block_size)
         return msgspec.structs.replace(base, block_hashes=hashes, kv=kv)
 
     def remaining_ms(self, loop: asyncio.AbstractEventLoop) -> int:

@@ -27,11 +27,13 @@ class Gap(LedgerError):
 
 
 class _Choice:
-    __slots__ = ("finish", "tokens")
+    __slots__ = ("cut", "finish", "tokens")
 
     def __init__(self, tokens: Iterable[int], finish: FinishReason | None) -> None:
         self.tokens = list(tokens)
         self.finish = finish
+        self.cut = False
+        """Ended by its reader, and no worker has said its end."""
 
 
 class Ledger:
@@ -61,6 +63,11 @@ class Ledger:
         return self._open == 0
 
     @property
+    def told(self) -> bool:
+        """Whether every choice has finished by a worker's word: none is computed any more."""
+        return self._open == 0 and not any(choice.cut for choice in self._choices)
+
+    @property
     def num_tokens(self) -> int:
         """Emitted tokens over all choices."""
         return sum(len(choice.tokens) for choice in self._choices)
@@ -87,7 +94,8 @@ class Ledger:
         """Write what is new of ``output`` and return just that, or None when nothing is.
 
         Raises Contradiction when a written token differs, Gap for a position or choice that
-        cannot be. Tokens after a choice's end are repeats if they were written, else a Gap.
+        cannot be. Tokens after a choice's end are repeats if they were written, else a Gap, unless
+        its reader ended it: a worker may not know that yet, and nothing of it is new.
         """
         if not 0 <= output.choice < len(self._choices):
             raise Gap(f"choice {output.choice} of {len(self._choices)}")
@@ -96,7 +104,17 @@ class Ledger:
         if output.position == len(tokens) and choice.finish is None:  # the usual case
             tokens.extend(output.token_ids)
             return self._finish(choice, output)
+        if choice.cut:
+            choice.cut = output.finish is None
+            return None
         return self._overlap(choice, output)
+
+    def end(self, choice: int) -> None:
+        """Its reader has found its end in what was written."""
+        ended = self._choices[choice]
+        if ended.finish is None:
+            ended.finish, ended.cut = FinishReason.STOP, True
+            self._open -= 1
 
     def answered(self) -> None:
         """The one choice of a request without tokens has its whole answer."""

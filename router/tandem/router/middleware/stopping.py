@@ -16,8 +16,6 @@ from tandem.router.middleware.answer import send_error
 from tandem.router.openai.answers.last_words import last_words
 from tandem.router.openai.errors import ErrorAnswer
 
-ID_PREFIXES = ("", "chatcmpl-", "cmpl-")
-"""What stands before a request's id in the id of its answer."""
 LAST_WORD_SECONDS = 1.0
 """For a client that does not read what it is told at the end."""
 
@@ -63,8 +61,8 @@ class Ending:
 
 
 def _is_of(scope: Scope, request_ids: Collection[str]) -> bool:
-    mine: str = scope["state"]["request_id"]
-    return any(f"{prefix}{mine}" in request_ids for prefix in ID_PREFIXES)
+    state = scope["state"]
+    return state["request_id"] in request_ids or state.get("answer_id") in request_ids
 
 
 class Stopping:

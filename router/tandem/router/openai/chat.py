@@ -16,13 +16,12 @@ from tandem.router.openai.answers.logprobs import chat_logprobs, prompt_logprobs
 from tandem.router.openai.answers.sse import EventStream, while_connected
 from tandem.router.openai.bodies.schemas import ChatBody, StreamOptions
 from tandem.router.openai.chat_run import chat_outputs
-from tandem.router.openai.generate import Answer, begin
+from tandem.router.openai.generate import Answer, begin_for
 from tandem.router.openai.service import (
     PlainRoute,
     Service,
     context_of,
     read,
-    request_id_of,
     service_of,
 )
 
@@ -37,7 +36,7 @@ async def create_chat_completion(request: Request) -> Response:
     # Schemas of strict tools are walked through here, once for each form of a call.
     size: int = request.scope["state"]["body_bytes"]
     reader = await service.llm.beside.run(size, reader_of, body, service.parsers)
-    answer = begin("chatcmpl", request_id_of(request, body), service.model_name(body.model))
+    answer = begin_for(request, body, "chatcmpl", service.model_name(body.model))
     if body.stream:
         events = _events(service, body, request, answer, reader)
         gone = service.counters(context_of(request)).request_cancelled
@@ -48,11 +47,8 @@ async def create_chat_completion(request: Request) -> Response:
 
 def _echoed(body: ChatBody) -> str:
     """With echo: the text of a last message that the answer goes on with."""
-    last = body.messages[-1]
-    content = last.get("content")
-    if body.echo and last.get("role") == "assistant" and isinstance(content, str):
-        return content
-    return ""
+    is_said = body.messages[-1].get("role") == "assistant"
+    return body.last_text if body.echo and is_said else ""
 
 
 async def _whole(

@@ -18,7 +18,7 @@ from tandem.router.openai.answers.logprobs import prompt_logprobs, size_of
 from tandem.router.openai.answers.sse import EventStream, while_connected
 from tandem.router.openai.bodies.schemas import CompletionBody, StreamOptions
 from tandem.router.openai.choices import Choices, choices_of
-from tandem.router.openai.generate import Answer, Outputs, Totals, begin, prepare_all, run
+from tandem.router.openai.generate import Answer, Outputs, Totals, begin_for, prepare_all, run
 from tandem.router.openai.service import (
     PlainRoute,
     Service,
@@ -26,7 +26,6 @@ from tandem.router.openai.service import (
     context_of,
     input_options,
     read,
-    request_id_of,
     service_of,
 )
 from tandem.text.prompts import Prompt, parse_prompts
@@ -39,7 +38,7 @@ async def create_completion(request: Request) -> Response:
     """The model's continuation of each prompt."""
     body = await read(CompletionBody, request)
     service = service_of(request)
-    answer = begin("cmpl", request_id_of(request, body), service.model_name(body.model))
+    answer = begin_for(request, body, "cmpl", service.model_name(body.model))
     if body.stream:
         events = _events(service, body, request, answer)
         gone = service.counters(context_of(request)).request_cancelled

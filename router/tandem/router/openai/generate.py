@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from fastapi import Request
+
 from tandem.llm.async_llm import AsyncLLM
 from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.llm.prepared import PreparedRequest
@@ -18,7 +20,7 @@ from tandem.protocol.context import RequestContext
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.finish import FinishReason
 from tandem.router.metrics import RouterMetrics
-from tandem.router.openai.service import Service
+from tandem.router.openai.service import Identified, Service, note_answer, request_id_of
 from tandem.text.input_processor import InputOptions
 from tandem.text.prompts import Prompt
 
@@ -40,6 +42,13 @@ class Answer:
 def begin(prefix: str, request_id: str, model: str) -> Answer:
     """The frame of an answer that begins now."""
     return Answer(id=f"{prefix}-{request_id}", model=model, created=int(time.time()))
+
+
+def begin_for(request: Request, body: Identified, prefix: str, model: str) -> Answer:
+    """The frame of a request's answer. Raises InvalidParameter for an id that is none."""
+    answer = begin(prefix, request_id_of(request, body), model)
+    note_answer(request, answer.id)
+    return answer
 
 
 async def prepare_all(

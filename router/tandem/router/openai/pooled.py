@@ -27,12 +27,11 @@ from tandem.protocol.pooling import MAX_TOKEN_VALUES, PoolingParams
 from tandem.router.openai.answers.chunks import usage
 from tandem.router.openai.bodies.bounds import too_many
 from tandem.router.openai.bodies.pooling_schemas import PooledBody
-from tandem.router.openai.generate import Answer, begin
+from tandem.router.openai.generate import Answer, begin_for
 from tandem.router.openai.service import (
     Service,
     context_of,
     input_options,
-    request_id_of,
     service_of,
 )
 from tandem.text.input_processor import InputOptions
@@ -60,8 +59,7 @@ class PooledCall:
     def of(cls, prefix: str, request: Request, body: PooledBody) -> PooledCall:
         """Begun by ``request``. Raises HttpProblem for an unknown model, InvalidParameter."""
         service = service_of(request)
-        name = service.model_name(body.model)
-        answer = begin(prefix, request_id_of(request, body), name)
+        answer = begin_for(request, body, prefix, service.model_name(body.model))
         return cls(service, answer, context_of(request), input_options(body, request))
 
     async def prepare(

@@ -42,7 +42,7 @@ TIMEOUT_HEADER = "X-Request-Timeout"
 _AnyBody = TypeVar("_AnyBody", bound=Body)
 
 
-class _Identified(Protocol):
+class Identified(Protocol):
     """A body that may name its request."""
 
     request_id: str | None
@@ -149,7 +149,7 @@ def checked_id(param: str, value: str) -> str:
     return value
 
 
-def request_id_of(request: Request, body: _Identified) -> str:
+def request_id_of(request: Request, body: Identified) -> str:
     """The client's id (header first, then body), or one of our own; echoed in the answer.
 
     A name for logs and clients, no key: calls with the same one may run side by side.
@@ -164,6 +164,11 @@ def request_id_of(request: Request, body: _Identified) -> str:
             recording.request_id = value
     request_id: str = state["request_id"]
     return request_id
+
+
+def note_answer(request: Request, answer_id: str) -> None:
+    """A request's answer has an id now, by which it may be ended, too (``middleware/stopping``)."""
+    request.scope["state"]["answer_id"] = answer_id
 
 
 def input_options(body: GenerationBody | PooledBody, request: Request) -> InputOptions:

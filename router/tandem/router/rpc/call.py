@@ -56,6 +56,9 @@ class Link(Protocol):
     send: Callable[[bytes], None]
     """Takes bytes for the client."""
 
+    waiting: dict[Call, None]
+    """Calls with a message that waits for room, in the order in which they began to wait."""
+
     def clock(self) -> float:
         """Seconds in which the client's frames were read: it stands still while it is paused."""
 
@@ -187,6 +190,7 @@ class Call:
         ):
             assert not self._pending, "one message waits at a time"
             self._pending = memoryview(_MESSAGE.pack(0, len(message)) + message)
+            link.waiting[self] = None
             self._drained.clear()
             self.pump()
             return not self._pending and not link.is_paused
@@ -226,7 +230,7 @@ class Call:
         least = min(MIN_DRAINED, unsent)
         if unsent - len(self._pending) >= least:
             return False
-        # Others may have taken what the client made room for: older calls are written first.
+        # Others may have taken what the client made room for: who waits longer is written first.
         is_behind_others = self.stream.outbound_flow_control_window > 0
         return not (is_behind_others and self._link.granted - granted >= least)
 
@@ -244,6 +248,7 @@ class Call:
             h2.outbound_flow_control_window -= len(part)
             stream.outbound_flow_control_window -= len(part)
             self._link.send(_FRAME.pack(len(part) << 8, 0, self._id) + bytes(part))
+        self._drop()
         self.wake()
 
     def wake(self) -> None:
@@ -262,7 +267,7 @@ class Call:
         self.is_open = False
         h2 = self._link.h2
         if self._pending:  # a message that is cut short cannot have a status behind it
-            self._pending = _NOTHING
+            self._drop()
             h2.reset_stream(self._id, error_code=8)
         else:
             trailers = [("grpc-status", str(code.value[0])), *metadata]
@@ -280,7 +285,7 @@ class Call:
         if not self.is_open:
             return
         self.is_open = False
-        self._pending = _NOTHING
+        self._drop()
         self.wake()
         if self.task is not None:
             self.task.cancel()
@@ -289,6 +294,11 @@ class Call:
         """Nobody answers it any more: what is left of its request goes."""
         self.num_taken = 0
         self._hold(-self._unread)
+
+    def _drop(self) -> None:
+        """No message waits for room."""
+        self._pending = _NOTHING
+        self._link.waiting.pop(self, None)
 
     def _hold(self, num_bytes: int) -> None:
         self._unread += num_bytes

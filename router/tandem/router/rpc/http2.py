@@ -2,15 +2,15 @@
 
 ``h2`` is the state machine of the protocol. What a client may take before anybody is known to be
 behind it is bounded here: how long it may say nothing, how many calls run and are given up, what
-waits to be written for it, and that what waits moves.
+waits to be written for it, and that what waits moves; how much of what it says is taken in a turn
+of the loop, and how much it may say that is no call (``calm``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 import grpc
@@ -30,22 +30,17 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from tandem.router.rpc.call import MIN_DRAINED, Call, Held
-from tandem.router.rpc.frames import GOAWAY, PING, WINDOW_UPDATE, Frame, Frames
+from tandem.router.rpc.calm import TURN, Calm
+from tandem.router.rpc.frames import Frame, Frames, pong_to, room_of, takes_leave
+from tandem.router.rpc.heads import bound_table, headers_of, timeout_of
 
 WINDOW = 1 << 20
 """Bytes of a request that may be under way."""
 SPARE_RESETS = 100
 """Calls that a client may give up beyond those that it heard the end of."""
-_TABLE_BYTES = 4_096
-"""Of headers said before, which later ones name by their number: what HTTP/2 begins with."""
-_HEAD_BYTES = 9
-_PING_BYTES = _HEAD_BYTES + 8
-_PONG = b"\0\0\x08\x06\x01\0\0\0\0"
-_MIN_GOAWAY_BYTES = _HEAD_BYTES + 8
-_WINDOW_UPDATE_BYTES = _HEAD_BYTES + 4
 _MAX_WINDOW = 2**31 - 1
-_TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
-_UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_FIRST_WINDOW = 65_535
+"""Of a connection: what it begins with, whatever the client says."""
 
 
 class Owner(Protocol):
@@ -75,8 +70,14 @@ class Connection(asyncio.Protocol):
     def __init__(self, owner: Owner) -> None:
         self.h2 = H2Connection(H2Configuration(client_side=False, header_encoding=None))
         self.calls: dict[int, Call] = {}
+        self.waiting: dict[Call, None] = {}
         self._frames = Frames(self.h2.max_inbound_frame_size)
         self.is_paused = False
+        self._turn: asyncio.Handle | None = None
+        self._is_behind = False
+        """Frames are left for turns to come; nothing is read meanwhile."""
+        self._made_room = False
+        """The client did, for calls that wait."""
         self.granted = 0
         self.write_seconds = owner.write_seconds
         self._paused_at = self._paused_seconds = 0.0
@@ -91,6 +92,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         self.send: Callable[[bytes], None] = transport.write
         self._loop = asyncio.get_running_loop()
+        self._calm = Calm(self._loop.time())
         self._timer: asyncio.TimerHandle | None = None
         if not self._owner.opened(self):
             transport.abort()
@@ -120,26 +122,76 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Frames, or parts of them."""
-        frames = self._frames.split(data)
-        rest = b"".join(each.whole for each in frames if not self._is_done(each))
-        if not rest:
-            self._shut_if_left()
+        self._frames.add(data)
+        if not self._is_behind:
+            self._take_turn()
+
+    def _take_turn(self) -> None:
+        """Take some of the frames that came: one read may bring thousands, and others wait."""
+        self._turn = None
+        if self.is_paused:
+            self._is_behind = True
+        if self.is_paused or self._transport.is_closing():
             return
+        room, others = TURN, []
+        for frame in self._frames.split():
+            room -= self._calm.heard(frame)
+            if not self._is_done(frame):
+                others.append(frame.whole)
+            if room <= 0:
+                break
+        if not self._calm.is_kept(self._loop.time(), self._num_sent()):
+            self._send_away()
+            return
+        if others and not self._hear(b"".join(others)):
+            return
+        if self._made_room:
+            self._pump()
+        self._shut_if_left()
+        was_behind, self._is_behind = self._is_behind, room <= 0
+        if self._is_behind and not was_behind:
+            self._transport.pause_reading()
+        if self._is_behind or was_behind:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Have the next turn, or read on."""
+        if self.is_paused or self._transport.is_closing():
+            return
+        if not self._is_behind:
+            self._transport.resume_reading()
+        elif self._turn is None:
+            self._turn = self._loop.call_soon(self._take_turn)
+
+    def _hear(self, frames: bytes) -> bool:
+        """What ``h2`` makes of them; False where the connection ends."""
         try:
-            events = self.h2.receive_data(rest)
+            events = self.h2.receive_data(frames)
         except ProtocolError:
             self._close()
-            return
-        self._bound_table()
+            return False
+        bound_table(self.h2)
         if self.h2.state_machine.state is ConnectionState.CLOSED:  # the client said GOAWAY
             self._close()
-            return
+            return False
         for event in events:
             if self._transport.is_closing():
-                return
+                return False
             self._handle(event)
         self.flush()
-        self._shut_if_left()
+        return True
+
+    def _pump(self) -> None:
+        """Once a turn, however often the client says so: many calls may wait."""
+        self._made_room = False
+        for call in list(self.waiting):
+            if self.h2.outbound_flow_control_window <= 0:
+                break
+            call.pump()
+
+    def _num_sent(self) -> int:
+        """Bytes of all answers."""
+        return _FIRST_WINDOW + self.granted - self.h2.outbound_flow_control_window
 
     def pause_writing(self) -> None:
         """The client takes less than it is sent: nothing more is read of it, either."""
@@ -154,7 +206,7 @@ class Connection(asyncio.Protocol):
             self._disarm()
         self.is_paused = False
         self._paused_seconds += self._loop.time() - self._paused_at
-        self._transport.resume_reading()
+        self._go_on()
         for call in self.calls.values():
             call.wake()
 
@@ -199,36 +251,16 @@ class Connection(asyncio.Protocol):
         if (self._is_leaving or self._is_left) and not self.calls:
             self._shut()
 
-    def _bound_table(self) -> None:
-        """The client says how large a table of headers it keeps; each answer would look through
-        all of it here."""
-        encoder = self.h2.encoder
-        if encoder.header_table_size > _TABLE_BYTES:
-            encoder.header_table_size = _TABLE_BYTES
-        changes = encoder.table_size_changes
-        if len(changes) > 2:  # that are to be told: the smallest and the last say all
-            changes[:] = min(changes), changes[-1]
-
     def _is_done(self, frame: Frame) -> bool:
         """Whether it was one of the plainest, which is dealt with here."""
-        whole = frame.whole
-        if not frame.is_plain:
-            return False
-        if frame.kind == PING and len(whole) == _PING_BYTES and not frame.flags | frame.stream_id:
-            self._transport.write(_PONG + whole[_HEAD_BYTES:])
+        pong = pong_to(frame)
+        if pong:
+            self._transport.write(pong)
             return True
-        if (
-            frame.kind == GOAWAY
-            and not frame.stream_id
-            and len(whole) >= _MIN_GOAWAY_BYTES
-            and not any(whole[_HEAD_BYTES + 4 : _MIN_GOAWAY_BYTES])
-        ):
+        if takes_leave(frame):
             self._is_left = True  # not for h2: it would end the calls that run
             return True
-        if frame.kind != WINDOW_UPDATE or len(whole) != _WINDOW_UPDATE_BYTES:
-            return False
-        more = int.from_bytes(whole[_HEAD_BYTES:], "big") & _MAX_WINDOW
-        call = self.calls.get(frame.stream_id)
+        more, call = room_of(frame), self.calls.get(frame.stream_id)
         if frame.stream_id and call is None:
             return False
         window = self.h2 if call is None else call.stream
@@ -237,8 +269,9 @@ class Connection(asyncio.Protocol):
         window.outbound_flow_control_window += more
         if call is None:
             self.granted += more
-        for each in self.calls.values() if call is None else (call,):
-            each.pump()
+            self._made_room = True
+        else:
+            call.pump()
         return True
 
     def _handle(self, event: Event) -> None:
@@ -258,8 +291,7 @@ class Connection(asyncio.Protocol):
             case WindowUpdated() | RemoteSettingsChanged():
                 if not self.is_paused:
                     self._disarm()
-                for call in self.calls.values():
-                    call.pump()
+                self._made_room = True
 
     def _begin(self, stream_id: int, event: RequestReceived) -> None:
         self._last = stream_id
@@ -267,7 +299,8 @@ class Connection(asyncio.Protocol):
         if stream is None or stream.closed:  # by a frame that was read together with this one
             self._count_reset()
             return
-        headers = {_text(name): _text(value) for name, value in event.headers or ()}
+        headers = headers_of(event.headers)
+        seconds = timeout_of(headers)
         if self._is_leaving:
             self.h2.reset_stream(stream_id, error_code=ErrorCodes.REFUSED_STREAM)
             return
@@ -279,7 +312,7 @@ class Connection(asyncio.Protocol):
             stream_id,
             path=headers.get(":path", ""),
             metadata=headers,
-            deadline=self._deadline(headers),
+            deadline=None if seconds is None else self._loop.time() + seconds,
             max_message_bytes=self._owner.max_message_bytes,
             held=self._owner.held,
         )
@@ -310,8 +343,12 @@ class Connection(asyncio.Protocol):
     def _count_reset(self) -> None:
         self._num_reset += 1
         if self._num_reset > SPARE_RESETS + self._num_heard:
-            self.h2.close_connection(error_code=ErrorCodes.ENHANCE_YOUR_CALM)
-            self._close()
+            self._send_away()
+
+    def _send_away(self) -> None:
+        """Who asks for too much hears that."""
+        self.h2.close_connection(error_code=ErrorCodes.ENHANCE_YOUR_CALM)
+        self._close()
 
     def _close(self) -> None:
         """``h2`` takes nothing more: the last words, and no call says any after them."""
@@ -325,10 +362,6 @@ class Connection(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.close()
             self._watch()
-
-    def _deadline(self, headers: Mapping[str, str]) -> float | None:
-        found = _TIMEOUT.fullmatch(headers.get("grpc-timeout", ""))
-        return found and self._loop.time() + int(found[1]) * _UNITS[found[2]]
 
     def _watch(self) -> None:
         """What is written is to move from now on, in each period."""
@@ -350,7 +383,3 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _text(value: bytes | str) -> str:
-    return value if isinstance(value, str) else value.decode("latin-1")

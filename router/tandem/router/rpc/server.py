@@ -19,10 +19,10 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from tandem.protocol.errors import TandemError
+from tandem.router.admission.turns import Turns
 from tandem.router.config import RouterConfig
 from tandem.router.http_guard import SPARE_CONNECTIONS
 from tandem.router.middleware.auth import KnownKeys
-from tandem.router.middleware.turns import Turns
 from tandem.router.openai.errors import answer_of, not_authorized
 from tandem.router.openai.service import Service
 from tandem.router.rpc import tandem_pb2 as pb

@@ -204,7 +204,9 @@ def _with_stream(recording: Recording, parts: list[Part], since: float) -> list[
     return [each for each in (*parts, *more) if each.seconds > 0]
 
 
-_OWN_NAMES = frozenset({"read body", "parse", "tokenize", "admission", "place", "write"})
+_OWN_NAMES = frozenset(
+    {"read body", "parse", "tokenize", "admission", "hash", "turn", "place", "write"}
+)
 
 
 def _covers(recording: Recording, end: float) -> Iterator[_Cover]:

@@ -20,7 +20,9 @@ _OPERATIONS = {
 _OTHER = "call"
 """Names of spans become series of collectors: there are as many as there are here, whatever paths
 strangers ask for."""
-_SPANS = frozenset({"read body", "parse", "tokenize", "admission", "place", "no worker"})
+_SPANS = frozenset(
+    {"read body", "parse", "tokenize", "admission", "hash", "turn", "place", "no worker"}
+)
 
 
 def operation_of(path: str) -> str:

@@ -129,6 +129,11 @@ class WorkerConnection:
         if cancel and self.state is LinkState.UP:
             self._send(Cancel(request, attempt))
 
+    def end_choices(self, request: str, attempt: int, choices: tuple[int, ...]) -> None:
+        """Have the worker let go of some choices of a key, whose reader has found their end."""
+        if self.state is LinkState.UP:
+            self._send(Cancel(request, attempt, choices))
+
     async def call(self, command: Command, timeout: float) -> Reply:
         """Run a command on the worker, or RequestFailed when it does not answer in time."""
         number = self._next_call

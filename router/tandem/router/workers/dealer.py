@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 _BATCH = 64
 """Messages read before other tasks of the loop get a turn."""
+_BATCH_BYTES = 1 << 18
+"""Bytes of such messages, less the last one's: a worker whose cache goes at once tells so in many
+large frames, 16,000 blocks each, which take milliseconds."""
 _SEND_QUEUE = 10_000
 _CONNECT_MS = 3_000
 _HANDSHAKE_MS = 5_000
@@ -172,14 +175,19 @@ class Dealer:
             self._look_again(socket)
 
     def _drain(self, socket: Socket, limit: int) -> bool:
-        """Hand over up to ``limit`` frames; whether there may be more."""
+        """Hand over up to ``limit`` frames, fewer where they are large; whether there may be
+        more."""
+        left = _BATCH_BYTES
         for _ in range(limit):
             if socket.closed:
                 return False
+            if left <= 0:
+                break
             try:
                 parts = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return False
+            left -= sum(map(len, parts))
             self._received(parts)
         return not socket.closed
 

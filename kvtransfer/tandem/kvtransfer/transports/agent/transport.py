@@ -32,12 +32,11 @@ from tandem.kvtransfer.transports.agent.wire import (
     Refused,
     decode_card,
     encode,
-    place_of,
 )
 from tandem.kvtransfer.transports.base import Extent, Progress, Region, Ticket
 from tandem.kvtransfer.transports.mapped.batches import Batch
 from tandem.kvtransfer.transports.mapped.copiers import Copier, Mark, traits_of
-from tandem.kvtransfer.transports.mapped.wire import Given
+from tandem.kvtransfer.transports.mapped.wire import Given, place_of
 from tandem.kvtransfer.waiting import is_foretold
 from tandem.protocol.ids import Incarnation
 
@@ -136,7 +135,7 @@ class AgentTransport:
     def connect(self, peer: Incarnation, host: str, card: bytes) -> None:
         """Remember how to ask for the producer's blocks. Raises TransportError where it is not on
         this machine, NoAgentYet where there is no agent."""
-        self.close(peer)
+        self._forget(peer)
         said = decode_card(card)
         if said.incarnation != peer:
             raise TransportError("the card is of another producer")
@@ -177,6 +176,7 @@ class AgentTransport:
         if read.taking or (read.left and not read.failed):
             return Progress.PENDING
         del self._reads[ticket]
+        self.look()
         if read.failed:
             return Progress.FAILED
         tags = b"".join(read.tags[index] for index in range(len(read.pieces)))
@@ -226,6 +226,15 @@ class AgentTransport:
             self._lose()
         return True
 
+    def look(self) -> None:
+        """See Resting; as long as the agent owes an answer, its slots may be needed again."""
+        if self._secrets or not self._asker.connected:
+            return
+        if self._landing.is_asking:
+            self.advance()
+        if not self._landing.is_asking:
+            self.rest()
+
     def moments(self) -> list[float]:
         """See Timed; of copies out of landing slots."""
         return [each.mark.due for each in self._taking]
@@ -237,6 +246,10 @@ class AgentTransport:
     def close(self, peer: Incarnation) -> None:
         """Nothing is wanted of the peer any more: its reads fail, and slots that the agent may
         still write are quarantined."""
+        self._forget(peer)
+        self.look()
+
+    def _forget(self, peer: Incarnation) -> None:
         self._secrets.pop(peer, None)
         self._left_alone.discard(peer)
         for ticket, read in self._reads.items():

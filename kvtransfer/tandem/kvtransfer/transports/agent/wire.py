@@ -6,9 +6,7 @@ it; it ends with the connection. A consumer asks for copies then, each of which 
 
 from __future__ import annotations
 
-import hashlib
 from enum import IntEnum
-from pathlib import Path
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -165,14 +163,3 @@ def decode_card(data: bytes) -> AgentCard:
         return _cards.decode(data)
     except msgspec.MsgspecError as error:
         raise TransportError(f"not a card of a node's agent: {error}") from error
-
-
-def place_of(folder: Path) -> bytes:
-    """16 bytes that name a folder of this machine, however it is mounted. Raises TransportError."""
-    try:
-        found = folder.stat()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-    except OSError as error:
-        raise TransportError(f"{folder} cannot be told from others: {error}") from error
-    named = b"%s/%d/%d" % (boot, found.st_dev, found.st_ino)
-    return hashlib.blake2b(named, digest_size=16).digest()

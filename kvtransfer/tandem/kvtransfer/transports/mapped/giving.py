@@ -1,7 +1,8 @@
 """P's half: a thread that gives descriptors of this worker's memory to peers that greet rightly.
 
 Whatever does not follow the protocol (garbage, a wrong secret, silence before the greeting, more
-callers than there are places) loses its connection and is counted.
+callers than there are places) loses its connection and is counted. The place of the socket may be
+made ready, or taken away, at any time: name and secret are known before, and stay.
 """
 
 from __future__ import annotations
@@ -32,10 +33,16 @@ logger = logging.getLogger(__name__)
 
 MAX_CALLERS = 256
 GREETING_SECONDS = 2.0
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 2.0
+"""Between two tries to listen."""
+LOOK_SECONDS = 30.0
+"""Between two looks whether the socket is still at its place."""
 
 
 class DescriptorServer:
-    """Listens on construction; ``start`` runs the thread."""
+    """Listens on construction, or, where that fails, as soon as it can once ``start`` runs the
+    thread."""
 
     def __init__(
         self,
@@ -44,20 +51,24 @@ class DescriptorServer:
         folder: Path,
         *,
         on_garbage: Callable[[], None],
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Takes the descriptors over. Raises TransportError."""
+        """Takes the descriptors over. ``on_change`` is called, by the thread, when ``unmet`` has
+        become something or nothing."""
         self.secret = os.urandom(SECRET_BYTES)
         self.path = folder / socket_name(incarnation)
         self._given = given
         self._expected = GREETING.pack(MAGIC, incarnation, self.secret)
         self._on_garbage = on_garbage
-        _sweep(folder)
-        try:
-            self._listener = _listen(self.path)
-        except TransportError:
-            given.close()
-            raise
+        self._on_change = on_change
+        self.unmet: str | None = None
+        """Why nobody can call now, or None; read by any thread."""
+        self._listener: socket.socket | None = None
+        self._file = (0, 0)
+        """Device and inode of what ``path`` is while somebody listens."""
         self._selector = selectors.DefaultSelector()
+        self._pause, self._due = FIRST_PAUSE_SECONDS, 0.0
+        self._listen()
         self._stop_reader, self._stop_writer = socket.socketpair()
         self._callers: dict[socket.socket, tuple[bytearray, float]] = {}
         """What each has said so far, and since when it is here."""
@@ -65,7 +76,6 @@ class DescriptorServer:
 
     def start(self) -> None:
         """Serve in a thread of its own."""
-        self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._stop_reader, selectors.EVENT_READ)
         self._thread.start()
 
@@ -82,32 +92,73 @@ class DescriptorServer:
         finally:
             for caller in list(self._callers):
                 self._close(caller)
-            self._listener.close()
-            self.path.unlink(missing_ok=True)
+            self._end_listening()
             self._stop_reader.close()
             self._selector.close()
             self._given.close()
 
     def _turn(self) -> bool:
         """Serve what is due; False when the end was asked for."""
-        for key, _ in self._selector.select(0.5 if self._callers else None):
+        wait = max(0.0, self._due - time.monotonic())
+        for key, _ in self._selector.select(min(0.5, wait) if self._callers else wait):
             if key.fileobj is self._stop_reader:
                 return False
+            assert isinstance(key.fileobj, socket.socket)
             if key.fileobj is self._listener:
-                self._accept()
+                self._accept(key.fileobj)
             else:
-                assert isinstance(key.fileobj, socket.socket)
                 self._hear(key.fileobj)
         now = time.monotonic()
         for caller, (_, since) in list(self._callers.items()):
             if now - since > GREETING_SECONDS:
                 self._on_garbage()
                 self._close(caller)
+        if now >= self._due:
+            self._look()
         return True
 
-    def _accept(self) -> None:
+    def _look(self) -> None:
+        """Listen again where nobody can call (any more)."""
+        before = self.unmet
+        if self._listener is None or _file_at(self.path) != self._file:
+            self._end_listening()
+            self._listen()
+        self._due = time.monotonic() + LOOK_SECONDS
+        if self.unmet is not None:
+            self._due = time.monotonic() + self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+        if (before is None) != (self.unmet is None):
+            self._on_change()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):  # of others' sockets
+            _sweep(self.path.parent)
         try:
-            caller, _ = self._listener.accept()
+            self._listener, self._file = _listen(self.path)
+        except TransportError as error:
+            if str(error) != self.unmet:  # once, not at each try
+                logger.warning("KV does not go by mapping: %s", error)
+            self.unmet = str(error)
+            return
+        if self.unmet is not None:
+            logger.info("KV of this worker can be mapped by its peers")
+        self.unmet, self._pause = None, FIRST_PAUSE_SECONDS
+        self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def _end_listening(self) -> None:
+        """The name goes if it is this worker's still; who was heard is heard on."""
+        if self._listener is None:
+            return
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        self._listener = None
+        if _file_at(self.path) == self._file:
+            with contextlib.suppress(OSError):
+                self.path.unlink(missing_ok=True)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            caller, _ = listener.accept()
         except OSError as error:
             logger.warning("a peer's call for descriptors could not be taken: %s", error)
             time.sleep(0.05)  # out of descriptors: do not spin at the door
@@ -146,14 +197,29 @@ class DescriptorServer:
         caller.close()
 
 
-def _listen(path: Path) -> socket.socket:
+def _file_at(path: Path) -> tuple[int, int] | None:
+    """Device and inode; None where there is nothing that may be asked."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _listen(path: Path) -> tuple[socket.socket, tuple[int, int]]:
     """A socket that listens before it has its name: who begins beside this worker takes one at
-    which nobody listens yet for one whose worker was killed. Raises TransportError."""
-    listener, unnamed = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path.with_suffix(".new")
+    which nobody listens yet for one whose worker was killed; and what it is in the folder. Raises
+    TransportError."""
+    unnamed = path.with_suffix(".new")
+    try:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        raise TransportError(f"no socket for {path}: {error}") from error
     try:
         listener.bind(str(unnamed))
         unnamed.chmod(0o600)
         listener.listen(MAX_CALLERS)
+        file = unnamed.lstat()
         unnamed.rename(path)
     except OSError as error:
         listener.close()
@@ -161,7 +227,7 @@ def _listen(path: Path) -> socket.socket:
             unnamed.unlink(missing_ok=True)
         raise TransportError(f"no socket at {path}: {error}") from error
     listener.setblocking(False)
-    return listener
+    return listener, (file.st_dev, file.st_ino)
 
 
 def _sweep(folder: Path) -> None:
@@ -172,6 +238,7 @@ def _sweep(folder: Path) -> None:
             try:
                 probe.connect(str(path))
             except ConnectionRefusedError:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # in a folder that is not ours
+                    path.unlink(missing_ok=True)
             except OSError:
                 continue  # full, or not ours to ask

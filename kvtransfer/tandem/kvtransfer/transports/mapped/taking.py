@@ -6,13 +6,14 @@ import os
 import socket
 from pathlib import Path
 
-from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.errors import NoSocketYet, TransportError
 from tandem.kvtransfer.transports.mapped.wire import (
     GREETING,
     MAGIC,
     SIZES,
     Given,
     MappedCard,
+    place_of,
 )
 
 
@@ -21,7 +22,8 @@ class Call:
 
     def __init__(self, folder: Path, card: MappedCard) -> None:
         """Begin. Raises TransportError where there is no such socket: another machine's worker; and
-        where this process has no descriptor left."""
+        where this process has no descriptor left. NoSocketYet where both meet in one folder."""
+        self._near = _is_place(folder, card.place)
         self._path = str(folder / card.name)
         self._greeting = GREETING.pack(MAGIC, card.incarnation, card.secret)
         self._greeted = False
@@ -54,7 +56,8 @@ class Call:
         self._sock.close()
 
     def _failed(self, error: OSError) -> TransportError:
-        return TransportError(f"no descriptors from {self._path}: {error}")
+        kind = NoSocketYet if self._near else TransportError
+        return kind(f"no descriptors from {self._path}: {error}")
 
     def _greet(self) -> None:
         if not self._greeted:
@@ -77,3 +80,10 @@ class Call:
         return Given(
             (descriptors[0], descriptors[1], descriptors[2]), (sizes[0], sizes[1], sizes[2])
         )
+
+
+def _is_place(folder: Path, place: bytes) -> bool:
+    try:
+        return place == place_of(folder)
+    except TransportError:
+        return False

@@ -26,6 +26,7 @@ from tandem.kvtransfer.transports.mapped.wire import (
     MappedCard,
     decode_card,
     encode_card,
+    place_of,
 )
 from tandem.protocol.ids import Incarnation
 
@@ -84,6 +85,8 @@ class MappedTransport:
         self._copier = copier
         self._folder = folder
         self._on_garbage = on_garbage
+        self.on_met: Callable[[], None] = lambda: None
+        """See Meeting."""
         self._server: DescriptorServer | None = None
         self._here: dict[Region, Tensor] = {}
         self._block_bytes = 0
@@ -94,7 +97,8 @@ class MappedTransport:
         self._tags: dict[Ticket, bytes] = {}
 
     def serve(self, memory: SlotMemory, blocks: Blocks | None = None) -> bytes:
-        """Share slab, slots and tags, and give them to peers. Raises TransportError."""
+        """Share slab, slots and tags, and give them to peers, once there is a socket for them (see
+        ``unmet``). Raises TransportError."""
         assert blocks is not None, "a transport of blocks is given some"
         assert isinstance(blocks.tags, SharedTags), "peers read the tags"
         found = [self._copier.share(blocks.slab), self._copier.share(memory.rows)]
@@ -102,11 +106,25 @@ class MappedTransport:
         (a, na), (b, nb), (c, nc) = found
         given = Given((a, b, c), (na, nb, nc))
         self._server = DescriptorServer(
-            given, self._incarnation, self._folder, on_garbage=self._on_garbage
+            given,
+            self._incarnation,
+            self._folder,
+            on_garbage=self._on_garbage,
+            on_change=lambda: self.on_met(),
         )
         self._server.start()
-        card = MappedCard(self._server.path.name, self._server.secret, self._incarnation)
+        try:
+            place = place_of(self._folder)
+        except TransportError:
+            place = b""
+        server = self._server
+        card = MappedCard(server.path.name, server.secret, self._incarnation, place)
         return encode_card(card)
+
+    @property
+    def unmet(self) -> str | None:
+        """See Meeting."""
+        return None if self._server is None else self._server.unmet
 
     def receive(self, memory: SlotMemory, blocks: Blocks | None = None) -> None:
         """Remember where copies land."""
@@ -118,7 +136,8 @@ class MappedTransport:
         self._block_bytes = blocks.slab.shape[1]
 
     def connect(self, peer: Incarnation, host: str, card: bytes) -> None:
-        """Call the producer's socket. Raises TransportError where it is not on this machine."""
+        """Call the producer's socket. Raises TransportError where it is not on this machine,
+        NoSocketYet where it is, and cannot be called."""
         self.close(peer)
         self._peers[peer] = _Peer(Call(self._folder, decode_card(card)))
 

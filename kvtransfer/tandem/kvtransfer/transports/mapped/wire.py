@@ -48,6 +48,8 @@ class MappedCard(msgspec.Struct, frozen=True, array_like=True):
     """Of the socket, in the folder that both ends know."""
     secret: Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
     incarnation: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    place: Annotated[bytes, Meta(max_length=16)] = b""
+    """Of the folder; nothing where it cannot be told, or from a worker that does not say it yet."""
 
 
 _cards = msgspec.msgpack.Decoder(MappedCard)  # built once: threads must not do it side by side
@@ -64,6 +66,17 @@ def decode_card(data: bytes) -> MappedCard:
         return _cards.decode(data)
     except msgspec.MsgspecError as error:
         raise TransportError(f"not a card of mapped memory: {error}") from error
+
+
+def place_of(folder: Path) -> bytes:
+    """16 bytes that name a folder of this machine, however it is mounted. Raises TransportError."""
+    try:
+        found = folder.stat()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError as error:
+        raise TransportError(f"{folder} cannot be told from others: {error}") from error
+    named = b"%s/%d/%d" % (boot, found.st_dev, found.st_ino)
+    return hashlib.blake2b(named, digest_size=16).digest()
 
 
 def socket_name(incarnation: Incarnation) -> str:

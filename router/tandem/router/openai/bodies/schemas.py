@@ -227,12 +227,22 @@ class ChatBody(GenerationBody):
     @property
     def continued(self) -> str:
         """Text of a last message that the answer goes on with; empty where it begins one."""
-        content = self.messages[-1].get("content") if self.continue_final_message else None
+        return self.last_text if self.continue_final_message else ""
+
+    @property
+    def last_text(self) -> str:
+        """Text of the last message, as chat templates have it."""
+        message = self.messages[-1]
+        content = message.get("content")
+        if content in (None, ""):
+            content = message.get("refusal")
         if isinstance(content, str):
             return content
-        parts = content if isinstance(content, list) else ()
-        texts = (each.get("text") if isinstance(each, dict) else each for each in parts)
-        return "\n".join(each for each in texts if isinstance(each, str))
+        parts = [
+            each.get("text", each.get("refusal")) if isinstance(each, dict) else each
+            for each in (content if isinstance(content, list) else ())
+        ]
+        return "\n".join(each for each in parts if isinstance(each, str))
 
 
 class CompletionBody(GenerationBody):

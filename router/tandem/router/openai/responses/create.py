@@ -35,6 +35,7 @@ from tandem.router.openai.service import (
     Service,
     blaming,
     context_of,
+    note_answer,
     read,
     request_id_of,
     service_of,
@@ -69,6 +70,7 @@ async def create_response(request: Request) -> Response:
     service = service_of(request)
     model = service.model_name(body.model)
     asked = await _understand(service, request, body, model)
+    note_answer(request, asked.response_id)
     if body.stream:
         end_with(request.scope, asked.writer.failed)
         gone = service.counters(context_of(request)).request_cancelled

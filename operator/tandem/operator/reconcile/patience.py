@@ -1,0 +1,27 @@
+"""When a service is looked at again though nothing tells of a change. Called by ``reconciler``."""
+
+from __future__ import annotations
+
+from tandem.operator.decide.keyring import KeyPlan
+from tandem.operator.decide.rollout import Phase
+from tandem.operator.decide.status import Picture
+
+SOON = 5.0
+"""Seconds to the next look while something is under way that no watch tells of."""
+
+
+def next_look(picture: Picture, keys: KeyPlan, wait: float | None) -> float | None:
+    """Seconds until something may have changed of which no watch tells."""
+    waits = [wait] if wait is not None else []
+    if keys.waits > 0:
+        waits.append(keys.waits)
+    quiet = picture.decision.phase in (Phase.STABLE, Phase.SUSPENDED, Phase.PAUSED)
+    asleep = picture.decision.phase is Phase.SUSPENDED
+    if (
+        not quiet
+        or picture.accepted[0] != "True"  # names get free, quotas and references come
+        or not (picture.model.ready or asleep)
+        or any(not pod.ready for pod in picture.pods)
+    ):
+        waits.append(SOON)
+    return min(waits, default=None)

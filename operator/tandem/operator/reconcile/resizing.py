@@ -1,0 +1,157 @@
+"""Brings Deployments to their counts, in an order in which a refusal costs nothing that serves.
+
+What is there rises first, then new ones are made, and only then others fall: none of a role whose
+rise was refused. A pod is marked just before its own Deployment falls. Called by ``writer``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from tandem.operator.cluster import Cluster, ClusterError
+from tandem.operator.cluster.apply import Applier, Problem
+from tandem.operator.cluster.marks import Mark, admissions, departures
+from tandem.operator.cluster.refused import Refused, refused
+from tandem.operator.decide.observe import labelled
+from tandem.operator.decide.plan import Seen
+from tandem.operator.decide.rollout import Decision, Phase
+from tandem.operator.decide.snapshot import Snapshot
+from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.desired.workload import RevisionKey
+
+logger = logging.getLogger(__name__)
+
+
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """One Deployment as it shall be, and what it was asked for so far."""
+
+    key: RevisionKey
+    manifest: Manifest
+    before: int | None
+    """Replicas; None where there is no Deployment."""
+
+    @property
+    def after(self) -> int:
+        """Replicas that it shall have."""
+        count: int = self.manifest["spec"]["replicas"]
+        return count
+
+    @property
+    def is_made(self) -> bool:
+        """Whether it has to be made, for pods that it shall have."""
+        return self.before is None and self.after > 0
+
+    @property
+    def falls(self) -> bool:
+        """Whether pods leave."""
+        return self.before is not None and self.after < self.before
+
+
+def size_of(manifest: Manifest, live: Snapshot) -> Size:
+    """A Deployment that shall be, beside the one that is there."""
+    key = labelled(manifest)
+    assert key is not None, manifest["metadata"]["name"]
+    there = live.find("Deployment", manifest["metadata"]["name"])
+    before = None if there is None else there["spec"].get("replicas", 1)
+    return Size(key=key, manifest=manifest, before=before)
+
+
+class Resizing:
+    """What one look does about Deployments."""
+
+    def __init__(
+        self, cluster: Cluster, applier: Applier, seen: Seen, decided: Decision, live: Snapshot
+    ) -> None:
+        self._cluster = cluster
+        self._applier = applier
+        self._seen = seen
+        self._decided = decided
+        self._live = live
+        self._blocked: set[Role] = set()
+        """Roles of which nothing may fall: others cannot take the place of what would leave."""
+        self._found: list[Problem] = []
+
+    def admit(self) -> None:
+        """Let routers use the pods of admitted revisions, before clients reach routers that know no
+        others; those that they may not use take nobody's place."""
+        roles = {pod.name: pod.role for pod in self._seen.pods}
+        for mark in admissions(self._seen.pods, self._decided.admitted):
+            said = self._mark(mark)
+            if said is not None:
+                self._found.append(said)
+                self._blocked.add(roles[mark.pod])
+
+    def run(
+        self,
+        sizes: Iterable[Size],
+        templates: Mapping[str, Manifest],
+        *,
+        may_make: bool,
+        is_reachable: bool,
+    ) -> list[Problem]:
+        """Write all; ``templates`` are kept under the names of Deployments to be made. Without
+        ``may_make`` none is made. Unless it ``is_reachable`` by a Service as it shall be, the last
+        routers stay that clients may reach by the one that is."""
+        sizes = list(sizes)
+        for size in sizes:
+            if size.before is not None and not size.falls:
+                self._write(size, rises=size.after > size.before)
+        coming = [size for size in sizes if size.is_made]
+        if not may_make:
+            self._blocked |= {size.key[0] for size in coming}
+            coming = []
+        for size in [size for size in coming if self._is_kept(size, templates)]:
+            self._write(size, rises=True)
+        falling = [size for size in sizes if size.falls]
+        kept = {
+            size.key: size.before or 0 for size in falling if not self._may_fall(size, is_reachable)
+        }
+        counts = {**self._decided.counts, **kept}
+        marked = departures(self._seen.pods, self._seen.workloads, counts)
+        for key in marked.keys() - {size.key for size in falling}:
+            self._tell(marked[key])
+        for size in falling:
+            self._tell(marked.get(size.key, ()))
+            if size.key not in kept:
+                self._write(size, rises=False)
+        return self._found
+
+    def _write(self, size: Size, *, rises: bool) -> None:
+        said = self._applier.apply([size.manifest], self._live)
+        self._found += said
+        if said and rises:
+            self._blocked.add(size.key[0])
+
+    def _is_kept(self, size: Size, templates: Mapping[str, Manifest]) -> bool:
+        """Keep its template: without one a Deployment could not be put right as it was."""
+        template = templates.get(size.manifest["metadata"]["name"])
+        said = self._applier.create([] if template is None else [template], self._live)
+        if said:
+            self._found += said
+            self._blocked.add(size.key[0])
+        return not said
+
+    def _may_fall(self, size: Size, is_reachable: bool) -> bool:
+        if self._decided.phase is Phase.SUSPENDED:
+            return True
+        role, _ = size.key
+        is_last = role is Role.ROUTER and size.after == 0
+        return role not in self._blocked and (is_reachable or not is_last)
+
+    def _tell(self, marks: Iterable[Mark]) -> None:
+        """Tell pods whether they leave; those that cannot be told drain all the same."""
+        for mark in marks:
+            said = self._mark(mark)
+            if said is not None:
+                logger.warning("%s: not marked: %s", self._seen.owner.namespace, said.message())
+
+    def _mark(self, mark: Mark) -> Refused | None:
+        body = {"metadata": {"annotations": mark.annotations}}
+        try:
+            self._cluster.patch("Pod", self._seen.owner.namespace, mark.pod, body)
+        except ClusterError as error:
+            return refused(f"Pod {mark.pod}", error)
+        return None

@@ -1,0 +1,34 @@
+"""Time for grammars, in tests that show what follows from them.
+
+A grammar that is not compiled in seconds, or a mask that is not made by then, is an error by the
+clock on the wall: on a machine that does a hundred other things it says nothing of the grammar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tandem.engine.scheduler import constrained
+from tandem.engine.structured import manager
+from tandem.engine.structured.outlines import compile_process
+from tandem.engine.structured.outlines.lanes import Lanes
+
+SECONDS = 100.0
+"""Less than a test gets, so that it fails with words."""
+
+
+@contextmanager
+def time_for_grammars() -> Iterator[None]:
+    """Engines of this process wait as long as a test may for what is compiled, and for masks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manager.StructuredOutputManager, "seconds", SECONDS)
+        patch.setattr(constrained, "MASK_SECONDS", SECONDS)
+        patch.setattr(compile_process, "START_SECONDS", SECONDS)
+        defaults = Lanes.__init__.__kwdefaults__
+        assert defaults is not None
+        for name in ("quick_seconds", "slow_seconds"):
+            patch.setitem(defaults, name, SECONDS)
+        yield

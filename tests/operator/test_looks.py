@@ -1,0 +1,131 @@
+"""Looks at one service in order, on a cluster in memory: what one leaves to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from tests.operator.builders import service
+from tests.operator.in_memory import KEY, Demo
+from tests.waiting import wait_for
+
+from tandem.operator.api.status import LLMServiceStatus
+from tandem.operator.rehearse.silent import ToldProbes
+
+
+@pytest.fixture
+def demo() -> Iterator[Callable[..., Demo]]:
+    """Makes services that serve; their operators end with the test."""
+    made: list[Demo] = []
+
+    def make(**changes: Any) -> Demo:
+        made.append(Demo(**changes))
+        made[-1].turn(5)
+        assert made[-1].condition("Ready")[0] == "True"
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_a_repair_makes_no_job_that_was_not_accepted(demo: Callable[..., Demo]):
+    """Who deletes the Job, as messages advise, gets none that reads a Secret without leave."""
+    served = demo()
+    served.cluster.put("Secret", {"metadata": {"name": "theirs"}, "data": {}})
+    theirs = {"valueFrom": {"secretKeyRef": {"name": "theirs", "key": "a"}}}
+    fetch = {"name": "fetch", "image": "mine", "env": [{"name": "HTTP_PROXY", **theirs}]}
+    served.change(decode__podTemplate={"spec": {"initContainers": [fetch]}})
+    served.turn()
+    assert served.condition("Accepted")[:2] == ("False", "SecretNotAllowed")
+    (job,) = served.cluster.of("Job")
+    served.cluster.delete("Job", KEY[0], job["metadata"]["name"])
+    served.woken.clear()
+    served.repairs.heard(KEY, job, deleted=True)
+    wait_for(lambda: served.woken)
+    assert served.cluster.of("Job") == []
+
+
+@pytest.mark.parametrize("is_another", [False, True], ids=["the same operator", "another"])
+def test_a_canary_from_before_a_suspension_says_nothing_of_the_pods_after_it(
+    demo: Callable[..., Demo], is_another: bool
+):
+    """Servable and Ready come when the new pods were asked, and not before."""
+    served = demo()
+    served.change(suspend=True)
+    served.turn(2)
+    assert served.condition("Servable")[:2] == ("False", "Suspended")
+    if is_another:
+        served.succeed()
+    served.probes.is_right = False
+    served.change()
+    served.turn()
+    assert served.condition("Servable")[:2] == ("Unknown", "CanaryPending")
+    assert served.condition("Ready")[:2] == ("False", "Starting")
+    served.turn()
+    assert served.condition("Ready")[:2] == ("False", "CanaryPending")
+    served.turn()
+    assert served.condition("Ready")[:2] == ("False", "CanaryFailed")
+    said = [(each["reason"], each["message"][:8]) for each in served.cluster.events]
+    assert [each for each in said if each[0] == "CanaryOK"] == [("CanaryOK", "Servable")]
+
+
+def test_a_service_that_is_made_again_is_asked_itself(demo: Callable[..., Demo]):
+    """What was known of the former of its name counts for nothing, though no look saw it gone."""
+    served = demo()
+    for kind, name in list(served.cluster.objects):
+        served.cluster.delete(kind, KEY[0], name)
+    served.cluster.put("LLMService", service())
+    served.probes.is_right = False
+    served.turn()
+    assert "stable" not in served.status()["rollout"]
+    assert served.condition("Servable")[:2] == ("Unknown", "CanaryPending")
+    served.turn(2)
+    assert served.condition("Ready")[:2] == ("False", "CanaryFailed")
+
+
+def test_a_rehearsal_of_a_resumption_knows_no_canary_either(demo: Callable[..., Demo]):
+    """Of a suspended service nothing is told that pods to come could be judged by."""
+    served = demo()
+    for suspended, known in ((False, 1), (True, 0)):
+        served.change(suspend=suspended)
+        served.turn()
+        status = msgspec.convert(served.status(), LLMServiceStatus)
+        assert len(ToldProbes(status).known(KEY).asked) == known
+
+
+def test_a_change_that_comes_with_the_answer_to_a_status_is_not_missed(demo: Callable[..., Demo]):
+    """The spec changes while a look goes on: the answer to its status brings that, and the event is
+    older than the answer, so that nobody is woken by it."""
+    served = demo()
+    assert served.look() == 60.0
+    served.change(decode__replicas=2)
+    served.change(decode__replicas=3, heard=False)
+    assert served.look() == 0.0
+    served.look()
+    assert list(served.replicas("decode").values()) == [3]
+
+
+def test_nor_is_one_that_mends_what_could_not_be_read(demo: Callable[..., Demo]):
+    """Nobody would look at it again before the next list."""
+    served = demo()
+    served.change(decode__replicas="many")
+    served.change(decode__replicas=3, heard=False)
+    assert served.look() == 0.0
+    served.change(decode__replicas="many")
+    assert served.look() is None
+
+
+def test_nor_is_what_an_autoscaler_asks_for(demo: Callable[..., Demo]):
+    """The same with what /scale shows of a role."""
+    served = demo(decode__scaling={"mode": "External", "maxReplicas": 9})
+    (scaler,) = served.cluster.of("LLMRoleScaler")
+    scaler["spec"]["replicas"] = 2
+    served.cluster.put("LLMRoleScaler", scaler)
+    scaler["spec"]["replicas"] = 3
+    served.cluster.put("LLMRoleScaler", scaler, heard=False)
+    assert served.look() == 0.0
+    served.look()
+    assert list(served.replicas("decode").values()) == [3]

@@ -11,15 +11,23 @@ from hypothesis import Phase as Draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operator.rollout_sim import Sim, Spec
-from tests.operator.test_rollout import OLD, counts, seen, view
+from tests.operator.test_decisions import OWNER, typed
+from tests.operator.test_rollout import NOW, OLD, counts, seen, view
 
 from tandem.operator.api.service import Surge
-from tandem.operator.api.status import RolloutStatus
-from tandem.operator.decide.plan import judged, remembered, serving
+from tandem.operator.api.status import LLMServiceStatus, RolloutStatus
+from tandem.operator.clock import time_text
+from tandem.operator.decide.plan import decision as decided
+from tandem.operator.decide.plan import judged, remembered, see, serving
 from tandem.operator.decide.rollout import Decision, Phase, decide
+from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.decide.views import RoleView, RolloutView
-from tandem.operator.desired.naming import Role
+from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.revision import service_revision
+from tandem.operator.desired.workload import deployment, rendered
+from tandem.operator.settings import OperatorSettings
+from tandem.protocol.names import ANNOTATION_DRAINING
 
 NEW = {"prefill": "new", "decode": "new", "router": "r"}
 ROLLING = RolloutStatus(targets=NEW, stable=OLD, servable=service_revision(NEW))
@@ -206,6 +214,57 @@ def test_a_pause_without_pods_restores_what_was_stable():
     decision = decide(view(none, none, memory=memory, paused=True))
     assert decision.phase is Phase.PAUSED
     assert counts(decision) == {"p:old": 2, "p:new": 0, "d:old": 2, "d:new": 0, "r:r": 1}
+
+
+def second_of_decode(*, leaves: bool, asked: int = 1) -> int:
+    """Replicas of a second revision's decode workers after the spec was taken back, while a pod of
+    the first is ready."""
+    old, new = (
+        Facts(owner=OWNER, spec=typed(**changes), settings=OperatorSettings())
+        for changes in ({}, {"engine__maxNumSeqs": 3})
+    )
+    revisions = {role: (old.revision(role), new.revision(role)) for role in Role}
+    targets = {str(role): after for role, (_, after) in revisions.items()}
+    memory = RolloutStatus(
+        targets=targets,
+        stable={str(role): before for role, (before, _) in revisions.items()},
+        servable=service_revision(targets),
+    )
+    deployments: dict[str, Manifest] = {}
+    pods: dict[str, Manifest] = {}
+    for role, names_of in revisions.items():
+        for at, name in enumerate(dict.fromkeys(names_of)):
+            first = role is Role.DECODE and at == 0
+            each = deployment(old, role, name, asked if first else 1, rendered(old, role))
+            deployments[each["metadata"]["name"]] = each
+            marks = {ANNOTATION_DRAINING: "true"} if first and leaves else {}
+            pods[f"{role}-{at}"] = ready_pod(f"{role}-{at}", each, marks)
+    live = Snapshot({"Deployment": deployments, "Pod": pods})
+    all_seen = see(OWNER, 3, old.spec, LLMServiceStatus(rollout=memory), live)
+    found = decided(all_seen, old, may_move=True, servable=frozenset(), now=NOW)
+    return found.counts[(Role.DECODE, revisions[Role.DECODE][1])]
+
+
+def ready_pod(name: str, of: Manifest, annotations: dict[str, str]) -> Manifest:
+    """A pod of a Deployment."""
+    return {
+        "metadata": {
+            "name": name,
+            "uid": name,
+            "labels": of["metadata"]["labels"],
+            "annotations": annotations,
+            "creationTimestamp": time_text(NOW),
+        },
+        "spec": {},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }
+
+
+def test_a_pod_that_is_about_to_leave_takes_nobodys_place():
+    """Its Deployment shrank, and the controller may have deleted it since it was read."""
+    assert second_of_decode(leaves=False) == 0
+    assert second_of_decode(leaves=True) == 1
+    assert second_of_decode(leaves=False, asked=0) == 1
 
 
 SPECS = st.builds(

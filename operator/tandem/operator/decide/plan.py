@@ -38,6 +38,7 @@ from tandem.operator.desired.protect import TemplateConflict
 from tandem.operator.desired.revision import service_revision, source_digest
 from tandem.operator.desired.workload import RevisionKey, rendered
 from tandem.operator.settings import OperatorSettings
+from tandem.protocol.names import ANNOTATION_DRAINING
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,12 +203,17 @@ def _revisions(seen: Seen, role: Role, now: float, patience: float) -> dict[str,
         views[revision] = RevisionView(
             asked=workload.asked,
             present=len(mine),
-            ready=sum(pod.ready and not pod.deleting for pod in mine),
+            ready=min(workload.asked, sum(map(_stays_ready, mine))),
             unschedulable=any(_is_long(since, now, patience) for since in stuck),
             full=_is_long(workload.full_since, now, patience),
             overdrawn=workload.refused is not None and not gives_back(workload.refused),
         )
     return views
+
+
+def _stays_ready(pod: observe.PodView) -> bool:
+    """Whether a pod serves on; one that was chosen to leave may be deleted by now."""
+    return pod.ready and not pod.deleting and pod.annotations.get(ANNOTATION_DRAINING) != "true"
 
 
 def _is_long(since: float | None, now: float, patience: float) -> bool:

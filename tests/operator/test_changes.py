@@ -34,7 +34,7 @@ def test_a_change_rolls_pilot_first_and_ends_alone(harness: Harness):
     before = revisions(harness)
     harness.change({"spec": {"engine": {"maxNumSeqs": 7}}})
     harness.wait(lambda: harness.condition("Progressing")[1] == "RollingOut")
-    harness.wait(lambda: harness.condition("Progressing")[1] == "Stable", 60, "rolled")
+    harness.wait(lambda: harness.condition("Progressing")[1] == "Stable", text="rolled")
     after = revisions(harness)
     assert after["router"] == before["router"]
     assert after["decode"] != before["decode"]
@@ -65,10 +65,14 @@ def test_a_revision_that_does_not_come_up_is_taken_back(harness: Harness, node: 
 
     node.rules.append(broken)
     harness.change({"spec": {"image": "registry.example.com/worker:none"}})
-    harness.wait(
-        lambda: harness.condition("Degraded")[1] == "ProgressDeadlineExceeded", 30, "given up"
-    )
-    assert "registry.example.com/worker:none not found" in harness.condition("Degraded")[2]
+    told: list[tuple[str, str, str]] = []
+
+    def given_up() -> bool:
+        told.append(harness.condition("Degraded"))
+        return told[-1][1] == "ProgressDeadlineExceeded"
+
+    harness.wait(given_up, text="given up")
+    assert "registry.example.com/worker:none not found" in told[-1][2]
     wanted = {"prefill": 1, "decode": 2, "router": 2}
     harness.wait(
         lambda: all(
@@ -77,6 +81,7 @@ def test_a_revision_that_does_not_come_up_is_taken_back(harness: Harness, node: 
         ),
     )
     assert harness.condition("Ready")[0] == "True"
+    assert harness.condition("Degraded") == told[-1]  # its pods are gone
     harness.change({"spec": {"image": None}})
     harness.wait(lambda: harness.condition("Degraded")[0] == "False", text="healthy again")
 
@@ -96,8 +101,56 @@ def test_clients_stay_with_routers_that_answered(harness: Harness, router: FakeR
     assert harness.condition("Servable")[1] == "CanaryOK"  # of those who serve
     assert harness.kubectl("get", "svc", "demo", "-o", path) == old
     router.wrong = False
-    harness.wait(lambda: harness.condition("Progressing")[1] == "Stable", 60)
+    harness.wait(lambda: harness.condition("Progressing")[1] == "Stable")
     assert harness.kubectl("get", "svc", "demo", "-o", path) == ""
+
+
+def pod_names(harness: Harness, role: str, revision: str) -> list[str]:
+    """Names of the pods of a role's revision."""
+    mine = [pod["metadata"] for pod in pods(harness, role)]
+    return [each["name"] for each in mine if each["labels"][names.LABEL_REVISION] == revision]
+
+
+@pytest.mark.parametrize("third", [9, None], ids=["another", "taken back"])
+def test_a_change_during_a_rollout_leaves_the_last_decode_worker(
+    harness: Harness, node: Node, third: int | None
+):
+    """It is a new one when the spec changes once more, or is taken back: it stays until its
+    successor is there."""
+    harness.create(prefill__replicas=3)
+    harness.ready()
+    first = revisions(harness)
+    up = {name for role in first for name in pod_names(harness, role, first[role])}
+    held = [True]
+
+    def loads(pod: Pod) -> Pod | None:
+        metadata = pod["metadata"]
+        late = names.LABEL_REVISION in metadata["labels"] and metadata["name"] not in up
+        return waiting("ContainerCreating", "") if late and held[0] else None
+
+    node.rules.append(loads)
+    harness.change({"spec": {"engine": {"maxNumSeqs": 7}}})
+    harness.wait(lambda: revisions(harness)["decode"] != first["decode"])
+    second = revisions(harness)
+
+    def pilots() -> list[list[str]]:
+        return [pod_names(harness, role, second[role]) for role in ("prefill", "decode")]
+
+    harness.wait(lambda: all(pilots()), text="pilots")
+    up.update(*pilots())
+    of = [of_revision(harness, "decode", each["decode"]) for each in (first, second)]
+    harness.wait(lambda: harness.replicas().get(of[0]) == 0, text="decode has rolled")
+    harness.change({"spec": {"engine": {"maxNumSeqs": third}}})
+    harness.wait(lambda: revisions(harness)["decode"] != second["decode"])
+    last = of_revision(harness, "decode", revisions(harness)["decode"])
+    harness.wait(lambda: harness.replicas().get(last) == 1)
+    assert harness.replicas()[of[1]] == 1
+    assert harness.condition("Ready")[0] == "True"
+    assert pod_names(harness, "decode", second["decode"])
+    held[0] = False
+    harness.wait(lambda: harness.condition("Progressing")[1] == "Stable")
+    harness.wait(lambda: harness.replicas().get(of[1], 0) == 0)
+    assert harness.replicas()[last] == 1
 
 
 def test_a_scaler_decides_within_bounds(harness: Harness):
@@ -198,7 +251,7 @@ def test_a_rotation_waits_for_pods_and_no_longer(harness: Harness, router: FakeR
     assert harness.condition("Progressing")[1] == "WaitingForKeys"
     router.keys += [f"{role}.2" for role in ("prefill", "decode", "router")]
     wanted = {f"demo-{role}-g2" for role in ("prefill", "decode", "router")}
-    harness.wait(lambda: harness.key_pairs() == wanted, 45)
+    harness.wait(lambda: harness.key_pairs() == wanted)
     assert harness.service()["status"]["keys"]["read"] == 2
     harness.wait(lambda: harness.condition("Progressing")[1] == "Stable")
 

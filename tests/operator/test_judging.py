@@ -20,7 +20,7 @@ from tandem.operator.api.status import (
 )
 from tandem.operator.clock import time_text
 from tandem.operator.decide.modelcheck import ModelVerdict
-from tandem.operator.decide.observe import PodView
+from tandem.operator.decide.observe import PodView, Problem
 from tandem.operator.decide.plan import judged, serving
 from tandem.operator.decide.rollout import Decision, Phase
 from tandem.operator.decide.scaling import Wanted
@@ -198,6 +198,58 @@ def test_a_model_that_is_looked_at_first_is_a_rollout_under_way():
     suspended = decided(Phase.SUSPENDED, targets=OLD, servable=OLD_NAME)
     found = words(status_of(picture(suspended, model=checking), memory()))
     assert found[ConditionType.PROGRESSING].status == "False"
+
+
+def test_why_a_revision_was_taken_back_is_told_for_as_long_as_it_is():
+    """Its pods go with it, and its canary is asked no more; the words stay while it is failed."""
+    failed = decided(Phase.FAILED, failed=NEW_NAME)
+    base = picture(failed, canary=verdict(OLD_NAME, Reason.CANARY_OK, "came back"))
+    pilot = msgspec.structs.replace(
+        base.pods[1],
+        revision="d2",
+        ready=False,
+        problem=Problem(Reason.IMAGE_PULL, "no such image"),
+    )
+    seen = msgspec.structs.replace(
+        base,
+        pods=[*base.pods, pilot],
+        pilot=verdict(NEW_NAME, Reason.CANARY_FAILED, "HTTP 503"),
+    )
+    first = status_of(seen, memory())
+    told = words(first)[ConditionType.DEGRADED].message
+    assert "no such image" in told
+    assert "HTTP 503" in told
+    going = msgspec.structs.replace(base, pods=[*base.pods, pilot])
+    for later in (words(status_of(each, first)) for each in (going, base)):
+        assert later[ConditionType.DEGRADED].message == told
+        assert later[ConditionType.PROGRESSING].message == told
+    other = msgspec.structs.replace(failed.memory, failed="another")
+    anew = msgspec.structs.replace(base, decision=msgspec.structs.replace(failed, memory=other))
+    assert "no such image" not in words(status_of(anew, first))[ConditionType.DEGRADED].message
+
+
+def test_why_a_revision_was_taken_back_is_its_own_trouble():
+    """Not that of the pods of the stable one, which come up again."""
+    crash = Problem(Reason.CRASH_LOOP, "an old worker crashes")
+    base = picture(decided(Phase.FAILED, failed=NEW_NAME))
+    pods = [msgspec.structs.replace(each, ready=False, problem=crash) for each in base.pods[:2]]
+    found = words(status_of(msgspec.structs.replace(base, pods=pods), memory()))
+    assert "an old worker" not in found[ConditionType.DEGRADED].message
+    assert "an old worker" in found[ConditionType.DECODE_READY].message
+
+
+def test_routers_that_clients_do_not_reach_make_nothing_ready():
+    """The Service selects routers of one revision: those of another answer nobody."""
+    good = verdict(OLD_NAME, Reason.CANARY_OK, "came back")
+    rolling = decided(Phase.PILOT)
+    for routers, ready in (("r", "True"), ("another", "False")):
+        decision = msgspec.structs.replace(rolling, routers=routers)
+        status = status_of(picture(decision, canary=good), memory())
+        assert words(status)[ConditionType.READY].status == ready
+        assert words(status)[ConditionType.ROUTER_READY].status == ready
+        assert (status.mode is None, status.summary.router) == (
+            (False, "1/1") if ready == "True" else (True, "0/1")
+        )
 
 
 def memory(**more: Any) -> LLMServiceStatus:

@@ -11,12 +11,10 @@ from tandem.operator.clock import time_text
 from tandem.operator.decide.rollout import (
     Decision,
     Phase,
-    RevisionView,
-    RoleView,
-    RolloutView,
     decide,
     token_of,
 )
+from tandem.operator.decide.views import RevisionView, RoleView, RolloutView
 from tandem.operator.desired.naming import Role
 from tandem.operator.desired.revision import service_revision
 

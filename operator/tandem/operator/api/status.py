@@ -122,6 +122,14 @@ class RolloutStatus(Api, frozen=True, kw_only=True):
     stable: Annotated[dict[str, ShortStatus], doc("Revision of each role that last served.")] = (
         field(default_factory=dict)
     )
+    served: Annotated[
+        Annotated[list[dict[str, ShortStatus]], Meta(max_length=8)],
+        doc(
+            "Revisions of each role that answered the canary, were left for other targets before "
+            "they were stable, and still have replicas; the newest first.",
+            **{_LIST_TYPE: "atomic"},
+        ),
+    ] = field(default_factory=list)
     servable: Annotated[ShortStatus | None, doc("Targets that answered the canary.")] = None
     failed: Annotated[
         ShortStatus | None, doc("Targets that missed the deadline and were taken back.")

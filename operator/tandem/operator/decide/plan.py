@@ -19,15 +19,13 @@ from tandem.operator.decide.quota import gives_back
 from tandem.operator.decide.rollout import (
     Decision,
     Phase,
-    RevisionView,
-    RoleView,
-    RolloutView,
     decide,
     token_name,
     token_of,
 )
 from tandem.operator.decide.scaling import Wanted, wanted
 from tandem.operator.decide.snapshot import Snapshot
+from tandem.operator.decide.views import RevisionView, RoleView, RolloutView
 from tandem.operator.decide.words import Word
 from tandem.operator.desired.capability import unsupported
 from tandem.operator.desired.compose import target_revisions
@@ -40,6 +38,7 @@ from tandem.operator.desired.protect import TemplateConflict
 from tandem.operator.desired.revision import service_revision, source_digest
 from tandem.operator.desired.workload import RevisionKey, rendered
 from tandem.operator.settings import OperatorSettings
+from tandem.protocol.names import ANNOTATION_DRAINING
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,12 +203,17 @@ def _revisions(seen: Seen, role: Role, now: float, patience: float) -> dict[str,
         views[revision] = RevisionView(
             asked=workload.asked,
             present=len(mine),
-            ready=sum(pod.ready and not pod.deleting for pod in mine),
+            ready=min(workload.asked, sum(map(_stays_ready, mine))),
             unschedulable=any(_is_long(since, now, patience) for since in stuck),
             full=_is_long(workload.full_since, now, patience),
             overdrawn=workload.refused is not None and not gives_back(workload.refused),
         )
     return views
+
+
+def _stays_ready(pod: observe.PodView) -> bool:
+    """Whether a pod serves on; one that was chosen to leave may be deleted by now."""
+    return pod.ready and not pod.deleting and pod.annotations.get(ANNOTATION_DRAINING) != "true"
 
 
 def _is_long(since: float | None, now: float, patience: float) -> bool:
@@ -230,39 +234,28 @@ def remembered(decided: Decision) -> set[RevisionKey]:
 
 
 def _remembered(memory: RolloutStatus) -> set[RevisionKey]:
-    pairs = [*memory.targets.items(), *memory.stable.items()]
-    return {(Role(role), name) for role, name in pairs}
+    sets = [memory.targets, memory.stable, *memory.served]
+    return {(Role(role), name) for each in sets for role, name in each.items()}
 
 
 def judged(decided: Decision) -> dict[str, dict[Role, str]]:
     """Revisions that canaries ask, by their name: what serves, and what is to come."""
     memory = decided.memory
     given_up = decided.phase is Phase.FAILED and bool(memory.stable)
-    pairs = [memory.stable] if given_up else [memory.targets, memory.stable]
+    sets = [memory.stable] if given_up else [memory.targets, memory.stable]
     return {
         service_revision(each): {Role(role): name for role, name in each.items()}
-        for each in pairs
+        for each in [*sets, decided.met]
         if each
     }
 
 
 def serving(decided: Decision) -> str:
     """Name of the revisions that clients meet: the stable ones until the canary was right on the
-    targets."""
+    targets, or what serves most where others answered between these."""
     memory = decided.memory
+    if decided.met:
+        return service_revision(decided.met)
     targets = token_name(memory)
     opened = memory.servable == targets and decided.phase is not Phase.FAILED
     return targets if opened or not memory.stable else service_revision(memory.stable)
-
-
-def reachable_routers(decided: Decision) -> str | None:
-    """Revision of routers that clients may reach; None for all.
-
-    New routers come with another model or other settings: until the canary was right through one
-    of them, clients stay with the stable ones.
-    """
-    stable = decided.memory.stable.get(Role.ROUTER)
-    target = decided.memory.targets.get(Role.ROUTER)
-    if stable is None or target is None or (Role.ROUTER, target) in decided.admitted:
-        return None
-    return stable

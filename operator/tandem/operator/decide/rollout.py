@@ -15,7 +15,9 @@ served). While they differ:
 5. When every role is new, the targets are stable.
 
 A target that is not servable by its deadline, or that is known never to be, is taken back: its
-counts go to 0, the stable ones to what they were. Called by ``reconcile``.
+counts go to 0, the stable ones to what they were. Targets that are left for others after they were
+servable serve on in the places that they have (``answered``), until the others, or the stable ones,
+are ready there. Called by ``plan``.
 """
 
 from __future__ import annotations
@@ -28,6 +30,22 @@ import msgspec
 from tandem.operator.api.service import Surge
 from tandem.operator.api.status import RolloutStatus
 from tandem.operator.clock import parse_time, time_text
+from tandem.operator.decide.answered import (
+    answered,
+    begun,
+    comes_back,
+    former,
+    is_known,
+    is_open,
+    leaving_routers,
+    met,
+    reachable_routers,
+    restored,
+    spread,
+    still_served,
+    targets_of,
+)
+from tandem.operator.decide.views import RevisionView, RoleView, RolloutView
 from tandem.operator.desired.naming import WORKERS, Role
 from tandem.operator.desired.revision import service_revision
 from tandem.operator.desired.workload import RevisionKey
@@ -46,51 +64,6 @@ class Phase(StrEnum):
     SUSPENDED = "Suspended"
 
 
-class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
-    """One revision of one role, as observed."""
-
-    asked: int = 0
-    """Replicas of its Deployment."""
-    ready: int = 0
-    present: int = 0
-    """Pods of it, those that are leaving included."""
-    unschedulable: bool = False
-    """A pod of it has been without a node for too long."""
-    full: bool = False
-    """A quota has had no room for a pod of it for too long."""
-    overdrawn: bool = False
-    """That quota holds more already than it allows: a pod that goes makes no room there."""
-
-
-class RoleView(msgspec.Struct, frozen=True, kw_only=True):
-    """One role."""
-
-    desired: int
-    target: str
-    revisions: dict[str, RevisionView] = {}
-    max_unavailable: int = 1
-
-    def of(self, revision: str | None) -> RevisionView:
-        """A revision's view, empty where there is none."""
-        return self.revisions.get(revision or "", RevisionView())
-
-
-class RolloutView(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a decision is made of."""
-
-    roles: dict[Role, RoleView]
-    memory: RolloutStatus
-    now: float
-    canary_ok: bool = False
-    """The canary was right on the targets."""
-    suspended: bool = False
-    paused: bool = False
-    non_retryable: bool = False
-    """The targets cannot come up before a person changes something: no deadline is awaited."""
-    surge: Surge = Surge.AUTO
-    deadline: float = 1200.0
-
-
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """What shall be."""
 
@@ -99,20 +72,25 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     memory: RolloutStatus
     admitted: set[RevisionKey]
     """Revisions that routers may use."""
+    routers: str | None = None
+    """Revision of routers that clients may reach; None for all."""
+    met: dict[str, str] = {}
+    """Revisions that clients meet, where several sets answered the canary; else empty."""
     gap: bool = False
     """A role has no replica at all for a while."""
 
 
 def decide(view: RolloutView) -> Decision:
     """Counts that follow from what is seen, and what to remember."""
-    memory = _progress(view, _begun(view))
+    view = msgspec.structs.replace(view, memory=begun(view))
+    memory = _progress(view, view.memory)
     view = msgspec.structs.replace(view, memory=memory)
     token = token_of(view)
     first = not memory.stable
     if view.suspended:
         return _decision(view, Phase.SUSPENDED, dict.fromkeys(_existing(view), 0))
     if _is_given_up(view, memory, token) and not first:
-        return _decision(view, Phase.FAILED, _restored(view))
+        return _decision(view, Phase.FAILED, _taken_back(view))
     if first or not _rolling(view):
         return _settled(view, first=first)
     if view.paused:
@@ -129,31 +107,12 @@ def _is_given_up(view: RolloutView, memory: RolloutStatus, token: str) -> bool:
 
 def token_of(view: RolloutView) -> str:
     """Name of the targets together."""
-    return service_revision(_targets(view))
+    return service_revision(targets_of(view))
 
 
 def token_name(memory: RolloutStatus) -> str:
     """Name of the targets that a memory is about."""
     return service_revision(memory.targets)
-
-
-def _targets(view: RolloutView) -> dict[str, str]:
-    return {str(role): each.target for role, each in view.roles.items()}
-
-
-def _begun(view: RolloutView) -> RolloutStatus:
-    """Memory of these targets; fresh when they are new."""
-    memory, targets = view.memory, _targets(view)
-    if memory.targets == targets:
-        return memory
-    token = service_revision(targets)
-    return RolloutStatus(
-        targets=targets,
-        stable=memory.stable,
-        servable=memory.servable if memory.servable == token else None,
-        failed=memory.failed if memory.failed == token else None,
-        progressed_at=time_text(view.now),
-    )
 
 
 def _progress(view: RolloutView, memory: RolloutStatus) -> RolloutStatus:
@@ -182,14 +141,20 @@ def _progress(view: RolloutView, memory: RolloutStatus) -> RolloutStatus:
 def _needs_place(view: RolloutView, memory: RolloutStatus) -> bool:
     if view.surge is Surge.NEVER:
         return True
-    stuck = any(role.of(role.target).unschedulable for role in view.roles.values())
-    stuck = stuck or _gives_way_to_quota(view)
+    stuck = any(seen.unschedulable for seen in _coming(view, memory))
+    stuck = stuck or _gives_way_to_quota(view, memory)
     return memory.in_place or (view.surge is Surge.AUTO and stuck and bool(memory.stable))
 
 
-def _gives_way_to_quota(view: RolloutView) -> bool:
+def _coming(view: RolloutView, memory: RolloutStatus) -> list[RevisionView]:
+    """Revisions that others give way to: targets, and what was stable where it has to come back."""
+    names = [memory.targets, *([memory.stable] if memory.served else [])]
+    return [role.of(each.get(its)) for its, role in view.roles.items() for each in names]
+
+
+def _gives_way_to_quota(view: RolloutView, memory: RolloutStatus) -> bool:
     """Whether a quota refuses new pods that may take the place of old ones."""
-    full = [seen for role in view.roles.values() if (seen := role.of(role.target)).full]
+    full = [seen for seen in _coming(view, memory) if seen.full]
     spare = can_spare(view.roles[role].desired for role in _rolling(view))
     return bool(full) and spare and not any(seen.overdrawn for seen in full)
 
@@ -207,9 +172,12 @@ def _is_late(view: RolloutView, memory: RolloutStatus, token: str) -> bool:
 
 
 def _rolling(view: RolloutView) -> list[Role]:
-    """Roles whose stable revision is not their target."""
-    stable = view.memory.stable
-    return [role for role, each in view.roles.items() if stable.get(role) != each.target]
+    """Roles whose stable revision is not their target, or that gave places of it to others."""
+    return [
+        role
+        for role, each in view.roles.items()
+        if not comes_back(view, role) or any(each.of(its).asked for its in former(view, role))
+    ]
 
 
 def _settled(view: RolloutView, *, first: bool) -> Decision:
@@ -218,7 +186,7 @@ def _settled(view: RolloutView, *, first: bool) -> Decision:
     counts |= {(role, each.target): each.desired for role, each in view.roles.items()}
     memory, token = view.memory, token_of(view)
     if memory.servable == token:
-        memory = msgspec.structs.replace(memory, stable=_targets(view), failed=None)
+        memory = msgspec.structs.replace(memory, stable=targets_of(view), failed=None)
         first = False
     if not first:
         memory = msgspec.structs.replace(memory, in_place=False)
@@ -230,20 +198,30 @@ def _settled(view: RolloutView, *, first: bool) -> Decision:
 
 def _rolled(view: RolloutView) -> Decision:
     """One look at roles on their way."""
+    counts, gap = _moved(view)
+    if _is_done(view, counts):
+        return _settled(view, first=False)
+    return _decision(view, Phase.ROLLING if is_open(view) else Phase.PILOT, counts, gap=gap)
+
+
+def _moved(view: RolloutView) -> tuple[dict[RevisionKey, int], bool]:
+    """Counts a step further, and whether a role has nobody meanwhile."""
     counts = dict.fromkeys(_existing(view), 0)
     gap = False
     for role, each in view.roles.items():
         new, old = _step(view, role)
-        counts |= _shared(view, role, old)
+        counts |= spread(view, role, old)
         counts[(role, each.target)] = new
-        if role not in _rolling(view):
-            continue
-        ready = each.of(each.target).ready if view.memory.servable == token_of(view) else 0
-        gap = gap or (each.desired > 0 and old == 0 and ready == 0)
-    if _is_done(view, counts):
-        return _settled(view, first=False)
-    opened = view.memory.servable == token_of(view)
-    return _decision(view, Phase.ROLLING if opened else Phase.PILOT, counts, gap=gap)
+        if role in _rolling(view):
+            kept = sum(counts[(role, name)] for name in former(view, role))
+            gap = gap or (each.desired > 0 and kept == 0 and _serving(view, role) == 0)
+    return counts, gap
+
+
+def _serving(view: RolloutView, role: Role) -> int:
+    """Replicas of a role's target that are ready and answered."""
+    each = view.roles[role]
+    return each.of(each.target).ready if is_known(view, role) else 0
 
 
 def _step(view: RolloutView, role: Role) -> tuple[int, int]:
@@ -252,21 +230,25 @@ def _step(view: RolloutView, role: Role) -> tuple[int, int]:
     if role not in _rolling(view):
         return each.desired, 0
     now = each.of(each.target)
-    opened = view.memory.servable == token_of(view)
     surge = 0 if view.memory.in_place else 1
     floor = each.desired if surge else max(0, each.desired - each.max_unavailable)
-    keep = max(0, floor - (now.ready if opened else 0))
-    most = max(0, each.desired + surge - keep)
-    new = min(_wanted(view, role, opened=opened), each.desired, most)
-    old = min(each.desired, each.desired + surge - new)
-    if opened and now.ready >= each.desired:
-        old = 0
-    if surge and role in WORKERS and each.desired and _old_routers(view):
+    keep = max(0, floor - _serving(view, role))
+    if comes_back(view, role):
+        keep = min(keep, sum(each.of(name).ready for name in former(view, role)))
+        new, old = min(each.desired, each.desired + surge - keep), keep
+    else:
+        most = max(0, each.desired + surge - keep)
+        new = min(_wanted(view, role), each.desired, most)
+        old = min(each.desired, each.desired + surge - new)
+        if is_open(view) and now.ready >= each.desired:
+            old = 0
+    if surge and role in WORKERS and each.desired and leaving_routers(view):
         return new, max(old, keep, 1)
     if surge:
         return new, max(old, keep)
     if now.full and not now.present:  # fewer are desired now than when the old ones began to give
-        old = max(old, min(1, each.desired, each.of(view.memory.stable.get(role)).asked))
+        asked = sum(each.of(name).asked for name in former(view, role))
+        old = max(old, min(1, each.desired, asked))
     return _asked_anew(each, new), old
 
 
@@ -278,24 +260,17 @@ def _asked_anew(each: RoleView, new: int) -> int:
     return min(new, now.present) if now.full and new + left <= each.desired else new
 
 
-def _wanted(view: RolloutView, role: Role, *, opened: bool) -> int:
+def _wanted(view: RolloutView, role: Role) -> int:
     """New replicas that a role would like, its turn and the others considered."""
     each = view.roles[role]
     now = each.of(each.target)
-    if not opened:
+    if not is_open(view):
         if view.memory.in_place and role is Role.DECODE and not _prefill_is_up(view):
             return min(now.asked, now.present)  # a pilot that no quota took waits for its turn
         return max(now.asked, 1)
     if now.ready < now.asked or _share(view, role) > min(_share(view, r) for r in _pace(view)):
         return now.asked
     return now.asked + each.max_unavailable
-
-
-def _old_routers(view: RolloutView) -> int:
-    """Pods of routers that leave with this rollout and are still there."""
-    if Role.ROUTER not in _rolling(view):
-        return 0
-    return view.roles[Role.ROUTER].of(view.memory.stable.get(Role.ROUTER)).present
 
 
 def _prefill_is_up(view: RolloutView) -> bool:
@@ -316,28 +291,24 @@ def _share(view: RolloutView, role: Role) -> float:
     return each.of(each.target).asked / each.desired if each.desired else 1.0
 
 
-def _shared(view: RolloutView, role: Role, old: int) -> dict[RevisionKey, int]:
-    """``old`` replicas: the stable revision takes them, what was given up half-way gets none."""
-    stable = view.memory.stable.get(role)
-    if stable is None or stable == view.roles[role].target:
-        return {}
-    return {(role, stable): old}
-
-
-def _restored(view: RolloutView) -> dict[RevisionKey, int]:
-    """Stable revisions with all replicas, targets with none."""
-    counts = dict.fromkeys(_existing(view), 0)
-    for role, each in view.roles.items():
-        counts[(role, view.memory.stable.get(role, each.target))] = each.desired
-    return counts
+def _taken_back(view: RolloutView) -> dict[RevisionKey, int]:
+    """Targets have no replica, and stable revisions all of them, as far as these are free."""
+    back = restored(view)
+    return dict.fromkeys(_existing(view), 0) | _moved(back)[0]
 
 
 def _as_they_are(view: RolloutView) -> dict[RevisionKey, int]:
-    return {
+    """Counts of a pause; a role of which nothing is asked, after a suspension, is as it was before
+    the rollout."""
+    counts = {
         (role, revision): seen.asked
         for role, each in view.roles.items()
         for revision, seen in each.revisions.items()
     }
+    for role, each in view.roles.items():
+        if not any(seen.asked for seen in each.revisions.values()):
+            counts[(role, view.memory.stable.get(role, each.target))] = each.desired
+    return counts
 
 
 def _existing(view: RolloutView) -> list[RevisionKey]:
@@ -345,7 +316,7 @@ def _existing(view: RolloutView) -> list[RevisionKey]:
 
 
 def _is_done(view: RolloutView, counts: dict[RevisionKey, int]) -> bool:
-    if view.memory.servable != token_of(view) or (not view.memory.in_place and _old_routers(view)):
+    if not is_open(view) or (not view.memory.in_place and leaving_routers(view)):
         return False
     for role, each in view.roles.items():
         if counts[(role, each.target)] != each.desired:
@@ -359,7 +330,18 @@ def _decision(
     view: RolloutView, phase: Phase, counts: dict[RevisionKey, int], *, gap: bool = False
 ) -> Decision:
     memory = view.memory
-    admitted = {(Role(role), revision) for role, revision in memory.stable.items()}
-    if memory.servable == token_of(view):
-        admitted |= {(role, each.target) for role, each in view.roles.items()}
-    return Decision(phase=phase, counts=counts, memory=memory, admitted=admitted, gap=gap)
+    left = still_served(view, counts)
+    if left != memory.served:
+        memory = msgspec.structs.replace(memory, served=left)
+        view = msgspec.structs.replace(view, memory=memory)
+    sets = answered(view)
+    admitted = {(Role(role), name) for each in sets for role, name in each.items()}
+    return Decision(
+        phase=phase,
+        counts=counts,
+        memory=memory,
+        admitted=admitted,
+        gap=gap,
+        routers=reachable_routers(view),
+        met=met(view),
+    )

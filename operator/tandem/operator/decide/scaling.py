@@ -1,4 +1,7 @@
-"""How many replicas a role shall have: the resource's word, or a scaler's within bounds. Pure."""
+"""How many replicas a role shall have, and who says so: the resource, or a scaler within bounds.
+
+Pure; called by ``plan`` and ``status``.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ from collections.abc import Mapping
 
 import msgspec
 
+from tandem.operator.api.conditions import Reason
 from tandem.operator.api.service import LLMServiceSpec
-from tandem.operator.desired.naming import Role
+from tandem.operator.decide.words import Word
+from tandem.operator.desired.naming import WORKERS, Role
 from tandem.operator.desired.policy import asked_replicas, is_external, scaling_bounds
 
 
@@ -26,3 +31,16 @@ def wanted(spec: LLMServiceSpec, role: Role, scalers: Mapping[Role, int]) -> Wan
     asked = scalers[role]
     inside = min(max(asked, low), high)
     return Wanted(inside, None if inside == asked else asked)
+
+
+def scaling_word(spec: LLMServiceSpec, replicas: Mapping[Role, Wanted]) -> Word:
+    """The condition that says who decides."""
+    external = [role for role in WORKERS if is_external(spec, role)]
+    if not external:
+        return "False", Reason.MANUAL, "replicas in the resource decide"
+    for role in external:
+        each = replicas[role]
+        if each.clamped_from is not None:
+            text = f"{role}: {each.clamped_from} asked, {each.replicas} allowed"
+            return "True", Reason.OUT_OF_BOUNDS, text
+    return "True", Reason.EXTERNAL, "LLMRoleScalers decide for " + " and ".join(external)

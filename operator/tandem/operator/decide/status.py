@@ -26,9 +26,9 @@ from tandem.operator.api.transfer import NodeLocalMode
 from tandem.operator.decide.modelcheck import ModelVerdict
 from tandem.operator.decide.observe import PodView, Problem, WorkloadView
 from tandem.operator.decide.rollout import Decision, Phase, token_name
-from tandem.operator.decide.scaling import Wanted
+from tandem.operator.decide.scaling import Wanted, scaling_word
 from tandem.operator.decide.verdict import Verdict
-from tandem.operator.decide.words import Truth, Word, conditions_of
+from tandem.operator.decide.words import Truth, Word, conditions_of, told_of
 from tandem.operator.desired.naming import WORKERS, Identity, Role
 from tandem.operator.desired.policy import (
     answering_role,
@@ -72,6 +72,11 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
             for pod in self.pods
             if pod.role is role and revision in (None, pod.revision)
         )
+
+    def reached(self, role: Role) -> int:
+        """The same of those that clients reach, where that is not all: the Service may select
+        routers of one revision."""
+        return self.ready(role, self.decision.routers if role is Role.ROUTER else None)
 
     def counted(self, told: Links | None) -> Links | None:
         """``told`` where it counts the pairs of workers that are ready now; None where it counted
@@ -123,7 +128,7 @@ def status_of(picture: Picture, before: LLMServiceStatus) -> LLMServiceStatus:
 
 def _mode(picture: Picture) -> Literal["Disaggregated", "Aggregated", "Pooling"] | None:
     """How prompts are computed now, whatever was asked for; None while nobody computes any."""
-    if not (picture.ready(Role.ROUTER) and picture.ready(answering_role(picture.spec))):
+    if not (picture.reached(Role.ROUTER) and picture.ready(answering_role(picture.spec))):
         return None
     if not draws_tokens(picture.spec):
         return "Pooling"
@@ -149,7 +154,7 @@ def _current(picture: Picture) -> str:
 
 def _summary(picture: Picture) -> Summary:
     def short(role: Role) -> str:
-        return f"{picture.ready(role)}/{picture.wanted[role].replicas}"
+        return f"{picture.reached(role)}/{picture.wanted[role].replicas}"
 
     links = picture.counted(picture.links)
     return Summary(
@@ -188,9 +193,9 @@ def _words(picture: Picture, before: LLMServiceStatus) -> dict[ConditionType, Wo
         words[condition] = _role_word(picture, role)
     words[ConditionType.KV_FABRIC_READY] = _fabric_word(picture)
     words[ConditionType.SERVABLE] = _servable_word(picture, before)
-    words[ConditionType.PROGRESSING] = _progress_word(picture)
-    words[ConditionType.SCALING_ACTIVE] = _scaling_word(picture)
-    words[ConditionType.DEGRADED] = _degraded_word(picture)
+    words[ConditionType.PROGRESSING] = _progress_word(picture, before)
+    words[ConditionType.SCALING_ACTIVE] = scaling_word(picture.spec, picture.wanted)
+    words[ConditionType.DEGRADED] = _degraded_word(picture, before)
     words[ConditionType.READY] = _ready_word(picture, words)
     return words
 
@@ -200,7 +205,7 @@ def _truth(value: bool) -> Truth:
 
 
 def _role_word(picture: Picture, role: Role) -> Word:
-    wanted, ready = picture.wanted[role].replicas, picture.ready(role)
+    wanted, ready = picture.wanted[role].replicas, picture.reached(role)
     if picture.decision.phase is Phase.SUSPENDED:
         return "False", Reason.SUSPENDED, "the service is suspended"
     if wanted == 0:
@@ -214,13 +219,16 @@ def _role_word(picture: Picture, role: Role) -> Word:
     return "False", problem.reason, f"{text}; {problem.message}"
 
 
-def role_problem(picture: Picture, role: Role) -> Problem | None:
-    """The first thing that keeps a role's pods from serving, and that will not pass by itself."""
-    for (key, _), view in sorted(picture.workloads.items()):
-        if key is role and view.refused is not None:
+def role_problem(picture: Picture, role: Role, revision: str | None = None) -> Problem | None:
+    """The first thing that keeps a role's pods from serving, and that will not pass by itself; of
+    one revision, or of any for None."""
+    for (key, name), view in sorted(picture.workloads.items()):
+        if key is role and revision in (None, name) and view.refused is not None:
             return Problem(Reason.POD_REFUSED, view.refused)
     for pod in sorted(picture.pods, key=lambda each: each.created):
-        if pod.role is not role or pod.ready or pod.deleting:
+        if pod.role is not role or revision not in (None, pod.revision):
+            continue
+        if pod.ready or pod.deleting:
             continue
         if pod.problem is None and pod.uid in picture.refusals:
             return Problem(Reason.KEYS_REFUSED, f"{pod.name}: {picture.refusals[pod.uid]}")
@@ -282,7 +290,7 @@ def _blocked_word(picture: Picture) -> Word | None:
     return ("False", model.reason, model.message) if model.non_retryable else None
 
 
-def _progress_word(picture: Picture) -> Word:
+def _progress_word(picture: Picture, before: LLMServiceStatus) -> Word:
     decision, blocked = picture.decision, _blocked_word(picture)
     if blocked is not None:
         return "False", blocked[1], f"nothing moves: {blocked[2]}"
@@ -292,7 +300,7 @@ def _progress_word(picture: Picture) -> Word:
     if decision.phase is Phase.PAUSED:
         return "False", Reason.PAUSED, "the rollout is paused"
     if decision.phase is Phase.FAILED:
-        return "False", Reason.DEADLINE_EXCEEDED, _failed_text(picture)
+        return "False", Reason.DEADLINE_EXCEEDED, _failed_text(picture, before)
     if not picture.model.may_start and decision.phase is not Phase.SUSPENDED:
         return "True", picture.model.reason, picture.model.message
     if decision.phase in (Phase.STABLE, Phase.SUSPENDED):
@@ -308,38 +316,34 @@ def _progress_word(picture: Picture) -> Word:
     return "True", Reason.IN_PLACE_GAP if decision.gap else Reason.ROLLING_OUT, text
 
 
-def _failed_text(picture: Picture) -> str:
-    name = token_name(picture.decision.memory)
-    why = [problem for role in Role if (problem := role_problem(picture, role)) is not None]
-    text = f"revision {name} did not become servable in time"
-    if picture.pilot is not None and not picture.pilot.ok:
-        text += f" ({picture.pilot.message})"
+def _failed_text(picture: Picture, before: LLMServiceStatus) -> str:
+    """Why the targets were taken back. With stable revisions their pods go, and their canary is
+    asked no more: what was told while these were there is told on."""
+    memory, pilot = picture.decision.memory, picture.pilot
+    told = told_of(before.conditions, ConditionType.DEGRADED)
+    gone = bool(memory.stable) and before.rollout.failed == memory.failed
+    if gone and told is not None and told.reason == Reason.DEADLINE_EXCEEDED:
+        return told.message
+    targets = _targets(picture)
+    found = [role_problem(picture, role, targets.get(role)) for role in Role]
+    why = [problem.message for problem in found if problem is not None]
+    text = f"revision {token_name(memory)} did not become servable in time"
+    if pilot is not None and not pilot.ok:
+        text += f" ({pilot.message})"
     if why:
-        text += f": {why[0].message}"
-    if picture.decision.memory.stable:
+        text += f": {why[0]}"
+    if memory.stable:
         text += "; the stable revision has its replicas again"
     return text
 
 
-def _scaling_word(picture: Picture) -> Word:
-    external = [role for role in WORKERS if is_external(picture.spec, role)]
-    if not external:
-        return "False", Reason.MANUAL, "replicas in the resource decide"
-    for role in external:
-        wanted = picture.wanted[role]
-        if wanted.clamped_from is not None:
-            text = f"{role}: {wanted.clamped_from} asked, {wanted.replicas} allowed"
-            return "True", Reason.OUT_OF_BOUNDS, text
-    return "True", Reason.EXTERNAL, "LLMRoleScalers decide for " + " and ".join(external)
-
-
-def _degraded_word(picture: Picture) -> Word:
+def _degraded_word(picture: Picture, before: LLMServiceStatus) -> Word:
     decision, blocked = picture.decision, _blocked_word(picture)
     if blocked is not None:
         kept = "; what was there before is kept" if decision.memory.stable else ""
         return "True", blocked[1], f"the spec cannot be brought up: {blocked[2]}{kept}"
     if decision.phase is Phase.FAILED:
-        return "True", Reason.DEADLINE_EXCEEDED, _failed_text(picture)
+        return "True", Reason.DEADLINE_EXCEEDED, _failed_text(picture, before)
     return _missing_word(picture) or (
         "False",
         Reason.HEALTHY,
@@ -355,7 +359,7 @@ def _missing_word(picture: Picture) -> Word | None:
     settled = phase in (Phase.STABLE, Phase.PAUSED)
     if phase in (Phase.STABLE, Phase.FIRST, Phase.PAUSED):
         for role in Role:
-            wanted, ready = picture.wanted[role].replicas, picture.ready(role)
+            wanted, ready = picture.wanted[role].replicas, picture.reached(role)
             problem = role_problem(picture, role)
             if ready < wanted and problem is not None:
                 return (
@@ -373,7 +377,7 @@ def _missing_word(picture: Picture) -> Word | None:
 
 
 def _ready_word(picture: Picture, words: Mapping[ConditionType, Word]) -> Word:
-    serving = all(picture.ready(role) for role in (Role.ROUTER, answering_role(picture.spec)))
+    serving = all(picture.reached(role) for role in (Role.ROUTER, answering_role(picture.spec)))
     if serving and words[ConditionType.SERVABLE][0] == "True":
         return "True", Reason.READY, f"serving at {picture.url}"
     order: Iterable[ConditionType] = (

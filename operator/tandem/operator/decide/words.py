@@ -15,6 +15,11 @@ Word = tuple[Truth, Reason, str]
 _MAX_MESSAGE = 2000
 
 
+def told_of(before: list[Condition], kind: ConditionType) -> Condition | None:
+    """What was last said of a condition."""
+    return next((each for each in before if each.type == kind), None)
+
+
 def conditions_of(
     words: Mapping[ConditionType, Word], before: list[Condition], *, generation: int, now: float
 ) -> list[Condition]:

@@ -81,8 +81,7 @@ class Writer:
         """
         keep = plan.kept(decided.counts, seen, plan.remembered(decided))
         counts = {key: count for key, count in decided.counts.items() if key in keep}
-        routers = plan.reachable_routers(decided)
-        objects = desired(facts, counts, seen.templates, routers=routers)
+        objects = desired(facts, counts, seen.templates, routers=decided.routers)
         services = _of("Service", objects.applied)
         sizes = [size_of(each, live) for each in _of("Deployment", objects.applied)]
         shown = [size.manifest for size in sizes if size.before is not None or not before]

@@ -29,13 +29,30 @@ def test_whom_nobody_names_is_forgotten_when_its_link_is_down():
 
 
 def test_a_peer_that_is_to_be_linked_is_never_forgotten():
-    """However many there are, and whoever else comes and goes."""
+    """However many there are, and whoever else comes and goes: of these the last ones are known
+    until the next word on who is wanted."""
     book, wanted = PeerBook(), [new_incarnation() for _ in range(2 * MAX_REMEMBERED)]
     book.keep(frozenset(wanted))
     for each in wanted:
         book.mark(each, up=False, reason="probed")
         book.mark(new_incarnation(), up=False, reason="gone")
+    assert [each for each in _known(book) if each in set(wanted)] == wanted
+    assert len(_known(book)) == len(wanted) + MAX_REMEMBERED
+    book.keep(frozenset(wanted))
     assert _known(book) == wanted
+
+
+def test_why_a_new_worker_is_down_is_known_once_routers_name_it():
+    """This worker may meet it first, at the address of the one before: `no peer that is known` was
+    all that was said of it until the next attempt, half a minute later."""
+    book = PeerBook()
+    book.keep(frozenset([OLD]))
+    book.mark(OLD, up=False, reason="lost")
+    book.mark(NEW, up=False, reason="other weights")
+    book.keep(frozenset([NEW]))
+    assert book.why_down(NEW) == "other weights"
+    book.mark(OLD, up=False, reason="no longer a peer")
+    assert _known(book) == [NEW]
 
 
 def test_a_quarantine_outlasts_what_is_forgotten():
@@ -44,6 +61,7 @@ def test_a_quarantine_outlasts_what_is_forgotten():
     book.keep(frozenset())
     book.quarantine(OLD, Millis(2000))
     book.mark(OLD, up=False, reason="quarantined")
+    book.keep(frozenset())
     assert not book.snapshot()
     assert book.quarantine_ms_left(OLD, Millis(500)) == 1500
     for _ in range(MAX_REMEMBERED):

@@ -164,6 +164,8 @@ def test_no_hand_off_begins_on_a_link_that_is_made_anew_by_choice(mover):
     assert [(each.without, each.without_ms) for each in _posted(mover)] == [("shm", 0)]
     assert not mover.book.is_up(PEER)
     assert mover.book.why_down(PEER) == "trying shm again"
+    mover.usable(PEER, 1e9)
+    assert not mover.book.is_up(PEER), "a probe that was under way passed meanwhile"
 
 
 def test_those_that_are_gone_are_forgotten_before_those_that_are_linked():

@@ -19,7 +19,7 @@ from tandem.kvtransfer.errors import NoSocketYet, TransportError
 from tandem.kvtransfer.memory.blocks import Blocks, SharedTags
 from tandem.kvtransfer.transports.base import Progress
 from tandem.kvtransfer.transports.choose import make_transports
-from tandem.kvtransfer.transports.mapped import giving
+from tandem.kvtransfer.transports.mapped import giving, taking
 from tandem.kvtransfer.transports.mapped.wire import (
     Given,
     MappedCard,
@@ -89,6 +89,22 @@ def test_a_worker_can_be_met_as_soon_as_the_folder_lets_it(
     consumer.transport.connect(producer.incarnation, "127.0.0.1", card)
     read = consumer.transport.read(producer.incarnation, [block(0, 0)])
     assert ended(consumer.transport, read) is Progress.DONE
+
+
+def test_a_socket_of_another_user_is_waited_for_by_nobody(
+    consumer: Worker, producer: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there and stays theirs: a link by another way was taken down again and again for it."""
+
+    class Forbidden(socket.socket):
+        def connect(self, address: object) -> None:
+            raise PermissionError("not yours")
+
+    monkeypatch.setattr(taking.socket, "socket", Forbidden)
+    card = producer.transport.serve(producer.slots, producer.blocks)
+    with pytest.raises(TransportError, match="not yours") as caught:
+        consumer.transport.connect(producer.incarnation, "127.0.0.1", card)
+    assert not isinstance(caught.value, NoSocketYet)
 
 
 def test_a_socket_that_was_taken_away_comes_back(

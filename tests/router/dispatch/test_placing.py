@@ -13,9 +13,11 @@ from tests.router.builders import Stack, make_request, tokens_of
 from tests.router.fake_worker import Turn
 from tests.waiting import until
 
-from tandem.protocol.errors import DeadlinePassed
+from tandem.llm.beside import Beside
+from tandem.protocol.errors import DeadlinePassed, Refusal, RefusalCode, RequestRefused
 from tandem.protocol.hashing import hash_blocks
 from tandem.protocol.outputs import EngineCoreOutput
+from tandem.router.admission.turns import Turns
 from tandem.router.dispatch import placing, prompt_hashes
 from tandem.router.placement.prefix_load import PrefixLoadPolicy
 
@@ -151,6 +153,44 @@ async def test_a_long_prompt_is_hashed_beside_the_loop(
     del threads[:]
     assert tokens_of(await stack.run(make_request(200))) == ANSWER
     assert threads == [(200, threading.get_ident())] * 2
+
+
+async def test_an_answer_that_has_begun_does_not_end_for_want_of_a_thread(
+    stack: Stack, decode: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker is lost, and the next has blocks of another size; who has heard nothing yet is
+    refused."""
+
+    async def busy(*_: object) -> None:
+        raise RequestRefused(Refusal(code=RefusalCode.CAPACITY, message="all threads are taken"))
+
+    d1 = decode(behaviour=speak_once, max_model_len=1 << 20)
+    await stack.find(d1)
+    asked = asyncio.create_task(stack.run(make_request(20_000)))
+    await until(lambda: any(job.ledger.num_tokens for job in stack.dispatcher.jobs))
+    await stack.find(decode(max_model_len=1 << 20, block_size=64))
+    monkeypatch.setattr(Beside, "run", busy)
+    stack.pool.workers[d1.incarnation].connection._down("the test says so")
+    assert tokens_of(await asked) == ANSWER
+    with pytest.raises(RequestRefused, match="all threads"):
+        await stack.run(make_request(21_000))
+
+
+async def test_whose_deadline_passes_before_its_turn_hears_so_then(
+    stack: Stack, decode: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many stand before it."""
+    d1 = decode(behaviour=speak_once)
+    await stack.find(d1)
+    asked = asyncio.create_task(stack.run(make_request()))
+    await until(lambda: any(job.ledger.num_tokens for job in stack.dispatcher.jobs))
+    (job,) = stack.dispatcher.jobs
+    never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(Turns, "take", lambda _: never)
+    job.deadline = asyncio.get_running_loop().time() + 0.1
+    stack.pool.workers[d1.incarnation].connection._down("the test says so")
+    with pytest.raises(DeadlinePassed):
+        await asyncio.wait_for(asked, 20)
 
 
 async def test_the_ceiling_counts_a_long_prompt_in_many_rounds(

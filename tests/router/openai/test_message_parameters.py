@@ -57,10 +57,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"thinking": {"type": "between_tools"}}, "thinking.type"),
     ({"thinking": {"type": "enabled"}}, "thinking.type"),
     ({"output_config": {"effort": "low"}}, "output_config.effort"),
-    (
-        {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}},
-        "output_config.effort",
-    ),
     ({"output_config": {"format": {"type": "text"}}}, "output_config.format.type"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),

@@ -127,6 +127,22 @@ async def test_what_is_taken_in_turns_keeps_its_order() -> None:
     assert both.wire.is_read
 
 
+async def test_a_fault_in_a_later_turn_ends_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one does while bytes arrive: nothing was ever read of it again, and its calls hung."""
+    both = Greeted()
+    both.server.data_received(b"".join(map(ping, range(1_000))))
+
+    def broken(calm: Calm, frame: Frame) -> int:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(Calm, "heard", broken)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert both.wire.is_closed
+
+
 async def test_who_reads_nothing_is_answered_nothing_more() -> None:
     """What was left when the writes stopped is taken when they go on, a turn at a time."""
     both = Greeted()

@@ -2,7 +2,8 @@
 
 Written by the transfer thread. A link is up once its probe has passed. One wrong header or digest
 quarantines the incarnation for a while; whatever the client did (cancels, refusals) never counts.
-Whom nobody names any more is remembered only while it is up: a rollout leaves nothing behind.
+Whom nobody names any more is remembered only while it is up: a rollout leaves nothing behind. One
+that is met before anybody has named it is, until the next word on who is wanted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tandem.protocol.ids import Incarnation
 from tandem.protocol.messages import PeerHealth
 
 MAX_REMEMBERED = 256
-"""Incarnations that are down and still reported, where nobody says which are wanted; and those
+"""Incarnations that are down and still reported though nobody says that they are wanted; and those
 that are quarantined. The longest known are forgotten first."""
 
 
@@ -28,6 +29,8 @@ class PeerBook:
         self._peers: dict[Incarnation, PeerHealth] = {}
         self._wanted: frozenset[Incarnation] | None = None
         """None: nobody has said."""
+        self._unnamed: dict[Incarnation, None] = {}
+        """Those that are wanted no more, the last ones."""
         self._quarantined_until: dict[Incarnation, Millis] = {}
         """Whether wanted or not: a peer may be named again."""
 
@@ -49,10 +52,17 @@ class PeerBook:
             return tuple(self._peers.values())
 
     def keep(self, wanted: frozenset[Incarnation]) -> None:
-        """Of the peers that are down only these are known from now on. Any thread."""
+        """Of the peers that are down only these are known from now on, and those that are met later
+        and were never known. Any thread."""
         with self._lock:
+            former = (self._wanted or frozenset()) | self._peers.keys()
+            self._unnamed.update(dict.fromkeys(former))
             self._wanted = wanted
-            self._forget()
+            for each in [*(self._unnamed.keys() & wanted), *list(self._unnamed)[:-MAX_REMEMBERED]]:
+                self._unnamed.pop(each, None)
+            for each in self._down():
+                if each not in wanted:
+                    del self._peers[each]
 
     def mark(
         self,
@@ -66,16 +76,14 @@ class PeerBook:
         """The transfer thread's word. ``probed``: bytes a second of the pattern."""
         with self._lock:
             self._peers[peer] = PeerHealth(peer, up, reason, transport, probed_bytes_per_s=probed)
-            self._forget()
+            if not up and peer in self._unnamed:
+                del self._peers[peer]
+            strangers = [each for each in self._down() if each not in (self._wanted or ())]
+            for each in strangers[: max(0, len(strangers) - MAX_REMEMBERED)]:
+                del self._peers[each]
 
-    def _forget(self) -> None:
-        down = [each for each, health in self._peers.items() if not health.up]
-        if self._wanted is None:
-            gone = down[: max(0, len(down) - MAX_REMEMBERED)]
-        else:
-            gone = [each for each in down if each not in self._wanted]
-        for each in gone:
-            del self._peers[each]
+    def _down(self) -> list[Incarnation]:
+        return [each for each, health in self._peers.items() if not health.up]
 
     def faster(self, peer: Incarnation, probed: float) -> None:
         """The pattern of a peer that is up came at this rate, bytes a second."""

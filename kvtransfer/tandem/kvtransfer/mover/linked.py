@@ -87,7 +87,9 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         return self._welcomes.get(peer)
 
     def usable(self, peer: Incarnation, bytes_per_s: float) -> None:
-        """The probe passed, at this rate: hand-offs may start."""
+        """The probe passed, at this rate: hand-offs may start, unless it is given up already."""
+        if self._is_given_up(peer):
+            return
         self.table.link_up(peer)
         connector = self._welcomes[peer].connector
         said = (peer.hex()[:8], connector, bytes_per_s / 1e9)
@@ -152,7 +154,7 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         else when a way may be tried again; ``may_come`` is what is not there yet. Once a link:
         what fails together on it is one incident."""
         welcome, link = self._welcomes.get(peer), self._links.get(peer)
-        if link is not None and self._given_up.get(peer) == link:
+        if self._is_given_up(peer):
             return
         if welcome is None or len(self.parts.transports) < 2:
             self.drop(peer, reason, rest_ms)
@@ -165,6 +167,11 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
             logger.warning("%s fails for KV of %s: %s", welcome.connector, peer.hex()[:8], reason)
             self._given_up[peer] = link
             self.control.post(Drop(link, reason, rest_ms, welcome.connector, pause, met))
+
+    def _is_given_up(self, peer: Incarnation) -> bool:
+        """Whether the end of the link that it has is only to be heard of."""
+        link = self._links.get(peer)
+        return link is not None and self._given_up.get(peer) == link
 
     def _come_back(self, now: Millis) -> None:
         """Links whose better way may work again are made anew, when no hand-off is on them."""

@@ -118,7 +118,6 @@ class CountBody(Body):
         for index, tool in enumerate(self.tools or ()):
             tool.check(unknown, f"tools[{index}].")
         self._check_choice()
-        self._check_effort()
         self._chat = messages_of(self.system, self.messages, unknown)
         if self._chat[-1].get("tool_calls"):
             place = f"messages[{len(self.messages) - 1}]"
@@ -136,12 +135,6 @@ class CountBody(Body):
         if self.output_config is not None and self.output_config.format is not None:
             allowed = '"auto" or "none" together with output_config.format'
             raise InvalidParameter("tool_choice", given, allowed)
-
-    def _check_effort(self) -> None:
-        effort = None if self.output_config is None else self.output_config.effort
-        if effort is not None and self.thinking is not None and self.thinking.type == "disabled":
-            allowed = 'leave it out with thinking.type "disabled": without a thought there is none'
-            raise InvalidParameter("output_config.effort", effort, allowed)
 
     def chat(self, **fields: Any) -> ChatBody:
         """The chat that has the answer, with more ``fields``.

@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 
 from tandem.llm.beside import Beside
+from tandem.protocol.errors import RequestRefused
 from tandem.protocol.ids import BlockHash, Incarnation
 from tandem.protocol.recording import marked
 from tandem.router.admission.turns import Turns
@@ -23,6 +24,8 @@ from tandem.router.hit_ceiling import HitCeiling
 from tandem.router.placement.base import Placement, PlacementPolicy
 from tandem.router.workers.pool import Worker
 
+RETRY_SECONDS = 1.0
+"""For which a further attempt waits for a thread that hashes: its client has waited already."""
 COUNTED = 512
 """Blocks that the ceiling counts in one round of the loop: a third of a millisecond."""
 
@@ -48,15 +51,20 @@ class Placing:
         Raises the error with which it ends, if nothing more may be tried by then.
         """
         takes_turn, job.takes_turn = job.takes_turn, True
+        hashes_beside = True
         while True:
             raise_if_non_retryable(job)
-            lacking = job.prompt.lacking(self._hashed_for(job))
+            lacking = job.prompt.lacking(self._hashed_for(job)) if hashes_beside else {}
             if lacking:
-                await self._hash(job, lacking)
+                hashes_beside = await self._hash(job, lacking)
             elif takes_turn:
                 takes_turn = False
-                with marked("turn"):
-                    await self.turns.take()
+                try:
+                    async with asyncio.timeout_at(job.deadline):
+                        with marked("turn"):
+                            await self.turns.take()
+                except TimeoutError as error:
+                    raise too_late(job) from error
             else:
                 return
 
@@ -90,15 +98,27 @@ class Placing:
         draws = job.request.pooling is None
         return [each for each in workers if draws or each.card.prefix_caching]
 
-    async def _hash(self, job: Job, lacking: dict[str, int]) -> None:
-        prompt = job.prompt
+    async def _hash(self, job: Job, lacking: dict[str, int]) -> bool:
+        """Whether it is done. Where all threads are taken an answer that has begun does not end for
+        it: ``place`` hashes in the loop then."""
+        prompt, further = job.prompt, job.num_dispatched > 0
+        now = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout_at(job.deadline):
+            async with asyncio.timeout_at(
+                min(job.deadline, now + RETRY_SECONDS) if further else job.deadline
+            ):
                 with marked("hash"):
                     weight = prompt.weight(lacking)
                     prompt.learn(await self._beside.run(weight, prompt.compute, lacking))
         except TimeoutError as error:
-            raise too_late(job) from error
+            if not further or now + RETRY_SECONDS >= job.deadline:
+                raise too_late(job) from error
+            return False
+        except RequestRefused:
+            if not further:
+                raise
+            return False
+        return True
 
     def _back(self, job: Job) -> set[Incarnation]:
         """Workers that were lost under the request and have another link since."""

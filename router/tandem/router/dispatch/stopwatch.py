@@ -29,7 +29,6 @@ class Stopwatch:
         "_recording",
         "_started",
         "_takes_partial",
-        "_told_cached",
     )
 
     def __init__(
@@ -47,7 +46,6 @@ class Stopwatch:
         self._last: dict[int, float] = {}
         self._num_tokens = 0
         self._recording = recording
-        self._told_cached = False
         metrics.request_came()
 
     def admitted(self, request: EngineCoreRequest) -> None:
@@ -88,10 +86,7 @@ class Stopwatch:
         self._cached(output.num_cached_tokens)
 
     def _cached(self, num_tokens: int) -> None:
-        """Of the prompt, which each choice and each attempt tells of, and which is one."""
-        if self._told_cached:
-            return
-        self._told_cached = True
+        """Of the prompt: a job passes it on once."""
         if num_tokens:
             self._metrics.cached_tokens(num_tokens)
         if self._recording is not None:

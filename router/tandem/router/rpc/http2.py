@@ -9,6 +9,7 @@ of the loop, and how much it may say that is no call (``calm``).
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from typing import Protocol
@@ -33,6 +34,8 @@ from tandem.router.rpc.call import MIN_DRAINED, Call, Held
 from tandem.router.rpc.calm import TURN, Calm
 from tandem.router.rpc.frames import Frame, Frames, pong_to, room_of, takes_leave
 from tandem.router.rpc.heads import bound_table, headers_of, timeout_of
+
+logger = logging.getLogger(__name__)
 
 WINDOW = 1 << 20
 """Bytes of a request that may be under way."""
@@ -161,7 +164,15 @@ class Connection(asyncio.Protocol):
         if not self._is_behind:
             self._transport.resume_reading()
         elif self._turn is None:
-            self._turn = self._loop.call_soon(self._take_turn)
+            self._turn = self._loop.call_soon(self._take_next_turn)
+
+    def _take_next_turn(self) -> None:
+        """Outside of ``data_received``, where the loop itself would end the connection."""
+        try:
+            self._take_turn()
+        except Exception:
+            logger.exception("a gRPC connection has ended unexpectedly")
+            self.abort()
 
     def _hear(self, frames: bytes) -> bool:
         """What ``h2`` makes of them; False where the connection ends."""

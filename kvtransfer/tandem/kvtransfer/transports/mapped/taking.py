@@ -56,7 +56,9 @@ class Call:
         self._sock.close()
 
     def _failed(self, error: OSError) -> TransportError:
-        kind = NoSocketYet if self._near else TransportError
+        # A socket that is there and not for this user will not be, however long one waits.
+        forbidden = isinstance(error, PermissionError) and os.path.exists(self._path)
+        kind = NoSocketYet if self._near and not forbidden else TransportError
         return kind(f"no descriptors from {self._path}: {error}")
 
     def _greet(self) -> None:

@@ -271,7 +271,7 @@ def test_what_the_spec_names_may_be_unreadable(demo: Callable[..., Demo]):
     assert "not now" in served.condition("Accepted")[2]
 
 
-@pytest.mark.parametrize("status", [0, 401])
+@pytest.mark.parametrize("status", [0, 401, 429])
 def test_a_look_ends_with_the_connection(demo: Callable[..., Demo], status: int):
     """What is said of no object ends the look at once; the queue tries again."""
     served = demo()
@@ -302,3 +302,30 @@ def test_workers_that_routers_may_not_use_take_nobodys_place(demo: Callable[...,
     served.cluster.refuse = lambda _verb, _item: None
     served.turn(6)
     assert served.condition("Progressing")[1] == "Stable"
+
+
+def test_nor_do_routers_that_would_use_them(demo: Callable[..., Demo]):
+    """Another model's routers are up, and its workers could not be admitted: the old ones stay, and
+    clients stay with them."""
+    served = demo(**MODELS["a"])
+    (old,) = served.replicas("router")
+
+    def unadmitted(verb: str, item: Item) -> Refusal | None:
+        notes = item["metadata"].get("annotations") or {}
+        fits = verb == "patch" and names.ANNOTATION_ADMITTED in notes
+        return (403, "no annotations today") if fits else None
+
+    served.cluster.refuse = unadmitted
+    served.change(**MODELS["b"])
+    served.turn(10)
+    assert served.replicas("router")[old] > 0
+    (service,) = served.cluster.of("Service")
+    assert service["spec"]["selector"]["tandem.dev/revision"] in old
+    for each in served.cluster.of("Deployment"):
+        wanted = served.repairs._wrong(KEY, each, deleted=True)
+        assert wanted is not None
+        assert wanted["spec"]["replicas"] == each["spec"]["replicas"], "none is put right to less"
+    served.cluster.refuse = lambda _verb, _item: None
+    served.turn(8)
+    assert served.condition("Progressing")[1] == "Stable"
+    assert old not in served.replicas("router")

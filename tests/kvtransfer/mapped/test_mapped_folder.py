@@ -19,7 +19,7 @@ from tandem.kvtransfer.errors import NoSocketYet, TransportError
 from tandem.kvtransfer.memory.blocks import Blocks, SharedTags
 from tandem.kvtransfer.transports.base import Progress
 from tandem.kvtransfer.transports.choose import make_transports
-from tandem.kvtransfer.transports.mapped import giving, taking
+from tandem.kvtransfer.transports.mapped import giving
 from tandem.kvtransfer.transports.mapped.wire import (
     Given,
     MappedCard,
@@ -100,7 +100,7 @@ def test_a_socket_of_another_user_is_waited_for_by_nobody(
         def connect(self, address: object) -> None:
             raise PermissionError("not yours")
 
-    monkeypatch.setattr(taking.socket, "socket", Forbidden)
+    monkeypatch.setattr(socket, "socket", Forbidden)
     card = producer.transport.serve(producer.slots, producer.blocks)
     with pytest.raises(TransportError, match="not yours") as caught:
         consumer.transport.connect(producer.incarnation, "127.0.0.1", card)

@@ -14,6 +14,8 @@ REFUSALS = (400, 403, 422)
 """What the API server says of an object that it does not take as it is."""
 _OF_ALL = (0, 401)
 """Nobody was reached, or we are nobody there: said of no object."""
+_BUSY = 429
+"""The API server has too much to do: another write is none of what it needs."""
 _LATE = "ReadTimeoutError"
 """No answer in time, on a connection that is there."""
 
@@ -35,7 +37,7 @@ class Refused:
 
 def refused(what: str, error: ClusterError) -> Refused:
     """What an error says of a write. Raises it where it would be that of any other write, too."""
-    if error.status in _OF_ALL:
+    if error.status in (*_OF_ALL, _BUSY):
         raise error
     look.met(error)
     return Refused(what, error, passes=error.status not in REFUSALS)

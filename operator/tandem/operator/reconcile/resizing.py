@@ -39,6 +39,10 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
         count: int = self.manifest["spec"]["replicas"]
         return count
 
+    def at(self, count: int) -> Manifest:
+        """The same with so many replicas."""
+        return {**self.manifest, "spec": {**self.manifest["spec"], "replicas": count}}
+
     @property
     def is_made(self) -> bool:
         """Whether it has to be made, for pods that it shall have."""
@@ -72,17 +76,21 @@ class Resizing:
         self._live = live
         self._blocked: set[Role] = set()
         """Roles of which nothing may fall: others cannot take the place of what would leave."""
+        self.kept: dict[RevisionKey, int] = {}
+        """Replicas of what was to fall and did not."""
         self._found: list[Problem] = []
 
-    def admit(self) -> None:
+    def admit(self) -> bool:
         """Let routers use the pods of admitted revisions, before clients reach routers that know no
-        others; those that they may not use take nobody's place."""
+        others; those that they may not use take nobody's place, and no router that uses others
+        goes. Whether all are admitted."""
         roles = {pod.name: pod.role for pod in self._seen.pods}
         for mark in admissions(self._seen.pods, self._decided.admitted):
             said = self._mark(mark)
             if said is not None:
                 self._found.append(said)
-                self._blocked.add(roles[mark.pod])
+                self._blocked |= {roles[mark.pod], Role.ROUTER}
+        return not self._found
 
     def run(
         self,
@@ -106,16 +114,16 @@ class Resizing:
         for size in [size for size in coming if self._is_kept(size, templates)]:
             self._write(size, rises=True)
         falling = [size for size in sizes if size.falls]
-        kept = {
+        self.kept = {
             size.key: size.before or 0 for size in falling if not self._may_fall(size, is_reachable)
         }
-        counts = {**self._decided.counts, **kept}
+        counts = {**self._decided.counts, **self.kept}
         marked = departures(self._seen.pods, self._seen.workloads, counts)
         for key in marked.keys() - {size.key for size in falling}:
             self._tell(marked[key])
         for size in falling:
             self._tell(marked.get(size.key, ()))
-            if size.key not in kept:
+            if size.key not in self.kept:
                 self._write(size, rises=False)
         return self._found
 

@@ -91,10 +91,13 @@ class Writer:
             if (not before or live.find(each["kind"], each["metadata"]["name"]))
             and (may_start or each["kind"] != "Job")
         ]
-        repaired = Objects(applied=[*base(facts), *services, *shown], created=made)
-        self._repairs.want((seen.owner.namespace, seen.owner.name), seen.owner.uid, repaired)
         resizing = Resizing(self._cluster, self._applier, seen, decided, live)
-        resizing.admit()
+        if not resizing.admit():
+            # Clients stay where they are.
+            services = [s for s in services if not live.find("Service", s["metadata"]["name"])]
+        key, uid = (seen.owner.namespace, seen.owner.name), seen.owner.uid
+        repaired = Objects(applied=[*base(facts), *services, *shown], created=made)
+        self._repairs.want(key, uid, repaired)
         found = self._applier.apply(services, live)
         is_reachable = not found
         coming = {size.manifest["metadata"]["name"] for size in sizes if size.before is None}
@@ -108,6 +111,15 @@ class Writer:
         )
         may_make = is_reachable and not before
         found += resizing.run(sizes, templates, may_make=may_make, is_reachable=is_reachable)
+        if resizing.kept:  # who scales one by hand meanwhile is not helped to let it fall
+            held = {
+                size.manifest["metadata"]["name"]: size.at(resizing.kept[size.key])
+                for size in sizes
+                if size.key in resizing.kept
+            }
+            shown = [held.get(each["metadata"]["name"], each) for each in shown]
+            repaired = Objects(applied=[*base(facts), *services, *shown], created=made)
+            self._repairs.want(key, uid, repaired)
         names_kept = {(each["kind"], each["metadata"]["name"]) for each in objects.applied}
         names_kept |= {(each["kind"], each["metadata"]["name"]) for each in objects.created}
         names_kept |= _secrets_kept(facts, keys, facts.publics)

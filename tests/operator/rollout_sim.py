@@ -25,15 +25,19 @@ class Spec:
     """What somebody may ask for; ``bad`` answers no canary."""
 
     model: str = "a"
-    engine: int = 0
+    prefill: int = 0
     decode: int = 0
+    router: int = 0
     bad: bool = False
 
     def targets(self) -> dict[Role, str]:
-        """Revisions; the first letter is the model."""
-        worker = f"{self.model}{self.engine}{'bad' if self.bad else ''}"
-        decode = f"{worker}.{self.decode}"
-        return {Role.PREFILL: worker, Role.DECODE: decode, Role.ROUTER: self.model}
+        """Revisions, each role's of its own; the first letter is the model."""
+        worker = f"{self.model}{'bad' if self.bad else ''}"
+        return {
+            Role.PREFILL: f"{worker}{self.prefill}",
+            Role.DECODE: f"{worker}{self.decode}",
+            Role.ROUTER: f"{self.model}{self.router}",
+        }
 
 
 @dataclass(eq=False)

@@ -146,6 +146,38 @@ def test_a_revision_that_is_refused_has_a_deadline(
     assert served.replicas("decode") == there
 
 
+@pytest.mark.parametrize("looks", [0, 2])
+def test_a_revision_that_could_not_be_made_is_tried_when_that_is_mended(
+    demo: Callable[..., Demo], monkeypatch: pytest.MonkeyPatch, looks: int
+):
+    """The annotation is no part of it, and its deadline begins anew, whether or not anybody has
+    looked since that passed. One whose pods did not serve is not tried again for other counts."""
+    short: dict[str, Any] = {"rollout__progressDeadlineSeconds": 60}
+    served = demo(**short)
+    old = served.replicas("decode").keys()
+    served.cluster.refuse = bad_annotation
+    served.change(engine__maxNumSeqs=7, **short, **BAD)
+    served.turn(2)
+    ahead, real = [100.0], time.time
+    monkeypatch.setattr(time, "time", lambda: real() + ahead[0])
+    served.turn(looks)
+    assert ("failed" in served.status()["rollout"]) == (looks > 0)
+    served.change(engine__maxNumSeqs=7, **short)
+    served.turn(12)
+    assert served.condition("Progressing")[1] == "Stable"
+    assert served.condition("Degraded")[0] == "False"
+    assert served.replicas("decode").keys().isdisjoint(old)
+    served.probes.is_right = False
+    served.change(engine__maxNumSeqs=8, **short)
+    served.turn(4)
+    ahead[0] += 100
+    served.turn(2)
+    assert served.condition("Degraded")[1] == "ProgressDeadlineExceeded"
+    served.change(engine__maxNumSeqs=8, **short, decode__replicas=2)
+    served.turn(4)
+    assert served.condition("Degraded")[1] == "ProgressDeadlineExceeded"
+
+
 @pytest.mark.parametrize("kind", ["ConfigMap", "NetworkPolicy", "Secret"])
 def test_nothing_new_is_made_beside_a_base_that_is_not_whole(kind: str):
     """No pod, no Job: they would lack a key or a policy. They come when it is."""

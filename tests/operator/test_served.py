@@ -270,8 +270,9 @@ def test_a_pod_that_is_about_to_leave_takes_nobodys_place():
 SPECS = st.builds(
     Spec,
     model=st.sampled_from("aaab"),
-    engine=st.integers(0, 2),
-    decode=st.integers(0, 1),
+    prefill=st.integers(0, 2),
+    decode=st.integers(0, 2),
+    router=st.sampled_from([0, 0, 1]),
     bad=st.sampled_from([False, False, False, True]),
 )
 EVENTS = st.one_of(SPECS, SPECS, SPECS, st.sampled_from(["crash", "pause", "suspend"]))

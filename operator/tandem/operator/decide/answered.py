@@ -63,8 +63,9 @@ def _once(sets: list[Revisions]) -> list[Revisions]:
 
 
 def still_served(view: RolloutView, counts: Mapping[RevisionKey, int]) -> list[Revisions]:
-    """Served sets that have a replica of a revision which is their own."""
-    others = (targets_of(view), view.memory.stable)
+    """Served sets that have a replica of a revision which is their own. What they share with
+    targets that have not answered is: nobody else says that it did."""
+    others = [view.memory.stable, *([targets_of(view)] if is_open(view) else [])]
     return [
         each
         for each in view.memory.served
@@ -84,8 +85,14 @@ def answered(view: RolloutView) -> list[Revisions]:
 
 
 def best(view: RolloutView) -> list[Revisions]:
-    """The same, what serves most first."""
-    return sorted(answered(view), key=lambda each: _strength(view, each), reverse=True)
+    """The same, what serves most first; new targets where they answer as much as others."""
+    targets = targets_of(view)
+
+    def rank(each: Revisions) -> tuple[float, bool, float]:
+        least, prefill = _strength(view, each)
+        return least, each == targets != view.memory.stable, prefill
+
+    return sorted(answered(view), key=rank, reverse=True)
 
 
 def _strength(view: RolloutView, revisions: Revisions) -> tuple[float, float]:
@@ -140,14 +147,13 @@ def spread(view: RolloutView, role: Role, old: int) -> dict[RevisionKey, int]:
 
 
 def _held(view: RolloutView, role: Role) -> set[str]:
-    """Former revisions of a role whose last pod stays: of the set that answers most, the targets
-    if they answer as much; and those of workers that a router of their set, which leaves, may still
-    ask."""
+    """Former revisions of a role whose last pod stays: of the set that serves most, which clients
+    meet; and those of workers that a router of their set, which leaves, may still ask."""
     each, memory = view.roles[role], view.memory
     if not each.desired:
         return set()
     sets = answered(view)
-    held = [max(sets, key=lambda its: _strength(view, its)[0])] if sets else []
+    held = best(view)[:1]
     if memory.in_place and each.desired <= each.max_unavailable:
         held = []
     if not memory.in_place and role in WORKERS:
@@ -171,7 +177,7 @@ def reachable_routers(view: RolloutView) -> str | None:
 
     New routers come with another model or other settings: until the canary was right through one
     of them, clients stay with those that answered. Of several of these they meet the ones that have
-    workers, or all where all have.
+    workers, or all where all have; while none has, those that are ready.
     """
     target = view.roles[Role.ROUTER].target
     if Role.ROUTER not in view.memory.stable:
@@ -182,7 +188,8 @@ def reachable_routers(view: RolloutView) -> str | None:
     up = {name for name in names if view.roles[Role.ROUTER].of(name).ready}
     if target in names and (names == {target} or up <= whole):
         return None
-    return sets[0][Role.ROUTER]
+    ready = [each for each in sets if each[Role.ROUTER] in up]
+    return (ready or sets)[0][Role.ROUTER]
 
 
 def met(view: RolloutView) -> Revisions:

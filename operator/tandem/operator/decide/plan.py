@@ -9,7 +9,7 @@ from collections.abc import Mapping, Set
 
 import msgspec
 
-from tandem.operator.api.conditions import Reason
+from tandem.operator.api.conditions import ConditionType, Reason
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.status import LLMServiceStatus, RolloutStatus
 from tandem.operator.decide import observe
@@ -26,7 +26,7 @@ from tandem.operator.decide.rollout import (
 from tandem.operator.decide.scaling import Wanted, wanted
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.decide.views import RevisionView, RoleView, RolloutView
-from tandem.operator.decide.words import Word
+from tandem.operator.decide.words import Word, told_of
 from tandem.operator.desired.capability import unsupported
 from tandem.operator.desired.compose import target_revisions
 from tandem.operator.desired.facts import Facts
@@ -163,7 +163,7 @@ def decision(
     """Counts by role and revision. Without ``may_move`` the targets stay what they were; when
     they are ``non_retryable`` what was stable comes back. ``servable`` names the revisions whose
     canary was right."""
-    memory = seen.status.rollout
+    memory = _tried_anew(seen)
     targets = target_revisions(facts)
     if not may_move:
         targets = {Role(role): name for role, name in memory.targets.items()}
@@ -191,6 +191,20 @@ def decision(
     if spec.rollout.surge is not None:
         view = msgspec.structs.replace(view, surge=spec.rollout.surge)
     return decide(msgspec.structs.replace(view, canary_ok=token_of(view) in servable))
+
+
+def _tried_anew(seen: Seen) -> RolloutStatus:
+    """Memory, in which targets that could not all be made have a deadline that begins anew where
+    the spec changed: what was refused may be mended, and be no part of a revision. What was made,
+    and did not serve, stays failed: new counts alone give it no place of what serves."""
+    memory = seen.status.rollout
+    targets = {(Role(role), name) for role, name in memory.targets.items()}
+    if seen.generation == seen.status.observed_generation or targets <= seen.workloads.keys():
+        return memory
+    told = told_of(seen.status.conditions, ConditionType.ACCEPTED)
+    if memory.failed is None and (told is None or told.status == "True"):
+        return memory  # it is on its way: a role that waits for its turn has no Deployment yet
+    return msgspec.structs.replace(memory, failed=None, progressed_at=None)
 
 
 def _revisions(seen: Seen, role: Role, now: float, patience: float) -> dict[str, RevisionView]:

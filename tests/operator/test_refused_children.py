@@ -56,6 +56,13 @@ def refusal_of(verb: str, kind: str, part: str = "", said: Refusal = QUOTA) -> A
     return refuse
 
 
+def unadmitted(verb: str, item: Item) -> Refusal | None:
+    """That routers may use a pod cannot be said."""
+    notes = item["metadata"].get("annotations") or {}
+    fits = verb == "patch" and names.ANNOTATION_ADMITTED in notes
+    return (403, "no annotations today") if fits else None
+
+
 def total(served: Demo) -> dict[str, int]:
     """Replicas asked of each role."""
     return {role: sum(served.replicas(role).values()) for role in Role}
@@ -321,11 +328,6 @@ def test_workers_that_routers_may_not_use_take_nobodys_place(demo: Callable[...,
     served = demo()
     old = served.replicas("decode")
 
-    def unadmitted(verb: str, item: Item) -> Refusal | None:
-        notes = item["metadata"].get("annotations") or {}
-        fits = verb == "patch" and names.ANNOTATION_ADMITTED in notes
-        return (403, "no annotations today") if fits else None
-
     served.cluster.refuse = unadmitted
     served.change(engine__maxNumSeqs=7)
     served.turn(10)
@@ -341,11 +343,6 @@ def test_nor_do_routers_that_would_use_them(demo: Callable[..., Demo]):
     clients stay with them."""
     served = demo(**MODELS["a"])
     (old,) = served.replicas("router")
-
-    def unadmitted(verb: str, item: Item) -> Refusal | None:
-        notes = item["metadata"].get("annotations") or {}
-        fits = verb == "patch" and names.ANNOTATION_ADMITTED in notes
-        return (403, "no annotations today") if fits else None
 
     served.cluster.refuse = unadmitted
     served.change(**MODELS["b"])

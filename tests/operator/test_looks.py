@@ -129,3 +129,18 @@ def test_nor_is_what_an_autoscaler_asks_for(demo: Callable[..., Demo]):
     assert served.look() == 0.0
     served.look()
     assert list(served.replicas("decode").values()) == [3]
+
+
+def test_new_keys_are_asked_for_soon(demo: Callable[..., Demo]):
+    """The look that publishes them asks nobody yet, and no event brings the next: a rotation began
+    with the next canary, up to a minute later."""
+    served = demo()
+    served.turn(3)
+    served.change(security__keyRotationID="a")
+    again = served.look()
+    assert served.condition("Progressing")[1] == "WaitingForKeys"
+    assert again is not None
+    assert again <= 5.0
+    served.turn(8)
+    assert served.condition("Progressing")[1] == "Stable"
+    assert served.status()["keys"]["read"] == 2

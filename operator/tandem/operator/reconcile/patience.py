@@ -13,8 +13,8 @@ SOON = 5.0
 def next_look(picture: Picture, keys: KeyPlan, wait: float | None) -> float | None:
     """Seconds until something may have changed of which no watch tells."""
     waits = [wait] if wait is not None else []
-    if keys.waits > 0:
-        waits.append(keys.waits)
+    if keys.waits > 0:  # pods are asked for them from the next look on, and no event brings that
+        waits.append(min(keys.waits, SOON))
     quiet = picture.decision.phase in (Phase.STABLE, Phase.SUSPENDED, Phase.PAUSED)
     asleep = picture.decision.phase is Phase.SUSPENDED
     if (

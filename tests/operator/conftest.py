@@ -4,11 +4,13 @@ gets a namespace of its own."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from tests.operator.control_plane import OPERATOR_TOKEN, ControlPlane, missing
 from tests.operator.harness import Harness, OperatorProcess, Operators
+from tests.operator.in_memory import Demo
 from tests.operator.node import FakeRouter, Node
 from tests.operator.prepared import make_namespace, prepared
 from tests.operator.silent import Silent
@@ -113,3 +115,20 @@ def harness(
     router.spared = None
     router.refused = []
     plane.kubectl("-n", namespace, "delete", "llm", "--all", "--wait=false")
+
+
+@pytest.fixture
+def demo() -> Iterator[Callable[..., Demo]]:
+    """Makes services in memory that serve; their operators end with the test."""
+    made: list[Demo] = []
+
+    def make(**changes: Any) -> Demo:
+        made.append(Demo(**changes))
+        made[-1].turn(6)
+        assert made[-1].condition("Ready")[0] == "True"
+        made[-1].cluster.writes.clear()
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()

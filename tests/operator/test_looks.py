@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -13,22 +12,6 @@ from tests.waiting import wait_for
 
 from tandem.operator.api.status import LLMServiceStatus
 from tandem.operator.rehearse.silent import ToldProbes
-
-
-@pytest.fixture
-def demo() -> Iterator[Callable[..., Demo]]:
-    """Makes services that serve; their operators end with the test."""
-    made: list[Demo] = []
-
-    def make(**changes: Any) -> Demo:
-        made.append(Demo(**changes))
-        made[-1].turn(5)
-        assert made[-1].condition("Ready")[0] == "True"
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
 
 
 def test_a_repair_makes_no_job_that_was_not_accepted(demo: Callable[..., Demo]):

@@ -4,7 +4,7 @@ told. On a cluster in memory, which refuses what a test says."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,23 +21,6 @@ MODELS: dict[str, Any] = {
     path: {"model__source__persistentVolumeClaim": {"claimName": "models", "path": path}}
     for path in ("a", "b")
 }
-
-
-@pytest.fixture
-def demo() -> Iterator[Callable[..., Demo]]:
-    """Makes services that serve; their operators end with the test."""
-    made: list[Demo] = []
-
-    def make(**changes: Any) -> Demo:
-        made.append(Demo(**changes))
-        made[-1].turn(6)
-        assert made[-1].condition("Ready")[0] == "True"
-        made[-1].cluster.writes.clear()
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
 
 
 def bad_annotation(_verb: str, item: Item) -> Refusal | None:

@@ -96,8 +96,8 @@ class Writer:
             # Clients stay where they are.
             services = [s for s in services if not live.find("Service", s["metadata"]["name"])]
         key, uid = (seen.owner.namespace, seen.owner.name), seen.owner.uid
-        repaired = Objects(applied=[*base(facts), *services, *shown], created=made)
-        self._repairs.want(key, uid, repaired)
+        rest = [*base(facts), *services]
+        self._repairs.want(key, uid, Objects(applied=[*rest, *shown], created=made))
         found = self._applier.apply(services, live)
         is_reachable = not found
         coming = {size.manifest["metadata"]["name"] for size in sizes if size.before is None}
@@ -118,8 +118,7 @@ class Writer:
                 if size.key in resizing.kept
             }
             shown = [held.get(each["metadata"]["name"], each) for each in shown]
-            repaired = Objects(applied=[*base(facts), *services, *shown], created=made)
-            self._repairs.want(key, uid, repaired)
+            self._repairs.want(key, uid, Objects(applied=[*rest, *shown], created=made))
         names_kept = {(each["kind"], each["metadata"]["name"]) for each in objects.applied}
         names_kept |= {(each["kind"], each["metadata"]["name"]) for each in objects.created}
         names_kept |= _secrets_kept(facts, keys, facts.publics)

@@ -43,8 +43,10 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = b""
-        self.is_closed = False
+        self.is_closed = self.is_ended = False
         self.is_read = True
+        self.unsent = 0
+        self.closed = asyncio.Event()
 
     def pause_reading(self) -> None:
         """Nothing more is taken from the client."""
@@ -56,11 +58,17 @@ class Wire(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         """The client would hear it."""
+        if self.is_ended:
+            raise RuntimeError("nothing is written behind the end")
         self.written += data
 
+    def write_eof(self) -> None:
+        """The client hears nothing more."""
+        self.is_ended = True
+
     def get_write_buffer_size(self) -> int:
-        """All is heard at once."""
-        return 0
+        """All is heard at once, unless a test says otherwise."""
+        return self.unsent
 
     def is_closing(self) -> bool:
         """Whether either end has closed it."""
@@ -69,6 +77,7 @@ class Wire(asyncio.Transport):
     def close(self) -> None:
         """In order."""
         self.is_closed = True
+        self.closed.set()
 
     abort = close
 
@@ -128,8 +137,8 @@ async def test_headers_are_bounded_as_set() -> None:
     both = Both()
     both.ask(("a", "b" * 1_500))
     both.say()
-    assert not both.wire.is_closed
+    assert not both.wire.is_ended
     both.ask(("a", "b" * 2_500))
     both.say()
 
-    assert both.wire.is_closed
+    assert both.wire.is_ended

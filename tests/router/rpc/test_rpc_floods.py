@@ -64,7 +64,7 @@ class Greeted(Both):
         """All that it says at once."""
         self.server.data_received(data)
         for _ in range(100_000):
-            if self.wire.is_closed or not self.server._is_behind:
+            if self.wire.is_ended or self.wire.is_closed or not self.server._is_behind:
                 break
             await asyncio.sleep(0)
 
@@ -196,10 +196,10 @@ async def test_who_says_nothing_again_and_again_is_sent_away(frame: bytes) -> No
     both.client.reset_stream(3)
     both.say()
     events = await both.heard(frame * (SPARE // 4))
-    if not both.wire.is_closed:  # the lightest
+    if not both.wire.is_ended:  # the lightest
         events = await both.heard(frame * SPARE)
 
-    assert both.wire.is_closed
+    assert both.wire.is_ended
     assert both.begun[0].task is not None
     assert both.begun[0].task.cancelled()
     (end,) = [each for each in events if isinstance(each, ConnectionTerminated)]
@@ -219,7 +219,7 @@ async def test_a_client_that_reads_may_say_so() -> None:
         assert call.write(b"a token.")
         both.server.data_received(said)
 
-    assert not both.wire.is_closed
+    assert not both.wire.is_ended
 
 
 def test_who_was_silent_may_speak_again() -> None:

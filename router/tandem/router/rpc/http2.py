@@ -30,8 +30,9 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
-from tandem.router.rpc.call import MIN_DRAINED, Call, Held
+from tandem.router.rpc.call import Call, Held
 from tandem.router.rpc.calm import TURN, Calm
+from tandem.router.rpc.closing import Closing
 from tandem.router.rpc.frames import Frame, Frames, pong_to, room_of, takes_leave
 from tandem.router.rpc.heads import bound_table, headers_of, timeout_of
 
@@ -96,7 +97,7 @@ class Connection(asyncio.Protocol):
         self.send: Callable[[bytes], None] = transport.write
         self._loop = asyncio.get_running_loop()
         self._calm = Calm(self._loop.time())
-        self._timer: asyncio.TimerHandle | None = None
+        self._closing = Closing(transport, self.write_seconds)
         if not self._owner.opened(self):
             transport.abort()
             return
@@ -114,17 +115,20 @@ class Connection(asyncio.Protocol):
         self.h2.decoder.max_header_list_size = self._owner.max_header_bytes
         self.h2.initiate_connection()
         self.flush()
-        self._timer = self._loop.call_later(self._owner.header_seconds, transport.abort)
+        self._closing.arm(self._owner.header_seconds, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """All its calls are given up."""
-        self._disarm()
+        self._closing.lost()
         for call in list(self.calls.values()):
             call.lost()
         self._owner.closed(self)
 
     def data_received(self, data: bytes) -> None:
         """Frames, or parts of them."""
+        if self._closing.has_begun:
+            self._closing.heard(len(data))
+            return
         self._frames.add(data)
         if not self._is_behind:
             self._take_turn()
@@ -134,7 +138,7 @@ class Connection(asyncio.Protocol):
         self._turn = None
         if self.is_paused:
             self._is_behind = True
-        if self.is_paused or self._transport.is_closing():
+        if self.is_paused or self._closing.is_over():
             return
         room, others = TURN, []
         for frame in self._frames.split():
@@ -151,6 +155,8 @@ class Connection(asyncio.Protocol):
         if self._made_room:
             self._pump()
         self._shut_if_left()
+        if self._closing.is_over():
+            return
         was_behind, self._is_behind = self._is_behind, room <= 0
         if self._is_behind and not was_behind:
             self._transport.pause_reading()
@@ -159,7 +165,7 @@ class Connection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """Have the next turn, or read on."""
-        if self.is_paused or self._transport.is_closing():
+        if self.is_paused or self._closing.is_over():
             return
         if not self._is_behind:
             self._transport.resume_reading()
@@ -186,7 +192,7 @@ class Connection(asyncio.Protocol):
             self._close()
             return False
         for event in events:
-            if self._transport.is_closing():
+            if self._closing.is_over():
                 return False
             self._handle(event)
         self.flush()
@@ -209,12 +215,12 @@ class Connection(asyncio.Protocol):
         self.is_paused = True
         self._paused_at = self._loop.time()
         self._transport.pause_reading()
-        self._watch()
+        self._closing.watch()
 
     def resume_writing(self) -> None:
         """The client reads on."""
-        if not self._transport.is_closing():  # else the last words are waited for as well
-            self._disarm()
+        if not self._closing.is_over():  # else the last words are waited for as well
+            self._closing.disarm()
         self.is_paused = False
         self._paused_seconds += self._loop.time() - self._paused_at
         self._go_on()
@@ -241,11 +247,15 @@ class Connection(asyncio.Protocol):
 
     def is_idle(self) -> bool:
         """Whether it could be asked to leave: it has no call, and has not ended yet."""
-        return not self.calls and not self._transport.is_closing()
+        return not self.calls and not self._closing.is_over()
+
+    def is_lingering(self) -> bool:
+        """Whether it has ended, and its client alone is waited for."""
+        return self._closing.is_lingering()
 
     def leave(self) -> None:
         """Take no more calls, and close once those that run have ended."""
-        if self._is_leaving:
+        if self._is_leaving or self._closing.is_over():
             return
         self._is_leaving = True
         # By hand: h2 takes a connection that has said GOAWAY for closed.
@@ -260,7 +270,7 @@ class Connection(asyncio.Protocol):
     def _shut_if_left(self) -> None:
         """Nobody who has taken leave begins another call, or is answered one any more."""
         if (self._is_leaving or self._is_left) and not self.calls:
-            self._shut()
+            self._closing.begin()
 
     def _is_done(self, frame: Frame) -> bool:
         """Whether it was one of the plainest, which is dealt with here."""
@@ -301,7 +311,7 @@ class Connection(asyncio.Protocol):
                     self.calls[stream_id].pump()
             case WindowUpdated() | RemoteSettingsChanged():
                 if not self.is_paused:
-                    self._disarm()
+                    self._closing.disarm()
                 self._made_room = True
 
     def _begin(self, stream_id: int, event: RequestReceived) -> None:
@@ -366,31 +376,4 @@ class Connection(asyncio.Protocol):
         self.flush()
         for call in list(self.calls.values()):
             call.lost()
-        self._shut()
-
-    def _shut(self) -> None:
-        """Close when what is written has gone, or no longer moves."""
-        if not self._transport.is_closing():
-            self._transport.close()
-            self._watch()
-
-    def _watch(self) -> None:
-        """What is written is to move from now on, in each period."""
-        self._unsent = self._transport.get_write_buffer_size()
-        self._arm(self.write_seconds, self._check_drained)
-
-    def _check_drained(self) -> None:
-        left = self._transport.get_write_buffer_size()
-        if self._unsent - left < min(MIN_DRAINED, self._unsent):
-            self._transport.abort()
-            return
-        self._watch()
-
-    def _arm(self, seconds: float, late: Callable[[], None]) -> None:
-        self._disarm()
-        self._timer = self._loop.call_later(seconds, late)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._closing.begin()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -28,6 +28,7 @@ from tandem.router.openai.service import Service
 from tandem.router.rpc import tandem_pb2 as pb
 from tandem.router.rpc.call import Call, Held, NotRead
 from tandem.router.rpc.calls import Aborted
+from tandem.router.rpc.closing import LINGER_SECONDS
 from tandem.router.rpc.errors import RpcError, metadata_of, status_of
 from tandem.router.rpc.http2 import Connection
 from tandem.router.rpc.inference import Inference
@@ -78,6 +79,8 @@ class Server:
         self._connections: set[Connection] = set()
         self._calls: dict[asyncio.Task[None], Call] = {}
         self._stopped: set[Call] = set()
+        self._all_gone = asyncio.Event()
+        """Set as the last connection goes."""
         self._listening: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -100,16 +103,21 @@ class Server:
             task.cancel()
         if self._calls:
             await asyncio.wait(self._calls, timeout=self.write_seconds)
+        if self._connections:  # what they are told last is lost with the process
+            self._all_gone.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._all_gone.wait(), 2 * LINGER_SECONDS)
 
     def opened(self, connection: Connection) -> bool:
-        """Count it; where all places are taken, one that has no call makes room. It may take the
-        last words with it, but not where too many do so already."""
+        """Count it; where all places are taken, one that has ended or has no call makes room. It
+        may take the last words with it, but not where too many do so already."""
         if len(self._connections) >= self._config.max_connections:
-            idle = next((each for each in self._connections if each.is_idle()), None)
+            ended = next((each for each in self._connections if each.is_lingering()), None)
+            idle = ended or next((each for each in self._connections if each.is_idle()), None)
             if idle is None:
                 return False
             idle.leave()
-            if len(self._connections) > self._config.max_connections + SPARE_CONNECTIONS:
+            if ended or len(self._connections) > self._config.max_connections + SPARE_CONNECTIONS:
                 idle.abort()
         self._connections.add(connection)
         return True
@@ -117,6 +125,8 @@ class Server:
     def closed(self, connection: Connection) -> None:
         """It is gone."""
         self._connections.discard(connection)
+        if not self._connections:
+            self._all_gone.set()
 
     def begin(self, call: Call) -> bool:
         """Answer a call in a task of its own; False where too many run."""

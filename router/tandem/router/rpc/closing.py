@@ -1,0 +1,99 @@
+"""How a connection closes: what was written goes out, and what the client still says is read.
+
+A socket that is closed with something unread resets its connection, and what its kernel had not
+sent by then is lost: the end of an answer, or the word that the client asks for too much. So the
+sending half is closed first, and the rest once the client has closed its own, which RFC 9112,
+section 9.6, asks of servers (nginx calls it a lingering close).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from tandem.router.rpc.call import MIN_DRAINED
+
+LINGER_SECONDS = 1.0
+"""How long a client may take to close its half, once it has all."""
+LINGER_BYTES = 1 << 20
+"""What it may say meanwhile."""
+
+
+class Closing:
+    """Of one connection: its end, and the one deadline that it has at a time."""
+
+    def __init__(self, transport: asyncio.Transport, write_seconds: float) -> None:
+        """What is written is to move in each ``write_seconds``."""
+        self._transport = transport
+        self._write_seconds = write_seconds
+        self._loop = asyncio.get_running_loop()
+        self._deadline: asyncio.TimerHandle | None = None
+        self._linger: asyncio.TimerHandle | None = None
+        self._unsent = 0
+        self._room = LINGER_BYTES
+        self.has_begun = False
+        """Nothing more is written, and what is read goes nowhere."""
+
+    def is_over(self) -> bool:
+        """Whether the connection serves nobody any more."""
+        return self.has_begun or self._transport.is_closing()
+
+    def begin(self) -> None:
+        """Close when what is written has gone, or no longer moves."""
+        if self.is_over():
+            return
+        self.has_begun = True
+        try:
+            self._transport.write_eof()
+        except OSError:  # the client is gone
+            self._transport.abort()
+            return
+        self._transport.resume_reading()
+        self.watch()
+        self._linger = self._loop.call_later(LINGER_SECONDS, self._end)
+
+    def heard(self, num_bytes: int) -> None:
+        """The client said so much since the end began."""
+        self._room -= num_bytes
+        if self._room < 0:
+            self._transport.close()
+
+    def is_lingering(self) -> bool:
+        """Whether all has gone that was written, and the client alone is waited for."""
+        return self.has_begun and not self._transport.get_write_buffer_size()
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self.disarm()
+        if self._linger is not None:
+            self._linger.cancel()
+
+    def watch(self) -> None:
+        """What is written is to move from now on, in each period."""
+        self._unsent = self._transport.get_write_buffer_size()
+        self.arm(self._write_seconds, self._check_drained)
+
+    def arm(self, seconds: float, late: Callable[[], None]) -> None:
+        """Call it then, in place of what was to be called before."""
+        self.disarm()
+        self._deadline = self._loop.call_later(seconds, late)
+
+    def disarm(self) -> None:
+        """Nothing is waited for."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _check_drained(self) -> None:
+        left = self._transport.get_write_buffer_size()
+        if self._unsent - left < min(MIN_DRAINED, self._unsent):
+            self._transport.abort()
+            return
+        self.watch()
+
+    def _end(self) -> None:
+        """Close, unless the client is being written to: that has its own deadline."""
+        if self.is_lingering():
+            self._transport.close()
+        else:
+            self._linger = self._loop.call_later(LINGER_SECONDS, self._end)

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 REPAIR_SECONDS = 5.0
 LEASE_SECONDS, RETRY_SECONDS, BUSY_SECONDS = 15.0, 2.0, 10.0
-"""Of the election, by default; and for its calls, each of which takes its time on a busy machine."""
+"""Of the election, by default; and for its calls, which a busy machine is slow to answer."""
 TAKEOVER_SECONDS = LEASE_SECONDS + 2 * RETRY_SECONDS + BUSY_SECONDS
 """From a leader's last word to the next one's first, by the Lease: the other hears that word up to
 a period late, and looks up to a period after it has lapsed."""

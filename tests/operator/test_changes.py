@@ -153,6 +153,7 @@ def test_a_change_during_a_rollout_leaves_the_last_decode_worker(
     harness.wait(lambda: revisions(harness)["decode"] != second["decode"])
     last = of_revision(harness, "decode", revisions(harness)["decode"])
     harness.wait(lambda: harness.replicas().get(last) == 1)
+    harness.wait(lambda: pod_names(harness, "decode", revisions(harness)["decode"]), text="its pod")
     assert harness.replicas()[of[1]] == 1
     assert harness.condition("Ready")[0] == "True"
     assert pod_names(harness, "decode", second["decode"])

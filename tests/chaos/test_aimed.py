@@ -13,7 +13,9 @@ from tests.chaos.aim import moments_of
 from tests.chaos.aimed_peers import AimedPeers, aimed
 from tests.kvtransfer.agent.agents import Running
 from tests.workers.pair import PROMPT
+from tests.workers.pullers import Peer
 
+from tandem.kvtransfer.events import Loaded
 from tandem.kvtransfer.handoff.messages import Part, Ready
 
 OTHER = tuple(5 + (13 * index) % 280 for index in range(140))
@@ -161,7 +163,10 @@ def test_a_puller_that_is_short_of_blocks_is_preempted_behind_its_pull(
         line.peers.until(lambda: len(line.peers[0].tokens("other")) > 60)
         groups = line.peers[0].core.scheduler.roster.groups
         assert not any(each.num_preemptions for each in groups.values())
+        line.peers.standing.add(0)  # or the other is short of blocks before this one runs
         held.release()
+        line.peers.until(lambda: has_come(line.peers[0]))
+        line.peers.standing.clear()
         line.peers.until(lambda: any(each.num_preemptions for each in groups.values()))
         assert groups[key].num_preemptions == 1
         line.peers.until(lambda: all(line.peers[0].finished(each) for each in ("a", "other")))
@@ -169,6 +174,12 @@ def test_a_puller_that_is_short_of_blocks_is_preempted_behind_its_pull(
         assert line.peers[0].tokens("other") == other
         assert line.pulled == 1
         line.peers.settled()
+
+
+def has_come(puller: Peer) -> bool:
+    """Whether all of its pull is there, which its engine learns at its next step."""
+    assert not puller.ends.taken.of_handoffs()
+    return any(isinstance(each, Loaded) for each in puller.ends.taken._of_pulls)
 
 
 def assert_serves(line: AimedPeers) -> None:

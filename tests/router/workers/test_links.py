@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,6 +89,7 @@ async def test_streams_have_their_turns_between_large_frames(
     at: list[int] = []
     monkeypatch.setattr(stack.fleet.index, "apply", lambda *_: at.append(rounds))
 
+
     def count() -> None:
         nonlocal rounds
         rounds += 1
@@ -98,7 +100,38 @@ async def test_streams_have_their_turns_between_large_frames(
         d.tell_blocks(BlockEvents(removed=(BlockHash(b"r" * 16),) * (1 << 14)))
     loop.call_soon(time.sleep, 0.2)  # the loop is held: all of them are there
     await until(lambda: len(at) == 12)
-    assert len(set(at)) == 12
+    # Two in a round where the socket was empty between them, as on a machine that is late.
+    assert max(Counter(at).values()) <= 2
+
+
+async def test_a_turn_that_is_due_is_the_only_one(
+    stack: Stack, decode: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What arrives while frames wait made turns of its own, which made others: the more there was
+    to read, the more of it was read at once."""
+    await stack.find(decode())
+    (link,) = stack.pool._links.values()
+    dealer, turns = link._dealer, 0
+
+    class Full:
+        """A socket with more to read."""
+
+        def getsockopt(self, _: int) -> int:
+            return zmq.POLLIN
+
+    def drain(_socket: object, _limit: int) -> bool:
+        nonlocal turns
+        turns += 1
+        return True
+
+    with monkeypatch.context() as full:
+        full.setattr(dealer, "_socket", Full())
+        full.setattr(dealer, "_drain", drain)
+        for round_of_loop in range(1, 4):
+            for _ in range(3):
+                dealer._on_readable()
+            assert turns == round_of_loop
+            await asyncio.sleep(0)
 
 
 async def test_what_was_known_of_a_worker_goes_though_nobody_has_news(stack: Stack) -> None:

@@ -166,9 +166,13 @@ class Dealer:
     def _look_again(self, socket: Socket) -> None:
         """A send may swallow the descriptor's signal of frames that came meanwhile."""
         if self._again is None and int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            self._again = self._loop.call_soon(self._on_readable)
+            self._again = self._loop.call_soon(self._take_turn)
 
     def _on_readable(self) -> None:
+        if self._again is None:  # else the next turn is due already, and one has one at a time
+            self._take_turn()
+
+    def _take_turn(self) -> None:
         self._again = None
         socket = self._socket
         if socket is not None and self._drain(socket, _BATCH):

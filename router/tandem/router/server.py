@@ -24,8 +24,6 @@ from tandem.router.http_limits import ConnectionLimits
 from tandem.router.middleware.answer import send_error
 from tandem.router.middleware.stopping import LAST_WORD_SECONDS, Ending, shutting_down
 
-KEEP_ALIVE = 75
-"""Seconds; longer than clients keep idle connections, so that none is closed under a request."""
 DESCRIPTORS_KEPT = 512
 """For workers' links, files and whatever else is no client's connection."""
 BODY_GRACE = 5.0
@@ -162,7 +160,7 @@ def make_server(app: Any, config: RouterConfig, **options: Any) -> Server:
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=KEEP_ALIVE,
+        timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]  # any seconds
         **options,
     )
     return Server(settings, app=app, drain_seconds=config.drain_timeout)

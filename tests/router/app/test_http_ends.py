@@ -153,6 +153,17 @@ def test_who_lingers_does_not_hold_up_the_end(serve: Serve, decode: Make, connec
     served.stop()
 
 
+def test_a_connection_waits_for_its_next_request_as_long_as_is_said(
+    serve: Serve, decode: Make, connect: Connect
+) -> None:
+    """The field is uvicorn's."""
+    served = serve(decode(), wait=False, keep_alive_timeout=0.1)
+    served.wait_started()
+    wire = connect(served)
+    wire.sendall(GET)
+    assert heard(wire).startswith(b"HTTP/1.1 200 OK")
+
+
 class Rpc:
     """A gRPC server whose calls take as long as a test wants."""
 

@@ -24,6 +24,8 @@ from tandem.router.http_limits import ConnectionLimits
 from tandem.router.middleware.answer import send_error
 from tandem.router.middleware.stopping import LAST_WORD_SECONDS, Ending, shutting_down
 
+EVERY = 0.1
+"""Seconds between two looks at what a router that stops waits for."""
 DESCRIPTORS_KEPT = 512
 """For workers' links, files and whatever else is no client's connection."""
 BODY_GRACE = 5.0
@@ -82,6 +84,7 @@ class Server(uvicorn.Server):
         try:
             await super().shutdown(sockets)
             await self._end_rpc()
+            await self._leave()
         finally:
             end.cancel()
 
@@ -90,11 +93,22 @@ class Server(uvicorn.Server):
         if self._rpc is None:
             return
         while not self._rpc.done() and not self.force_exit:
-            await asyncio.wait((self._rpc,), timeout=0.1)
+            await asyncio.wait((self._rpc,), timeout=EVERY)
         if self.force_exit:
             self._rpc.cancel()
         else:
             await self._rpc
+
+    async def _leave(self) -> None:
+        """Who came late hears what it was told; whoever stays then is left."""
+        await asyncio.sleep(0)  # for those that were being taken in
+        for _ in range(math.ceil(2 * LINGER_SECONDS / EVERY)):
+            if self.force_exit or not self._late.connections:
+                break
+            await asyncio.sleep(EVERY)
+        for connection in (*self._late.connections, *self.server_state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)
 
     async def _listen_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """Take the listening sockets over from those servers that are about to close."""

@@ -38,7 +38,7 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
     with ExitStack() as opened:
 
         def make(served: Served) -> socket.socket:
-            where = served.socket.getsockname()
+            where = ("127.0.0.1", int(served.url.rpartition(":")[2]))
             return opened.enter_context(closing(socket.create_connection(where, timeout=20)))
 
         yield make
@@ -206,6 +206,18 @@ def test_a_router_that_waits_for_calls_is_scraped(serve: Serve, decode: Make) ->
     served.stop()
     with pytest.raises(httpx.ConnectError):
         clear_text.get(served.url + "/health")
+
+
+def test_who_came_late_is_seen_off(serve: Serve, decode: Make, connect: Connect) -> None:
+    """Its connection ends in order, and before the loop does."""
+    served, rpc = stop_with_calls(serve, decode, signals=1)
+    wire = connect(served)
+    wire.sendall(GET)
+    assert b" 200 OK" in wire.recv(1 << 16)
+    rpc.end()
+    assert heard(wire).count(b"HTTP/1.1 ") == 0
+    served.stop()
+    assert not served.server._late.connections
 
 
 def test_a_second_signal_ends_calls_at_once(serve: Serve, decode: Make) -> None:

@@ -111,6 +111,7 @@ class Memory(Cluster):
             return self.put(kind, {**there, "status": manifest["status"]})
         self._said("apply", manifest, dry_run=dry_run)
         metadata = {**there["metadata"], **manifest["metadata"]}
+        metadata["generation"] += manifest.get("spec") != there.get("spec")
         return self.put(kind, {**there, **manifest, "metadata": metadata})
 
     def patch(self, kind: str, namespace: str, name: str, body: Item) -> Item | None:
@@ -157,7 +158,9 @@ class Memory(Cluster):
             metadata = {"name": f"{name}-{self.number()}", "ownerReferences": [owner]}
             metadata["labels"] = template["metadata"]["labels"]
             self.put("Pod", {"metadata": metadata, "spec": template["spec"], "status": {}})
-        self.put("Deployment", {**deployment, "status": {"replicas": wanted}})
+        seen = deployment["metadata"]["generation"]
+        status = {"replicas": wanted, "observedGeneration": seen}
+        self.put("Deployment", {**deployment, "status": status})
 
     def _finish(self, job: Item) -> None:
         done = {"conditions": [{"type": "Complete", "status": "True"}]}

@@ -127,3 +127,26 @@ def test_new_keys_are_asked_for_soon(demo: Callable[..., Demo]):
     served.turn(8)
     assert served.condition("Progressing")[1] == "Stable"
     assert served.status()["keys"]["read"] == 2
+
+
+def test_a_pod_that_was_to_leave_takes_nobodys_place_until_its_controller_keeps_it(
+    demo: Callable[..., Demo],
+):
+    """The spec is taken back behind a scaling down that its controller may have acted upon: the
+    pods that it deletes meanwhile were counted as staying, and the others were given up."""
+    served = demo()
+    (first,) = served.replicas("decode")
+    served.change(engine__maxNumSeqs=3)
+    served.look()
+    while served.replicas("decode")[first]:
+        served.cluster.run()
+        served.look()
+    served.change()
+    for _ in range(4):  # no controller has done anything meanwhile
+        served.look()
+    (second,) = served.replicas("decode").keys() - {first}
+    assert served.replicas("decode") == {first: 1, second: 1}
+    served.turn(8)
+    assert served.replicas("decode").get(second, 0) == 0
+    assert served.replicas("decode")[first] == 1
+    assert not served.marked()

@@ -43,13 +43,15 @@ def departures(
     """Marks of pods that are chosen to leave next, or chosen no more, by their Deployment.
 
     A pod that is chosen hears of it before its Deployment shrinks; the choice is an optimisation,
-    since whichever pod gets SIGTERM drains.
+    since whichever pod gets SIGTERM drains. It stays chosen until its controller knows that it asks
+    for as many again, which may be deleting it meanwhile.
     """
     found: dict[RevisionKey, list[Mark]] = {}
     for key, mine in _by_key(pods).items():
         leaving = _victims(mine, _surplus(key, workloads, counts))
+        may_stay = _may_stay(workloads.get(key), min(counts.get(key, 0), len(mine)))
         for pod in mine:
-            changes = _departure(pod, pod.name in leaving)
+            changes = _departure(pod, pod.name in leaving, may_stay)
             if changes:
                 found.setdefault(key, []).append(Mark(pod.name, changes))
     return found
@@ -81,10 +83,14 @@ def _victims(pods: list[PodView], surplus: int) -> set[str]:
     return {pod.name for pod in sorted(pods, key=order)[:surplus]}
 
 
-def _departure(pod: PodView, leaves: bool) -> dict[str, str | None]:
+def _may_stay(view: WorkloadView | None, count: int) -> bool:
+    return view is None or (view.is_followed and view.asked >= count)
+
+
+def _departure(pod: PodView, leaves: bool, may_stay: bool) -> dict[str, str | None]:
     marked = pod.annotations.get(ANNOTATION_DRAINING) == "true"
     if leaves and not marked:
         return {ANNOTATION_DRAINING: "true", _COST: _DRAINING_COST}
-    if marked and not leaves:
+    if marked and not leaves and may_stay:
         return {ANNOTATION_DRAINING: None, _COST: None}
     return {}

@@ -59,6 +59,8 @@ class WorkloadView(msgspec.Struct, frozen=True, kw_only=True):
     """Why its pods cannot be created."""
     full_since: float | None = None
     """When a quota first left no room for a pod of it. ``refused`` has its words."""
+    is_followed: bool = True
+    """Its controller has seen what it asks for."""
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,12 +189,14 @@ def workloads(items: Iterable[Manifest]) -> dict[RevisionKey, WorkloadView]:
         failure = _condition(status, "ReplicaFailure")
         refused = failure.get("message") if failure.get("status") == "True" else None
         full = refused is not None and is_full(refused)
+        generation = item["metadata"].get("generation", 0)
         views[key] = WorkloadView(
             name=item["metadata"]["name"],
             asked=item["spec"].get("replicas", 1),
             existing=status.get("replicas", 0),
             refused=refused,
             full_since=parse_time(failure["lastTransitionTime"]) if full else None,
+            is_followed=status.get("observedGeneration", 0) >= generation,
         )
     return views
 

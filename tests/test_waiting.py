@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from tests import waiting
-from tests.waiting import LOOKS, MOST_SECONDS, SECONDS, wait_for
+from tests.waiting import EVERY, LOOKS, MOST_SECONDS, SECONDS, wait_for
 
 
 class Clock:
@@ -47,6 +47,14 @@ def test_a_stretch_without_a_turn_is_no_end(clock_of: MakeClock) -> None:
     clock = clock_of(lambda number: 30.0 if number == 1 else 0.0)
     assert wait_for(lambda: clock.sleeps >= LOOKS - 1)
     assert SECONDS < clock.now < MOST_SECONDS
+
+
+@pytest.mark.parametrize("every", [EVERY, 0.001])
+def test_one_behind_many_looks_is_none_either(clock_of: MakeClock, every: float) -> None:
+    """They were over when it began: it is no waiting, whenever it comes."""
+    clock = clock_of(lambda number: 30.0 if number == 500 else 0.0)
+    assert wait_for(lambda: clock.sleeps >= 510 + LOOKS, every=every)
+    assert clock.now > SECONDS
 
 
 @pytest.mark.parametrize(("late", "ends"), [(0.0, SECONDS), (0.3, 0.3 * LOOKS), (5, MOST_SECONDS)])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from math import inf
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -19,26 +20,34 @@ EVERY = 0.01
 LOOKS = 200
 """Before a wait of ``SECONDS`` or more is given up: on a machine that does anything else they are
 over by then, and each is a turn for the others."""
+STILL_SECONDS = 1.0
+"""From one look to the next, beyond the pause between them: all stood still, or the look itself
+took so long, and that is no waiting."""
 MOST_SECONDS = 100.0
 """Less than a test gets, so that it fails with words, however few its looks were."""
 
 
 class Deadline:
     """When a wait is given up. What is given less than ``SECONDS`` is a promise of seconds, or is
-    not to come: no look is added."""
+    not to come: no look is added, and no second left out."""
 
     def __init__(self, seconds: float = SECONDS, every: float = EVERY) -> None:
         """``every``: seconds between two looks, or more."""
-        self._start = time.monotonic()
-        self._seconds = seconds
+        self._start = self._last = time.monotonic()
+        self._seconds, self._still = seconds, 0.0
+        self._longest = every + STILL_SECONDS if seconds >= SECONDS else inf
         self._missing = min(LOOKS, seconds / max(every, EVERY) / 2) if seconds >= SECONDS else 0.0
 
     def check(self, seen: Callable[[], object] = lambda: "") -> None:
         """After a look in vain: AssertionError with what ``seen`` says if it was the last."""
+        now = time.monotonic()
         self._missing -= 1
-        waited = time.monotonic() - self._start
-        late = self._missing <= 0 or waited >= MOST_SECONDS
-        assert waited < self._seconds or not late, f"it did not happen in {waited:.3g} s: {seen()}"
+        if now - self._last > self._longest:
+            self._still += now - self._last
+        self._last, whole = now, now - self._start
+        late = self._missing <= 0 and whole - self._still >= self._seconds
+        late = whole >= self._seconds and (late or whole >= MOST_SECONDS)
+        assert not late, f"it did not happen in {whole:.3g} s: {seen()}"
 
 
 def wait_for(

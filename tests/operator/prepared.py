@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.operator.control_plane import ControlPlane, control_plane, start_controllers
 from tests.operator.harness import OPERATOR_NAMESPACE
+from tests.waiting import wait_for
 
 _CONTROLLERS = (
     "deployment-controller",
@@ -24,12 +25,25 @@ _USER = "--user=operator"
 def prepared(home: Path) -> Iterator[ControlPlane]:
     """While the block runs; its files lie below ``home``."""
     with control_plane(home) as running:
-        running.kubectl("apply", "--server-side", "-k", "manifests/crds")
-        running.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=90s")
+        apply_crds(running)
         start_controllers(running, _CONTROLLERS)
         running.kubectl("create", "namespace", OPERATOR_NAMESPACE)
         _grant(running)
         yield running
+
+
+def apply_crds(plane: ControlPlane) -> None:
+    """Tandem's, until all are served. Not by `kubectl wait`: one without conditions yet is an error
+    to it."""
+    plane.kubectl("apply", "--server-side", "-k", "manifests/crds")
+
+    def are_served() -> bool:
+        found = json.loads(plane.kubectl("get", "crd", "-o", "json"))["items"]
+        conditions = [each.get("status", {}).get("conditions") or () for each in found]
+        served = {"type": "Established", "status": "True"}.items()
+        return all(any(served <= one.items() for one in each) for each in conditions)
+
+    wait_for(are_served, 90, every=0.2)
 
 
 def _grant(plane: ControlPlane) -> None:

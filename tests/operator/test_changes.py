@@ -52,7 +52,7 @@ def test_a_change_rolls_pilot_first_and_ends_alone(harness: Harness):
 
 def test_a_revision_that_does_not_come_up_is_taken_back(harness: Harness, node: Node):
     """The old counts are restored, Degraded says why, and the service stays Ready."""
-    harness.create(decode__replicas=2, rollout__progressDeadlineSeconds=8)
+    harness.create(decode__replicas=2)
     harness.ready()
     good = revisions(harness)
 
@@ -63,8 +63,15 @@ def test_a_revision_that_does_not_come_up_is_taken_back(harness: Harness, node: 
             return None
         return waiting("ImagePullBackOff", "registry.example.com/worker:none not found")
 
+    def is_told() -> bool:
+        statuses = [pod.get("status", {}) for pod in pods(harness, "decode") if broken(pod)]
+        return any("containerStatuses" in each for each in statuses)
+
     node.rules.append(broken)
     harness.change({"spec": {"image": "registry.example.com/worker:none"}})
+    harness.wait(is_told, text="the kubelet's word")
+    # Not before: a good revision comes up as slowly as the machine lets it.
+    harness.change({"spec": {"rollout": {"progressDeadlineSeconds": 8}}})
     told: list[tuple[str, str, str]] = []
 
     def given_up() -> bool:
@@ -82,7 +89,7 @@ def test_a_revision_that_does_not_come_up_is_taken_back(harness: Harness, node: 
     )
     assert harness.condition("Ready")[0] == "True"
     assert harness.condition("Degraded") == told[-1]  # its pods are gone
-    harness.change({"spec": {"image": None}})
+    harness.change({"spec": {"image": None, "rollout": None}})
     harness.wait(lambda: harness.condition("Degraded")[0] == "False", text="healthy again")
 
 
@@ -140,10 +147,13 @@ def test_a_change_during_a_rollout_leaves_the_last_decode_worker(
     up.update(*pilots())
     of = [of_revision(harness, "decode", each["decode"]) for each in (first, second)]
     harness.wait(lambda: harness.replicas().get(of[0]) == 0, text="decode has rolled")
+    # One that still went would be back at once where the spec is taken back, and nobody would load.
+    harness.wait(lambda: not pod_names(harness, "decode", first["decode"]), text="the old one left")
     harness.change({"spec": {"engine": {"maxNumSeqs": third}}})
     harness.wait(lambda: revisions(harness)["decode"] != second["decode"])
     last = of_revision(harness, "decode", revisions(harness)["decode"])
     harness.wait(lambda: harness.replicas().get(last) == 1)
+    harness.wait(lambda: pod_names(harness, "decode", revisions(harness)["decode"]), text="its pod")
     assert harness.replicas()[of[1]] == 1
     assert harness.condition("Ready")[0] == "True"
     assert pod_names(harness, "decode", second["decode"])

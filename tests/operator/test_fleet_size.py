@@ -18,6 +18,7 @@ from tests.operator.builders import service
 from tests.operator.control_plane import TOKEN, ControlPlane, control_plane, missing
 from tests.operator.harness import OPERATOR_NAMESPACE, Harness, OperatorProcess, Operators, poll
 from tests.operator.node import FakeRouter, Node
+from tests.operator.prepared import apply_crds
 from tests.operator.proxy import Proxy
 from tests.operator.test_model_jobs import held
 
@@ -119,8 +120,7 @@ def apart(tmp_path: Path) -> Iterator[ControlPlane]:
     if missing():
         pytest.skip("no API server")
     with control_plane(tmp_path) as running:
-        running.kubectl("apply", "--server-side", "-k", "manifests/crds")
-        running.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        apply_crds(running)
         running.kubectl("create", "namespace", OPERATOR_NAMESPACE)
         yield running
 

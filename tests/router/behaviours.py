@@ -11,6 +11,9 @@ from tandem.protocol.errors import FailCause, Refusal, RefusalCode
 Make = Callable[..., FakeWorker]
 ANSWER = list(range(100, 108))
 """The tokens that ``serve_well`` gives."""
+LOOK_EVERY = 0.005
+MOST_LOOKS = 4_000
+"""Twenty seconds and more."""
 
 
 def die_after(count: int) -> Callable[[Turn], Iterator[float]]:
@@ -26,6 +29,22 @@ def die_after(count: int) -> Callable[[Turn], Iterator[float]]:
         turn.worker._stop.set()
 
     return behaviour
+
+
+def wait_to(turn: Turn, happened: Callable[[Turn], object]) -> Iterator[float]:
+    """Go on once something has happened, however late; where it never does, after ``MOST_LOOKS``,
+    and the test says what is missing."""
+    for _ in range(MOST_LOOKS):
+        if happened(turn):
+            return
+        yield LOOK_EVERY
+
+
+def die(turn: Turn, heard: Callable[[Turn], object]) -> Iterator[float]:
+    """Close every socket once the router has heard what was said: what has not left by then is
+    lost."""
+    yield from wait_to(turn, heard)
+    turn.worker._stop.set()
 
 
 def refuse_with(code: RefusalCode) -> Callable[[Turn], Iterator[float]]:

@@ -13,7 +13,7 @@ from tandem.protocol.ids import new_incarnation
 from tandem.protocol.link import read_header
 from tandem.protocol.messages import Hello, ToWorker, Welcome, encode
 
-WAIT_MS = 5000
+WAIT_MS = 20_000
 
 
 def dealer(endpoint: str) -> zmq.Socket[bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.router.behaviours import ANSWER, Make, die_after
+from tests.router.behaviours import ANSWER, Make, die
 from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of
 from tests.router.fake_worker import Turn
 
@@ -12,9 +12,21 @@ from tandem.protocol.recording import Recording, begin
 from tandem.router.dispatch.ledger import Ledger
 
 
+def ledgers(stack: Stack) -> list[Ledger]:
+    """Of the requests that run."""
+    return [job.ledger for job in list(stack.dispatcher.jobs)]
+
+
 async def test_a_cached_prompt_counts_once(stack: Stack, decode: Make) -> None:
     """However many choices, and attempts at them, tell of it."""
-    first, second = decode(num_cached=16, behaviour=die_after(2)), decode(num_cached=32)
+
+    def dies(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        turn.token(0)
+        turn.token(1)
+        yield from die(turn, lambda _: any(each.num_tokens == 2 for each in ledgers(stack)))
+
+    first, second = decode(num_cached=16, behaviour=dies), decode(num_cached=32)
     await stack.find(first, second)
     second.load = BUSY
     await beats(stack, second)
@@ -36,19 +48,16 @@ async def test_a_cached_prompt_counts_though_its_prefill_worker_is_read_behind_t
 ) -> None:
     """P's word is new in nothing else, and D's share came over the link."""
 
-    def ledgers() -> list[Ledger]:
-        return [job.ledger for job in list(stack.dispatcher.jobs)]
-
     def second(turn: Turn) -> Iterator[float]:
         turn.accept()
-        while not any(each.num_tokens for each in ledgers()):
+        while not any(each.num_tokens for each in ledgers(stack)):
             yield 0.001
         turn.token(0)
 
     def first(turn: Turn) -> Iterator[float]:
         turn.accept()
         turn.token(0)
-        while not any(each.num_repeated for each in ledgers()):
+        while not any(each.num_repeated for each in ledgers(stack)):
             yield 0.001
         for position in range(1, 8):
             turn.token(position)

@@ -6,25 +6,48 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing
 
 from msgspec import structs
-from tests.router.behaviours import ANSWER, Make
+from tests.router.behaviours import ANSWER, Make, die, wait_to
 from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of
-from tests.router.fake_worker import Turn, serve_well
+from tests.router.fake_worker import Behaviour, Turn, serve_well
 from tests.router.http_server import Served
 from tests.waiting import until
 
 from tandem.protocol.context import RequestContext
 from tandem.protocol.outputs import EngineCoreOutput
+from tandem.router.dispatch.dispatcher import Dispatcher
 
 
-def dies_later(turn: Turn) -> Iterator[float]:
-    """Two choices go on for a while, whatever is asked, and with them the worker ends."""
-    turn.accept()
-    for position in range(6):
-        for choice in range(2):
-            turn.token(position, choice=choice)
-        yield 0.01
-    yield 0.05  # let the frames leave
-    turn.worker._stop.set()
+def is_told(turn: Turn) -> bool:
+    """Whether the worker has heard of a choice's end."""
+    return bool(turn.worker.ended)
+
+
+def dies_later(dispatcher: Callable[[], Dispatcher]) -> Behaviour:
+    """Two choices go on for a while, whatever is said of the first one behind its second token, and
+    with them the worker ends."""
+
+    def is_heard(_: Turn) -> bool:
+        return any(job.ledger.length(1) == 6 for job in list(dispatcher().jobs))
+
+    def behaviour(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        for position in range(6):
+            for choice in range(2):
+                turn.token(position, choice=choice)
+            if position == 1:
+                yield from wait_to(turn, is_told)
+        yield from die(turn, is_heard)
+
+    return behaviour
+
+
+def waits_to_be_told(turn: Turn) -> Iterator[float]:
+    """Well, and behind the first token no further before the router ends a choice."""
+    steps = serve_well(turn)
+    for _ in range(3):  # accepted, the prefill worker's turn, the token
+        yield next(steps)
+    yield from wait_to(turn, is_told)
+    yield from steps
 
 
 async def ended_after(stack: Stack, count: int) -> list[EngineCoreOutput]:
@@ -41,7 +64,7 @@ async def ended_after(stack: Stack, count: int) -> list[EngineCoreOutput]:
 
 async def test_no_further_attempt_goes_on_with_it(stack: Stack, decode: Make) -> None:
     """What is still said of it is nothing, and no fault of who says it."""
-    d1, d2 = decode(behaviour=dies_later), decode()
+    d1, d2 = decode(behaviour=dies_later(lambda: stack.dispatcher)), decode()
     await stack.find(d1, d2)
     d2.load = BUSY
     await beats(stack, d2)
@@ -70,7 +93,7 @@ async def test_a_worker_that_knows_no_ends_of_choices_is_told_of_none(
 
 async def test_only_who_decodes_is_told(stack: Stack, prefill: Make, decode: Make) -> None:
     """Of a hand-off the decode worker, which may wait for the KV still."""
-    p, d = prefill(), decode(step=0.02)
+    p, d = prefill(), decode(behaviour=waits_to_be_told)
     await stack.find(p, d)
     outputs = await ended_after(stack, 1)
     assert [len(tokens_of(outputs, choice)) for choice in range(2)] == [1, 8]
@@ -109,8 +132,9 @@ def test_a_stop_string_ends_it(serve: Callable[..., Served], decode: Make) -> No
         return [each["text"] for each in answer["choices"]]
 
     first, second = texts()
+    dies = dies_later(lambda: served.app.state.router.dispatcher)
     d1.behaviour = d2.behaviour = lambda turn: (
-        serve_well(turn) if turn.request.key.attempt else dies_later(turn)
+        serve_well(turn) if turn.request.key.attempt else dies(turn)
     )
     assert texts(stop=[first[:2]]) == ["", second]
     assert {each.finished_choices for each in (*d1.submitted, *d2.submitted)} == {(), (0,)}

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from tests.router.behaviours import ANSWER, Make
+from tests.router.behaviours import ANSWER, Make, wait_to
 from tests.router.builders import Stack, make_request, tokens_of
-from tests.router.fake_worker import Turn
+from tests.router.fake_worker import Turn, serve_well
 from tests.waiting import until
 
 from tandem.llm.beside import Beside
@@ -98,14 +98,23 @@ async def test_who_is_let_in_with_others_begins_in_a_round_of_its_own(
     stack: Stack, decode: Make, placed: list[int]
 ) -> None:
     """Behind a long prompt that leaves the queue's house."""
+    all_wait = threading.Event()
+
+    def held(turn: Turn) -> Iterator[float]:
+        steps = serve_well(turn)
+        yield next(steps)
+        yield from wait_to(turn, lambda _: all_wait.is_set())
+        yield from steps
+
     stack.admission.limits = replace(stack.admission.limits, max_inflight_tokens=1000)
-    d = decode(step=0.01)
+    d = decode(behaviour=held)
     await stack.find(d)
     long = asyncio.create_task(stack.run(make_request(1000)))
     await until(lambda: stack.admission.num_running == 1)
     asked = ask(stack)
     await until(lambda: stack.admission.num_waiting == MANY)
     del placed[:]
+    all_wait.set()
     await all_answer([long, *asked])
     assert len(placed) == len(set(placed)) == MANY
 

@@ -32,16 +32,19 @@ def is_told(event: Event) -> bool:
     return isinstance(event, ConnectionTerminated)
 
 
-def test_who_is_sent_away_hears_why_whatever_it_goes_on_to_say(raw: Any) -> None:
+def test_who_is_sent_away_hears_why_whatever_it_goes_on_to_say(
+    raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its window has room for nothing when the server says so, and it has said more that the server
     never read: a connection that is closed then is reset, and its last words are lost."""
+    monkeypatch.setattr(closing, "LINGER_SECONDS", 30.0)
     served, other = raw()
     client = RawClient(other.socket.getpeername()[1], receive_buffer=2_048).greet()
     client.socket.sendall(PING * 2_000)
     refuse(client)
     client.socket.sendall(MANY_PINGS)
     rpc: Server = served.app.state.rpc
-    wait_for(lambda: not any(each.is_idle() for each in rpc._connections if each._last))
+    wait_for(lambda: [each.is_idle() for each in list(rpc._connections) if each._last] == [False])
     end: Any = client.until(is_told)
 
     assert end.error_code == 11

@@ -209,6 +209,11 @@ class RouterConfig(TracingConfig):
     max_header_bytes: int = setting(65_536, "Bytes of a request's line and headers; above: 431.")
     max_headers: int = setting(128, "Headers of a request; above: 431.")
     header_timeout: float = setting(10.0, "Time that a request's line and headers may take.")
+    keep_alive_timeout: float = setting(
+        620.0,
+        "How long a connection may wait for its next request: longer than what stands before the "
+        "router keeps one, as a request that is sent while it closes is lost.",
+    )
     write_timeout: float = setting(
         30.0, "A client that reads nothing of its answer for this long is cut off."
     )
@@ -318,6 +323,7 @@ class RouterConfig(TracingConfig):
             "beat_timeout",
             "stall_timeout",
             "header_timeout",
+            "keep_alive_timeout",
             "write_timeout",
             "max_queue_age",
             "drain_timeout",

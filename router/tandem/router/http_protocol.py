@@ -1,7 +1,9 @@
-"""uvicorn's HTTP, but that an answer's headers go out with the first of its body.
+"""uvicorn's HTTP, but that an answer's headers go out with the first of its body, and that HTTP/1.0
+hears no chunks.
 
 uvicorn writes the two apart: one more call into the kernel for every answer, and a client that
-wakes once for the headers and once more for the first token of a stream.
+wakes once for the headers and once more for the first token of a stream. It writes chunks to
+whoever asks, which RFC 9112, section 6.1, forbids for HTTP/1.0.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 
 class JoinedTransport(asyncio.Transport):
@@ -57,6 +60,22 @@ class JoinedTransport(asyncio.Transport):
             self._done(self._transport)
 
 
+class UnchunkedCycle(RequestResponseCycle):
+    """An answer to HTTP/1.0: where its length is not known, it ends with the connection."""
+
+    is_measured = False
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """See RequestResponseCycle."""
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", [])}
+            self.is_measured = b"content-length" in names
+            self.chunked_encoding = None if self.is_measured else False
+        elif message["type"] == "http.response.body" and not self.is_measured:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
 class JoinedProtocol(HttpToolsProtocol):
     """For ``uvicorn.run(http=...)``."""
 
@@ -65,6 +84,8 @@ class JoinedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         cycle = self.cycle
         if cycle is not None:
+            if self.scope["http_version"] == "1.0":
+                cycle.__class__ = UnchunkedCycle
             cycle.transport = JoinedTransport(
                 cycle.transport, lambda transport: setattr(cycle, "transport", transport)
             )

@@ -17,13 +17,15 @@ from uvicorn.server import ServerState
 
 from tandem.link.descriptors import raise_descriptor_limit
 from tandem.protocol.listening import ANY_6, bound_socket
+from tandem.router.closing import LINGER_BYTES, LINGER_SECONDS
 from tandem.router.config import RouterConfig
-from tandem.router.http_guard import ConnectionLimits, guarded
+from tandem.router.http_guard import guarded
+from tandem.router.http_limits import ConnectionLimits
 from tandem.router.middleware.answer import send_error
 from tandem.router.middleware.stopping import LAST_WORD_SECONDS, Ending, shutting_down
 
-KEEP_ALIVE = 75
-"""Seconds; longer than clients keep idle connections, so that none is closed under a request."""
+EVERY = 0.1
+"""Seconds between two looks at what a router that stops waits for."""
 DESCRIPTORS_KEPT = 512
 """For workers' links, files and whatever else is no client's connection."""
 BODY_GRACE = 5.0
@@ -48,7 +50,9 @@ class Server(uvicorn.Server):
     kind ends the process at once."""
 
     def __init__(self, config: uvicorn.Config, *, app: Any, drain_seconds: float) -> None:
-        config.timeout_graceful_shutdown = math.ceil(drain_seconds + 2 * LAST_WORD_SECONDS)
+        config.timeout_graceful_shutdown = math.ceil(
+            drain_seconds + 2 * LAST_WORD_SECONDS + 2 * LINGER_SECONDS
+        )
         super().__init__(config)
         self._app = app
         self._ending: Ending = app.state.ending
@@ -56,6 +60,8 @@ class Server(uvicorn.Server):
         self._late = ServerState()
         """Connections that were made after the signal."""
         self._late_servers: list[asyncio.Server] = []
+        self._rpc: asyncio.Task[None] | None = None
+        """gRPC's end."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen; on `::` for both families, which event loops do not."""
@@ -72,14 +78,37 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         end = loop.call_later(self._drain_seconds, self._ending.stop)
         rpc: RpcServer | None = self._app.state.rpc
-        stopping = rpc and loop.create_task(rpc.stop(self._drain_seconds))
+        if rpc is not None:
+            self._rpc = loop.create_task(rpc.stop(self._drain_seconds))
         await self._listen_on(loop)
         try:
             await super().shutdown(sockets)
-            if stopping:
-                await stopping
+            await self._end_rpc()
+            await self._leave()
         finally:
             end.cancel()
+
+    async def _end_rpc(self) -> None:
+        """Wait for gRPC's end, but not beyond a second signal."""
+        if self._rpc is None:
+            return
+        while not self._rpc.done() and not self.force_exit:
+            await asyncio.wait((self._rpc,), timeout=EVERY)
+        if self.force_exit:
+            self._rpc.cancel()
+        else:
+            await self._rpc
+
+    async def _leave(self) -> None:
+        """Who came late hears what it was told; whoever stays then is left."""
+        await asyncio.sleep(0)  # for those that were being taken in
+        for _ in range(math.ceil(2 * LINGER_SECONDS / EVERY)):
+            if self.force_exit or not self._late.connections:
+                break
+            await asyncio.sleep(EVERY)
+        for connection in (*self._late.connections, *self.server_state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)
 
     async def _listen_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """Take the listening sockets over from those servers that are about to close."""
@@ -102,6 +131,7 @@ class Server(uvicorn.Server):
     async def _wait_tasks_to_complete(self) -> None:
         try:
             await super()._wait_tasks_to_complete()
+            await self._end_rpc()
         finally:
             for server in self._late_servers:
                 server.close()
@@ -144,7 +174,7 @@ def make_server(app: Any, config: RouterConfig, **options: Any) -> Server:
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=KEEP_ALIVE,
+        timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]  # any seconds
         **options,
     )
     return Server(settings, app=app, drain_seconds=config.drain_timeout)
@@ -158,6 +188,7 @@ def limits_of(config: RouterConfig) -> ConnectionLimits:
         head_seconds=config.header_timeout,
         body_seconds=config.body_timeout + BODY_GRACE,
         unwanted_seconds=BODY_GRACE,
+        unwanted_bytes=2 * config.max_body_bytes + LINGER_BYTES,
         write_seconds=config.write_timeout,
         connections=min(config.max_connections, raise_descriptor_limit() - DESCRIPTORS_KEPT),
         connections_per_client=config.max_connections_per_client,

@@ -37,6 +37,7 @@ def test_every_field_is_a_setting_with_a_default() -> None:
         ("ready_prefill", -1),
         ("request_timeout", 0),
         ("request_timeout", float("inf")),
+        ("keep_alive_timeout", 0),
         ("worker_wait", -1.0),
         ("resume_wait", -1.0),
         ("beat_timeout", 0.5),

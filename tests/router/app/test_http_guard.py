@@ -209,7 +209,9 @@ def test_one_address_has_a_share(serve: Serve, decode: Make, connect: Connect) -
     for wire in (first, second):
         wire.sendall(GET)
         assert b" 200 OK" in wire.recv(1 << 16)
-    assert b"503" in all_of(connect(served))
+    third = connect(served)
+    assert b"503" in all_of(third)
+    third.close()
     first.close()
     wait_for(lambda: len(served.server.server_state.connections) == 1)
     fourth = connect(served)

@@ -118,3 +118,22 @@ def test_a_client_that_waits_to_send_its_body_is_told_to_go_on(wire: socket.sock
     assert read_until(wire, b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
     wire.sendall(body)
     assert b"HTTP/1.1 200 OK\r\n" in read_until(wire, b"[DONE]")
+
+
+@pytest.mark.parametrize(
+    ("request_", "end"),
+    [
+        (POST.replace(b"HTTP/1.1", b"HTTP/1.0"), b"\n\ndata: [DONE]\n\n"),
+        (b"GET /health HTTP/1.0\r\n\r\n", b"\r\n\r\n" + b'{"status":"ok"}'),
+        (b"HEAD /ready HTTP/1.0\r\n\r\n", b"\r\n\r\n"),
+    ],
+    ids=["stream", "whole", "head"],
+)
+def test_http_1_0_hears_no_chunks(wire: socket.socket, request_: bytes, end: bytes) -> None:
+    """It knows none: an answer without a length ends with the connection."""
+    wire.sendall(request_)
+    seen = b""
+    while part := wire.recv(1 << 16):
+        seen += part
+    assert b"transfer-encoding" not in seen
+    assert seen.endswith(end)

@@ -14,7 +14,8 @@ from starlette.types import Receive, Scope, Send
 from tests.waiting import wait_for
 
 from tandem.router import http_guard
-from tandem.router.http_guard import ConnectionLimits, GuardedProtocol, guarded
+from tandem.router.http_guard import GuardedProtocol, guarded
+from tandem.router.http_limits import ConnectionLimits
 
 LARGE = 48 << 10
 """More than both kernels' buffers take, less than what makes the server wait with a write."""
@@ -155,6 +156,14 @@ def test_so_does_one_that_idled_for_its_time(start: Start, connect: Connect) -> 
     served = start()
     served.server.config.timeout_keep_alive = 0.2  # type: ignore[assignment]
     left_unread(served, connect, get("/large"))
+    wait_for(lambda: not served.connections)
+
+
+def test_so_does_one_whose_client_says_nothing_more(start: Start, connect: Connect) -> None:
+    """It has closed its half, with its answer unread."""
+    served = start()
+    wire, _ = left_unread(served, connect, get("/large"))
+    wire.shutdown(socket.SHUT_WR)
     wait_for(lambda: not served.connections)
 
 

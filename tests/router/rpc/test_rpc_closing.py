@@ -11,8 +11,8 @@ from tests.router.rpc.raw_client import RawClient, asked
 from tests.router.rpc.test_rpc_connection import Wire
 from tests.waiting import wait_for
 
-from tandem.router.rpc import closing
-from tandem.router.rpc.closing import LINGER_BYTES, Closing
+from tandem.router import closing
+from tandem.router.closing import LINGER_BYTES, Closing
 from tandem.router.rpc.server import Server
 
 PING = b"\0\0\x08\x06" + bytes(13)

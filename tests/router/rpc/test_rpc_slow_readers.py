@@ -15,9 +15,9 @@ from tests.router.http_server import Served
 from tests.router.rpc.raw_client import RawClient, asked, framed, is_end
 from tests.waiting import wait_for
 
+from tandem.router.closing import MIN_DRAINED
 from tandem.router.rpc import server
 from tandem.router.rpc import tandem_pb2 as pb
-from tandem.router.rpc.call import MIN_DRAINED
 from tandem.router.rpc.http2 import WINDOW, Connection
 
 ABORT = "/tandem.v1.Inference/Abort"

@@ -20,10 +20,9 @@ import grpc
 from h2.connection import H2Connection
 from h2.stream import H2Stream
 
+from tandem.router.closing import MIN_DRAINED
 from tandem.router.rpc.errors import RpcError
 
-MIN_DRAINED = 16 << 10
-"""Bytes that a slow reader takes in each period in which a write waits for it."""
 _FRAME = struct.Struct(">IBI")
 """Length (3 bytes) and type, which is 0 for data; flags; stream."""
 _FRAMED_MESSAGE = struct.Struct(">IBIBI")

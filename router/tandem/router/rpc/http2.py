@@ -30,9 +30,9 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
+from tandem.router.closing import Closing
 from tandem.router.rpc.call import Call, Held
 from tandem.router.rpc.calm import TURN, Calm
-from tandem.router.rpc.closing import Closing
 from tandem.router.rpc.frames import Frame, Frames, pong_to, room_of, takes_leave
 from tandem.router.rpc.heads import bound_table, headers_of, timeout_of
 

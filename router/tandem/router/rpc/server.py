@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from tandem.protocol.errors import TandemError
 from tandem.router.admission.turns import Turns
+from tandem.router.closing import LINGER_SECONDS
 from tandem.router.config import RouterConfig
 from tandem.router.http_guard import SPARE_CONNECTIONS
 from tandem.router.middleware.auth import KnownKeys
@@ -28,7 +29,6 @@ from tandem.router.openai.service import Service
 from tandem.router.rpc import tandem_pb2 as pb
 from tandem.router.rpc.call import Call, Held, NotRead
 from tandem.router.rpc.calls import Aborted
-from tandem.router.rpc.closing import LINGER_SECONDS
 from tandem.router.rpc.errors import RpcError, metadata_of, status_of
 from tandem.router.rpc.http2 import Connection
 from tandem.router.rpc.inference import Inference

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tandem.router.rpc.call import MIN_DRAINED
-
+MIN_DRAINED = 16 << 10
+"""Bytes that a slow reader must take in each period in which a write waits for it."""
 LINGER_SECONDS = 1.0
-"""How long a client may take to close its half, once it has all."""
+"""How long a client that owes nothing may take to close its half, once it has all."""
 LINGER_BYTES = 1 << 20
 """What it may say meanwhile."""
 
@@ -30,6 +30,7 @@ class Closing:
         self._deadline: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None
         self._unsent = 0
+        self._seconds = LINGER_SECONDS
         self._room = LINGER_BYTES
         self.has_begun = False
         """Nothing more is written, and what is read goes nowhere."""
@@ -38,11 +39,14 @@ class Closing:
         """Whether the connection serves nobody any more."""
         return self.has_begun or self._transport.is_closing()
 
-    def begin(self) -> None:
-        """Close when what is written has gone, or no longer moves."""
+    def begin(self, seconds: float | None = None, num_bytes: int | None = None) -> None:
+        """Close when what is written has gone, or no longer moves, and the client has left or had
+        ``seconds`` to; what it says until then, up to ``num_bytes``, goes nowhere."""
         if self.is_over():
             return
         self.has_begun = True
+        self._seconds = LINGER_SECONDS if seconds is None else seconds
+        self._room = LINGER_BYTES if num_bytes is None else num_bytes
         try:
             self._transport.write_eof()
         except OSError:  # the client is gone
@@ -50,7 +54,14 @@ class Closing:
             return
         self._transport.resume_reading()
         self.watch()
-        self._linger = self._loop.call_later(LINGER_SECONDS, self._end)
+        self._wait()
+
+    def hurry(self) -> None:
+        """Whatever the client was given: it has as long as one that owes nothing."""
+        if self._linger is not None and self._seconds > LINGER_SECONDS:
+            self._linger.cancel()
+            self._seconds = LINGER_SECONDS
+            self._wait()
 
     def heard(self, num_bytes: int) -> None:
         """The client said so much since the end began."""
@@ -96,4 +107,7 @@ class Closing:
         if self.is_lingering():
             self._transport.close()
         else:
-            self._linger = self._loop.call_later(LINGER_SECONDS, self._end)
+            self._wait()
+
+    def _wait(self) -> None:
+        self._linger = self._loop.call_later(self._seconds, self._end)

@@ -1,0 +1,179 @@
+"""How connections of HTTP end, whoever ends them: an answer, a limit, or a router that stops.
+
+uvicorn closes the socket, which takes an answer with it that is given while its client still sends
+(``closing``), and of requests that wait behind another it tells the last alone that the client is
+gone. So uvicorn has a transport whose ``close`` begins an end in order, and all requests hear.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from tandem.router.closing import Closing
+from tandem.router.http_limits import ConnectionLimits
+from tandem.router.http_protocol import JoinedProtocol
+
+HEARD_BEHIND = 8
+"""Requests that may wait behind another while their client is still listened to."""
+
+
+class Outlet(asyncio.Transport):
+    """A connection as uvicorn sees it; how it closes is not uvicorn's to decide."""
+
+    def __init__(
+        self, transport: asyncio.Transport, closing: Closing, end: Callable[[], None]
+    ) -> None:
+        super().__init__()
+        self._transport = transport
+        self._closing = closing
+        self._end = end
+        self.write = transport.write  # type: ignore[method-assign]  # no call more for a token
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """See Transport."""
+        return self._transport.get_extra_info(name, default)
+
+    def get_write_buffer_size(self) -> int:
+        """See Transport."""
+        return self._transport.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        """See Transport; of a connection that ends all is read."""
+        if not self._closing.has_begun:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """See Transport."""
+        self._transport.resume_reading()
+
+    def is_closing(self) -> bool:
+        """See Transport."""
+        return self._closing.is_over()
+
+    def close(self) -> None:
+        """See Transport."""
+        self._end()
+
+    def abort(self) -> None:
+        """See Transport."""
+        self._transport.abort()
+
+    def ended(self) -> None:
+        """What is written from now on goes nowhere."""
+        self.write = _nowhere  # type: ignore[method-assign, assignment]
+
+    def lost(self) -> None:
+        """There is nothing to close any more."""
+        self.ended()
+        self._end = _nothing
+
+
+class EndingProtocol(JoinedProtocol):
+    """A connection that ends in order."""
+
+    limits: ClassVar[ConnectionLimits] = ConnectionLimits()
+    ending: ClassVar[dict[EndingProtocol, None]] = {}
+    """Connections whose end has begun, the oldest first."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cycles: deque[RequestResponseCycle] = deque()
+        """Requests without their whole answer; the first is being answered, the others wait."""
+        self._is_stopping = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client came."""
+        self.closing = Closing(transport, self.limits.write_seconds)
+        self._outlet = Outlet(transport, self.closing, self.end)
+        super().connection_made(self._outlet)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing more is due."""
+        self.closing.lost()
+        self.ending.pop(self, None)
+        self._outlet.lost()
+        self._give_up_requests()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        """The client says nothing more: the loop closes, once what is unsent has gone."""
+        self.closing.watch()
+
+    def on_headers_complete(self) -> None:
+        """A request came."""
+        super().on_headers_complete()
+        self.cycles.append(self.cycle)
+        # uvicorn reads nothing more where one waits behind another, and so of nobody who leaves.
+        waiting = [len(cycle.body) for cycle, _ in self.pipeline]
+        if 0 < len(waiting) <= HEARD_BEHIND and sum(waiting) < HIGH_WATER_LIMIT:
+            self.flow.resume_reading()
+
+    def on_response_complete(self) -> None:
+        """An answer is out."""
+        if self.cycles:
+            self.cycles.popleft()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """The client takes less than it is sent."""
+        super().pause_writing()
+        self.closing.watch()
+
+    def resume_writing(self) -> None:
+        """The client reads on; of a connection that ends, all of the rest."""
+        if not self.closing.is_over():
+            self.closing.disarm()
+        super().resume_writing()
+
+    def shutdown(self) -> None:
+        """The server ends, and waits for nobody who owes it something."""
+        self._is_stopping = True
+        super().shutdown()
+        self.closing.hurry()
+
+    def is_owed(self) -> bool:
+        """Whether the client is to send the rest of a request."""
+        return False
+
+    def end(self) -> None:
+        """Say nothing more, and close when the client has what was said."""
+        if self.closing.is_over():
+            return
+        self.ending[self] = None
+        self._give_up_requests()
+        if self.is_owed():
+            seconds = None if self._is_stopping else self.limits.unwanted_seconds
+            self.closing.begin(seconds, self.limits.unwanted_bytes)
+        else:
+            self.closing.begin()
+        self._outlet.ended()
+
+    def is_lingering(self) -> bool:
+        """Whether all is said, and the client alone is waited for."""
+        return self.closing.is_lingering()
+
+    def _give_up_requests(self) -> None:
+        """Nobody hears an answer any more, and no next request is waited for."""
+        for cycle in self.cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.cycles.clear()
+        self.pipeline.clear()
+        self.flow.resume_writing()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
+
+
+def _nowhere(_: bytes | bytearray | memoryview) -> None:
+    """Said to nobody."""
+
+
+def _nothing() -> None:
+    """Is to be done."""

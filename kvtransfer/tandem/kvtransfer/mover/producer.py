@@ -41,7 +41,7 @@ from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.kvtransfer.handoff.tables import PState
 from tandem.kvtransfer.memory.blocks import tags_from
 from tandem.kvtransfer.memory.header import HEADER_BYTES
-from tandem.kvtransfer.mover.make_slots import make_all_slots
+from tandem.kvtransfer.mover.make_slots import slots_for
 from tandem.kvtransfer.mover.mover import MOVE_NAP_SECONDS, Mover, MoverParts
 from tandem.kvtransfer.mover.packs import Packs
 from tandem.kvtransfer.mover.pattern import pattern
@@ -87,8 +87,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         super().__init__(parts)
         config = parts.config
         count = config.kv_send_slots
-        traits = [each.traits for each in parts.transports.values()]
-        self._slots = make_all_slots(config, count, parts.slab, traits, spare=1)
+        self._slots = slots_for(config, count, parts.slab, parts.transports, spare=1)
         self.memory, sizes = self._slots.memory, self._slots.sizes
         self._write_patterns(count)
         policy = ProducerPolicy(

@@ -40,7 +40,7 @@ class Packs:
 
     @property
     def waits(self) -> bool:
-        """Whether ``begin`` has something to do."""
+        """Whether there is a ``next``."""
         return bool(self._waiting)
 
     @property
@@ -48,9 +48,13 @@ class Packs:
         """Whether ``ended`` is to be asked again."""
         return bool(self._begun)
 
-    def begin(self) -> None:
-        """The oldest that waits; one at a time, so that messages do not wait for several."""
-        item = self._waiting.popleft()
+    def next(self) -> Pack:
+        """The oldest that waits, which does so no more; one at a time is begun, so that messages do
+        not wait for several."""
+        return self._waiting.popleft()
+
+    def begin(self, item: Pack) -> None:
+        """Its blocks must be its hand-off's still."""
         started, parts = time.perf_counter(), self._parts
         packed = parts.packing(item.form, item.block_ids, item.start, item.stop)
         nbytes = HEADER_BYTES + len(packed.ids) * packed.packing.block_bytes(parts.slab)

@@ -279,7 +279,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         """Fences, parts that are packed and one more, the peers' reads, deadlines."""
         actions = self._see_fences(now)
         if self._packs.waits:
-            self._packs.begin()
+            actions += self._begin_pack(self._packs.next(), now)
         if self._packs.under_way:
             actions += self._see_packs(now)
         for transport in self._needs_advance:  # always: what D gave up must still end there
@@ -304,6 +304,15 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             for each in seen
             for action in self.table.apply(p_events.Fenced(each.key, each.upto), now)
         ]
+
+    def _begin_pack(self, item: Pack, now: Millis) -> list[Action]:
+        """Unless its hand-off is over: its blocks are another's then, or lie nowhere, since the
+        engine that has them back may sleep."""
+        export = self.table.exports.get(item.key)
+        if export is None or export.state is PState.GONE:
+            return self.table.apply(p_events.Packed(item.key, item.index, ok=False), now)
+        self._packs.begin(item)
+        return []
 
     def _see_packs(self, now: Millis) -> list[Action]:
         actions: list[Action] = []

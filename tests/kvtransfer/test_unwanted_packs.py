@@ -1,4 +1,4 @@
-"""Parts that wait to be packed when their hand-off ends: nobody reads blocks that were given back."""
+"""Parts that wait to be packed as their hand-off ends: blocks that were given back are not read."""
 
 from __future__ import annotations
 

@@ -23,5 +23,5 @@ def test_memory_that_torch_refuses_fails_the_transport_alone(
     monkeypatch.setattr(copiers, "Lane", lambda _index: None)
     monkeypatch.setattr(MappedAllocator, "__init__", lambda *_: None)
     monkeypatch.setattr(MappedAllocator, "__call__", refused)
-    with pytest.raises(TransportError, match="4096 bytes of GPU memory .* capturing"):
+    with pytest.raises(TransportError, match=r"4096 bytes of GPU memory .* capturing"):
         CudaCopier(torch.device("cuda", 0)).make(4096)

@@ -316,10 +316,11 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
 
     def _see_packs(self, now: Millis) -> list[Action]:
         actions: list[Action] = []
-        for item, nbytes, started, _ in self._packs.ended():
-            self.metrics.phase_of("pack").observe(time.perf_counter() - started)
-            self._gave(nbytes)
-            actions += self.table.apply(p_events.Packed(item.key, item.index, ok=True), now)
+        for item, nbytes, started, _, ok in self._packs.ended():
+            if ok:
+                self.metrics.phase_of("pack").observe(time.perf_counter() - started)
+                self._gave(nbytes)
+            actions += self.table.apply(p_events.Packed(item.key, item.index, ok=ok), now)
         return actions
 
     def _gave(self, nbytes: int) -> None:

@@ -35,6 +35,7 @@ def full_once(worker, name: str) -> HandStream:
     """The first part finds no room, and the device is behind; what it is to be through with."""
     memory = worker.service._mover.memory
     call, stream = getattr(memory, name), memory._stream
+    assert isinstance(stream, HandStream)
 
     def fails(*args):
         setattr(memory, name, call)

@@ -47,8 +47,8 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_kv_goes_by_another_way_and_the_log_says_so(workers, caplog):
     """A worker of either role did not start, though another way had loaded."""
-    ways = [{"cuda_p2p": Mapping(), "memory": MemoryTransport()} for _ in range(2)]
-    mapping = [each["cuda_p2p"] for each in ways]
+    mapping = [Mapping(), Mapping()]
+    ways = [{"cuda_p2p": each, "memory": MemoryTransport()} for each in mapping]
     with caplog.at_level(logging.WARNING):
         producer = workers(Producer, transports=ways[0])
         consumer = workers(Consumer, transports=ways[1])

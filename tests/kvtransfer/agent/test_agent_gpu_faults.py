@@ -15,6 +15,7 @@ from tests.kvtransfer.agent.agents import AgentWorker, Running
 from tests.kvtransfer.agent.test_agent import linked, read
 from tests.kvtransfer.mapped.test_mapped import block, until
 
+from tandem.kernels.memory import device
 from tandem.kernels.memory.device import DeviceMemoryError
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.nodeagent import memory, registrations
@@ -91,16 +92,16 @@ def test_a_copy_of_a_gpu_that_has_failed_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And its consumer is sent away, whose landing slots are of that GPU; it may register anew."""
-    rings = []
+    rings: list[HostRing] = []
+
+    closed: list[HostRing] = []
 
     class Ring(HostRing):
-        closed = False
-
         def copy(self, source: Source, batch: Batch) -> Mark:
             return Failed() if self is rings[0] else super().copy(source, batch)
 
         def close(self) -> None:
-            self.closed = True
+            closed.append(self)
             super().close()
 
     def open_ring(_where: str, descriptor: int, size: int) -> HostRing:
@@ -110,7 +111,7 @@ def test_a_copy_of_a_gpu_that_has_failed_is_refused(
     monkeypatch.setattr(registrations, "open_ring", open_ring)
     peer = linked(consumer, producer)
     assert read(consumer, peer, block(0, 0), block(1, 1), block(2, 2)) is Progress.FAILED
-    until(lambda: rings[0].closed)
+    until(lambda: rings[0] in closed)
     counts = running.agent.counts
     assert (counts["copies"], counts["refused: failed"]) == (0, 1)
     assert read(consumer, peer, block(0, 0)) is Progress.DONE
@@ -138,8 +139,8 @@ def ranges(monkeypatch: pytest.MonkeyPatch) -> list[Range]:
         mapped.append(Range())
         return mapped[-1]
 
-    monkeypatch.setattr(memory.device, "use_device", lambda _index: None)
-    monkeypatch.setattr(memory.device, "map_range", map_range)
+    monkeypatch.setattr(device, "use_device", lambda _index: None)
+    monkeypatch.setattr(device, "map_range", map_range)
     return mapped
 
 

@@ -22,6 +22,7 @@ from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.moments import Moment
 from tandem.engine.worker.offload import STORES_AT_ONCE, HostBlocks, blocks_written
+from tandem.kernels.memory import streams
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
@@ -70,6 +71,7 @@ class Device:
         self.steps = self.on = Stream()
         self.done: frozenset[object] = frozenset()
         gpu.setattr(Event, "device", self, raising=False)
+        gpu.setattr(streams, "_spare", {})  # else those of the test before are used again
         gpu.setattr(torch.cuda, "Stream", Stream)
         gpu.setattr(torch.cuda, "Event", Event)
         gpu.setattr(torch.cuda, "current_stream", lambda _device: self.on)

@@ -15,6 +15,8 @@ from tandem.kernels.memory import device
 from tandem.kernels.memory.device import DeviceMemoryError, DeviceRange, MappedAllocator
 
 SIZE = 1 << 20
+GRAIN = 2 << 20
+ADDRESS = 7 << 40
 
 
 class Driver:
@@ -34,6 +36,10 @@ class Driver:
             self.made += 1
             self.held.add(self.made)
             words[0]._obj.value = self.made
+        elif name == "cuMemGetAllocationGranularity":
+            words[0]._obj.value = GRAIN
+        elif name == "cuMemAddressReserve":
+            words[0]._obj.value = ADDRESS
         elif name == "cuMemMap":
             if self.mapped is not None:
                 raise DeviceMemoryError("cuMemMap failed: CUDA_ERROR_INVALID_VALUE")
@@ -46,6 +52,9 @@ class Driver:
     def cuMemRelease(self, handle: Any) -> None:
         """The driver's own."""
         self.held.discard(handle.value)
+
+    def cuMemAddressFree(self, *_: Any) -> None:
+        """The driver's own."""
 
 
 @pytest.fixture
@@ -76,3 +85,26 @@ def test_memory_that_was_taken_again_is_not_taken_twice(driver: Driver) -> None:
     assert not driver.held
     allocator.take_again(tensor)
     assert driver.held == {driver.mapped}
+
+
+def test_new_memory_waits_for_nothing(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device is not waited for while a stream of it is captured: that breaks the capture, which
+    another thread than the caller's may be at."""
+
+    def refused(_device: torch.device) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    given = []
+
+    def tensor_of(mapping: Any, **_: Any) -> torch.Tensor:
+        given.append(mapping)
+        return torch.empty(mapping.__cuda_array_interface__["shape"], dtype=torch.uint8)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", refused)
+    monkeypatch.setattr(torch, "as_tensor", tensor_of)
+    memory = MappedAllocator(torch.device("cuda", 0))(SIZE)
+    assert memory.numel() == GRAIN
+    assert driver.held == {driver.mapped}
+    assert given[0].__cuda_array_interface__["data"] == (ADDRESS, False)
+    given.clear()  # nobody refers to it any more
+    assert not driver.held

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from tandem.engine.loader.errors import BadWeightsFile
+from tandem.kernels.memory.streams import borrow_stream
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +141,7 @@ class Uploader:
 
     def _stream(self) -> torch.cuda.Stream:
         if not hasattr(self._own, "stream"):
-            self._own.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            # While the thread lives: one that hangs leaves its stream to nobody.
+            self._own.stream = borrow_stream(threading.current_thread(), self._device)
         owned: torch.cuda.Stream = self._own.stream
         return owned

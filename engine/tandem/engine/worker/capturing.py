@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tandem.kernels.memory.streams import borrow_stream
+
 logger = logging.getLogger(__name__)
 
 
@@ -34,7 +36,7 @@ class Capturing:
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = borrow_stream(self, device)
 
     def capture(self, run: Callable[[], Tensor]) -> Captured:
         """Run it once, so that its kernels are loaded, then capture it."""

@@ -25,6 +25,7 @@ from tandem.engine.step import BlockLoad, BlockTransfers, SchedulerOutput, Trans
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.moments import WAIT_SECONDS, Moment, OnStream, moment
 from tandem.kernels.memory.page_locked import HostMemory, registrar_for
+from tandem.kernels.memory.streams import borrow_stream
 
 STORES_AT_ONCE = 32
 """Blocks that are stored between two points at which a step may wait: 2 ms, where a block has
@@ -122,8 +123,8 @@ class _Queue:
         self._parts: deque[_Part] = deque()
         """In order: those for which the stream of the steps has not waited."""
         if device.type == "cuda":
-            self._stores = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._loads = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._stores = borrow_stream(self, device)
+            self._loads = borrow_stream(self, device)
 
     @property
     def is_storing(self) -> bool:

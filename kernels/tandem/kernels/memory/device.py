@@ -88,7 +88,7 @@ class MappedAllocator:
 
     def __call__(self, size: int) -> Tensor:
         """Flat uint8 memory of at least ``size`` bytes. Raises DeviceMemoryError."""
-        torch.cuda.synchronize(self._device)  # makes the device's context this thread's
+        use_device(self._index)  # waits for nothing: a stream of the device may be captured now
         whole = _whole_grains(size, _properties_of(self._index))
         address = ctypes.c_ulonglong()
         length, zero = ctypes.c_size_t(whole), ctypes.c_ulonglong(0)

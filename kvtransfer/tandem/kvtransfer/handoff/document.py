@@ -40,7 +40,8 @@ What holds:
    after every read of D was terminal; or, of copies (6), after tag and turn of each block were
    right behind the copy, which says the same (docs/decisions/021).
 2. P says READY of a token only after the host has seen the fence behind its KV. From then until
-   COMMITTED or GONE the blocks are not written or freed; GONE comes before the first reuse.
+   COMMITTED or GONE the blocks are not written or freed; GONE comes before the first reuse. After
+   GONE P begins to pack no part of them: the engine may have given their memory back.
 3. A send slot that D may be reading is not reused before D has answered (TAKEN, DONE) or the link
    is lost. A receive slot whose read is not terminal is quarantined, never reused.
 4. A key is leased at most once per incarnation. What has ended is remembered for a while, to answer

@@ -71,6 +71,10 @@ class _OnStream(SlotMemory):
             self._stream.wait()
             self.write(0, bytes(HEADER_BYTES))
 
+    def mark(self) -> Move:
+        """See SlotMemory."""
+        return self._stream.mark()
+
     def settle(self, seconds: float) -> bool:
         """See SlotMemory."""
         return self._stream.wait(seconds)

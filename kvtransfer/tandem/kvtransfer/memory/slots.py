@@ -146,6 +146,10 @@ class SlotMemory:
         packing.unpack(payload, torch.tensor(block_ids, dtype=torch.int64), slab)
         return Moved()
 
+    def mark(self) -> Move:
+        """Done when all is that was begun, also by a pack or an unpack that has raised."""
+        return Moved()
+
     def settle(self, seconds: float) -> bool:
         """Wait for what is queued, so long at most; whether it is through, and slots and slab may
         go."""

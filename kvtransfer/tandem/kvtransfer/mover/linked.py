@@ -20,7 +20,7 @@ from tandem.kvtransfer.mover.ends import Ends
 from tandem.kvtransfer.mover.fallen import Fallen, levels_of
 from tandem.kvtransfer.mover.falls import Falls
 from tandem.kvtransfer.mover.items import ConsumerItem
-from tandem.kvtransfer.mover.make_slots import make_all_slots
+from tandem.kvtransfer.mover.make_slots import slots_for
 from tandem.kvtransfer.mover.mover import Mover, MoverParts
 from tandem.kvtransfer.mover.prober import Prober
 from tandem.kvtransfer.transports.base import Check, Transport
@@ -37,8 +37,8 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
     def __init__(self, parts: MoverParts) -> None:
         super().__init__(parts)
         config = parts.config
-        traits = [each.traits for each in parts.transports.values()]
-        self._slots = make_all_slots(config, config.kv_receive_slots, parts.slab, traits)
+        count = config.kv_receive_slots
+        self._slots = slots_for(config, count, parts.slab, parts.transports)
         self.memory, sizes = self._slots.memory, self._slots.sizes
         policy = ConsumerPolicy(
             block_size=parts.layout.block_size,
@@ -50,7 +50,7 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
             tombstone_ms=millis(config.kv_tombstone_seconds),
             wait_ms=millis(config.kv_wait_seconds),
         )
-        ring = SlotRing(config.kv_receive_slots, config.kv_slots_per_peer)
+        ring = SlotRing(count, config.kv_slots_per_peer)
         self.table = ImportTable(policy, ring)
         direct, blocks = parts.direct, parts.blocks()
         for name, transport in parts.transports.items():

@@ -5,17 +5,21 @@ Then KV never passes through the host. Called by the producer and the consumer w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from tandem.kernels.memory.device import DeviceMemoryError
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.memory.sizes import SlotSizes, slot_bytes_for, slot_sizes
 from tandem.kvtransfer.memory.slots import SharedSlots, SlotMemory
-from tandem.kvtransfer.transports.base import Region, Traits
+from tandem.kvtransfer.transports.base import Region, Traits, Transport
+
+logger = logging.getLogger(__name__)
 
 
 def sized_slots(
@@ -48,6 +52,33 @@ class Slots:
     def of(self, traits: Traits) -> SlotMemory:
         """Those that a transport is given."""
         return self.patterns if traits.lands_in is Region.BLOCKS else self.memory
+
+
+def slots_for(
+    config: KVTransferConfig,
+    count: int,
+    slab: Tensor,
+    transports: dict[str, Transport],
+    *,
+    spare: int = 0,
+) -> Slots:
+    """``make_all_slots`` for these, by name. Where the device has no memory that others can map,
+    those that need it are left out of ``transports``, which the log says. Raises TransportError
+    where none is left."""
+    try:
+        return make_all_slots(config, count, slab, _traits(transports), spare=spare)
+    except DeviceMemoryError as error:
+        mapping = [name for name, each in transports.items() if each.traits.maps_memory]
+        if len(mapping) == len(transports):
+            raise TransportError(f"KV cannot go by {', '.join(mapping)}: {error}") from error
+        for name in mapping:
+            logger.warning("KV does not go by %s: %s", name, error)
+            transports.pop(name).stop()
+    return make_all_slots(config, count, slab, _traits(transports), spare=spare)
+
+
+def _traits(transports: dict[str, Transport]) -> list[Traits]:
+    return [each.traits for each in transports.values()]
 
 
 def make_all_slots(

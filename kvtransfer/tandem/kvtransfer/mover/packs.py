@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from typing import NamedTuple
+
+import torch
 
 from tandem.kvtransfer.handoff.actions import Pack
 from tandem.kvtransfer.memory.header import HEADER_BYTES, Header, fingerprint_digest, key_digest
 from tandem.kvtransfer.memory.slots import Move, SlotMemory
 from tandem.kvtransfer.mover.mover import MoverParts
+
+logger = logging.getLogger(__name__)
 
 
 class Filling(NamedTuple):
@@ -21,6 +26,8 @@ class Filling(NamedTuple):
     started: float
     """By ``time.perf_counter``."""
     move: Move
+    ok: bool
+    """Whether the slot has the part in the end, rather than some of it."""
 
 
 class Packs:
@@ -40,7 +47,7 @@ class Packs:
 
     @property
     def waits(self) -> bool:
-        """Whether ``begin`` has something to do."""
+        """Whether there is a ``next``."""
         return bool(self._waiting)
 
     @property
@@ -48,9 +55,14 @@ class Packs:
         """Whether ``ended`` is to be asked again."""
         return bool(self._begun)
 
-    def begin(self) -> None:
-        """The oldest that waits; one at a time, so that messages do not wait for several."""
-        item = self._waiting.popleft()
+    def next(self) -> Pack:
+        """The oldest that waits, which does so no more; one at a time is begun, so that messages do
+        not wait for several."""
+        return self._waiting.popleft()
+
+    def begin(self, item: Pack) -> None:
+        """Its blocks must be its hand-off's still. Where the device has no room for what lies
+        between, it ends as one that failed, behind what has been queued of it."""
         started, parts = time.perf_counter(), self._parts
         packed = parts.packing(item.form, item.block_ids, item.start, item.stop)
         nbytes = HEADER_BYTES + len(packed.ids) * packed.packing.block_bytes(parts.slab)
@@ -65,11 +77,16 @@ class Packs:
             nbytes=nbytes,
             digest=0,  # of what is not packed yet
         )
-        move = self._memory.pack(parts.slab, packed.ids, item.slot, header, packed.packing)
-        self._begun.append(Filling(item, nbytes, started, move))
+        ok = True
+        try:
+            move = self._memory.pack(parts.slab, packed.ids, item.slot, header, packed.packing)
+        except torch.OutOfMemoryError as error:
+            logger.warning("part %d of %s cannot be packed: %s", item.index, item.key, error)
+            move, ok = self._memory.mark(), False
+        self._begun.append(Filling(item, nbytes, started, move, ok))
 
     def ended(self) -> list[Filling]:
-        """Those that are packed, which are forgotten."""
+        """Those that are packed, or never will be, which are forgotten."""
         found = []
         while self._begun and self._begun[0].move.done():
             found.append(self._begun.popleft())

@@ -41,7 +41,7 @@ from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.kvtransfer.handoff.tables import PState
 from tandem.kvtransfer.memory.blocks import tags_from
 from tandem.kvtransfer.memory.header import HEADER_BYTES
-from tandem.kvtransfer.mover.make_slots import make_all_slots
+from tandem.kvtransfer.mover.make_slots import slots_for
 from tandem.kvtransfer.mover.mover import MOVE_NAP_SECONDS, Mover, MoverParts
 from tandem.kvtransfer.mover.packs import Packs
 from tandem.kvtransfer.mover.pattern import pattern
@@ -87,8 +87,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         super().__init__(parts)
         config = parts.config
         count = config.kv_send_slots
-        traits = [each.traits for each in parts.transports.values()]
-        self._slots = make_all_slots(config, count, parts.slab, traits, spare=1)
+        self._slots = slots_for(config, count, parts.slab, parts.transports, spare=1)
         self.memory, sizes = self._slots.memory, self._slots.sizes
         self._write_patterns(count)
         policy = ProducerPolicy(
@@ -280,7 +279,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         """Fences, parts that are packed and one more, the peers' reads, deadlines."""
         actions = self._see_fences(now)
         if self._packs.waits:
-            self._packs.begin()
+            actions += self._begin_pack(self._packs.next(), now)
         if self._packs.under_way:
             actions += self._see_packs(now)
         for transport in self._needs_advance:  # always: what D gave up must still end there
@@ -306,12 +305,22 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             for action in self.table.apply(p_events.Fenced(each.key, each.upto), now)
         ]
 
+    def _begin_pack(self, item: Pack, now: Millis) -> list[Action]:
+        """Unless its hand-off is over: its blocks are another's then, or lie nowhere, since the
+        engine that has them back may sleep."""
+        export = self.table.exports.get(item.key)
+        if export is None or export.state is PState.GONE:
+            return self.table.apply(p_events.Packed(item.key, item.index, ok=False), now)
+        self._packs.begin(item)
+        return []
+
     def _see_packs(self, now: Millis) -> list[Action]:
         actions: list[Action] = []
-        for item, nbytes, started, _ in self._packs.ended():
-            self.metrics.phase_of("pack").observe(time.perf_counter() - started)
-            self._gave(nbytes)
-            actions += self.table.apply(p_events.Packed(item.key, item.index, ok=True), now)
+        for item, nbytes, started, _, ok in self._packs.ended():
+            if ok:
+                self.metrics.phase_of("pack").observe(time.perf_counter() - started)
+                self._gave(nbytes)
+            actions += self.table.apply(p_events.Packed(item.key, item.index, ok=ok), now)
         return actions
 
     def _gave(self, nbytes: int) -> None:

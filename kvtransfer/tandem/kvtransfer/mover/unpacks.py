@@ -5,16 +5,22 @@ Each of the two may be queued on a device: parts follow each other through both.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from typing import NamedTuple
+
+import torch
 
 from tandem.kvtransfer.handoff.actions import Unpack
 from tandem.kvtransfer.memory.header import fingerprint_digest
 from tandem.kvtransfer.memory.slots import Inspection, Move, SlotMemory
 from tandem.kvtransfer.mover.identity import Fault, fault_of_slot
 from tandem.kvtransfer.mover.mover import MoverParts
+from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import RequestKey
+
+logger = logging.getLogger(__name__)
 
 
 class Emptied(NamedTuple):
@@ -35,7 +41,7 @@ class Unpacks:
         self._waiting: deque[Unpack] = deque()
         self._inspected: deque[tuple[Unpack, float, Inspection]] = deque()
         """In the order in which they end; so are those that are moved."""
-        self._moved: deque[tuple[Unpack, float, Move]] = deque()
+        self._moved: deque[tuple[Unpack, float, Move, Fault | None]] = deque()
         self._fingerprint = fingerprint_digest(parts.fingerprint.compatibility)
 
     def add(self, item: Unpack) -> None:
@@ -54,21 +60,26 @@ class Unpacks:
 
     def written(self) -> frozenset[RequestKey]:
         """Whose blocks are being written, as far as ``ended`` has found."""
-        return frozenset(item.key for item, _, _ in self._moved)
+        return frozenset(item.key for item, *_ in self._moved)
 
     def begin(self) -> None:
         """The oldest that waits; one at a time, so that messages do not wait for several."""
         item = self._waiting.popleft()
         assert item.slot is not None, "copies are judged by their tags"
         started = time.perf_counter()
-        self._inspected.append((item, started, self._memory.inspect(item.slot, item.nbytes)))
+        try:
+            inspection = self._memory.inspect(item.slot, item.nbytes)
+        except torch.OutOfMemoryError as error:
+            self._no_room(item, started, error)
+            return
+        self._inspected.append((item, started, inspection))
 
     def ended(self) -> list[Emptied]:
         """Those that are unpacked or were found wrong, which are forgotten."""
         found = self._judged()
         while self._moved and self._moved[0][2].done():
-            item, started, _ = self._moved.popleft()
-            found.append(Emptied(item, started, None))
+            item, started, _, fault = self._moved.popleft()
+            found.append(Emptied(item, started, fault))
         return found
 
     def _judged(self) -> list[Emptied]:
@@ -83,6 +94,16 @@ class Unpacks:
             assert item.slot is not None, "copies are judged by their tags"
             packed = self._parts.packing(item.form, item.block_ids, item.start, item.stop)
             slab = self._parts.slab
-            move = self._memory.unpack(item.slot, packed.ids, slab, packed.packing)
-            self._moved.append((item, started, move))
+            try:
+                move = self._memory.unpack(item.slot, packed.ids, slab, packed.packing)
+            except torch.OutOfMemoryError as error:
+                self._no_room(item, started, error)
+                continue
+            self._moved.append((item, started, move, None))
         return wrong
+
+    def _no_room(self, item: Unpack, started: float, error: torch.OutOfMemoryError) -> None:
+        """It ends as one that failed, behind what has been queued of it: its hand-off alone."""
+        logger.warning("part %d of %s cannot be unpacked: %s", item.index, item.key, error)
+        fault = FailCause.INTERNAL, "the device has no room to unpack a part"
+        self._moved.append((item, started, self._memory.mark(), fault))

@@ -7,6 +7,7 @@ count as then.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from typing import Protocol
@@ -143,7 +144,11 @@ class DeviceRing:
         except DeviceMemoryError as error:
             raise TransportError(f"landing slots cannot be mapped: {error}") from error
         self.size = size
-        self._lane = Lane(index)
+        try:
+            self._lane = Lane(index)
+        except RuntimeError as error:
+            self._range.close()
+            raise TransportError(f"landing slots have no stream: {error}") from error
 
     def copy(self, source: Source, batch: Batch) -> Mark:
         """See Ring."""
@@ -156,10 +161,11 @@ class DeviceRing:
             there = joined.sources + seen.address
             here = joined.targets + self._range.address
             self._lane.copy(here, there, joined.sizes, seen)
+            return self._lane.mark()
         except DeviceMemoryError as error:
-            self._lane.wait()  # those that have begun: their slot is the consumer's again
+            with contextlib.suppress(RuntimeError):  # of a GPU that has failed: it copies no more
+                self._lane.wait()  # those that have begun: their slot is the consumer's again
             raise TransportError(str(error)) from error
-        return self._lane.mark()
 
     def close(self) -> None:
         """See Ring."""
@@ -185,7 +191,10 @@ def open_ring(where: str, descriptor: int, size: int) -> Ring:
 
 def _index_of(where: str) -> int:
     """Number of a GPU in this process. Raises TransportError."""
-    for index in range(torch.cuda.device_count()):
-        if str(torch.cuda.get_device_properties(index).uuid) == where:
-            return index
+    try:
+        for index in range(torch.cuda.device_count()):
+            if str(torch.cuda.get_device_properties(index).uuid) == where:
+                return index
+    except RuntimeError as error:  # counted without CUDA, which cannot be used
+        raise TransportError(f"the agent cannot use its GPUs: {error}") from error
     raise TransportError(f"the agent does not see the GPU {where!r}")

@@ -12,6 +12,7 @@ from hmac import compare_digest
 
 import numpy as np
 
+from tandem.kernels.memory.device import DeviceMemoryError
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.nodeagent.memory import Ring, Source, open_ring, open_source
 from tandem.kvtransfer.transports.agent.wire import Copy, Fault, Give, Ground, Take
@@ -99,6 +100,17 @@ class Running:
     """What is copied, by number, where it is blocks."""
     turns: Turns | None
     """Of their tags, before it began."""
+    failed: bool = False
+    """Known once it has ended."""
+
+    def ended(self) -> bool:
+        """Whether it is over, as it should be or because its GPU has failed."""
+        try:
+            return self.failed or self.mark.done()
+        except DeviceMemoryError as error:
+            logger.error("a copy for %s failed: %s", self.consumer.incarnation.hex()[:8], error)
+            self.failed = True
+            return True
 
     def tags(self) -> bytes:
         """Of its blocks, as they are now, cleared where they are of another turn."""

@@ -137,7 +137,7 @@ class NodeAgent:
             sleep_on([self._selector.fileno()], _LOOK_SECONDS if nap is None else nap)
 
     def _stirs(self) -> bool:
-        return any(copy.mark.done() for _, copy in self._running) or bool(self._selector.select(0))
+        return any(copy.ended() for _, copy in self._running) or bool(self._selector.select(0))
 
     def _rest(self) -> float | None:
         if self._in_turn:
@@ -241,11 +241,17 @@ class NodeAgent:
             self._running.append((caller, begun))
 
     def _see_ends(self) -> None:
-        ended = [each for each in self._running if each[1].mark.done()]
+        ended = [each for each in self._running if each[1].ended()]
         for each in ended:
             self._running.remove(each)
             caller, copy = each
             request = copy.request
+            if copy.failed:
+                if not caller.ended:
+                    self._refuse(caller, request, Fault.FAILED, request.slot)
+                    caller.ended = True  # nothing more is copied by a GPU that has failed
+                copy.end()
+                continue
             self.counts["copies"] += 1
             self.counts["bytes"] += len(request.places) * request.size
             if not caller.ended:

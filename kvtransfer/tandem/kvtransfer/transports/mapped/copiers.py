@@ -207,7 +207,7 @@ class CudaCopier:
         """See Copier."""
         try:
             memory = device.MappedAllocator(torch.device("cuda", self._index))(size)
-        except DeviceMemoryError as error:
+        except (DeviceMemoryError, RuntimeError) as error:
             raise TransportError(f"no {size} bytes of GPU memory to share: {error}") from error
         return memory, DeviceRange(memory.data_ptr(), memory.numel(), 0)
 

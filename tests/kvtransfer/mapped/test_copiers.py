@@ -1,0 +1,27 @@
+"""What a copier of GPU memory tells where the device refuses, without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tandem.kernels.memory.device import MappedAllocator
+from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.transports.mapped import copiers
+from tandem.kvtransfer.transports.mapped.copiers import CudaCopier
+
+
+def test_memory_that_torch_refuses_fails_the_transport_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not all errors are the driver's: another ended the transfer thread, which makes landing slots
+    whenever an agent has come."""
+
+    def refused(_allocator: MappedAllocator, _size: int) -> torch.Tensor:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(copiers, "Lane", lambda _index: None)
+    monkeypatch.setattr(MappedAllocator, "__init__", lambda *_: None)
+    monkeypatch.setattr(MappedAllocator, "__call__", refused)
+    with pytest.raises(TransportError, match=r"4096 bytes of GPU memory .* capturing"):
+        CudaCopier(torch.device("cuda", 0)).make(4096)

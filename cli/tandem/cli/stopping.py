@@ -18,7 +18,7 @@ from tandem.cli.loopback import DIRECT
 
 POLL_SECONDS = 0.1
 SAY_SECONDS = 5.0
-MARGIN_SECONDS = 5.0
+MARGIN_SECONDS = 8.0
 """What a process may take beyond its drain to close what it has open."""
 _COUNTED = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
 

@@ -89,7 +89,6 @@ async def test_streams_have_their_turns_between_large_frames(
     at: list[int] = []
     monkeypatch.setattr(stack.fleet.index, "apply", lambda *_: at.append(rounds))
 
-
     def count() -> None:
         nonlocal rounds
         rounds += 1

@@ -171,15 +171,16 @@ class Scheduler:
     @property
     def waiting_tokens(self) -> int:
         """Prompt tokens not yet computed over all requests, those to be brought included."""
-        running = self.roster.running
-        begun = sum(max(0, each.num_prefill - each.num_computed) for each in running)
-        return self.roster.waiting.num_tokens + begun + self.loading_tokens
+        roster = self.roster
+        begun = sum(max(0, each.num_prefill - each.num_computed) for each in roster.running)
+        loading = sum(each.num_prefill for each in roster.loading.values())
+        return roster.waiting.num_tokens + roster.parked.num_tokens + begun + loading
 
     @property
     def loading_tokens(self) -> int:
         """Prompt tokens that are to be brought, not computed here."""
-        away = (*self.roster.parked.values(), *self.roster.loading.values())
-        return sum(each.num_prefill for each in away)
+        loading = sum(each.num_prefill for each in self.roster.loading.values())
+        return self.roster.parked.num_coming + loading
 
     @property
     def decoding(self) -> Crowd:

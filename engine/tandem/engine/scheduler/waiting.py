@@ -8,7 +8,7 @@ back to the place that its arrival gives it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from tandem.engine.request import Order, Request
 from tandem.engine.step import SeqId
@@ -108,27 +108,30 @@ class WaitingQueue:
 
 
 class Parked:
-    """Requests that wait outside the queue until their KV may come, in no order."""
+    """Requests that wait outside the queue until their KV comes, or may be computed, in no
+    order."""
 
     def __init__(self) -> None:
-        self._requests: dict[SeqId, Request] = {}
+        self._coming: dict[SeqId, bool] = {}
+        """With whether its KV is to come."""
         self.num_tokens = 0
         """Tokens of all of them that were known when they came."""
+        self.num_coming = 0
+        """Tokens of those whose KV is to come."""
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._coming)
 
-    def values(self) -> Collection[Request]:
-        """All of them, the one parked first at first."""
-        return self._requests.values()
-
-    def add(self, request: Request) -> None:
-        """Park a request."""
-        assert request.seq not in self._requests, f"{request} is parked twice"
-        self._requests[request.seq] = request
+    def add(self, request: Request, *, comes: bool) -> None:
+        """Park a request; ``comes``: its KV is to come, otherwise it may not start yet."""
+        assert request.seq not in self._coming, f"{request} is parked twice"
+        self._coming[request.seq] = comes
         self.num_tokens += request.num_prefill
+        self.num_coming += request.num_prefill * comes
 
     def discard(self, request: Request) -> None:
         """Let a request go, if it is here."""
-        if self._requests.pop(request.seq, None) is not None:
+        comes = self._coming.pop(request.seq, None)
+        if comes is not None:
             self.num_tokens -= request.num_prefill
+            self.num_coming -= request.num_prefill * comes

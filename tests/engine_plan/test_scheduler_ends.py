@@ -1,6 +1,7 @@
 """Budgets, aborts and limits of the queue."""
 
 import weakref
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -147,7 +148,7 @@ def test_queue_limits_refuse():
 
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("bound", [{"max_num_queued_reqs": 2}, {"max_num_queued_tokens": 100}])
-def test_choices_without_a_seat_are_no_requests_that_wait(bound: dict[str, int], caching: bool):
+def test_choices_without_a_seat_are_no_requests_that_wait(bound: dict[str, Any], caching: bool):
     """One request of many choices keeps nobody out while it decodes: what it has computed lies in
     the cache, where there is one. So has one that is resumed."""
     params = long_running(n=6, max_tokens=30, temperature=1.0)

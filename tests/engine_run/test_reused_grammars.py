@@ -190,6 +190,7 @@ def test_a_token_that_exhausts_a_grammar_is_followed_by_a_new_one(
         return renewed
 
     def follow_on(constraint: Constraint, tokens: Sequence[int]) -> None:
+        over = False
         for token in tokens:
             assert constraint.is_ready(SECONDS)
             assert bytes(constraint.mask) == bytes([1 << token, 0, 0, 0])

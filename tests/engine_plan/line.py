@@ -15,7 +15,7 @@ from tests.engine_plan.builders import Harness, params_of, request_of
 from tests.engine_plan.handoff import ConsumerSide
 from tests.engine_plan.pair import consume
 
-from tandem.engine.request import Request
+from tandem.engine.request import Request, RequestState
 from tandem.engine.scheduler.connector import Loaded
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.kv import FirstToken
@@ -130,7 +130,8 @@ class Line:
     def first(self) -> Request | None:
         """Of all that want blocks and may have them: who came first (or goes first)."""
         roster = self.harness.core.scheduler.roster
-        ready = [each for each in roster.parked.values() if each.key in self.side.ready]
+        parked = [each for each in roster.by_seq.values() if each.state is RequestState.REMOTE]
+        ready = [each for each in parked if each.key in self.side.ready]
         return min([*roster.waiting.in_order(), *ready], key=lambda each: each.order, default=None)
 
     def _deliver(self, key: RequestKey) -> None:

@@ -204,6 +204,26 @@ def test_tokens_of_handoffs_that_may_not_start_are_queued():
     pair.check_empty()
 
 
+def test_a_handoff_that_may_not_start_is_computed_here():
+    """A report has it as prompt tokens that wait, none of them as KV that is to be brought; that is
+    what it says of the other leg."""
+    pair = Pair()
+    pair.producer.may_start = False
+    legs = [produce(name, 100) for name in "abc"]
+    for leg in legs:
+        pair.p.add(leg)
+        pair.d.add(consume(leg.key.request, 100))
+    pair.p.step()
+    pair.d.step()
+    loads = [side.core.load_report() for side in (pair.p, pair.d)]
+    assert [(each.waiting_tokens, each.loading_tokens) for each in loads] == [(300, 0), (300, 300)]
+
+    pair.p.core.abort(legs[0].key)
+    pair.d.core.abort(legs[0].key)
+    loads = [side.core.load_report() for side in (pair.p, pair.d)]
+    assert [(each.waiting_tokens, each.loading_tokens) for each in loads] == [(200, 0), (200, 200)]
+
+
 def test_tokens_of_handoffs_whose_kv_is_late_are_queued():
     """At the decode worker, too, until their blocks are reserved."""
     pair = Pair(max_num_queued_tokens=50)

@@ -186,3 +186,14 @@ def test_contexts_are_bounded_by_the_cache():
     assert harness.core.max_model_len == 48
     assert len(harness.tokens("a")) == 28
     harness.check(request)
+
+
+def test_a_resumed_choice_is_not_told_what_another_found():
+    """A later choice finds in the cache what the first has computed: nothing of it was cached."""
+    harness = Harness(64, max_num_batched_tokens=41, async_scheduling=True)
+    request = request_of("a", 40, params=params_of(n=2, ignore_eos=True), emitted=((1,), (2,)))
+    harness.add(request)
+    harness.run()
+    harness.check(request)
+    told = [each for each in harness.outputs if each.num_cached_tokens is not None]
+    assert [(each.choice, each.num_cached_tokens) for each in told] == [(0, 0), (1, 0)]

@@ -1,7 +1,9 @@
 """Budgets, aborts and limits of the queue."""
 
 import weakref
+from typing import Any
 
+import pytest
 from msgspec import structs
 from tests.engine_plan.builders import Harness, request_of
 from tests.engine_plan.plans import long_running, next_plan
@@ -142,3 +144,36 @@ def test_queue_limits_refuse():
     harness.run()
     assert harness.add(request_of("c", 40)) is None
     assert harness.add(request_of("d", 10)) is None
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("bound", [{"max_num_queued_reqs": 2}, {"max_num_queued_tokens": 100}])
+def test_choices_without_a_seat_are_no_requests_that_wait(bound: dict[str, Any], caching: bool):
+    """One request of many choices keeps nobody out while it decodes: what it has computed lies in
+    the cache, where there is one. So has one that is resumed."""
+    params = long_running(n=6, max_tokens=30, temperature=1.0)
+    for forced, emitted in enumerate([(), ((1,),) * 6]):
+        harness = Harness(64, max_num_seqs=2, enable_prefix_caching=caching, **bound)
+        harness.add(request_of("a", 40, params=params, emitted=emitted))
+        for _ in range(4):
+            harness.step()
+        load = harness.core.load_report()
+        assert (load.num_running, load.num_waiting) == (2, 4)
+        assert load.waiting_tokens == 4 * (forced + (0 if caching else 40))
+        assert [harness.add(request_of(name, 40)) for name in "bc"] == [None, None]
+        assert harness.core.load_report().waiting_tokens == load.waiting_tokens + 80
+        assert harness.add(request_of("d", 40)) is RefusalCode.CAPACITY
+
+
+def test_preempted_requests_are_none_that_wait():
+    """They had their first step: the bounds are of those that had none."""
+    harness = Harness(8, max_num_seqs=4, max_num_queued_reqs=1)
+    for name in "abc":
+        assert harness.add(request_of(name, 30, params=long_running(max_tokens=60))) is None
+        harness.step()
+    for _ in range(25):
+        harness.step()
+    assert harness.core.stats()["waiting"] == 1
+    assert harness.core.load_report().waiting_tokens == 0
+    assert harness.add(request_of("d", 4)) is None
+    assert harness.add(request_of("e", 4)) is RefusalCode.CAPACITY

@@ -222,6 +222,11 @@ class Request:
         return self.group.source.kv
 
     @property
+    def leads(self) -> bool:
+        """Whether it is the first of its request's sequences that live."""
+        return next(iter(self.group.live.values()), self) is self
+
+    @property
     def preemptible(self) -> bool:
         """A producer's blocks are promised to a peer: never taken away."""
         return not isinstance(self.group.source.kv, Produce)

@@ -121,7 +121,10 @@ class SchedulerConfig:
         unit="requests",
     )
     max_num_queued_tokens: int | None = setting(
-        None, "Prompt tokens that may wait; more are refused. None: no limit.", unit="tokens"
+        None,
+        "Prompt tokens of requests that may wait for their first step; more are refused. None: no "
+        "limit.",
+        unit="tokens",
     )
     replay_check_tokens: int = setting(
         16,

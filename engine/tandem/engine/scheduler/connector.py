@@ -25,7 +25,8 @@ class Lookup(Enum):
     NOTHING = "nothing"
     """Compute it here, like any other."""
     LATER = "later"
-    """KV will come: park the request outside the waiting queue and ask again later."""
+    """KV will come, or none may be computed yet: park the request outside the waiting queue and ask
+    again later."""
     READY = "ready"
     """KV comes now: reserve blocks and call ``begin_load``."""
 
@@ -43,6 +44,11 @@ class Remote:
     """Of LATER: an ``Announced`` follows when there is more to say, and nobody need ask before."""
     lent: bool = False
     """Of LATER: a peer was asked, and what it lends is held there until it is read."""
+
+    @property
+    def brings(self) -> bool:
+        """Whether KV is to come: who waits for a place under a quota alone is computed here."""
+        return self.lookup is Lookup.READY or self.announced or self.lent
 
 
 @dataclass(frozen=True, slots=True)

@@ -337,6 +337,7 @@ class Planner:
         request.num_computed = len(hits) * manager.block_size
         if request.group.scheduled is None:
             request.group.scheduled = now
+            request.group.num_hit = request.num_computed  # a later choice finds what this computes
         if request.num_preemptions == 0:
             self._count_start(request)
         roster.join(request)
@@ -346,7 +347,6 @@ class Planner:
 
     def _count_start(self, request: Request) -> None:
         stats, group = self._roster.stats, request.group
-        group.num_hit = request.num_computed
         group.num_computed_prompt += request.num_prefill - request.num_computed
         stats.queried_tokens += request.num_prefill
         stats.hit_tokens += request.num_computed

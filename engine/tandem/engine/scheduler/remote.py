@@ -84,12 +84,13 @@ class RemoteKV:
         self._joined: list[Request] = []
         """Running, with blocks that are yet to be made findable."""
 
-    def park(self, request: Request) -> None:
-        """Keep a request aside until its KV comes. It is in no queue."""
+    def park(self, request: Request, *, comes: bool = True) -> None:
+        """Keep a request aside until its KV comes, or until it may be computed here where none
+        ``comes``. It is in no queue."""
         hits = self._manager.find_cached_prefix(request, request.num_prefill)
         request.group.num_hit = len(hits) * self._manager.block_size
         request.state = RequestState.REMOTE
-        self._roster.parked.add(request)
+        self._roster.parked.add(request, comes=comes)
         self._to_ask[request.seq] = request
 
     def poll(self, now: float) -> None:
@@ -148,7 +149,7 @@ class RemoteKV:
         if remote.lookup is Lookup.NOTHING:
             return Way.COMPUTE if self._turns.may_start(request) else Way.WAIT
         if not remote.in_step:
-            self.park(self._roster.waiting.pop())
+            self.park(self._roster.waiting.pop(), comes=remote.brings)
             if remote.lent:
                 self._asked.append(request)
             return Way.GONE

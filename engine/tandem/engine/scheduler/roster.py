@@ -110,7 +110,7 @@ class Roster:
         self.stats = StepStats()
         self.groups: dict[RequestKey, RequestGroup] = {}
         self.by_seq: dict[SeqId, Request] = {}
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(keeps=manager.enable_caching)
         self.parked = Parked()
         self.loading: dict[SeqId, Request] = {}
         self.running: list[Request] = []

@@ -171,15 +171,16 @@ class Scheduler:
     @property
     def waiting_tokens(self) -> int:
         """Prompt tokens not yet computed over all requests, those to be brought included."""
-        running = self.roster.running
-        begun = sum(max(0, each.num_prefill - each.num_computed) for each in running)
-        return self.roster.waiting.num_tokens + begun + self.loading_tokens
+        roster = self.roster
+        begun = sum(max(0, each.num_prefill - each.num_computed) for each in roster.running)
+        loading = sum(each.num_prefill for each in roster.loading.values())
+        return roster.waiting.num_tokens + roster.parked.num_tokens + begun + loading
 
     @property
     def loading_tokens(self) -> int:
         """Prompt tokens that are to be brought, not computed here."""
-        away = (*self.roster.parked.values(), *self.roster.loading.values())
-        return sum(each.num_prefill for each in away)
+        loading = sum(each.num_prefill for each in self.roster.loading.values())
+        return self.roster.parked.num_coming + loading
 
     @property
     def decoding(self) -> Crowd:
@@ -309,7 +310,7 @@ class Scheduler:
         if source.budget_ms is not None and source.budget_ms <= 0:
             return Refusal(code=RefusalCode.EXPIRED, message="the budget is spent already")
         limit = config.max_num_queued_reqs
-        queued = len(roster.waiting) + len(roster.parked) + len(roster.gates.waiting)
+        queued = roster.waiting.num_new + len(roster.parked) + len(roster.gates.waiting)
         if limit is not None and queued >= limit:
             roster.stats.refused_queue_reqs += 1
             message = f"{queued} requests wait already, at most {limit} may"
@@ -319,9 +320,8 @@ class Scheduler:
         return refusal or self._token_refusal(len(source.prompt_token_ids)) or taken
 
     def _token_refusal(self, num_prompt: int) -> Refusal | None:
-        limit = self.config.max_num_queued_tokens
-        roster = self.roster
-        queued = roster.waiting.num_tokens + roster.parked.num_tokens + roster.gates.num_tokens
+        limit, roster = self.config.max_num_queued_tokens, self.roster
+        queued = roster.waiting.num_new_tokens + roster.parked.num_tokens + roster.gates.num_tokens
         if limit is None or not queued or queued + num_prompt <= limit:
             return None
         roster.stats.refused_queue_tokens += 1

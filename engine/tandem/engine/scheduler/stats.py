@@ -38,7 +38,7 @@ class SchedulerStats:
     waiting: int
     """In the queue: new or preempted."""
     parked: int
-    """Requests whose KV is to come, without a block yet."""
+    """Requests whose KV is to come, or may not be computed yet, without a block."""
     loading: int
     """Requests whose KV is coming into their blocks."""
     gated: int

@@ -8,7 +8,7 @@ back to the place that its arrival gives it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from tandem.engine.request import Order, Request
 from tandem.engine.step import SeqId
@@ -21,11 +21,17 @@ class WaitingQueue:
     """A heap with removal: what was discarded is skipped when it comes up. Its entries hold no
     request, so that who is gone takes prompt and vectors along."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps: bool = False) -> None:
+        """``keeps``: what a member has computed before is mostly found again, in the cache."""
+        self._keeps = keeps
         self._heap: list[tuple[Order, SeqId]] = []
-        self._members: dict[SeqId, tuple[Request, int]] = {}
-        """With the tokens that each was counted with."""
+        self._members: dict[SeqId, tuple[Request, int, bool]] = {}
+        """With the tokens that each was counted with, and whether it is a new request."""
         self._num_tokens = 0
+        self.num_new = 0
+        """Requests none of whose sequences was in a step yet."""
+        self.num_new_tokens = 0
+        """Tokens of those."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -35,14 +41,21 @@ class WaitingQueue:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that all members have to compute."""
+        """Tokens that all members have to compute: of one that comes back, and of further choices,
+        those that no cache keeps."""
         return self._num_tokens
 
     def push(self, request: Request) -> None:
         """Add a request at its place."""
         assert request.seq not in self._members, f"{request} waits twice"
         count = len(request.token_ids)
-        self._members[request.seq] = request, count
+        is_new = request.num_preemptions == 0 and request.leads
+        if is_new:
+            self.num_new += 1
+            self.num_new_tokens += count
+        elif self._keeps:
+            count -= count if request.num_preemptions else request.num_prompt
+        self._members[request.seq] = request, count, is_new
         self._num_tokens += count
         heapq.heappush(self._heap, (request.order, request.seq))
 
@@ -83,7 +96,11 @@ class WaitingQueue:
             self._forget(request)
 
     def _forget(self, request: Request) -> None:
-        self._num_tokens -= self._members.pop(request.seq)[1]
+        _, count, is_new = self._members.pop(request.seq)
+        self._num_tokens -= count
+        if is_new:
+            self.num_new -= 1
+            self.num_new_tokens -= count
         if len(self._heap) > 2 * len(self._members) + SLACK:
             # A new list: whoever reads in order goes on with the old one.
             self._heap = [each for each in self._heap if each[1] in self._members]
@@ -91,27 +108,30 @@ class WaitingQueue:
 
 
 class Parked:
-    """Requests that wait outside the queue until their KV may come, in no order."""
+    """Requests that wait outside the queue until their KV comes, or may be computed, in no
+    order."""
 
     def __init__(self) -> None:
-        self._requests: dict[SeqId, Request] = {}
+        self._coming: dict[SeqId, bool] = {}
+        """With whether its KV is to come."""
         self.num_tokens = 0
         """Tokens of all of them that were known when they came."""
+        self.num_coming = 0
+        """Tokens of those whose KV is to come."""
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._coming)
 
-    def values(self) -> Collection[Request]:
-        """All of them, the one parked first at first."""
-        return self._requests.values()
-
-    def add(self, request: Request) -> None:
-        """Park a request."""
-        assert request.seq not in self._requests, f"{request} is parked twice"
-        self._requests[request.seq] = request
+    def add(self, request: Request, *, comes: bool) -> None:
+        """Park a request; ``comes``: its KV is to come, otherwise it may not start yet."""
+        assert request.seq not in self._coming, f"{request} is parked twice"
+        self._coming[request.seq] = comes
         self.num_tokens += request.num_prefill
+        self.num_coming += request.num_prefill * comes
 
     def discard(self, request: Request) -> None:
         """Let a request go, if it is here."""
-        if self._requests.pop(request.seq, None) is not None:
+        comes = self._coming.pop(request.seq, None)
+        if comes is not None:
             self.num_tokens -= request.num_prefill
+            self.num_coming -= request.num_prefill * comes

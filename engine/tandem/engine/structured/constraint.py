@@ -7,16 +7,18 @@ long holds up nobody but its own request.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from threading import Lock
 
-from tandem.engine.structured.grammar import Grammar, GrammarError
+from tandem.engine.structured.grammar import ExhaustedError, Grammar, GrammarError
 from tandem.engine.structured.mask_threads import MaskThreads
 from tandem.protocol.errors import Refusal
 
 logger = logging.getLogger(__name__)
 
 Wake = Callable[[], None]
+Renew = Callable[[Sequence[int]], Grammar]
+"""Compiles a grammar anew and has it follow these tokens. Raises GrammarError."""
 Mask = bytes | bytearray
 """int32 words, 32 tokens each, the lowest bit the lowest id; 1 may come."""
 
@@ -35,9 +37,11 @@ class Constraint:
         threads: MaskThreads,
         wake: Wake,
         refuse: Callable[[str], Refusal],
+        renew: Renew | None = None,
     ) -> None:
         """``mask`` is of the next token. ``ends``: tokens of the model that may end an answer where
         the grammar accepts it; none where it is not to end by them. ``refuse`` words a refusal.
+        ``renew``: of a grammar that has followed other answers; told the tokens from here on, once.
         """
         self._grammar = grammar
         self._mask: Mask | None = mask
@@ -46,6 +50,11 @@ class Constraint:
         self._threads = threads
         self._wake = wake
         self._refuse = refuse
+        self._renew = renew
+        self._tokens: list[int] = []
+        """What came, where the grammar may have to be renewed."""
+        self._exhausted = False
+        """Whether it did not take the last of these."""
         self._making: Lock | None = None
         """Held until the mask that was begun is made."""
         self._error: GrammarError | None = None
@@ -97,9 +106,16 @@ class Constraint:
         begun, unless this token is the ``last``. Raises GrammarError."""
         if token in self._ends and self._grammar.is_accepting:
             return True
-        self._grammar.accept((token,))
-        if self._grammar.is_terminated:
-            return True
+        if self._renew is not None:
+            self._tokens.append(token)
+        try:
+            self._grammar.accept((token,))
+            if self._grammar.is_terminated:
+                return True
+        except ExhaustedError:
+            if self._renew is None:
+                raise
+            self._exhausted = True  # renewed with the mask, which is of no token at an end
         self._mask = None
         if not last:
             self._making, self._started = Lock(), False
@@ -126,8 +142,9 @@ class Constraint:
             threads=self._threads,
             wake=self._wake,
             refuse=self._refuse,
+            renew=self._renew,
         )
-        forked._shares = True
+        forked._shares, forked._tokens = True, self._tokens.copy()
         return forked
 
     def refusal(self, words: str) -> Refusal:
@@ -151,7 +168,7 @@ class Constraint:
         making = self._making
         assert making is not None, "a mask is made that was not begun"
         try:
-            self._mask = make_mask(self._grammar, self._vocab_size, self._ends)
+            self._mask = self._next_mask()
         except GrammarError as error:
             self._error = error
         except BaseException as error:  # a library's, which panics: the request ends, nobody else
@@ -160,6 +177,21 @@ class Constraint:
         making.release()
         if self._calls:
             self._wake()
+
+    def _next_mask(self) -> bytearray:
+        """In a thread. A grammar that earlier answers have exhausted is replaced."""
+        if not self._exhausted:
+            try:
+                return make_mask(self._grammar, self._vocab_size, self._ends)
+            except ExhaustedError:
+                if self._renew is None:
+                    raise
+        renew, self._renew, self._exhausted = self._renew, None, False
+        assert renew is not None, "exhausted by its own answer"
+        self._grammar = renew(self._tokens)
+        if self._grammar.is_terminated:
+            return bytearray(4 * -(-self._vocab_size // 32))
+        return make_mask(self._grammar, self._vocab_size, self._ends)
 
 
 def make_mask(grammar: Grammar, vocab_size: int, ends: Collection[int]) -> bytearray:

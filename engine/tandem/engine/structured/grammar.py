@@ -22,6 +22,10 @@ class GrammarError(TandemError):
     """The backend refuses the text, or a token, or gave up: its words."""
 
 
+class ExhaustedError(GrammarError):
+    """What the backend finds out about a text, and keeps over answers, has grown to its bound."""
+
+
 class NotNow(GrammarError):
     """No fault of the text: the same may be taken later, or by another worker."""
 
@@ -61,7 +65,8 @@ class Grammar(Protocol):
         ...
 
     def reset(self) -> None:
-        """Back to an empty answer."""
+        """Back to an empty answer. What the backend found out on the way stays: a later answer may
+        meet ExhaustedError where it would be far from that alone."""
         ...
 
     def copy(self) -> Self:

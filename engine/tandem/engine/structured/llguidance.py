@@ -15,12 +15,20 @@ from pathlib import Path
 import llguidance
 
 from tandem.engine.structured.forms import grammar_text
-from tandem.engine.structured.grammar import GrammarError, NoCompiler, Waits, untold
+from tandem.engine.structured.grammar import (
+    ExhaustedError,
+    GrammarError,
+    NoCompiler,
+    Waits,
+    untold,
+)
 from tandem.engine.structured.schema import place_of
 from tandem.protocol.structured import JSON_KINDS, StructuredOutputsParams
 
 LEXER_STATES = 20_000
-"""Of one text, at most; 1 to 2 kB each."""
+"""Of one matcher over all its answers, at most; 1 to 2 kB each."""
+_EXHAUSTED = "too many states"
+"""The backend's words for it."""
 
 
 class LLGuidanceGrammar:
@@ -77,7 +85,8 @@ class LLGuidanceGrammar:
         return LLGuidanceGrammar(self._matcher.deep_copy(), self._ends, self._size)
 
     def _error(self) -> GrammarError:
-        return GrammarError(_words(self._matcher.get_error()))
+        error = self._matcher.get_error()
+        return (ExhaustedError if _EXHAUSTED in error else GrammarError)(_words(error))
 
 
 class LLGuidanceCompiler:

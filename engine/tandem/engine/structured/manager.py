@@ -2,6 +2,8 @@
 
 A grammar is of one request at a time, since those that share what a backend finds out about a text
 wait for each other; when the request ends, it is kept for the next with the same text, few of them.
+What such a one finds exhausted by the answers before, it gets compiled anew, in the midst of its
+answer, too.
 The tokenizer is read with the first: a worker that nobody asks for structured output has no thread
 and no tokenizer here.
 """
@@ -9,7 +11,7 @@ and no tokenizer here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +22,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.request import Request
 from tandem.engine.step import SeqId
 from tandem.engine.structured.backends import COMPILING_THREADS, make_compiler
-from tandem.engine.structured.constraint import Constraint, make_mask
+from tandem.engine.structured.constraint import Constraint, Renew, make_mask
 from tandem.engine.structured.grammar import (
     Compiler,
     Grammar,
@@ -53,6 +55,8 @@ class _Begun:
     wanted: StructuredOutputsParams
     constraint: Future[Constraint]
     grammar: Future[Grammar] | None = None
+    reused: bool = False
+    """Whether that one has followed other answers."""
     waits: bool = True
     """Whether other texts are before its own. Written by the thread that compiles."""
 
@@ -109,7 +113,7 @@ class StructuredOutputManager:
         self._begun[request.seq] = begun = _Begun(wanted, constraint)
         begun.grammar = grammar = self._grammar_of(begun)
         forced = tuple(request.token_ids[request.num_prompt :])
-        grammar.add_done_callback(lambda done: self._follow(request, done, forced, constraint))
+        grammar.add_done_callback(lambda done: self._follow(request, done, forced, begun))
         return None
 
     def waits(self, request: Request) -> bool:
@@ -187,7 +191,7 @@ class StructuredOutputManager:
             self._compiling = ThreadPoolExecutor(self._num_threads, "grammar")
         for at, (kept, grammar) in enumerate(self._kept):
             if kept == begun.wanted:
-                begun.waits = False
+                begun.waits, begun.reused = False, True
                 del self._kept[at]
                 made: Future[Grammar] = Future()
                 made.set_result(grammar)
@@ -209,25 +213,27 @@ class StructuredOutputManager:
         request: Request,
         compiled: Future[Grammar],
         forced: tuple[int, ...],
-        into: Future[Constraint],
+        begun: _Begun,
     ) -> None:
         """Have a request's constraint made, its grammar being there. In the thread that compiled,
         or in the step loop."""
-        if not self._masking.put(partial(self._constrain, request, compiled, forced, into)):
-            into.set_exception(NotNow(_CLOSED))
+        if not self._masking.put(partial(self._constrain, request, compiled, forced, begun)):
+            begun.constraint.set_exception(NotNow(_CLOSED))
 
     def _constrain(
         self,
         request: Request,
         compiled: Future[Grammar],
         forced: tuple[int, ...],
-        into: Future[Constraint],
+        begun: _Begun,
     ) -> None:
         """In a thread: what a request is to have; tokens that it came with are followed first."""
         if request.seq not in self._begun:
             return  # gone meanwhile
+        into = begun.constraint
         try:
-            into.set_result(self._constraint_of(request, compiled.result(), forced))
+            make = self._reusing if begun.reused else self._constraint_of
+            into.set_result(make(request, compiled.result(), forced))
         except CancelledError:
             into.set_exception(NotNow(_CLOSED))
         except BaseException as error:  # a library panics
@@ -236,15 +242,30 @@ class StructuredOutputManager:
             into.set_exception(error)
         self._wake()
 
+    def _reusing(self, request: Request, grammar: Grammar, forced: tuple[int, ...]) -> Constraint:
+        """With a grammar that has followed other answers: none of them is to end this one."""
+        wanted = wanted_of(request.source)
+
+        def renew(tokens: Sequence[int]) -> Grammar:
+            renewed = self._compile(wanted)
+            renewed.accept((*forced, *tokens))
+            return renewed
+
+        try:
+            grammar.reset()
+            return self._constraint_of(request, grammar, forced, renew)
+        except GrammarError:  # its last request ended with an error, or it is exhausted
+            return self._constraint_of(request, self._compile(wanted), forced)
+
     def _constraint_of(
-        self, request: Request, grammar: Grammar, forced: tuple[int, ...]
+        self,
+        request: Request,
+        grammar: Grammar,
+        forced: tuple[int, ...],
+        renew: Renew | None = None,
     ) -> Constraint:
         source = request.source
         ends = () if source.params.ignore_eos else source.eos_token_ids
-        try:
-            grammar.reset()
-        except GrammarError:  # its last request ended with an error
-            grammar = self._compile(wanted_of(source))
         if forced:
             grammar.accept(forced)
         mask = bytearray(4 * -(-self._vocab_size // 32))
@@ -262,6 +283,7 @@ class StructuredOutputManager:
             threads=self._masking,
             wake=self._wake,
             refuse=partial(self.refusal, request),
+            renew=renew,
         )
 
 

@@ -277,9 +277,15 @@ TOOL_FORMATS: dict[str, ToolFormat | ChannelFormat] = {
 
 _THINK = ReasoningFormat(opens=("<think>",), close="</think>")
 _THINKS_FIRST = ReasoningFormat(opens=("<think>",), close="</think>", starts_open=True)
+_DEEPSEEK_THINKS_FIRST = ReasoningFormat(
+    opens=("<think>",),
+    close="</think>",
+    starts_open=True,
+    answered=("<｜tool▁outputs▁end｜>",),
+)
 
 REASONING_FORMATS: dict[str, ReasoningFormat | ChannelFormat] = {
-    "deepseek_r1": _THINKS_FIRST,
+    "deepseek_r1": _DEEPSEEK_THINKS_FIRST,
     "gemma4": ReasoningFormat(opens=("<|channel>thought\n",), close="<channel|>"),
     "glm45": _THINK,
     "kimi_k2": _THINK,

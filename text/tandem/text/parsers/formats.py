@@ -188,6 +188,7 @@ _GLM = ToolFormat(
         value_open="<arg_value>",
         value_end="</arg_value>",
         end="</tool_call>",
+        pad="",
     ),
     texts=(
         CallText(
@@ -213,6 +214,7 @@ _MINIMAX = ToolFormat(
         value_open="",
         value_end="</parameter>",
         end="</invoke>",
+        pad="",
     ),
     closes=("</minimax:tool_call>",),
     texts=(

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from tests.text.test_parsers import Said
 
+from tandem.protocol.structured import ReasoningSpan
 from tandem.text.chat_template import ChatOptions, ChatTemplates
 from tandem.text.parsers.calls import ToolSchemas
 from tandem.text.parsers.choose import reasoning_format, tool_format
 from tandem.text.parsers.engine import StreamParser
 from tandem.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from tandem.text.parsers.model import ModelParsers
 
 FOLDER = Path(__file__).parent / "templates"
 FORMATS = {
@@ -130,3 +132,25 @@ def test_what_a_template_writes_is_read(name: str, count: int) -> None:
     assert whole.meant == CALLS[:count], text
     for at in range(1, len(text)):
         assert read([text[:at], text[at:]], name, prompt) == whole, text[:at]
+
+
+def test_an_answer_to_a_tools_result_is_no_thought() -> None:
+    """R1's template opens a thought before any other answer: all of this one came as reasoning."""
+    name = "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B"
+    templates = ChatTemplates({"default": source(name)}, {"bos_token": "<s>", "eos_token": "</s>"})
+    call = {"id": "a", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "sunny"},
+    ]
+    parsers = ModelParsers(reasoning=REASONING_FORMATS["deepseek_r1"])
+    asked, told = templates.render(chat[:1]), templates.render(chat)
+    for prompt, thought, span in (
+        (asked, "It is sunny.", ReasoningSpan(close="</think>")),
+        (told, "", ReasoningSpan(opens=("<think>",), close="</think>")),
+    ):
+        stream = parsers.begin((), prompt)
+        said = Said().take(stream.feed("It is sunny.")).take(stream.end())
+        assert (said.reasoning, said.content) == (thought, "" if thought else "It is sunny.")
+        assert parsers.span(prompt) == span

@@ -17,6 +17,7 @@ from typing import Any
 import tokenizers
 
 from tandem.protocol.errors import InvalidParameter
+from tandem.text.chat_bounds import check_chat
 from tandem.text.chat_template import ChatOptions, ChatTemplates
 from tandem.text.detokenizer import Detokenizer, TableDetokenizer, WindowDetokenizer
 from tandem.text.errors import UnusableFolder
@@ -230,6 +231,8 @@ class Tokenizer:
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None
     ) -> str:
         """The prompt of a chat, to be encoded with ``add_special_tokens=False``."""
+        if self.max_text_chars is not None:
+            check_chat(messages, self.max_text_chars)
         return self.chat_templates.render(messages, options)
 
     def _named_id(self, settings: TokenizerSettings, name: str) -> int | None:

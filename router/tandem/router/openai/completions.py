@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -113,7 +113,7 @@ def _content(
         "created": answer.created,
         "model": answer.model,
         "choices": rendered,
-        "usage": _usage(list(last.values()), body),
+        "usage": _usage(Totals(last.items()), body),
         "system_fingerprint": None,
     }
     return msgspec.json.encode(content)
@@ -145,8 +145,7 @@ def _prompt_ids(output: RequestOutput) -> list[int] | None:
     return None if output.is_embeds else list(output.prompt_token_ids)
 
 
-def _usage(last: Sequence[RequestOutput], body: CompletionBody) -> dict[str, Any]:
-    totals = Totals.of(last)
+def _usage(totals: Totals, body: CompletionBody) -> dict[str, Any]:
     generated = 0 if body.prompt_only else totals.num_generated
     return usage(totals.num_prompt, generated, totals.num_cached)
 
@@ -168,13 +167,14 @@ async def _events(
             says_usage=bool(options.include_usage),
         )
         extra = body.echo or body.logprobs is not None or body.return_token_ids or running
-        last: dict[int, RequestOutput] = {}
+        totals, counts = Totals(), running or bool(options.include_usage)
         async with aclosing(_outputs(service, body, request, prepared)) as outputs:
             async for prompt, output in outputs:
-                last[prompt] = output
+                if counts:
+                    totals.put(prompt, output)
                 for choice in output.outputs:
                     if extra or choice.finish_reason is not None:
-                        said = _usage(list(last.values()), body) if running else None
+                        said = _usage(totals, body) if running else None
                         echoes = body.echo and choices.is_first(prompt, choice)
                         size = size_of(output.prompt_logprobs) if echoes else 0
                         chunk = (writer, choices, prompt, choice, output, body, said)
@@ -183,7 +183,7 @@ async def _events(
                         # Also without text: a chunk a step is what clients take the time of.
                         yield writer.text(choices.index(prompt, choice), choice.text)
     if options.include_usage:
-        yield writer.last_usage(_usage(list(last.values()), body))
+        yield writer.last_usage(_usage(totals, body))
     yield DONE
 
 

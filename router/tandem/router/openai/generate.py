@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -132,22 +132,30 @@ def count_finished(metrics: RouterMetrics, output: RequestOutput) -> None:
             metrics.choice_finished(choice.finish_reason)
 
 
-@dataclass(slots=True)
 class Totals:
-    """Usage over all prompts of a call."""
+    """Usage over all prompts of a call, as far as they have come."""
 
-    num_prompt: int = 0
-    num_generated: int = 0
-    num_cached: int = 0
+    __slots__ = ("_counted", "num_cached", "num_generated", "num_prompt")
 
-    @classmethod
-    def of(cls, last: Sequence[RequestOutput]) -> Totals:
-        """From the last output of each prompt."""
-        return cls(
-            sum(len(each.prompt_token_ids) for each in last),
-            sum(each.num_generated_tokens for each in last),
-            sum(each.num_cached_tokens or 0 for each in last),
+    def __init__(self, last: Iterable[tuple[int, RequestOutput]] = ()) -> None:
+        """``last``: (index of the prompt, its last output) of each."""
+        self.num_prompt = self.num_generated = self.num_cached = 0
+        self._counted: dict[int, tuple[int, int, int]] = {}
+        for prompt, output in last:
+            self.put(prompt, output)
+
+    def put(self, prompt: int, output: RequestOutput) -> None:
+        """Count the newest output of a prompt instead of the one before, and look at no other."""
+        before = self._counted.get(prompt, (0, 0, 0))
+        now = (
+            len(output.prompt_token_ids),
+            output.num_generated_tokens,
+            output.num_cached_tokens or 0,
         )
+        self._counted[prompt] = now
+        self.num_prompt += now[0] - before[0]
+        self.num_generated += now[1] - before[1]
+        self.num_cached += now[2] - before[2]
 
 
 def without_tokens(choice: CompletionOutput) -> CompletionOutput:

@@ -6,7 +6,7 @@ that there is, with arguments that are valid.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.structured import MAX_SCHEMA_BYTES
 from tandem.router.openai.bodies.schemas import ChatBody
-from tandem.router.openai.strict_parameters import NotFollowed, parameters_form
+from tandem.router.openai.strict_parameters import NotFollowed, TooLong, parameters_form
 from tandem.text.parsers.tables import CallText, ChannelFormat, ToolFormat
 
 Format = ToolFormat | ChannelFormat | None
@@ -61,24 +61,41 @@ def strict_form(body: ChatBody, format_: Format) -> dict[str, Any]:
     if not texts or not any(map(_is_strict, tools)):
         return {}
     functions = [tool["function"] for tool in tools]
-    form = {
-        "type": "triggered_tags",
-        "triggers": [each.trigger for each in texts],
-        "tags": [_tag(function, text) for function in functions for text in texts],
-        "stop_after_first": body.parallel_tool_calls is False,
-    }
-    tag = msgspec.json.encode({"type": "structural_tag", "format": form})
-    if len(tag) > MAX_SCHEMA_BYTES:
+    try:
+        form = {
+            "type": "triggered_tags",
+            "triggers": [each.trigger for each in texts],
+            "tags": _tags(functions, texts),
+            "stop_after_first": body.parallel_tool_calls is False,
+        }
+        tag = msgspec.json.encode({"type": "structural_tag", "format": form})
+        if len(tag) > MAX_SCHEMA_BYTES:
+            raise TooLong
+    except TooLong:
         allowed = (
             f"tools whose calls are described in at most {MAX_SCHEMA_BYTES:,} bytes together where "
-            f"any is strict; this model's format of calls makes {len(tag):,} of these"
+            "any is strict; this model's format of calls makes more of these"
         )
-        raise InvalidParameter("tools", body.tools, allowed)
+        raise InvalidParameter("tools", body.tools, allowed) from None
     return {"structured_outputs": {"structural_tag": tag.decode(), "disable_any_whitespace": True}}
 
 
-def _tag(function: Mapping[str, Any], text: CallText) -> dict[str, Any]:
-    content = _content(function, text)
+def _tags(functions: Sequence[Mapping[str, Any]], texts: Sequence[CallText]) -> list[msgspec.Raw]:
+    """What calls of each may be, in JSON: a schema of a few kilobytes may become many megabytes.
+    Raises TooLong as soon as they are beyond the bound."""
+    room, tags = MAX_SCHEMA_BYTES, []
+    for function in functions:
+        for text in texts:
+            tag = msgspec.json.encode(_tag(function, text, room))
+            room -= len(tag)
+            if room < 0:
+                raise TooLong
+            tags.append(msgspec.Raw(tag))
+    return tags
+
+
+def _tag(function: Mapping[str, Any], text: CallText, room: int) -> dict[str, Any]:
+    content = _content(function, text, room)
     if text.after_number:
         number = {"type": "regex", "pattern": "[0-9]{1,3}"}
         behind = {"type": "const_string", "value": text.after_number}
@@ -87,12 +104,15 @@ def _tag(function: Mapping[str, Any], text: CallText) -> dict[str, Any]:
     return {"begin": begin, "content": content, "end": text.end}
 
 
-def _content(function: Mapping[str, Any], text: CallText) -> dict[str, Any]:
-    """What arguments may be; of a tool that is not strict, anything. Raises NotFollowed."""
+def _content(
+    function: Mapping[str, Any], text: CallText, room: int | None = None
+) -> dict[str, Any]:
+    """What arguments may be; of a tool that is not strict, anything. Raises NotFollowed, and
+    TooLong where they are written one by one in more than ``room`` bytes."""
     schema = function.get("parameters") if function.get("strict") else None
     if text.parameters is None:
         return {"type": "json_schema", "json_schema": schema or {"type": "object"}}
-    return parameters_form(schema, text.parameters) if schema else {"type": "any_text"}
+    return parameters_form(schema, text.parameters, room) if schema else {"type": "any_text"}
 
 
 def _tools(body: ChatBody) -> list[dict[str, Any]]:

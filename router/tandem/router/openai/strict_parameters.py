@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from tandem.text.parsers.tables import ParameterText
 from tandem.text.parsers.values import types_of
 
@@ -38,9 +40,17 @@ class NotFollowed(ValueError):
         self.at, self.allowed = at, allowed
 
 
-def parameters_form(schema: object, text: ParameterText) -> Form:
+class TooLong(ValueError):
+    """A form of more bytes than there is room for."""
+
+
+def parameters_form(schema: object, text: ParameterText, room: int | None = None) -> Form:
     """All parameters of an object's schema, in its order; those that need not be there may be left
-    out. Raises NotFollowed."""
+    out. Raises NotFollowed.
+
+    With ``room``, bytes that they may have in JSON, each is written at once, since what it refers
+    to is repeated in it, and TooLong is raised where they are more.
+    """
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         raise NotFollowed("/type", "object")
     _only(schema, _ROOT, "")
@@ -53,10 +63,17 @@ def parameters_form(schema: object, text: ParameterText) -> Form:
         raise NotFollowed("/required", f"names in properties, not {unknown[0]!r}")
     needed = frozenset(required)
     defined = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    made = [
-        _parameter(key, each, text, defined, needed=key in needed)
-        for key, each in properties.items()
-    ]
+    made: list[Form | msgspec.Raw] = []
+    for key, each in properties.items():
+        form = _parameter(key, each, text, defined, needed=key in needed)
+        if room is None:
+            made.append(form)
+            continue
+        written = msgspec.json.encode(form)
+        room -= len(written)
+        if room < 0:
+            raise TooLong
+        made.append(msgspec.Raw(written))
     return {"type": "sequence", "elements": made or [_NOTHING]}
 
 
@@ -83,9 +100,9 @@ def _value(schema: object, text: ParameterText, defined: Form, at: str) -> tuple
     """What a value may be, and whether it is any text at all."""
     for where in _references(schema, at):
         raise NotFollowed(where, "a $ref to a schema of $defs")
-    types = types_of(schema)
+    types = types_of(schema, defined)
     if not isinstance(schema, Mapping) or "string" not in types:
-        if isinstance(schema, Mapping):
+        if isinstance(schema, Mapping) and defined and _refers(schema):
             schema = {**schema, **defined}
         return {"type": "json_schema", "json_schema": schema}, False
     if types - {"string", "null"}:
@@ -151,6 +168,13 @@ def _only(schema: Mapping[str, Any], known: frozenset[str], at: str) -> None:
         if keyword not in known and keyword not in _NOTES:
             allowed = ", ".join(sorted(known))
             raise NotFollowed(f"{at}/{keyword}", f"{allowed} in this model's format of calls")
+
+
+def _refers(value: object) -> bool:
+    """Whether a reference stands anywhere in it."""
+    if isinstance(value, Mapping):
+        return "$ref" in value or any(map(_refers, value.values()))
+    return isinstance(value, list) and any(map(_refers, value))
 
 
 def _references(value: object, at: str) -> Iterator[str]:

@@ -25,7 +25,7 @@ from tandem.text.parsers.cursor import (
     spaces,
     text_until,
 )
-from tandem.text.parsers.values import as_json, types_of
+from tandem.text.parsers.values import as_json
 
 
 class Body(Protocol):
@@ -227,6 +227,9 @@ class TaggedParameters:
     value_end: str
     end: str
     """Ends the call."""
+    pad: str = "\n"
+    """May stand on either side of a value, and belongs to none; empty where a value's own line ends
+    are written as they are."""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -275,9 +278,9 @@ class TaggedParameters:
                 return False
         named = "".join(key).strip()
         calls.arguments(("" if first else ", ") + json.dumps(named, ensure_ascii=False) + ": ")
-        yield from literal(cursor, ("\n",))
-        types = types_of(calls.schema(named))
-        closes = (f"\n{self.value_end}", self.value_end)
+        yield from literal(cursor, (self.pad,))
+        types = calls.types(named)
+        closes = (f"{self.pad}{self.value_end}", self.value_end)[not self.pad :]
         if types == {"string"}:
             calls.arguments('"')
             found = yield from text_until(cursor, closes, partial(_escaped, calls))

@@ -9,6 +9,7 @@ from typing import Any
 
 from tandem.text.parsers.cursor import Cursor
 from tandem.text.parsers.events import ArgumentsDelta, CallBegun, CallEnded, Event
+from tandem.text.parsers.values import types_of
 
 
 def new_call_id() -> str:
@@ -22,19 +23,24 @@ class ToolSchemas:
 
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Name of a tool to the JSON schemas of its parameters, by their names."""
+    roots: Mapping[str, object] = field(default_factory=dict)
+    """Name of a tool to the schema of all its arguments, with what its parameters refer to."""
 
     @classmethod
     def of(cls, tools: Sequence[Mapping[str, Any]]) -> ToolSchemas:
         """Of definitions in OpenAI's form; what is not as it should be counts as unknown."""
         found: dict[str, Mapping[str, Any]] = {}
+        roots: dict[str, object] = {}
         for tool in tools:
             function = tool.get("function")
             if not isinstance(function, Mapping):
                 continue
             schema = function.get("parameters")
             named = schema.get("properties") if isinstance(schema, Mapping) else None
-            found[str(function.get("name"))] = named if isinstance(named, Mapping) else {}
-        return cls(found)
+            name = str(function.get("name"))
+            found[name] = named if isinstance(named, Mapping) else {}
+            roots[name] = schema
+        return cls(found, roots)
 
 
 class Calls:
@@ -80,6 +86,7 @@ class Calls:
         self.count += 1
         self.open = False
 
-    def schema(self, key: str) -> object:
-        """The JSON schema of a parameter of the call that is open; None where nobody knows it."""
-        return self.schemas.parameters.get(self.name, {}).get(key)
+    def types(self, key: str) -> frozenset[str]:
+        """JSON types of a parameter of the call that is open; empty where nobody knows them."""
+        schema = self.schemas.parameters.get(self.name, {}).get(key)
+        return types_of(schema, self.schemas.roots.get(self.name))

@@ -223,7 +223,7 @@ class StreamParser:
     ) -> Reading:
         """The calls of a region; whether there was one."""
         cursor, calls, before = self._cursor, self._calls, self._calls.count
-        in_list = False
+        in_list = whole = False
         if tools.listed:
             yield from spaces(cursor)
             in_list = (yield from literal(cursor, ("[",))) is not None
@@ -256,12 +256,21 @@ class StreamParser:
             elif not tools.call_opens and (yield from literal(cursor, tools.separators)) is None:
                 break
         if calls.count > before:
-            yield from spaces(cursor)
-            yield from literal(cursor, tools.closes)
-            cursor.mark = None
+            yield from self._read_end(tools, whole=whole)
             return True
         self._give_back(give_back)
         return False
+
+    def _read_end(self, tools: ToolFormat, *, whole: bool) -> Generator[None, None, None]:
+        """The end of a region that has calls. What was read behind the last one and is no call is
+        read again, as what follows them."""
+        cursor = self._cursor
+        if not whole and cursor.mark is not None:
+            cursor.pos = cursor.mark
+        else:
+            yield from spaces(cursor)
+            yield from literal(cursor, tools.closes)
+        cursor.mark = None
 
     def _give_back(self, give_back: Callable[[str], None]) -> None:
         cursor = self._cursor

@@ -188,6 +188,7 @@ _GLM = ToolFormat(
         value_open="<arg_value>",
         value_end="</arg_value>",
         end="</tool_call>",
+        pad="",
     ),
     texts=(
         CallText(
@@ -213,6 +214,7 @@ _MINIMAX = ToolFormat(
         value_open="",
         value_end="</parameter>",
         end="</invoke>",
+        pad="",
     ),
     closes=("</minimax:tool_call>",),
     texts=(
@@ -277,9 +279,15 @@ TOOL_FORMATS: dict[str, ToolFormat | ChannelFormat] = {
 
 _THINK = ReasoningFormat(opens=("<think>",), close="</think>")
 _THINKS_FIRST = ReasoningFormat(opens=("<think>",), close="</think>", starts_open=True)
+_DEEPSEEK_THINKS_FIRST = ReasoningFormat(
+    opens=("<think>",),
+    close="</think>",
+    starts_open=True,
+    answered=("<｜tool▁outputs▁end｜>",),
+)
 
 REASONING_FORMATS: dict[str, ReasoningFormat | ChannelFormat] = {
-    "deepseek_r1": _THINKS_FIRST,
+    "deepseek_r1": _DEEPSEEK_THINKS_FIRST,
     "gemma4": ReasoningFormat(opens=("<|channel>thought\n",), close="<channel|>"),
     "glm45": _THINK,
     "kimi_k2": _THINK,

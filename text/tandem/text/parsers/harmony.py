@@ -73,7 +73,9 @@ def _message(
     ended = yield from text_until(cursor, (table.message,), header.append, _MAX_HEADER)
     written = "".join(header)
     if ended is None:
-        sink.say(written.removeprefix(lead))
+        # One that the answer's end cut off says nothing; one that is too long is none.
+        if len(written) - len(lead) >= _MAX_HEADER:
+            sink.say(written.removeprefix(lead))
         return None
     _, _, after = written.partition(table.channel)
     channel = re.match(r"\w*", after)

@@ -151,7 +151,9 @@ class JsonScanner:
 
     def _hex(self, text: str, at: int, end: int, out: list[str]) -> int:
         if text[at] not in _HEX:
-            return self._fail(at)
+            out.append("\\" + self._held)
+            self._mode = self._string
+            return at
         self._held += text[at]
         if len(self._held) == len("\\u0000"):
             out.append(self._held)

@@ -14,7 +14,7 @@ def is_open(reasoning: ReasoningFormat, prompt: str, continued: str = "") -> boo
     end = prompt.rstrip()
     if any(end.endswith(each.rstrip()) for each in reasoning.opens):
         return True
-    return reasoning.starts_open and not end.endswith(reasoning.close)
+    return reasoning.starts_open and not end.endswith((reasoning.close, *reasoning.answered))
 
 
 def behind_marks(reasoning: ReasoningFormat, continued: str) -> str:

@@ -84,6 +84,8 @@ class ReasoningFormat:
     close: str
     starts_open: bool = False
     """An answer begins within reasoning, unless the prompt has closed it."""
+    answered: tuple[str, ...] = ()
+    """An answer to a prompt that ends with one of these (a tool's result) does not, though."""
 
     @property
     def marks(self) -> tuple[str, ...]:

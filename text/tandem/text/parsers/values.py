@@ -6,32 +6,72 @@ import ast
 import json
 import re
 from collections.abc import Mapping
+from typing import Any
 
 _INTEGER = re.compile(r"[-+]?\d{1,400}", re.ASCII)
 _NUMBER = re.compile(r"[-+]?(?:\d{1,400}\.?\d{0,400}|\.\d{1,400})(?:[eE][-+]?\d{1,3})?", re.ASCII)
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
-_MAX_UNION = 64
+_MAX_LOOKS = 256
+"""Schemas that are looked at for the types of one."""
 _MAX_LITERAL = 100_000
+_DEFINED = re.compile(r"#/(\$defs|definitions)/([^/]+)")
 
 
-def types_of(schema: object) -> frozenset[str]:
-    """JSON types that a schema allows; empty where it does not say."""
-    if not isinstance(schema, Mapping):
-        return frozenset()
-    kind = schema.get("type")
+def types_of(schema: object, root: object = None) -> frozenset[str]:
+    """JSON types that a schema allows; empty where it does not say so of all that it allows.
+
+    ``root`` is the schema in whose ``$defs`` or ``definitions`` its references are looked up.
+    Models and grammars write a text that was defined elsewhere as JSON, with its quotes, and others
+    as it is: a reference to one says nothing, so that either is read.
+    """
+    types: set[str] = set()
+    waiting: list[tuple[object, bool]] = [(schema, False)]
+    followed: set[str] = set()
+    for _ in range(_MAX_LOOKS):
+        if not waiting:
+            return frozenset(types)
+        each, is_defined = waiting.pop()
+        if not isinstance(each, Mapping):
+            break
+        own, several, to = _own_types(each), _several(each), each.get("$ref")
+        if own:
+            if is_defined and "string" in own:
+                break
+            types |= own
+        elif several is not None:
+            waiting += [(one, is_defined) for one in several[:_MAX_LOOKS]]
+        elif not isinstance(to, str):
+            break
+        elif to not in followed:
+            followed.add(to)
+            waiting.append((_definition(to, root), True))
+    return frozenset()
+
+
+def _own_types(schema: Mapping[str, Any]) -> frozenset[str]:
+    """Types that a schema names itself."""
+    kind, values = schema.get("type"), schema.get("enum")
     if isinstance(kind, str):
         return frozenset({kind})
     if isinstance(kind, list):
         return frozenset(each for each in kind if isinstance(each, str))
-    for name in ("anyOf", "oneOf"):
-        several = schema.get(name)
-        if isinstance(several, list):
-            kinds = [s.get("type") for s in several[:_MAX_UNION] if isinstance(s, Mapping)]
-            return frozenset(each for each in kinds if isinstance(each, str))
-    values = schema.get("enum")
-    if isinstance(values, list) and values and all(isinstance(each, str) for each in values):
-        return frozenset({"string"})
-    return frozenset()
+    if "anyOf" in schema or "oneOf" in schema or not isinstance(values, list):
+        return frozenset()
+    is_text = bool(values) and all(isinstance(each, str) for each in values)
+    return frozenset({"string"}) if is_text else frozenset()
+
+
+def _several(schema: Mapping[str, Any]) -> list[Any] | None:
+    """Schemas of which a value follows one."""
+    lists = (schema.get(name) for name in ("anyOf", "oneOf"))
+    return next((each for each in lists if isinstance(each, list)), None)
+
+
+def _definition(to: str, root: object) -> object:
+    """What a reference leads to; None where it leads nowhere."""
+    place = _DEFINED.fullmatch(to)
+    room = root.get(place[1]) if place is not None and isinstance(root, Mapping) else None
+    return room.get(place[2]) if place is not None and isinstance(room, Mapping) else None
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
@@ -48,7 +88,7 @@ def as_json(text: str, types: frozenset[str]) -> str:
         return _number(bare)
     if not types or types & {"object", "array"}:
         found = _parsed(bare)
-        if found is not None:
+        if found is not None and (found[0] in "[{" or "string" not in types):
             return found
     return json.dumps(text, ensure_ascii=False)
 

@@ -1,0 +1,51 @@
+"""Bounds a chat's text before a template sees it.
+
+No template can be stopped once it renders, and the text that comes of it is measured too late: some
+add each system message to all before it, and copy them with every one. Called by
+``Tokenizer.render_chat`` where a server has set a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tandem.protocol.errors import InvalidParameter
+
+MOST_COPIED = 64
+"""Times the bound: characters of system messages, each counted with all before it. As copies they
+take a second at most."""
+
+
+def check_chat(messages: Sequence[Mapping[str, Any]], most_chars: int) -> None:
+    """Raise InvalidParameter for a chat of more than ``most_chars`` characters, or of so many long
+    system messages that to join them one by one takes long. What is no message counts nothing."""
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        return
+    whole = system = copied = 0
+    for message in messages:
+        if not isinstance(message, Mapping):
+            continue
+        size = _size(message.get("content"))
+        whole += size
+        if message.get("role") in ("system", "developer"):
+            system += size
+            copied += system
+    if whole > most_chars:
+        allowed = f"at most {most_chars} characters in all messages; they have {whole}"
+        raise InvalidParameter("messages", messages, allowed)
+    if copied > MOST_COPIED * most_chars:
+        allowed = (
+            f"fewer or shorter system messages: each counted with all before it they have {copied} "
+            f"characters, of {MOST_COPIED * most_chars} at most"
+        )
+        raise InvalidParameter("messages", messages, allowed)
+
+
+def _size(content: object) -> int:
+    """Characters of a message's text, also of one in parts."""
+    if isinstance(content, str):
+        return len(content)
+    if isinstance(content, Mapping):
+        return sum(len(each) for each in content.values() if isinstance(each, str))
+    return sum(map(_size, content)) if isinstance(content, list) else 0

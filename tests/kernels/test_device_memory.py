@@ -6,6 +6,7 @@ tests/engine_run/gpu can show.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,3 +109,15 @@ def test_new_memory_waits_for_nothing(driver: Driver, monkeypatch: pytest.Monkey
     assert given[0].__cuda_array_interface__["data"] == (ADDRESS, False)
     given.clear()  # nobody refers to it any more
     assert not driver.held
+
+
+@pytest.mark.parametrize(("status", "is_full"), [(2, True), (801, False)])
+def test_a_full_device_is_told_from_one_that_cannot(
+    monkeypatch: pytest.MonkeyPatch, status: int, is_full: bool
+) -> None:
+    """CUDA_ERROR_OUT_OF_MEMORY, and CUDA_ERROR_NOT_SUPPORTED."""
+    library = SimpleNamespace(cuMemCreate=lambda: status, cuGetErrorName=lambda *_: 0)
+    monkeypatch.setattr(device, "driver", lambda: library)
+    with pytest.raises(device.DeviceMemoryError, match="cuMemCreate failed") as failed:
+        device.call_driver("cuMemCreate")
+    assert isinstance(failed.value, device.DeviceFullError) is is_full

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.kvtransfer.builders import Consumer, Producer, make_key
 
-from tandem.kernels.memory.device import DeviceMemoryError
+from tandem.kernels.memory.device import DeviceFullError, DeviceMemoryError
 from tandem.kvtransfer import events
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.mover import make_slots
@@ -32,17 +32,22 @@ class Mapping(MemoryTransport):
         super().stop()
 
 
-@pytest.fixture(autouse=True)
-def lacking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device has none."""
+def refuse(monkeypatch: pytest.MonkeyPatch, error: DeviceMemoryError) -> None:
+    """No memory that others can map is given."""
     made = make_slots.make_slots
 
     def make(count: int, slot_bytes: int, slab: Any, traits: Any) -> Any:
         if any(each.maps_memory for each in traits):
-            raise DeviceMemoryError("cuMemCreate failed: CUDA_ERROR_NOT_SUPPORTED")
+            raise error
         return made(count, slot_bytes, slab, traits)
 
     monkeypatch.setattr(make_slots, "make_slots", make)
+
+
+@pytest.fixture(autouse=True)
+def lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device has none."""
+    refuse(monkeypatch, DeviceMemoryError("cuMemCreate failed: CUDA_ERROR_NOT_SUPPORTED"))
 
 
 def test_kv_goes_by_another_way_and_the_log_says_so(workers, caplog):
@@ -69,3 +74,13 @@ def test_a_worker_without_another_way_says_why_it_cannot_start(workers, kind):
     """As where any other way cannot be served."""
     with pytest.raises(TransportError, match="by cuda_p2p: cuMemCreate failed"):
         workers(kind, transports={"cuda_p2p": Mapping()})
+
+
+@pytest.mark.parametrize("kind", [Producer, Consumer])
+def test_a_device_that_is_full_is_no_reason_for_another_way(workers, kind, monkeypatch):
+    """KV went by a slow one for a worker's whole life."""
+    refuse(monkeypatch, DeviceFullError("cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY"))
+    ways = {"cuda_p2p": Mapping(), "memory": MemoryTransport()}
+    with pytest.raises(TransportError, match="no room for patterns"):
+        workers(kind, transports=ways)
+    assert list(ways) == ["cuda_p2p", "memory"]

@@ -23,12 +23,18 @@ _POSIX_DESCRIPTOR = 1
 _READ_ONLY = 1
 _READ_WRITE = 3
 _MINIMUM = 0
+_OUT_OF_MEMORY = 2
+"""CUDA_ERROR_OUT_OF_MEMORY."""
 _RDMA_ATTRIBUTE = 110
 """CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED."""
 
 
 class DeviceMemoryError(TandemError):
     """The driver refused; the text names its function and its error."""
+
+
+class DeviceFullError(DeviceMemoryError):
+    """The driver has no memory left to give."""
 
 
 class _Location(ctypes.Structure):
@@ -292,4 +298,5 @@ def call_driver(name: str, *arguments: object) -> None:
         text = ctypes.c_char_p()
         library.cuGetErrorName(ctypes.c_int(status), ctypes.byref(text))
         shown = text.value.decode() if text.value else str(status)
-        raise DeviceMemoryError(f"{name} failed: {shown}")
+        kind = DeviceFullError if status == _OUT_OF_MEMORY else DeviceMemoryError
+        raise kind(f"{name} failed: {shown}")

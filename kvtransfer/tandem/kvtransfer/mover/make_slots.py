@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tandem.kernels.memory.device import DeviceMemoryError
+from tandem.kernels.memory.device import DeviceFullError, DeviceMemoryError
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.memory.sizes import SlotSizes, slot_bytes_for, slot_sizes
@@ -33,7 +33,7 @@ def sized_slots(
     sizes = slot_sizes(config, slab.shape[1], count=count, gpu_bytes=total, staged=staged)
     try:
         return make_slots(count + spare, sizes.slot_bytes, slab, traits), sizes
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, DeviceFullError) as error:
         mib = (count + spare) * sizes.slot_bytes >> 20
         text = f"no room for {count + spare} slots, {mib} MiB of GPU memory: lower --kv-slot-bytes"
         raise TransportError(f"{text} or --gpu-memory-utilization") from error
@@ -64,9 +64,12 @@ def slots_for(
 ) -> Slots:
     """``make_all_slots`` for these, by name. Where the device has no memory that others can map,
     those that need it are left out of ``transports``, which the log says. Raises TransportError
-    where none is left."""
+    where none is left, or no room."""
     try:
         return make_all_slots(config, count, slab, _traits(transports), spare=spare)
+    except DeviceFullError as error:
+        text = f"no room for patterns of KV ({error}): lower --gpu-memory-utilization"
+        raise TransportError(text) from error
     except DeviceMemoryError as error:
         mapping = [name for name, each in transports.items() if each.traits.maps_memory]
         if len(mapping) == len(transports):

@@ -36,12 +36,20 @@ BEHIND = [
     ("llama3_json", '{"name": "f", "parameters": {}}; {"age": 3}', '; {"age": 3}'),
     ("qwen3_xml", "<function=f>\n</function>\n<function=>", "<function=>"),
     ("mistral_json", '[TOOL_CALLS][{"name": "f", "arguments": {}}]', ""),
+    ("llama3_json", '{"name": "f", "parameters": {}}; {"na', '; {"na'),
+    ("llama3_json", '{"name": "f", "parameters": {}};', ""),
+    ("llama3_json", '{"name": "f", "parameters": {}}\n; \n', ""),
+    ("llama3_json", '{"name": "f", "parameters": {}} ', ""),
+    ("mistral_json", '[TOOL_CALLS][{"name": "f", "arguments": {}}, ', ""),
+    ("pythonic", "[f(),", ""),
+    ("qwen3_xml", "<tool_call>\n<function=f>\n</function>\n ", ""),
 ]
 
 
 @pytest.mark.parametrize(("name", "text", "content"), BEHIND)
 def test_what_is_no_call_behind_a_call_is_content(name: str, text: str, content: str) -> None:
-    """Letter by letter: the first ones were lost."""
+    """Letter by letter: the first ones were lost. What would only separate it from a next one says
+    nothing at the answer's end."""
     said = check_cuts(text, name)
 
     assert said.meant == [("f", {})]
@@ -76,6 +84,22 @@ def test_a_header_that_the_answers_end_cuts_off_is_no_content(header: list[str])
         said = read([said_before, *header[:size]], "openai", "openai_gptoss")
         assert said.content == ("Hi" if said_before else ""), header[:size]
         assert said.meant == []
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("<|channel|>final Hello, how are you?", "final Hello, how are you?"),
+        ("<|channel|>Hello", "Hello"),
+        ("<|start|>assistant final", "assistant final"),
+        ("<|channel|>commentary to=functions.f js {", "commentary to=functions.f js {"),
+        ("<|channel|>commentary to=functions.f <|constrain|>js", ""),
+        (" to=functions.f<|channel|>commentary json", ""),
+    ],
+)
+def test_what_is_no_header_is_content_at_the_answers_end(text: str, content: str) -> None:
+    """An answer of gpt-oss's that lacks the mark behind its header was empty."""
+    assert check_cuts(text, "openai", "openai_gptoss").content == content
 
 
 def test_what_is_too_long_for_a_header_is_content() -> None:

@@ -29,11 +29,22 @@ def chat(role: str, *contents: Any) -> list[Any]:
     return [{"role": role, "content": each} for each in contents]
 
 
+def called(arguments: Any) -> dict[str, Any]:
+    """A call of a tool."""
+    return {"type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
 LONG = [
     chat("user", "a" * 101),
     chat("user", "a" * 50, "b" * 51),
     chat("user", ["a" * 50, {"type": "text", "text": "b" * 51}]),
     chat("assistant", [{"type": "refusal", "refusal": "b" * 101}]),
+    [{"role": "assistant", "content": "", "tool_calls": [called("a" * 101)]}],
+    [{"role": "assistant", "content": "", "tool_calls": [called({"x": ["a" * 101]})]}],
+    [{"role": "assistant", "content": "", "function_call": called("a" * 101)["function"]}],
+    [{"role": "assistant", "content": "", "reasoning_content": "a" * 101}],
+    [{"role": "assistant", "content": "", "reasoning": "a" * 101}],
+    [{"role": "assistant", "content": None, "refusal": "a" * 101}],
 ]
 
 
@@ -54,6 +65,13 @@ def test_a_long_chat_is_refused_before_it_is_rendered(tokenizer: Tokenizer, mess
     tokenizer.max_text_chars = None
     tokenizer.render_chat(messages, options)
     assert len(renders) == 1
+
+
+def test_reasoning_under_both_of_its_names_counts_once(tokenizer: Tokenizer) -> None:
+    """As answers have it, for clients that know either."""
+    thoughts = {"reasoning": "a" * 60, "reasoning_content": "a" * 60}
+    options = ChatOptions(template_kwargs={"seen": lambda: ""})
+    tokenizer.render_chat([{"role": "assistant", "content": "", **thoughts}], options)
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])

@@ -11,7 +11,7 @@ from tests.text.test_parsers import Said, check_cuts
 from tandem.text.parsers.calls import ToolSchemas
 from tandem.text.parsers.engine import StreamParser
 from tandem.text.parsers.formats import TOOL_FORMATS
-from tandem.text.parsers.values import types_of
+from tandem.text.parsers.values import DEFINED_STRING, types_of
 
 DEFS: dict[str, Any] = {
     "M": {"type": "object", "properties": {"a": {"type": "integer"}}},
@@ -37,11 +37,20 @@ def ref(name: str, room: str = "$defs") -> dict[str, str]:
         ({"anyOf": [ref("E"), NULL]}, '"red"', "red"),
         ({"anyOf": [ref("E"), NULL]}, "red", "red"),
         ({"anyOf": [ref("E"), NULL]}, "null", None),
+        ({"anyOf": [ref("E"), NULL]}, "1", "1"),
+        ({"anyOf": [ref("E"), NULL]}, '"1"', "1"),
+        ({"anyOf": [ref("E"), NULL]}, '"1" or "2"', '"1" or "2"'),
+        ({"anyOf": [ref("E"), NULL]}, "true", "true"),
+        ({"anyOf": [ref("E"), ref("M")]}, "1", "1"),
+        ({"anyOf": [ref("E"), ref("M")]}, '{"a": 1}', {"a": 1}),
+        ({"anyOf": [{"type": "string"}, {"const": "x"}]}, "2024", "2024"),
+        ({"const": "2024"}, "2024", "2024"),
         ({"anyOf": [{"type": "string"}, ref("M")]}, '{"a": 1}', {"a": 1}),
         ({"anyOf": [{"type": "string"}, ref("M")]}, "5", "5"),
         ({"anyOf": [{"type": "array"}, {"anyOf": [{"type": "integer"}, NULL]}]}, "5", 5),
         (ref("M"), '{"a": 1}', {"a": 1}),
         (ref("E"), '"red"', "red"),
+        (ref("E"), "1", "1"),
         ({"anyOf": [ref("gone"), NULL]}, '{"a": 1}', {"a": 1}),
         ({"anyOf": [{"type": "string"}, NULL]}, '{"a": 1}', '{"a": 1}'),
     ],
@@ -72,8 +81,10 @@ def test_types_are_found_within_bounds() -> None:
         "number",
         "null",
     }
-    for unknown in (ref("Wide"), {"anyOf": [NULL, {}]}, {"anyOf": [ref("gone"), NULL]}, ref("E")):
+    for unknown in (ref("Wide"), {"anyOf": [NULL, {}]}, {"anyOf": [ref("gone"), NULL]}):
         assert types_of(unknown, root) == frozenset()
+    for text in (ref("E"), {"anyOf": [{"type": "string"}, ref("E")]}):
+        assert types_of(text, root) == {DEFINED_STRING}
     assert types_of({"anyOf": [ref("Loop"), NULL]}, root) == {"null"}
     assert types_of({"anyOf": [ref("M"), NULL]}) == frozenset()
 

@@ -13,7 +13,7 @@ import pytest
 from tests.text.parser_streams import THOUGHTS, TOOLS, WRITERS, meanings
 
 from tandem.text.parsers.calls import ToolSchemas
-from tandem.text.parsers.cursor import MAX_HELD
+from tandem.text.parsers.cursor import MAX_HELD, MAX_NAME
 from tandem.text.parsers.engine import StreamParser
 from tandem.text.parsers.events import (
     ArgumentsDelta,
@@ -109,11 +109,16 @@ def read(
 def check_cuts(
     text: str, tools: str | None, reasoning: str | None = None, cut: slice = slice(1, None)
 ) -> Said:
-    """The same, cut at every place (or those of ``cut``), and into single characters."""
+    """The same, cut at every place (or those of ``cut``), and into single characters, of which no
+    more wait than a mark or a name has."""
     whole = read([text], tools, reasoning)
     for at in range(len(text))[cut]:
         assert read([text[:at], text[at:]], tools, reasoning) == whole, (at, text)
-    assert read(list(text), tools, reasoning) == whole
+    stream, said = parser(tools, reasoning), Said()
+    for char in text:
+        said.take(stream.feed(char))
+        assert len(stream.cursor.text) - stream.cursor.pos <= MAX_NAME, (said, text)
+    assert said.take(stream.end()) == whole
     return whole
 
 

@@ -26,7 +26,7 @@ def check_chat(messages: Sequence[Mapping[str, Any]], most_chars: int) -> None:
     for message in messages:
         if not isinstance(message, Mapping):
             continue
-        size = _size(message.get("content"))
+        size = _message_size(message)
         whole += size
         if message.get("role") in ("system", "developer"):
             system += size
@@ -40,6 +40,24 @@ def check_chat(messages: Sequence[Mapping[str, Any]], most_chars: int) -> None:
             f"characters, of {MOST_COPIED * most_chars} at most"
         )
         raise InvalidParameter("messages", messages, allowed)
+
+
+def _message_size(message: Mapping[str, Any]) -> int:
+    """Characters of all that templates write out of a message. Reasoning that is there under both
+    of its names counts once."""
+    thoughts = (message.get("reasoning"), message.get("reasoning_content"))
+    calls = (message.get("tool_calls"), message.get("function_call"))
+    said = _size(message.get("content")) + _size(message.get("refusal"))
+    return said + max(map(_size, thoughts)) + sum(map(_all_texts, calls))
+
+
+def _all_texts(value: object) -> int:
+    """Characters of all texts in a value, however deep; its names of members, too."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(len(str(key)) + _all_texts(each) for key, each in value.items())
+    return sum(map(_all_texts, value)) if isinstance(value, list) else 0
 
 
 def _size(content: object) -> int:

@@ -111,8 +111,12 @@ def _value(schema: object, text: ParameterText, defined: Form, at: str) -> tuple
     if several is not None and all(_is_plain(each) for each in several):
         _only(schema, frozenset({"anyOf", "oneOf"}), at)
         return {"type": "any_text"}, True
-    _only(schema, _STRING, at)
-    values = [schema["const"]] if "const" in schema else _listed(schema, "enum", at)
+    values = _constants_of_all(several, at) if several else None
+    if values is not None:
+        _only(schema, frozenset({"anyOf", "oneOf"}), at)
+    else:
+        _only(schema, _STRING, at)
+        values = _constants_of(schema, at)
     if values is not None:
         elements = [_constant(each, text, at, nullable="null" in types) for each in values]
         return {"type": "or", "elements": elements}, False
@@ -123,6 +127,26 @@ def _value(schema: object, text: ParameterText, defined: Form, at: str) -> tuple
         ending = "" if most is None else most
         return {"type": "regex", "pattern": f"[^<\\n]{{{least or 0},{ending}}}"}, False
     return {"type": "any_text"}, True
+
+
+def _constants_of(schema: Mapping[str, Any], at: str) -> list[Any] | None:
+    return [schema["const"]] if "const" in schema else _listed(schema, "enum", at)
+
+
+def _constants_of_all(several: Sequence[Any], at: str) -> list[Any] | None:
+    """Values that schemas of which a value follows one allow together, null among them; None where
+    one of them allows others, too."""
+    together: list[Any] = []
+    for each in several:
+        is_null = _is_plain(each) and each["type"] == "null"
+        known = isinstance(each, Mapping) and each.keys() <= {"type", "enum", "const", *_NOTES}
+        if not known:
+            return None
+        values = [None] if is_null else _constants_of(each, at)
+        if values is None:
+            return None
+        together += values
+    return together
 
 
 def _listed(schema: Mapping[str, Any], keyword: str, at: str) -> list[Any] | None:
@@ -157,10 +181,12 @@ def _constant(value: object, text: ParameterText, at: str, *, nullable: bool) ->
 
 
 def _is_plain(schema: object) -> bool:
-    """Whether it says no more than string or null."""
-    if not isinstance(schema, Mapping) or schema.get("type") not in ("string", "null"):
+    """Whether it says no more than string or null, or both."""
+    if not isinstance(schema, Mapping):
         return False
-    return schema.keys() <= {"type", *_NOTES}
+    kinds = schema.get("type")
+    known = (each in ("string", "null") for each in (kinds if isinstance(kinds, list) else [kinds]))
+    return all(known) and schema.keys() <= {"type", *_NOTES}
 
 
 def _only(schema: Mapping[str, Any], known: frozenset[str], at: str) -> None:

@@ -57,7 +57,7 @@ class Cursor:
 
 def literal(cursor: Cursor, options: Sequence[str]) -> Generator[None, None, str | None]:
     """Read one of ``options``, of which none begins another; None, and nothing is read, if it is
-    none of them."""
+    none of them. An empty option is none: it would be waited for to the end."""
     longest = max(map(len, options), default=0)
     while True:
         rest = cursor.text[cursor.pos : cursor.pos + longest]
@@ -65,7 +65,7 @@ def literal(cursor: Cursor, options: Sequence[str]) -> Generator[None, None, str
             if option and rest.startswith(option):
                 cursor.pos += len(option)
                 return option
-        if cursor.closed or not any(option.startswith(rest) for option in options):
+        if cursor.closed or not any(each.startswith(rest) for each in options if each):
             return None
         yield
 

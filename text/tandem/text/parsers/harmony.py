@@ -16,6 +16,8 @@ from tandem.text.parsers.tables import ChannelFormat
 
 _MAX_HEADER = 512
 _TO = re.compile(r"\bto=([\w.\-:/]+)")
+_CHANNELS = ("analysis", "commentary", "final")
+_RECIPIENT = r"(?:\s*to=[^\s<]*)?"
 
 
 class Sink(Protocol):
@@ -74,7 +76,7 @@ def _message(
     written = "".join(header)
     if ended is None:
         # One that the answer's end cut off says nothing; one that is too long is none.
-        if len(written) - len(lead) >= _MAX_HEADER:
+        if len(written) - len(lead) >= _MAX_HEADER or not _begins_header(written, table):
             sink.say(written.removeprefix(lead))
         return None
     _, _, after = written.partition(table.channel)
@@ -92,6 +94,20 @@ def _message(
     sink.thinks = False
     sink.renew()
     return ended
+
+
+def _begins_header(written: str, table: ChannelFormat) -> bool:
+    """Whether it is a header as models write them, or the beginning of one."""
+    channel, constrain = re.escape(table.channel), re.escape(table.constrain)
+    said = re.match(
+        rf"(?:assistant)?{_RECIPIENT}(?:{channel}(?:{'|'.join(_CHANNELS)}))?{_RECIPIENT}"
+        rf"(?:\s*{constrain}\w*|\s+json)?",
+        written,
+    )
+    assert said is not None, "it matches nothing, too"
+    rest = written[said.end() :].lstrip()
+    next_ = ["to=", "json", *(f"{table.channel}{each}" for each in _CHANNELS)]
+    return any(each.startswith(rest) for each in (next_ if said.end() else (*next_, "assistant")))
 
 
 def _call(sink: Sink, name: str) -> Generator[None, None, None]:

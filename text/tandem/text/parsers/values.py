@@ -15,29 +15,31 @@ _MAX_LOOKS = 256
 """Schemas that are looked at for the types of one."""
 _MAX_LITERAL = 100_000
 _DEFINED = re.compile(r"#/(\$defs|definitions)/([^/]+)")
+DEFINED_STRING = "defined string"
+"""What ``types_of`` says for a string that is defined elsewhere: models and grammars write it as
+JSON, with its quotes, and others as it is."""
 
 
 def types_of(schema: object, root: object = None) -> frozenset[str]:
     """JSON types that a schema allows; empty where it does not say so of all that it allows.
 
-    ``root`` is the schema in whose ``$defs`` or ``definitions`` its references are looked up.
-    Models and grammars write a text that was defined elsewhere as JSON, with its quotes, and others
-    as it is: a reference to one says nothing, so that either is read.
+    ``root`` is the schema in whose ``$defs`` or ``definitions`` its references are looked up. A
+    string that one leads to is ``DEFINED_STRING``, also where a string is allowed beside it.
     """
     types: set[str] = set()
     waiting: list[tuple[object, bool]] = [(schema, False)]
     followed: set[str] = set()
     for _ in range(_MAX_LOOKS):
         if not waiting:
-            return frozenset(types)
+            return frozenset(types - {"string"} if DEFINED_STRING in types else types)
         each, is_defined = waiting.pop()
         if not isinstance(each, Mapping):
             break
         own, several, to = _own_types(each), _several(each), each.get("$ref")
         if own:
-            if is_defined and "string" in own:
-                break
             types |= own
+            if is_defined and "string" in own:
+                types.add(DEFINED_STRING)
         elif several is not None:
             waiting += [(one, is_defined) for one in several[:_MAX_LOOKS]]
         elif not isinstance(to, str):
@@ -50,7 +52,8 @@ def types_of(schema: object, root: object = None) -> frozenset[str]:
 
 def _own_types(schema: Mapping[str, Any]) -> frozenset[str]:
     """Types that a schema names itself."""
-    kind, values = schema.get("type"), schema.get("enum")
+    kind = schema.get("type")
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(kind, str):
         return frozenset({kind})
     if isinstance(kind, list):
@@ -75,7 +78,10 @@ def _definition(to: str, root: object) -> object:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """``text`` in JSON: as one of ``types`` if it can be read so, else as a string."""
+    """``text`` in JSON: as one of ``types`` if it can be read so, else as a string.
+
+    One that is defined elsewhere is read as JSON where it begins with a quote.
+    """
     bare = text.strip()
     word = _WORDS.get(bare.lower())
     if word == "null" and ("null" in types or not types):
@@ -86,9 +92,13 @@ def as_json(text: str, types: frozenset[str]) -> str:
         return str(int(bare))
     if "number" in types and _NUMBER.fullmatch(bare):
         return _number(bare)
-    if not types or types & {"object", "array"}:
+    begins = ("[", "{") if types & {"object", "array"} else ()
+    any_json = not types or (begins and not types & {"string", DEFINED_STRING})
+    if DEFINED_STRING in types:
+        begins = (*begins, '"')
+    if any_json or bare.startswith(begins):
         found = _parsed(bare)
-        if found is not None and (found[0] in "[{" or "string" not in types):
+        if found is not None:
             return found
     return json.dumps(text, ensure_ascii=False)
 

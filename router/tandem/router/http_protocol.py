@@ -1,5 +1,5 @@
 """uvicorn's HTTP, but that an answer's headers go out with the first of its body, and that HTTP/1.0
-hears no chunks.
+hears no chunks, and which of its answers are whole.
 
 uvicorn writes the two apart: one more call into the kernel for every answer, and a client that
 wakes once for the headers and once more for the first token of a stream. It writes chunks to
@@ -74,6 +74,10 @@ class UnchunkedCycle(RequestResponseCycle):
         elif message["type"] == "http.response.body" and not self.is_measured:
             self.expected_content_length = len(message.get("body", b""))
         await super().send(message)
+
+    def would_seem_whole(self) -> bool:
+        """Whether its client would take what it has for all, if the connection ended in order."""
+        return self.response_started and not self.response_complete and not self.is_measured
 
 
 class JoinedProtocol(HttpToolsProtocol):

@@ -10,6 +10,8 @@ from contextlib import closing
 from urllib.parse import urlsplit
 
 import pytest
+from starlette.types import Receive, Scope, Send
+from tests.router.app.test_http_connection import Connection
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 
@@ -137,3 +139,31 @@ def test_http_1_0_hears_no_chunks(wire: socket.socket, request_: bytes, end: byt
         seen += part
     assert b"transfer-encoding" not in seen
     assert seen.endswith(end)
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize("why", ["app", "router", "client"])
+async def test_a_part_of_an_answer_does_not_seem_the_whole(version: bytes, why: str) -> None:
+    """Where its end is the connection's, one that breaks off is reset; others end in order."""
+    client, breaks = Connection(), asyncio.Event()
+
+    async def app(_: Scope, __: Receive, send: Send) -> None:
+        """Gives the first of what was to be more."""
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"data: part\n\n", "more_body": True})
+        await breaks.wait()
+        raise ValueError("no more")
+
+    client.protocol.app = app
+    await client.says(b"GET / HTTP/%b\r\nConnection: keep-alive\r\n\r\n" % version)
+    assert b"data: part" in client.wire.written
+    if why == "app":
+        breaks.set()
+    elif why == "client":
+        client.protocol.eof_received()
+    await client.says(b"no request\r\n\r\n" if why == "router" else b"")
+    assert client.wire.is_closed is (version == b"1.0")
+    assert client.wire.is_ended is (version == b"1.1" and why != "client")
+    breaks.set()
+    client.leaves()
+    await asyncio.sleep(0)

@@ -101,6 +101,8 @@ class GuardedProtocol(EndingProtocol):
         if self.transport.is_closing():
             return
         if self._phase is _Phase.IDLE and not self.cycles:
+            if not data.lstrip(b"\r\n"):  # begins no head, and the connection idles on
+                return
             self._enter(_Phase.HEAD, self.limits.head_seconds)
         self._raw += len(data)
         super().data_received(data)

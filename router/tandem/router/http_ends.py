@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tandem.router.closing import Closing
 from tandem.router.http_limits import ConnectionLimits
-from tandem.router.http_protocol import JoinedProtocol
+from tandem.router.http_protocol import JoinedProtocol, UnchunkedCycle
 
 HEARD_BEHIND = 8
 """Requests that may wait behind another while their client is still listened to."""
@@ -103,7 +103,10 @@ class EndingProtocol(JoinedProtocol):
 
     def eof_received(self) -> None:
         """The client says nothing more: the loop closes, once what is unsent has gone."""
-        self.closing.watch()
+        if self._breaks_off():
+            self._outlet.abort()
+        else:
+            self.closing.watch()
 
     def on_headers_complete(self) -> None:
         """A request came."""
@@ -142,12 +145,16 @@ class EndingProtocol(JoinedProtocol):
         return False
 
     def end(self) -> None:
-        """Say nothing more, and close when the client has what was said."""
+        """Say nothing more, and close when the client has what was said; at once where it would
+        take a part for the whole."""
         if self.closing.is_over():
             return
+        breaks_off = self._breaks_off()
         self.ending[self] = None
         self._give_up_requests()
-        if self.is_owed():
+        if breaks_off:
+            self._outlet.abort()
+        elif self.is_owed():
             seconds = None if self._is_stopping else self.limits.unwanted_seconds
             self.closing.begin(seconds, self.limits.unwanted_bytes)
         else:
@@ -157,6 +164,11 @@ class EndingProtocol(JoinedProtocol):
     def is_lingering(self) -> bool:
         """Whether all is said, and the client alone is waited for."""
         return self.closing.is_lingering()
+
+    def _breaks_off(self) -> bool:
+        """Whether an end in order would make a part of an answer seem the whole."""
+        answer = self.cycles[0] if self.cycles else None
+        return isinstance(answer, UnchunkedCycle) and answer.would_seem_whole()
 
     def _give_up_requests(self) -> None:
         """Nobody hears an answer any more, and no next request is waited for."""

@@ -10,7 +10,7 @@ answered in OpenAI's shape where that can still be, and closed.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from enum import Enum, auto
 from itertools import islice
 from typing import Any, ClassVar
@@ -36,7 +36,8 @@ MAX_PIPELINED = 16
 MAX_FRAMING = 9
 """Bytes of chunk framing for each byte of a body: chunks of one byte need six."""
 SPARE_CHUNKS = 1024
-"""Chunks of any size that a body may have: each costs the loop a call."""
+"""Chunks of any size that a body may have, with those that it waits behind: each costs the loop a
+call."""
 MIN_CHUNK = 64
 """Bytes that those beyond them have on average, or more."""
 SMALL = 4 << 10
@@ -64,13 +65,17 @@ class GuardedProtocol(EndingProtocol):
         self._phase = _Phase.IDLE
         self._raw = 0
         """Bytes of this phase."""
+        self._seconds: float | None = None
+        """That this phase may take, once nothing before it is being answered."""
         self._named = 0
         """Bytes of URL and headers (and trailers) of this message."""
         self._num_headers = 0
         self._body = 0
-        self._num_parts = 0
-        """Of bodies: this message's, and those of the messages that it waits behind."""
-        self._parts_bytes = 0
+        self._num_parts = self._parts_bytes = 0
+        """Of all bodies."""
+        self._parts_before: deque[tuple[int, int]] = deque()
+        """The two as they were when a body began: the one that comes, and before it those whose
+        answers are not out."""
         self._deadline: asyncio.TimerHandle | None = None
         self._refusal: ErrorAnswer | None = None
         self._is_counted = False
@@ -101,6 +106,8 @@ class GuardedProtocol(EndingProtocol):
         if self.transport.is_closing():
             return
         if self._phase is _Phase.IDLE and not self.cycles:
+            if not data.lstrip(b"\r\n"):  # begins no head, and the connection idles on
+                return
             self._enter(_Phase.HEAD, self.limits.head_seconds)
         self._raw += len(data)
         super().data_received(data)
@@ -135,8 +142,8 @@ class GuardedProtocol(EndingProtocol):
         """Now the body has its time."""
         super().on_headers_complete()
         self._enter(_Phase.BODY, self.limits.body_seconds)
-        if not self.pipeline:
-            self._num_parts = self._parts_bytes = 0
+        self._parts_before.append((self._num_parts, self._parts_bytes))
+        self._forget_parts()
         if len(self.pipeline) > MAX_PIPELINED:
             self._give_up(malformed(f"More than {MAX_PIPELINED} requests wait on one connection"))
 
@@ -145,7 +152,8 @@ class GuardedProtocol(EndingProtocol):
         self._body += len(body)
         self._num_parts += 1
         self._parts_bytes += len(body)
-        if self._num_parts > SPARE_CHUNKS + self._parts_bytes // MIN_CHUNK:
+        num, size = self._parts_before[0]
+        if self._num_parts - num > SPARE_CHUNKS + (self._parts_bytes - size) // MIN_CHUNK:
             self._give_up(_mostly_framing())
         super().on_body(body)
 
@@ -161,12 +169,16 @@ class GuardedProtocol(EndingProtocol):
             )
 
     def on_response_complete(self) -> None:
-        """The answer is out; its request may not be in yet, and nobody waits for the rest."""
+        """The answer is out; its request may not be in yet, and nobody waits for the rest. Or what
+        comes waited behind it, and has its time from now on."""
         super().on_response_complete()
+        self._forget_parts()
         deadline = self._deadline
         if self._phase is _Phase.BODY and deadline is not None and self.cycle.response_complete:
             left = deadline.when() - self.loop.time()
             self._arm(min(left, self.limits.unwanted_seconds))
+        elif deadline is None and not self.transport.is_closing():
+            self._arm_if_due()
 
     def send_400_response(self, msg: str) -> None:
         """The parser gave up, by itself or for us."""
@@ -225,8 +237,21 @@ class GuardedProtocol(EndingProtocol):
         self._phase = phase
         self._raw = self._body = 0
         self._disarm()
-        if seconds is not None:
-            self._arm(seconds)
+        self._seconds = seconds
+        self._arm_if_due()
+
+    def _arm_if_due(self) -> None:
+        """Not while another request is answered: its client may be one that nothing is read of."""
+        is_behind = self.cycles and (
+            self._phase is not _Phase.BODY or self.cycles[0] is not self.cycle
+        )
+        if self._seconds is not None and not is_behind:
+            self._arm(self._seconds)
+
+    def _forget_parts(self) -> None:
+        """Those of bodies whose answers are out, but for the last: it may not be in yet."""
+        while len(self._parts_before) > max(1, len(self.cycles)):
+            self._parts_before.popleft()
 
     def _arm(self, seconds: float) -> None:
         self._disarm()

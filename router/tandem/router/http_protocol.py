@@ -1,5 +1,5 @@
 """uvicorn's HTTP, but that an answer's headers go out with the first of its body, and that HTTP/1.0
-hears no chunks.
+hears no chunks, and which of its answers are whole.
 
 uvicorn writes the two apart: one more call into the kernel for every answer, and a client that
 wakes once for the headers and once more for the first token of a stream. It writes chunks to
@@ -9,7 +9,10 @@ whoever asks, which RFC 9112, section 6.1, forbids for HTTP/1.0.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
+from typing import Any
 
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -44,6 +47,10 @@ class JoinedTransport(asyncio.Transport):
         else:
             self._transport.write(data)
 
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """See Transport."""
+        return self._transport.get_extra_info(name, default)
+
     def close(self) -> None:
         """See Transport."""
         self._release()
@@ -61,7 +68,8 @@ class JoinedTransport(asyncio.Transport):
 
 
 class UnchunkedCycle(RequestResponseCycle):
-    """An answer to HTTP/1.0: where its length is not known, it ends with the connection."""
+    """An answer to HTTP/1.0: where its length is not known, it ends with the connection, which is
+    reset wherever it closes before that, so that nobody takes a part for the whole."""
 
     is_measured = False
 
@@ -71,9 +79,23 @@ class UnchunkedCycle(RequestResponseCycle):
             names = {name.lower() for name, _ in message.get("headers", [])}
             self.is_measured = b"content-length" in names
             self.chunked_encoding = None if self.is_measured else False
+            if not self.is_measured:
+                self._reset_at_close(True)
         elif message["type"] == "http.response.body" and not self.is_measured:
             self.expected_content_length = len(message.get("body", b""))
+            if not message.get("more_body", False):
+                await self.flow.drain()
+                self._reset_at_close(False)
         await super().send(message)
+
+    def would_seem_whole(self) -> bool:
+        """Whether its client would take what it has for all, if the connection ended in order."""
+        return self.response_started and not self.response_complete and not self.is_measured
+
+    def _reset_at_close(self, is_reset: bool) -> None:
+        raw = self.transport.get_extra_info("socket")
+        if raw is not None and not self.transport.is_closing():
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", is_reset, 0))
 
 
 class JoinedProtocol(HttpToolsProtocol):

@@ -7,12 +7,20 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import uvicorn
+import uvloop
+from starlette.types import Receive, Scope, Send
+from tests.router.app.test_http_connection import Connection
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
+from uvicorn.server import ServerState
 
+from tandem.router.http_guard import guarded
+from tandem.router.http_limits import ConnectionLimits
 from tandem.router.http_protocol import JoinedTransport
 
 BODY = json.dumps({"prompt": "a", "max_tokens": 4, "stream": True}).encode()
@@ -137,3 +145,73 @@ def test_http_1_0_hears_no_chunks(wire: socket.socket, request_: bytes, end: byt
         seen += part
     assert b"transfer-encoding" not in seen
     assert seen.endswith(end)
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize("why", ["app", "router", "client"])
+async def test_a_part_of_an_answer_does_not_seem_the_whole(version: bytes, why: str) -> None:
+    """Where its end is the connection's, one that breaks off is reset; others end in order."""
+    client, breaks = Connection(), asyncio.Event()
+
+    async def app(_: Scope, __: Receive, send: Send) -> None:
+        """Gives the first of what was to be more."""
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"data: part\n\n", "more_body": True})
+        await breaks.wait()
+        raise ValueError("no more")
+
+    client.protocol.app = app
+    await client.says(b"GET / HTTP/%b\r\nConnection: keep-alive\r\n\r\n" % version)
+    assert b"data: part" in client.wire.written
+    if why == "app":
+        breaks.set()
+    elif why == "client":
+        client.protocol.eof_received()
+    await client.says(b"no request\r\n\r\n" if why == "router" else b"")
+    assert client.wire.is_closed is (version == b"1.0")
+    assert client.wire.is_ended is (version == b"1.1" and why != "client")
+    breaks.set()
+    client.leaves()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("make_loop", [asyncio.SelectorEventLoop, uvloop.Loop])
+def test_a_connection_that_breaks_off_is_reset(make_loop: Any, is_whole: bool) -> None:
+    """A socket that is closed, however suddenly, says otherwise that this was all."""
+
+    async def ask() -> bytes:
+        breaks = asyncio.Event()
+
+        async def app(_: Scope, __: Receive, send: Send) -> None:
+            """Gives all, or but the first."""
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"first", "more_body": True})
+            await breaks.wait()
+            if not is_whole:
+                raise ValueError("no more")
+            await send({"type": "http.response.body", "body": b", last"})
+
+        config = uvicorn.Config(app, interface="asgi3", lifespan="off", ws="none", log_config=None)
+        server = await asyncio.get_running_loop().create_server(
+            lambda: guarded(ConnectionLimits())(
+                config=config, server_state=ServerState(), app_state={}
+            ),
+            *("127.0.0.1", 0),
+        )
+        async with server, asyncio.timeout(20):
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(b"GET / HTTP/1.0\r\n\r\n")
+            head = await reader.readuntil(b"first")
+            breaks.set()
+            try:
+                return head + await reader.read()
+            finally:
+                writer.close()
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        if is_whole:
+            assert runner.run(ask()).endswith(b"\r\n\r\nfirst, last")
+        else:
+            with pytest.raises(ConnectionResetError):
+                runner.run(ask())

@@ -82,6 +82,21 @@ def test_who_has_been_told_makes_room_for_others(raw: Any, monkeypatch: pytest.M
     second.socket.close()
 
 
+def test_who_is_told_to_leave_makes_room_once(raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the one that came then: it lingers on, and the next one has another leave."""
+    monkeypatch.setattr(closing, "LINGER_SECONDS", 60.0)
+    served, client = raw(max_connections=2, header_timeout=60.0)
+    port = client.socket.getpeername()[1]
+    clients = [client.greet(), *(RawClient(port).greet() for _ in range(20))]
+    assert clients[-1].status(clients[-1].ask(asked()))[0] == "0"
+    rpc: Server = served.app.state.rpc
+    stay = [each for each in list(rpc._connections) if not each.is_lingering()]
+    assert len(stay) <= 2
+    assert len(rpc._connections) <= 3
+    for each in clients:
+        each.socket.close()
+
+
 async def test_who_does_not_leave_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a while, which begins when all that was written has gone."""
     monkeypatch.setattr(closing, "LINGER_SECONDS", 0.01)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -111,13 +112,18 @@ class Server:
     def opened(self, connection: Connection) -> bool:
         """Count it; where all places are taken, one that has ended or has no call makes room. It
         may take the last words with it, but not where too many do so already."""
-        if len(self._connections) >= self._config.max_connections:
-            ended = next((each for each in self._connections if each.is_lingering()), None)
-            idle = ended or next((each for each in self._connections if each.is_idle()), None)
+        over = len(self._connections) + 1 - self._config.max_connections
+        ended = (each for each in self._connections if each.is_lingering())
+        for each in list(islice(ended, max(over, 0))):
+            each.abort()
+            self._connections.discard(each)  # else it would make room for the next one, too
+            over -= 1
+        if over > 0:  # those that are over have been asked before, and their last words not taken
+            idle = next((each for each in self._connections if each.is_idle()), None)
             if idle is None:
                 return False
             idle.leave()
-            if ended or len(self._connections) > self._config.max_connections + SPARE_CONNECTIONS:
+            if over > SPARE_CONNECTIONS + 1:
                 idle.abort()
         self._connections.add(connection)
         return True

@@ -56,6 +56,13 @@ def test_what_is_no_call_behind_a_call_is_content(name: str, text: str, content:
     assert said.content == content
 
 
+def test_a_separator_before_much_white_space_is_no_end() -> None:
+    """However it is cut: the answer goes on behind it."""
+    behind = "," + " " * 70 + "x"
+    said = check_cuts(f'[TOOL_CALLS][{{"name": "f", "arguments": {{}}}}{behind}', "mistral_json")
+    assert said.content == behind
+
+
 def test_what_is_no_call_behind_a_call_in_a_thought_waits_for_its_end() -> None:
     """As all that stands there."""
     call = '<think>Hm [TOOL_CALLS][{"name": "f", "arguments": {}}, so]'

@@ -126,7 +126,8 @@ def test_a_head_has_a_deadline(serve: Serve, decode: Make, connect: Connect, sen
 
 def test_empty_lines_are_no_request(serve: Serve, decode: Make, connect: Connect) -> None:
     """They keep no idle connection open, and are none that came too slowly."""
-    served = serve(decode(), header_timeout=0.1, keep_alive_timeout=0.4)
+    served = serve(decode(), wait=False, header_timeout=0.5, keep_alive_timeout=1.5)
+    served.wait_started()
     wire = connect(served)
     wire.sendall(GET)
     assert b" 200 OK" in wire.recv(1 << 16)

@@ -263,11 +263,12 @@ class StreamParser:
 
     def _read_end(self, tools: ToolFormat, *, whole: bool) -> Generator[None, None, None]:
         """The end of a region that has calls. What was read behind the last one and is no call is
-        read again, as what follows them; what only separates it from a next one is dropped."""
+        read again, as what follows them; at the answer's end, what only separates it from a next
+        one is dropped."""
         cursor = self._cursor
         if not whole and cursor.mark is not None:
             separates = ("", *tools.separators, *("," for _ in range(tools.listed)))
-            if cursor.text[cursor.mark :].strip() not in separates:
+            if not cursor.closed or cursor.text[cursor.mark :].strip() not in separates:
                 cursor.pos = cursor.mark
         else:
             yield from spaces(cursor)

@@ -69,9 +69,15 @@ def test_a_long_chat_is_refused_before_it_is_rendered(tokenizer: Tokenizer, mess
 
 def test_reasoning_under_both_of_its_names_counts_once(tokenizer: Tokenizer) -> None:
     """As answers have it, for clients that know either."""
-    thoughts = {"reasoning": "a" * 60, "reasoning_content": "a" * 60}
-    options = ChatOptions(template_kwargs={"seen": lambda: ""})
-    tokenizer.render_chat([{"role": "assistant", "content": "", **thoughts}], options)
+    options = ChatOptions(template_kwargs={"seen": lambda: "seen"})
+
+    def rendered(size: int) -> str:
+        thoughts = {"reasoning": "a" * 60, "reasoning_content": "a" * size}
+        return tokenizer.render_chat([{"role": "assistant", "content": "", **thoughts}], options)
+
+    assert rendered(60) == rendered(100) == "seen"
+    with pytest.raises(InvalidParameter, match="they have 101"):
+        rendered(101)
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])

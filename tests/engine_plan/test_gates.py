@@ -204,12 +204,12 @@ def test_a_text_has_its_whole_time_once_it_is_begun(compiler: HandCompiler):
     wait_for(lambda: not gate.is_preparing)
     engine.add(request_of("b", params=constrained("3 4")))
     waiting = engine.core.scheduler.roster.gates.waiting.values()
-    (behind,) = [each for each, _ in waiting if each.key.request == "b"]
+    first, behind = [each for each, _ in waiting]
     engine.step()
     engine.clock.now += 0.9 * COMPILE_SECONDS
     compiler.held = "3 4"
     compiler.may.set()
-    wait_for(lambda: not gate.waits(behind))
+    wait_for(lambda: gate.ready(first) and not gate.waits(behind))
     engine.step()
     engine.clock.now += 0.9 * COMPILE_SECONDS
     step_until(engine, lambda: engine.finish("a"))

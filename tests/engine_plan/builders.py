@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,11 @@ FACTS = ModelFacts(
     vocab_size=VOCAB,
     max_position_embeddings=4096,
 )
+
+
+STEP_SECONDS = 0.01
+"""What a step takes by the clock of its engine."""
+REST_SECONDS = 0.001
 
 
 class Clock:
@@ -135,8 +141,14 @@ class Harness:
                 self.stored.clear()
             self.stored -= set(result.blocks.removed)
             self.stored |= set(result.blocks.stored)
-        self.clock.now += 0.01
+        self.clock.now += STEP_SECONDS
         return result
+
+    def rest(self) -> None:
+        """Give threads time behind a step in vain. It counts as the machine's clock has it: what a
+        thread has ten seconds for is not over by a second of such steps."""
+        time.sleep(REST_SECONDS)
+        self.clock.now -= STEP_SECONDS - REST_SECONDS
 
     def run(self, limit: int = 2000) -> None:
         """Steps until nothing is left; each must get on."""

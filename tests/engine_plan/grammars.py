@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -150,7 +149,8 @@ def run(*engines: Harness) -> None:
     while any(each.core.has_work for each in engines):
         moved = [each.step().progressed for each in engines]
         if not any(moved):
-            time.sleep(0.001)
+            for each in engines:
+                each.rest()
         deadline.check(lambda: [each.core.stats() for each in engines])
 
 
@@ -159,5 +159,5 @@ def step_until(engine: Harness, check: Any) -> None:
     deadline = Deadline(every=0.001)
     while not check():
         if not engine.step().progressed:
-            time.sleep(0.001)
+            engine.rest()
         deadline.check(engine.core.stats)

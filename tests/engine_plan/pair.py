@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from tests.engine_plan.builders import Harness, request_of
@@ -50,7 +49,7 @@ class Pair:
         deadline = Deadline(every=0.001)
         while self.p.core.holds(request.key):
             if not self.p.step().progressed:
-                time.sleep(0.001)  # a grammar is compiled
+                self.p.rest()  # a grammar is compiled
             deadline.check(self.p.core.stats)
         return request
 

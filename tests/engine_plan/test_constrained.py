@@ -23,6 +23,13 @@ def compiler() -> HandCompiler:
     return HandCompiler()
 
 
+@pytest.fixture
+def no_mask_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps wait for their masks, however slow the machine is that makes them."""
+    monkeypatch.setattr(mask_wait, "LEAST_S", 30.0)
+    monkeypatch.setattr(mask_wait, "MOST_S", 30.0)
+
+
 @pytest.mark.parametrize("steps_ahead", [False, True])
 def test_answers_are_of_the_grammar_and_others_are_as_alone(
     compiler: HandCompiler, steps_ahead: bool
@@ -47,13 +54,14 @@ def test_answers_are_of_the_grammar_and_others_are_as_alone(
     engine.check_empty()
 
 
-def test_a_row_is_in_every_step(compiler: HandCompiler, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.usefixtures("no_mask_is_late")
+def test_a_row_is_in_every_step(compiler: HandCompiler):
     """Two steps in flight: it is planned before its last token is known, and drawn behind it, if
     its mask is not late."""
-    monkeypatch.setattr(mask_wait, "LEAST_S", 30.0)
-    monkeypatch.setattr(mask_wait, "MOST_S", 30.0)
-    engine = Harness(gate=compiler.gate, async_scheduling=True)
+    gate = compiler.gate()
+    engine = Harness(gate=lambda: gate, async_scheduling=True)
     engine.add(request_of("g", params=constrained("1 2 3 4 5 6 8 9", max_tokens=None)))
+    compiler.wait(gate, engine)
     engine.add(request_of("f", params=params_of(max_tokens=600, ignore_eos=True)))
     step_until(engine, lambda: len(engine.tokens("g")) == 1)
     plans = []
@@ -86,6 +94,7 @@ def test_a_step_of_which_all_is_late_is_computed_again(compiler: HandCompiler):
     engine.check_empty()
 
 
+@pytest.mark.usefixtures("no_mask_is_late")
 def test_rows_that_are_all_constrained_go_together(compiler: HandCompiler):
     """Steps of half of them, one behind the other, would take as long and give half."""
     engine = Harness(gate=compiler.gate, async_scheduling=True)

@@ -18,6 +18,11 @@ class HandLink:
         self._sent = 0
         self._expected = 0
 
+    @property
+    def is_met(self) -> bool:
+        """Whether the peer has said who it is."""
+        return self.peer != NOBODY
+
     def seal(self) -> bytes:
         """Header of the next frame; one that is not sent is a lost frame."""
         header = write_header(self.me, self.peer, self._sent)

@@ -23,7 +23,7 @@ from tandem.cli.asking_router import check_url
 from tandem.cli.batch.asking import Batch, ServerGone
 from tandem.cli.batch.lines import check_lines, read_lines
 from tandem.cli.command import Parser, words
-from tandem.cli.own_server import own_server
+from tandem.cli.own_server import check_flags, own_server
 from tandem.cli.places import check_place
 from tandem.protocol.errors import InvalidParameter
 
@@ -65,7 +65,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.url is not None:
         check_url("--url", options.url)
     check_place("--output-file", options.output_file)
-    words("--serve-flags", options.serve_flags)
+    check_flags("--serve-flags", words("--serve-flags", options.serve_flags))
     if options.serve_flags and options.model is None:
         raise InvalidParameter("--serve-flags", options.serve_flags, "only with --model")
     for name, most in (("concurrency", 4_096), ("max_attempts", 100)):

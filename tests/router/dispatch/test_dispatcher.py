@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 import msgspec
 import pytest
-from tests.router.behaviours import ANSWER, Make, die_after
+from tests.router.behaviours import ANSWER, Make, die, die_after, has_read
 from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of
 from tests.router.fake_worker import Turn, serve_well
 from tests.waiting import until
@@ -71,7 +71,7 @@ async def test_what_a_router_was_asked_for_is_seen_at_once_and_soon_forgotten(
     stack: Stack, decode: Make
 ) -> None:
     """Each prompt once, by what no cache had of it, however many attempts it takes."""
-    failing, spare = decode(behaviour=die_after(1)), decode(load=BUSY)
+    failing, spare = decode(behaviour=die_after(stack, 1)), decode(load=BUSY)
     await stack.find(failing, spare)
     await beats(stack, spare)
     await stack.run(make_request(40))
@@ -152,7 +152,7 @@ async def test_workers_of_other_block_sizes_are_a_pair_and_get_their_own_hashes(
 
 async def test_a_request_goes_on_where_blocks_have_another_size(stack: Stack, decode: Make) -> None:
     """The KV is of the same kind: tokens that were emitted stand."""
-    d1, d2 = decode(behaviour=die_after(2)), decode(block_size=64)
+    d1, d2 = decode(behaviour=die_after(stack, 2)), decode(block_size=64)
     await stack.find(d1, d2)
     d2.load = BUSY
     await beats(stack, d2)
@@ -223,7 +223,7 @@ async def test_decode_worker_may_be_first(stack: Stack, prefill: Make, decode: M
 
 async def test_decode_worker_dies(stack: Stack, prefill: Make, decode: Make) -> None:
     """Another one goes on with the emitted tokens forced and the same seed."""
-    p, d1, d2 = prefill(), decode(behaviour=die_after(4)), decode()
+    p, d1, d2 = prefill(), decode(behaviour=die_after(stack, 4)), decode()
     await stack.find(p, d1, d2)
     d2.load = BUSY
     await beats(stack, d2)
@@ -240,7 +240,7 @@ async def test_decode_worker_dies(stack: Stack, prefill: Make, decode: Make) -> 
 
 async def test_prefill_worker_dies_first(stack: Stack, prefill: Make, decode: Make) -> None:
     """The next rung: another P for the same D; no token is lost or changed."""
-    p1, p2 = prefill(behaviour=die_after(0)), prefill()
+    p1, p2 = prefill(behaviour=die_after(stack, 0)), prefill()
     d = decode(behaviour=consume_slowly)
     await stack.find(p1, p2, d)
     p2.load = BUSY
@@ -266,7 +266,7 @@ def consume_slowly(turn: Turn) -> Iterator[float]:
 
 async def test_prefill_workers_all_die(stack: Stack, prefill: Make, decode: Make) -> None:
     """The last rung but one: D prefills by itself."""
-    p, d = prefill(behaviour=die_after(1)), decode(behaviour=consume_slowly)
+    p, d = prefill(behaviour=die_after(stack, 1)), decode(behaviour=consume_slowly)
     await stack.find(p, d)
 
     outputs = await stack.run(make_request())
@@ -302,8 +302,7 @@ async def test_resumed_choices_go_whole(stack: Stack, prefill: Make, decode: Mak
         for position in range(8):
             turn.token(position, choice=0)
         turn.token(0, choice=1)
-        yield 0.02
-        turn.worker._stop.set()
+        yield from die(turn, has_read(stack, 9))
 
     p, d1, d2 = prefill(), decode(behaviour=die_between), decode()
     await stack.find(p, d1, d2)
@@ -320,7 +319,7 @@ async def test_resumed_choices_go_whole(stack: Stack, prefill: Make, decode: Mak
 
 async def test_stays_within_one_fingerprint(stack: Stack, decode: Make) -> None:
     """After a token was emitted no worker of another revision goes on."""
-    d1, d2 = decode(behaviour=die_after(2)), decode(revision="r2")
+    d1, d2 = decode(behaviour=die_after(stack, 2)), decode(revision="r2")
     await stack.find(d1, d2)
     d2.load = BUSY
     await beats(stack, d2)
@@ -357,7 +356,7 @@ async def test_a_request_that_is_over_is_gone(
 ) -> None:
     """Without the collector of cycles: its prompts would wait for it by the thousand, and every
     stream for its end."""
-    workers = [prefill(behaviour=die_after(0)), decode()] if failing else [prefill(), decode()]
+    workers = [prefill(behaviour=die_after(stack, 0)), decode()] if failing else [prefill(), decode()]
     await stack.find(*workers)
     gc.collect()
     gc.disable()

@@ -51,7 +51,7 @@ async def test_nobody_is_up(stack: Stack) -> None:
 async def test_waits_for_a_worker_that_comes_back(decode: Make) -> None:
     """The only worker dies and is started again: its successor finishes the request."""
     stack = Stack(worker_wait=5.0, resume_wait=5.0)
-    d = decode(behaviour=die_after(3))
+    d = decode(behaviour=die_after(stack, 3))
     await stack.find(d)
     running = asyncio.create_task(stack.run(make_request()))
     await until(lambda: not d._thread.is_alive())
@@ -94,12 +94,12 @@ async def test_what_has_begun_outlives_more_workers_than_it_has_attempts(decode:
     """The only worker is lost three times, each time with the answer a little longer, and started
     again: what its client has read is not given up."""
     stack = Stack(worker_wait=5.0, resume_wait=5.0)
-    lives = [decode(behaviour=die_after(2))]
+    lives = [decode(behaviour=die_after(stack, 2))]
     await stack.find(*lives)
     running = asyncio.create_task(stack.run(make_request()))
     for _ in range(3):
         await until(lambda: not lives[-1]._thread.is_alive())
-        lives.append(decode(behaviour=die_after(2), port=lives[0].port))
+        lives.append(decode(behaviour=die_after(stack, 2), port=lives[0].port))
 
     assert tokens_of(await running) == ANSWER
     assert [len(life.submitted[0].emitted_of(0)) for life in lives] == [0, 2, 4, 6]
@@ -121,7 +121,7 @@ async def test_three_faults_at_once_do_not_end_what_has_begun(prefill: Make, dec
             turn.worker._stop.set()
 
     stack = Stack(worker_wait=5.0, resume_wait=5.0)
-    p1, d1, d2 = prefill(behaviour=die_after(1)), decode(behaviour=lose), decode(load=BUSY)
+    p1, d1, d2 = prefill(behaviour=die_after(stack, 1)), decode(behaviour=lose), decode(load=BUSY)
     await stack.find(p1, d1, d2)
     await beats(stack, d2)
     p2 = prefill(behaviour=keep_quiet, load=BUSY)
@@ -186,7 +186,7 @@ async def test_who_was_full_is_asked_again_while_a_request_waits(decode: Make) -
             yield from serve_well(turn)
 
     stack = Stack(resume_wait=30.0)
-    d1, d2 = decode(behaviour=die_after(2)), decode(behaviour=soon)
+    d1, d2 = decode(behaviour=die_after(stack, 2)), decode(behaviour=soon)
     await stack.find(d1, d2)
     d2.load = BUSY
     await beats(stack, d2)
@@ -199,7 +199,7 @@ async def test_who_was_full_is_asked_again_while_a_request_waits(decode: Make) -
 async def test_asking_the_full_again_lengthens_no_wait(decode: Make) -> None:
     """Nor does it count as refusals, of which a request bears a few."""
     stack = Stack(worker_wait=1.5)
-    d1, d2 = decode(behaviour=die_after(0)), decode(behaviour=refuse_with(RefusalCode.CAPACITY))
+    d1, d2 = decode(behaviour=die_after(stack, 0)), decode(behaviour=refuse_with(RefusalCode.CAPACITY))
     await stack.find(d1, d2)
     d2.load = BUSY
     await beats(stack, d2)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.router.builders import Stack
-from tests.router.fake_worker import FakeWorker, Turn
+from tests.router.fake_worker import FakeWorker, Turn, serve_well
 
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode
+from tandem.protocol.requests import Produce
 from tandem.router.dispatch.ledger import Ledger
 
 Make = Callable[..., FakeWorker]
@@ -53,6 +54,41 @@ def die_after(stack: Stack, count: int) -> Callable[[Turn], Iterator[float]]:
         for position in range(start, start + count):
             turn.token(position)
         yield from die(turn, has_read(stack, start + count) if count else lambda _: True)
+
+    return behaviour
+
+
+def behind(*happened: Callable[[Turn], object]) -> Callable[[Turn], Iterator[float]]:
+    """As a worker of either role would, one choice; of its tokens each of the first comes once
+    something has happened, the others at the worker's pace."""
+
+    def behaviour(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        position = len(turn.request.emitted_of(0))
+        for each in happened:
+            yield from wait_to(turn, each)
+            if turn.token(position) or isinstance(turn.request.kv, Produce):
+                return
+            position += 1
+        while not turn.token(position):
+            position += 1
+            yield turn.worker.step
+
+    return behaviour
+
+
+def hang_after(count: int) -> Callable[[Turn], Iterator[float]]:
+    """Emit ``count`` tokens of a request's first attempt, then live on and say and hear nothing."""
+
+    def behaviour(turn: Turn) -> Iterator[float]:
+        if turn.request.key.attempt:
+            yield from serve_well(turn)
+            return
+        turn.accept()
+        for position in range(count):
+            turn.token(position)
+        turn.worker.silent = True
+        yield 0.0
 
     return behaviour
 

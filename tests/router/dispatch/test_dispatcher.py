@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 import msgspec
 import pytest
-from tests.router.behaviours import ANSWER, Make, die, die_after, has_read
+from tests.router.behaviours import ANSWER, Make, behind, die, die_after, has_read, ledgers
 from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of
 from tests.router.fake_worker import Turn, serve_well
 from tests.waiting import until
@@ -26,7 +26,7 @@ from tandem.router.dispatch.job import Job
 
 async def test_hand_off(stack: Stack, prefill: Make, decode: Make) -> None:
     """P and D get the request at once under one key; the client gets each position once."""
-    p, d = prefill(), decode(step=0.2)  # P is first, however busy the machine
+    p, d = prefill(), decode(behaviour=behind(has_read(stack)))  # P is first
     await stack.find(p, d)
 
     outputs = await stack.run(make_request())
@@ -200,7 +200,7 @@ async def test_choices(stack: Stack, prefill: Make, decode: Make) -> None:
 
 async def test_token_one_ends_it(stack: Stack, prefill: Make, decode: Make) -> None:
     """End-of-sequence from P closes the log; D is told to let go."""
-    p, d = prefill(answer=[0]), decode(answer=[0], step=0.2)
+    p, d = prefill(answer=[0]), decode(step=60.0)
     await stack.find(p, d)
 
     outputs = await stack.run(make_request())
@@ -212,13 +212,19 @@ async def test_token_one_ends_it(stack: Stack, prefill: Make, decode: Make) -> N
 
 async def test_decode_worker_may_be_first(stack: Stack, prefill: Make, decode: Make) -> None:
     """Token 1 comes from whoever says it first; the second saying is dropped."""
-    p, d = prefill(step=0.1), decode(step=0.001)
+
+    def has_read_both(_: Turn) -> bool:
+        return any(each.num_repeated for each in ledgers(stack))
+
+    p = prefill(behaviour=behind(has_read(stack)))
+    d = decode(behaviour=behind(lambda _: True, has_read_both), step=0.001)
     await stack.find(p, d)
 
     outputs = await stack.run(make_request(max_tokens=40))
 
     assert list(range(100, 140)) == tokens_of(outputs)
     assert stack.metric("tandem:router_first_token_total", source="decode") == 1
+    assert stack.metric("tandem:router_tokens_repeated_total") == 1
 
 
 async def test_decode_worker_dies(stack: Stack, prefill: Make, decode: Make) -> None:
@@ -235,6 +241,7 @@ async def test_decode_worker_dies(stack: Stack, prefill: Make, decode: Make) -> 
     assert d2.submitted[0].key.attempt == 1
     assert d1.submitted[0].params.seed == d2.submitted[0].params.seed
     assert isinstance(d2.submitted[0].kv, Consume)
+    await until(lambda: len(p.submitted) == 2)
     assert p.submitted[1].emitted == ((100, 101, 102, 103),)
 
 
@@ -356,7 +363,7 @@ async def test_a_request_that_is_over_is_gone(
 ) -> None:
     """Without the collector of cycles: its prompts would wait for it by the thousand, and every
     stream for its end."""
-    workers = [prefill(behaviour=die_after(stack, 0)), decode()] if failing else [prefill(), decode()]
+    workers = [prefill(behaviour=die_after(stack, 0)) if failing else prefill(), decode()]
     await stack.find(*workers)
     gc.collect()
     gc.disable()

@@ -8,7 +8,15 @@ from contextlib import aclosing
 
 import msgspec
 import pytest
-from tests.router.behaviours import ANSWER, Make, fail_with, keep_quiet, refuse_with
+from tests.router.behaviours import (
+    ANSWER,
+    Make,
+    fail_with,
+    has_read,
+    keep_quiet,
+    refuse_with,
+    wait_to,
+)
 from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of
 from tests.router.fake_worker import Turn, serve_well
 from tests.waiting import until
@@ -161,7 +169,7 @@ async def test_contradiction_fails_closed(stack: Stack, prefill: Make, decode: M
 
     def wrong(turn: Turn) -> Iterator[float]:
         turn.accept()
-        yield 0.05
+        yield from wait_to(turn, has_read(stack))
         turn.token(0, token=777)
 
     p, d = prefill(), decode(behaviour=wrong)
@@ -263,7 +271,7 @@ async def test_deadline(stack: Stack, decode: Make) -> None:
 
 async def test_not_accepted_in_time(decode: Make) -> None:
     """A worker that beats but does not accept is passed over."""
-    stack = Stack(accept_timeout=0.3)
+    stack = Stack(accept_timeout=0.5)
     d1, d2 = decode(behaviour=keep_quiet), decode()
     await stack.find(d1, d2)
     d2.load = BUSY
@@ -282,7 +290,7 @@ async def test_no_token_in_time(decode: Make) -> None:
         turn.token(0)
         yield 60.0
 
-    stack = Stack(progress_timeout=0.3)
+    stack = Stack(progress_timeout=0.5)
     d1, d2 = decode(behaviour=stops), decode()
     await stack.find(d1, d2)
     d2.load = BUSY
@@ -299,12 +307,12 @@ async def test_waiting_in_a_workers_queue_is_no_fault(decode: Make) -> None:
 
     def takes_its_time(turn: Turn) -> Iterator[float]:
         turn.accept()
-        yield 1.8
+        yield 2.1
         turn.worker.load = BUSY
-        yield 0.8
+        yield 0.6  # and one sweep
         yield from serve_well(turn)
 
-    stack = Stack(progress_timeout=1.5)
+    stack = Stack(progress_timeout=2.0)
     d1, d2 = decode(behaviour=takes_its_time), decode()
     await stack.find(d1, d2)
     d1.load = msgspec.structs.replace(BUSY, num_waiting=3, num_running=0)

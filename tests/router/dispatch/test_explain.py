@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.router.behaviours import behind, has_read
 from tests.router.builders import Stack, beats, make_request
 
 from tandem.protocol.card import WorkerRole
@@ -25,10 +26,11 @@ LOAD = LoadReport(
 
 async def test_an_attempt_is_explained(make_worker) -> None:
     """All ways with their numbers, times as they came; the error of the forecast is counted."""
-    # Who goes on speaks after who computed: else there is no time between them.
-    producer, consumer = make_worker(WorkerRole.PREFILL), make_worker(WorkerRole.DECODE, step=0.1)
-    producer.load = consumer.load = LOAD
     stack = Stack()
+    producer = make_worker(WorkerRole.PREFILL)
+    # Who goes on speaks after who computed: else there is no time between them.
+    consumer = make_worker(WorkerRole.DECODE, behaviour=behind(has_read(stack)))
+    producer.load = consumer.load = LOAD
     stack.dispatcher._placing.policy = ElasticPolicy(0, 0.02, Targets(0.3, 0.025))
     await stack.find(producer, consumer)
     await beats(stack, producer)

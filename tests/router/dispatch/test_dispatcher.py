@@ -347,14 +347,16 @@ async def test_commands_reach_every_worker(stack: Stack, prefill: Make, decode: 
     assert reply.values == {"num_running": 2.0, "engines": 2.0, "asleep": 0.0}
 
 
-async def test_describe(stack: Stack, decode: Make) -> None:
+async def test_describe(decode: Make) -> None:
     """The card is known as soon as a decode worker is up."""
+    stack = Stack(worker_wait=10.0)
     waiting = asyncio.create_task(stack.dispatcher.describe())
     await asyncio.sleep(0.01)
     d = decode()
     await stack.find(d)
 
     assert d.card == await waiting
+    await stack.close()
 
 
 @pytest.mark.parametrize("failing", [False, True])

@@ -133,6 +133,7 @@ async def test_workers_of_other_block_sizes_are_a_pair_and_get_their_own_hashes(
     p, d = prefill(block_size=16), decode(block_size=64)
     await stack.find(p, d)
     await stack.run(make_request(200))
+    await until(lambda: p.submitted)
     (mine,), (other,) = d.submitted, p.submitted
     assert (len(other.block_hashes), len(mine.block_hashes)) == (12, 3)
     assert set(other.block_hashes).isdisjoint(mine.block_hashes)
@@ -256,7 +257,7 @@ async def test_prefill_worker_dies_first(stack: Stack, prefill: Make, decode: Ma
     outputs = await stack.run(make_request())
 
     assert tokens_of(outputs) == ANSWER
-    assert len(p2.submitted) == 1
+    await until(lambda: len(p2.submitted) == 1)
     assert [attempt for _, attempt in d.cancelled] == [0]
     assert (
         stack.metric("tandem:router_attempts_total", shape="handoff", rung="another_prefill") == 1

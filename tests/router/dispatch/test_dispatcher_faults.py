@@ -130,6 +130,7 @@ async def test_bad_bytes_quarantine_the_link(stack: Stack, prefill: Make, decode
 
     assert tokens_of(await stack.run(make_request())) == ANSWER
     assert pair in stack.fleet.quarantined()
+    await until(lambda: p.submitted)
     await stack.run(make_request())
     assert len(p.submitted) == 1
     d.skip_sequence()

@@ -12,6 +12,7 @@ import pytest
 from tests.router.behaviours import ANSWER, Make, refuse_with
 from tests.router.builders import Stack, make_request, tokens_of, view
 from tests.router.fake_worker import Turn, serve_well
+from tests.waiting import until
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import RefusalCode, RequestRefused
@@ -129,6 +130,7 @@ async def test_both_legs_hear_where_the_request_ends(
     await stack.find(p, d)
 
     outputs = await stack.run(make_request(40, max_tokens=30))
+    await until(lambda: p.submitted)
     assert (p.submitted[0].max_model_len, d.submitted[0].max_model_len) == (45, 45)
     assert tokens_of(outputs) == ANSWER[:5]
     assert outputs[-1].finish is FinishReason.LENGTH

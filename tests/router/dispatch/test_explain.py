@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from tests.router.behaviours import behind, has_read, wait_to
 from tests.router.builders import Stack, beats, make_request
+from tests.router.fake_worker import Turn
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.messages import LoadReport
@@ -25,10 +29,18 @@ LOAD = LoadReport(
 
 async def test_an_attempt_is_explained(make_worker) -> None:
     """All ways with their numbers, times as they came; the error of the forecast is counted."""
-    # Who goes on speaks after who computed: else there is no time between them.
-    producer, consumer = make_worker(WorkerRole.PREFILL), make_worker(WorkerRole.DECODE, step=0.1)
-    producer.load = consumer.load = LOAD
     stack = Stack()
+    producer = make_worker(WorkerRole.PREFILL)
+
+    def speaks_second(turn: Turn) -> Iterator[float]:
+        """Some time after who computed, and times are as they came."""
+        turn.accept()
+        yield from wait_to(turn, has_read(stack))
+        yield 0.1
+        yield from behind()(turn)
+
+    consumer = make_worker(WorkerRole.DECODE, behaviour=speaks_second)
+    producer.load = consumer.load = LOAD
     stack.dispatcher._placing.policy = ElasticPolicy(0, 0.02, Targets(0.3, 0.025))
     await stack.find(producer, consumer)
     await beats(stack, producer)

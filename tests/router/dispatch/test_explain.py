@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 from tests.router.behaviours import behind, has_read, wait_to
@@ -58,4 +59,29 @@ async def test_an_attempt_is_explained(make_worker) -> None:
     pair = (producer.incarnation, consumer.incarnation)
     assert stack.fleet.snapshot(0.0).paces[pair].tail_s == told["second_s"]
     assert stack.metric("tandem:router_forecast_error_seconds_count", way="pair") == 1
+    await stack.close()
+
+
+async def test_a_router_that_stood_still_before_a_first_token_adds_nothing_to_the_second(
+    make_worker,
+) -> None:
+    """It learns of its standing still behind the token that it reads first when it goes on."""
+    stack = Stack()
+    producer = make_worker(WorkerRole.PREFILL)
+
+    def second(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        yield from wait_to(turn, has_read(stack))
+        (job,) = stack.dispatcher.jobs
+        loop.call_soon_threadsafe(job.attempt.overslept, 5.0)
+        yield 0.1
+        yield from behind()(turn)
+
+    loop = asyncio.get_running_loop()
+    consumer = make_worker(WorkerRole.DECODE, behaviour=second)
+    await stack.find(producer, consumer)
+    await stack.run(make_request(40))
+
+    (told,) = stack.dispatcher.explanations.to_json()
+    assert told["second_s"] >= 0
     await stack.close()

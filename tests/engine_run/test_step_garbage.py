@@ -89,7 +89,7 @@ def test_a_steps_context_goes_with_its_last_user():
 def engine() -> CPUEngine:
     """A decoder that has prompts in chunks."""
     folder = folder_of("llama")
-    settings = {"num_gpu_blocks_override": 40, "max_num_batched_tokens": 24}
+    settings: dict[str, Any] = {"num_gpu_blocks_override": 40, "max_num_batched_tokens": 24}
     return CPUEngine(folder, enable_prompt_embeds=True, async_scheduling=True, **settings)
 
 

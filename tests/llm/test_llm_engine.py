@@ -221,16 +221,20 @@ def test_a_batch_that_is_pooled_ends_when_one_of_it_hangs(
     tokenizer: Tokenizer, card: ModelCard, make_client: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the words for it, and nothing of it goes on in the engine. The loop's clock goes on by
-    as long as one may take when the engine has the one that hangs."""
+    as long as the engine may say nothing when it has answered the other one. The error has that
+    one's answer."""
     pooling = msgspec.structs.replace(card, pooling=ModelPooling())
 
     def script(request: EngineCoreRequest) -> list[PooledOutput]:
         key = request.key
         if len(request.prompt_token_ids) == 3:
-            loop = asyncio.get_running_loop()
-            monkeypatch.setattr(loop, "time", lambda: time.monotonic() + llm_engine.STEP_SECONDS)
             return []
         return [PooledOutput(key.request, key.attempt, b"\0\0\x80?", 2, 0)]
+
+    def late(output: PooledRequestOutput) -> float:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "time", lambda: time.monotonic() + llm_engine.STEP_SECONDS)
+        return output.floats[0]
 
     client = make_client(script, hangs=True)
     client.card = pooling
@@ -240,8 +244,9 @@ def test_a_batch_that_is_pooled_ends_when_one_of_it_hangs(
             1.0,
         ]
         with pytest.raises(RequestFailed, match="no vector for 600 s") as failed:
-            engine.pool([[1, 2], [1, 2, 3]], None, _same, at_once=4)
+            engine.pool([[1, 2, 3], [1, 2]], None, late, at_once=4)
         assert failed.value.cause is FailCause.TIMEOUT
+        assert failed.value.answers == {1: 1.0}
         hung = next(each for each in client.requests if len(each.prompt_token_ids) == 3)
         assert hung.key.request in client.aborted
 
@@ -356,6 +361,114 @@ def test_a_failure_that_nobody_saw_ends_with_its_batch(
         assert not engine.has_unfinished_requests
         engine.add_request("c", "hey", FINAL)
         assert [output.outputs[0].text for output in drain(engine)] == ["abc"]
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_a_batch_may_take_longer_than_the_engine_may_say_nothing(
+    tokenizer: Tokenizer,
+    card: ModelCard,
+    make_client: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    scores: bool,
+) -> None:
+    """While it answers one after the other, however long the last one waits for its turn. The
+    loop's clock goes on by a third of that with each answer."""
+    now = time.monotonic()
+    turns = asyncio.Lock()
+
+    async def stream(request: EngineCoreRequest, context: object) -> AsyncGenerator[PooledOutput]:
+        nonlocal now
+        async with turns:
+            monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+            now += llm_engine.STEP_SECONDS / 3
+            for _ in range(3):  # a timer that is due rings
+                await asyncio.sleep(0)
+        yield PooledOutput(request.key.request, request.key.attempt, b"\0\0\x80?", 2, 0)
+
+    client = make_client(lambda request: [])
+    client.card = msgspec.structs.replace(card, pooling=ModelPooling())
+    client.stream = stream
+    with engine_over(client, tokenizer) as engine:
+        texts = [f"text {index}" for index in range(20)]
+        if scores:
+            sides = Side(["a"], "text_1"), Side(texts, "text_2")
+            assert len(engine.score(*sides, activation=None, at_once=16)) == 20
+        else:
+            assert len(engine.pool(texts, None, _same, at_once=16)) == 20
+
+
+def test_an_interrupt_while_an_engine_is_made_ends_it(
+    tokenizer: Tokenizer, says: Make, make_client: Make, interrupt: Callable[[], None]
+) -> None:
+    """At once for the caller, though the loop loads a model and hears nothing meanwhile; what was
+    made for nobody is closed when that is over, and its thread ends."""
+    client, loaded = make_client(says("abc")), threading.Event()
+    loading: list[threading.Thread] = []
+
+    async def make() -> AsyncLLM:
+        loading.append(threading.current_thread())
+        interrupt()
+        loaded.wait(SECONDS)
+        return AsyncLLM(client, tokenizer)
+
+    try:
+        with pytest.raises(Interrupted):
+            LLMEngine(make)
+        assert client.closed == 0
+    finally:
+        loaded.set()
+    loading[0].join(SECONDS)
+    assert not loading[0].is_alive()
+    assert client.closed == 1
+
+
+def test_an_interrupt_while_an_engine_is_awaited_ends_it(interrupt: Callable[[], None]) -> None:
+    """Nothing was made, so nothing is closed."""
+    loading: list[threading.Thread] = []
+
+    async def make() -> AsyncLLM:
+        loading.append(threading.current_thread())
+        interrupt()
+        await asyncio.sleep(SECONDS)
+        raise AssertionError
+
+    with pytest.raises(Interrupted):
+        LLMEngine(make)
+    loading[0].join(SECONDS)
+    assert not loading[0].is_alive()
+
+
+def test_a_request_whose_start_nobody_saw_can_be_aborted(
+    tokenizer: Tokenizer, says: Make, make_client: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the moment in which the loop has begun it: the engine is told, its id is free."""
+    client = make_client(says("abc", finish=None), hangs=True)
+    with engine_over(client, tokenizer) as engine:
+        with monkeypatch.context() as patched:
+            patched.setattr(llm_engine, "call", _interrupted_behind(2))  # prepared, then begun
+            with pytest.raises(Interrupted):
+                engine.add_request("a", "hi", {"output_kind": "delta"})
+        engine.step(timeout=SECONDS)
+        engine.abort_request("a")
+        assert len(client.aborted) == 1
+        assert not engine.has_unfinished_requests
+        engine.add_request("a", "hi", {"output_kind": "delta"})
+        assert engine.step(timeout=SECONDS)
+
+
+def _interrupted_behind(count: int) -> Callable[..., Any]:
+    """``call`` that raises Interrupted when the ``count``-th one is over."""
+    left = count
+
+    def interrupted(*args: Any) -> Any:
+        nonlocal left
+        result = call(*args)
+        left -= 1
+        if not left:
+            raise Interrupted
+        return result
+
+    return interrupted
 
 
 def _same(output: PooledRequestOutput) -> PooledRequestOutput:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.engine_plan.sim import SimExecutor
+from tests.llm.interrupting import Interrupted, interrupted_behind
 
 from tandem.llm import LLM, llm_engine
-from tandem.llm.calls import call
 from tandem.protocol.commands import CommandName
 from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
 from tandem.protocol.sampling import SamplingParams
@@ -132,25 +132,6 @@ def test_ids_that_are_pooled_are_looked_at_first(llm: LLM) -> None:
     assert len(late.value.answers) >= 38
     assert len(late.value.answers[0].outputs.embedding) > 0
     assert len(llm.embed([[1]])) == 1
-
-
-class Interrupted(BaseException):
-    """As Ctrl-C raises KeyboardInterrupt."""
-
-
-def interrupted_behind(count: int) -> Callable[..., Any]:
-    """``call`` that raises Interrupted when the ``count``-th one is over."""
-    left = count
-
-    def interrupted(*args: Any) -> Any:
-        nonlocal left
-        result = call(*args)
-        left -= 1
-        if not left:
-            raise Interrupted
-        return result
-
-    return interrupted
 
 
 @pytest.mark.parametrize("behind", range(1, 7))

@@ -39,6 +39,7 @@ from tandem.protocol.pooling import PoolingParams
 from tandem.protocol.sampling import SamplingParams
 from tandem.text.chat_template import ChatOptions
 from tandem.text.input_processor import InputOptions, InputProcessor, random_seed
+from tandem.text.offsets import EchoedPrompt, echoed_prompt
 from tandem.text.output_processor import OutputProcessor
 from tandem.text.prompts import PromptLike
 from tandem.text.tokenizer import Tokenizer
@@ -275,6 +276,14 @@ class AsyncLLM(Texts):
                         num_cached_tokens=output.num_cached_tokens,
                     )
         raise RequestFailed(FailCause.INTERNAL, "the engine gave no vector")
+
+    async def echo(self, prepared: PreparedRequest) -> EchoedPrompt:
+        """The prompt as it is shown before its answer, and where its tokens begin."""
+        processed = prepared.processed
+        ids = processed.request.prompt_token_ids
+        return await self.beside.run(
+            8 * len(ids), echoed_prompt, self.tokenizer, processed.prompt, ids
+        )
 
     @property
     def num_running(self) -> int:

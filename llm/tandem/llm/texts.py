@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tandem.llm.beside import Beside
-from tandem.llm.prepared import PreparedRequest
 from tandem.llm.weighing import chat_weight
 from tandem.protocol.recording import marked
 from tandem.text.chat_template import ChatOptions
-from tandem.text.offsets import EchoedPrompt, echoed_prompt
 from tandem.text.tokenizer import Tokenizer
 
 _Result = TypeVar("_Result")
@@ -86,14 +84,6 @@ class Texts:
         tokenizer = self.tokenizer
         return await self.beside.run(
             len(ids) * 4, lambda: [tokenizer.token_text(token) for token in ids]
-        )
-
-    async def echo(self, prepared: PreparedRequest) -> EchoedPrompt:
-        """The prompt as it is shown before its answer, and where its tokens begin."""
-        processed = prepared.processed
-        ids = processed.request.prompt_token_ids
-        return await self.beside.run(
-            8 * len(ids), echoed_prompt, self.tokenizer, processed.prompt, ids
         )
 
     async def _tokenized(self, size: int, work: Callable[[], _Result]) -> _Result:

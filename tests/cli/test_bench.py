@@ -153,9 +153,43 @@ def test_a_trace_gives_lengths_and_times(tmp_path: Path) -> None:
     assert (len(first.prompt), first.max_tokens, first.at) == (356, 44, 0.0)
     assert (len(second.prompt), second.max_tokens) == (291, 109)
     assert second.at == pytest.approx((50.995169 - 46.68059) / 2)
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(InvalidParameter, match="TIMESTAMP"):
-        asks(load)
+
+
+TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+def trace(path: Path, rows: str) -> LoadConfig:
+    """A load of the file's, which holds ``rows``."""
+    path.write_bytes(rows.encode("latin-1"))
+    return LoadConfig(dataset_name="trace", dataset_path=str(path))
+
+
+def test_times_of_a_trace_may_have_a_zone_and_no_fraction(tmp_path: Path) -> None:
+    """As Azure's of 2024: Python leaves a fraction of zero out."""
+    zoned = "2024-05-10 00:00:00.009930+00:00,3,4\n2024-05-10 00:00:01+00:00,5,6\n"
+    made = asks(trace(tmp_path / "trace.csv", f"{TRACE}{zoned}2024-05-10 00:00:02,7,8\n"))
+    assert [each.at for each in made] == pytest.approx([0.0, 0.99007, 1.99007])
+    assert [(len(each.prompt), each.max_tokens) for each in made] == [(3, 4), (5, 6), (7, 8)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ("a,b\n1,2\n", "columns TIMESTAMP"),
+        (TRACE + "2024-05-10,3,4\n2024-05-10,,4\n", "line 3: ContextTokens: '' is"),
+        (TRACE + "2024-05-10,3\n", "line 2: GeneratedTokens: None is"),
+        (TRACE + "2024-05-10,3,4.5\n", "line 2: GeneratedTokens: '4.5' is"),
+        (TRACE + "yesterday,3,4\n", "line 2: TIMESTAMP: 'yesterday' is"),
+        (TRACE + "2024-05-10,3,\xe9\n", "a CSV in UTF-8"),
+    ],
+)
+def test_a_wrong_trace_is_one_line(rows: str, words: str, tmp_path: Path) -> None:
+    """Which names file, line and value."""
+    path = tmp_path / "trace.csv"
+    with pytest.raises(InvalidParameter) as raised:
+        asks(trace(path, rows))
+    assert words in str(raised.value)
+    assert str(path) in str(raised.value)
 
 
 def test_figures_are_those_of_the_records() -> None:

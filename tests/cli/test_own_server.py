@@ -78,6 +78,19 @@ def test_a_measured_start_may_take_as_long_as_it_is_told(told: Path) -> None:
     assert ready_seconds(told.read_text()) == ["4321"]
 
 
+def test_a_server_is_where_it_is_waited_for(
+    told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the environment says, or a config file that it names: it was waited for in vain."""
+    monkeypatch.setenv("TANDEM_HOST", "0.0.0.0")
+    monkeypatch.setenv("TANDEM_PORT", "9")
+    with pytest.raises(TandemError, match="ended with status 7"):
+        start(StartupConfig(model="m"))
+    words = told.read_text().splitlines()
+    assert words[words.index("--host") + 1] == "127.0.0.1"
+    assert int(words[words.index("--port") + 1]) >= 10_000
+
+
 def test_a_time_without_end_is_refused(tmp_path: Path) -> None:
     """The server would refuse it, too, after the file was read."""
     words = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--model", "m"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -168,6 +169,10 @@ def test_a_wrong_line_is_named_before_any_is_sent(
         ["--url", "http://127.0.0.1:9", "--concurrency", "0"],
         ["--url", "http://127.0.0.1:9", "--max-attempts", "0"],
         ["--url", "http://127.0.0.1:9", "--timeout", "0"],
+        ["--url", "http://127.0.0.1:9", "--api-key", "schlüssel"],
+        ["--url", "http://127.0.0.1:9", "--api-key", ""],
+        ["--model", "smollm2", "--serve-flags", "--port 9"],
+        ["--model", "smollm2", "--serve-flags", "--max-num-seqs 8 --host=0.0.0.0"],
         ["--model", "smollm2", "--ready-seconds", "-1"],
         ["--model", "smollm2", "--serve-flags=--worker-flags='--x"],
         ["--model", "smollm2", "-o", "/nonexistent/out.jsonl"],
@@ -178,3 +183,22 @@ def test_wrong_flags_are_named(tmp_path: Path, flags: list[str]) -> None:
     with pytest.raises(TandemError) as error:
         run(["-i", str(tmp_path / "absent"), "-o", str(tmp_path / "out"), *flags])
     assert "absent" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "most"), [(1024, 8192, 4096), (1024, 1024, 960), (40, 40, 1)]
+)
+def test_each_request_at_a_time_has_its_descriptor(
+    soft: int, hard: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is raised as far as it may be; beyond it requests failed as if nobody answered."""
+    limits = [(soft, hard)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, now: limits.append(now))
+    words = ["-i", str(tmp_path / "absent"), "-o", str(tmp_path / "out")]
+    words += ["--url", "http://127.0.0.1:9", "--concurrency"]
+    with pytest.raises(InvalidParameter, match=f"--concurrency: .* 1 to {most:,}"):
+        run([*words, str(most + 1)])
+    assert limits[-1] == (hard, hard)
+    with pytest.raises(FileNotFoundError):
+        run([*words, str(most)])

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from itertools import takewhile
 from pathlib import Path
 
 import httpx
@@ -32,19 +33,25 @@ def test_threads_are_told_by_name_with_where_they_stand() -> None:
     thread = threading.Thread(target=go_on.wait, args=(30,), name="one that waits", daemon=True)
     thread.start()
     try:
-        lines = list(stack_dump.stacks())
+        # It is started before it waits, and inner calls of waiting come and go.
+        told = wait_for(
+            lambda: _told_in_wait("one that waits"), seen=lambda: [*stack_dump.stacks()]
+        )
     finally:
         go_on.set()
         thread.join()
-    begin = next(n for n, line in enumerate(lines) if line.startswith("thread 'one that waits'"))
-    stack = []
-    for line in lines[begin + 1 :]:
-        if not line.startswith("  "):
-            break
-        stack.append(line)
-    assert "threading.py" in stack[-1]
-    assert "in wait" in stack[-1]
-    assert any(line.startswith("thread 'MainThread'") for line in lines)
+    assert any(line.startswith("thread 'MainThread'") for line in told)
+
+
+def _told_in_wait(name: str) -> list[str]:
+    """All lines, once the thread of that name stands in the innermost ``wait``; until then none."""
+    lines = list(stack_dump.stacks())
+    begin = next((n for n, line in enumerate(lines) if line.startswith(f"thread '{name}'")), None)
+    if begin is None:
+        return []
+    stack = list(takewhile(lambda line: line.startswith("  "), lines[begin + 1 :]))
+    stands = bool(stack) and "threading.py" in stack[-1] and "in wait" in stack[-1]
+    return lines if stands else []
 
 
 async def test_tasks_are_told_with_what_they_wait_for() -> None:

@@ -148,6 +148,17 @@ def test_flags_of_workers_reach_every_worker_and_those_of_a_role_it_alone():
     assert (engine["max_num_seqs"], engine["enable_prefix_caching"]) == (4, False)
 
 
+@pytest.mark.parametrize(
+    "flag",
+    ["--prefill.prefill-chunks-by-link", "--decode.no-enforce-eager", "--router.allow-plaintext"],
+)
+def test_no_switch_of_a_role_takes_the_model_with_it(flag: str):
+    """Each role's own switches are known as such."""
+    rest, roles = take_roles([flag, "MODEL"], ROLES)
+    role, _, name = flag[2:].partition(".")
+    assert (rest, roles[role]) == (["MODEL"], [f"--{name}"])
+
+
 def test_what_the_router_needs_as_well_is_one_flag():
     """`tandem serve --enable-prompt-embeds` is for both; the router's own flag wins."""
     rest, roles = take_roles(["--enable-prompt-embeds", "--max-num-seqs", "8"], ROLES)

@@ -18,6 +18,10 @@ ELASTIC = ["--placement", "elastic", "--target-ttft-ms", "5000", "--target-itl-m
 MANY = tuple(range(0, 34, 3))
 """Prompts of many lengths, up to 248 tokens."""
 
+TURNS = 3
+"""Of the same prompts at most: a machine that was busy while it was measured makes forecasts by
+which another way is cheaper."""
+
 
 def ways(stack: Stack) -> list[dict[str, Any]]:
     """What was chosen for the latest attempts, where it was forecast."""
@@ -46,7 +50,13 @@ async def test_a_prefill_worker_decodes_on_where_decode_workers_are_full(
     flags = {"router_flags": ELASTIC, "worker_flags": ["--max-num-seqs", "2"]}
     with start_stack(**flags) as stack:
         await check(stack, MANY[:4])
-        await check(stack, MANY)
-        assert {"prefill", "decode"} <= {way["way"] for way in ways(stack)}
+        asked, seen = 4, set[str]()
+        for _ in range(TURNS):
+            await check(stack, MANY)
+            asked += len(MANY)
+            seen |= {way["way"] for way in ways(stack)}
+            if {"prefill", "decode"} <= seen:
+                break
+        assert {"prefill", "decode"} <= seen
         assert stack.total("router", "tandem:router_forecast_error_seconds_count") > 0
-        assert stack.total("prefill-0", "vllm:generation_tokens_total") > len(MANY) + 4
+        assert stack.total("prefill-0", "vllm:generation_tokens_total") > asked

@@ -59,6 +59,12 @@ def make_config(**changes: object) -> KVTransferConfig:
     return KVTransferConfig(**fields)  # type: ignore[arg-type]
 
 
+def config_apart(**changes: object) -> KVTransferConfig:
+    """The same for ends in two processes, of which each waits for its own turns: a second in which
+    one had none, and the other many, is no loss."""
+    return make_config(**{"kv_beat_timeout": 2.5, **changes})
+
+
 def make_key(name: str, attempt: int = 0) -> RequestKey:
     """A key of the test's router."""
     return RequestKey(ROUTER, name, attempt)

@@ -24,7 +24,7 @@ def _send(endpoint: str, messages: list[list[bytes]], seconds=0.5) -> list[bytes
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     try:
-        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.LINGER, 10_000)  # what is not on its way yet shall come, too
         dealer.connect(f"tcp://{endpoint}")
         for frames in messages:
             dealer.send_multipart(frames)

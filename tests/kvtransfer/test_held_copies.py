@@ -4,8 +4,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.kvtransfer.builders import Producer, make_config, make_key
+from tests.kvtransfer.builders import Producer, make_key
 from tests.kvtransfer.held_copies import KEY, OTHER, Held
+from tests.own_ports import own_ports
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.control.channel import now_ms
@@ -17,8 +18,8 @@ from tandem.protocol.ids import Incarnation, RequestKey
 
 @pytest.fixture
 def held(workers) -> Held:
-    """Copies that wait, and a short rest of links."""
-    return Held(workers, kv_quarantine_seconds=0.5)
+    """Copies that wait, and a rest of links that is not over before it is seen."""
+    return Held(workers, kv_quarantine_seconds=30.0)
 
 
 @pytest.mark.parametrize(
@@ -172,12 +173,12 @@ def test_a_worker_whose_copies_hang_is_not_ready(workers, monkeypatch):
 
 def test_a_producer_that_restarts_in_mid_copy_is_another(workers):
     """Nothing of the old one's is used, and a copy of its memory is never made any more."""
-    held = Held(workers)
+    # A consumer has no such port, and between the two producers nobody takes it.
+    held = Held(workers, kv_control_port=own_ports(1)[0])
     held.copy([0, 1], [4, 5])
-    port = int(held.producer.service.control.rpartition(":")[2])
     held.producer.service.close()
-    config = make_config(kv_connector="memory_blocks", kv_control_port=port)
-    successor = workers(Producer, config)
+    successor = workers(Producer, held.producer.config)
+    assert successor.service.control == held.producer.service.control
     failed = held.consumer.wait_for(events.LoadFailed, KEY)
     assert (failed.cause, failed.blocks_free) == (FailCause.PEER, False)
     held.transport.hold.clear()

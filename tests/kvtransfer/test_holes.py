@@ -9,6 +9,7 @@ import time
 
 from tests.kvtransfer.builders import Consumer, Producer, Switch, make_config
 from tests.kvtransfer.machines import A, Face, make_key
+from tests.own_ports import own_ports
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.handoff import export as p
@@ -84,13 +85,13 @@ def test_hole_03_nothing_is_announced_before_the_fence(pair):
 def test_hole_04_a_successor_at_the_same_address_answers_reset(workers):
     """A consumer of the old process fails its keys at once and links to the new one; of who is gone
     it tells nobody any more, once routers have named who is there."""
-    old, consumer = workers(Producer), workers(Consumer)
+    config = make_config(kv_control_port=own_ports(1)[0])  # nobody takes it between the two
+    old, consumer = workers(Producer, config), workers(Consumer)
     consumer.meet(old)
     key = make_key("hole4")
     consumer.open(key, old.incarnation)
-    port = int(old.service.control.rpartition(":")[2])
     old.service.close()
-    new = workers(Producer, make_config(kv_control_port=port))
+    new = workers(Producer, config)
     failed = consumer.wait_for(events.LoadFailed, key)
     assert failed.cause is FailCause.PEER
     consumer.until(lambda: consumer.service.peer_up(new.incarnation))

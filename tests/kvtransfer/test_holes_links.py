@@ -87,7 +87,7 @@ def test_hole_27_cancels_and_refusals_never_count_against_a_link(pair):
 @pytest.mark.parametrize("spoilt", ["payload", "header"])
 def test_hole_27_one_wrong_digest_or_identity_quarantines_the_link(workers, spoilt):
     """Wrong bytes are never unpacked into use, and no other request is risked on that link."""
-    config = make_config(kv_connector="memory", kv_quarantine_seconds=0.5)
+    config = make_config(kv_connector="memory", kv_quarantine_seconds=30.0)
     producer = workers(Producer, config)
     transport = MemoryTransport()
     consumer = workers(Consumer, config, transports={"memory": transport})

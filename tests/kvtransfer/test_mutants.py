@@ -74,7 +74,7 @@ def a_lease_of_a_predecessor(workers: Workers) -> None:
 
 def a_block_of_another(workers: Workers) -> None:
     """See test_held_copies."""
-    held = Held(workers, kv_quarantine_seconds=0.5)
+    held = Held(workers, kv_quarantine_seconds=30.0)
     test_held_copies.test_a_block_without_its_tag_is_never_used(
         held, b"another request!", FailCause.IDENTITY, True
     )

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,9 +17,10 @@ from tests.kvtransfer.builders import (
     NUM_BLOCKS,
     Consumer,
     Producer,
-    make_config,
+    config_apart,
     make_key,
 )
+from tests.own_ports import own_ports
 from tests.waiting import wait_for
 
 from tandem.kvtransfer import events
@@ -99,7 +101,7 @@ class Child:
 def met(request, workers, children):
     """A child and a consumer whose link is up."""
     child = children(request.param)
-    consumer = workers(Consumer, make_config(kv_connector=request.param))
+    consumer = workers(Consumer, config_apart(kv_connector=request.param))
     meet(consumer, child)
     return child, consumer
 
@@ -108,6 +110,14 @@ def meet(consumer: Consumer, child: Child) -> None:
     """Link them."""
     consumer.service.set_peers({child.endpoint: child.incarnation})
     consumer.until(lambda: consumer.service.peer_up(child.incarnation))
+
+
+def miss_soon(consumer: Consumer) -> None:
+    """The links that stand: a peer who says nothing for a second is lost."""
+    for each in consumer.service._channel._producers.values():
+        assert each.link is not None, "the link stands"
+        alive = each.link.session.alive
+        alive._times = replace(alive._times, beat_timeout=1.0)
 
 
 def hand_over(child: Child, consumer: Consumer, num_tokens: int = 100) -> str:
@@ -145,7 +155,7 @@ def test_kv_crosses_processes_while_it_is_computed(met):
 def test_a_killed_producer_fails_its_keys_at_once(workers, children, connector, when):
     """SIGKILL before, during and after the chunks: told at once, nothing loaded, nothing held."""
     child = children(connector)
-    consumer = workers(Consumer, make_config(kv_connector=connector))
+    consumer = workers(Consumer, config_apart(kv_connector=connector))
     meet(consumer, child)
     name = f"r{next(_names)}"
     key, blocks = make_key(name), list(range(25))
@@ -172,8 +182,8 @@ def test_a_killed_producer_fails_its_keys_at_once(workers, children, connector, 
 @pytest.mark.parametrize("connector", ["nixl", "tcp", "shm"])
 def test_a_successor_at_the_same_address_serves(workers, children, connector):
     """Killed and started again on the same port: a new incarnation, a new link, right bytes."""
-    child = children(connector)
-    consumer = workers(Consumer, make_config(kv_connector=connector))
+    child = children(connector, own_ports(1)[0])  # nobody takes it between the two
+    consumer = workers(Consumer, config_apart(kv_connector=connector))
     meet(consumer, child)
     hand_over(child, consumer)
     child.signal(signal.SIGKILL)
@@ -197,6 +207,7 @@ def test_a_stopped_producer_is_lost_by_its_beats_and_comes_back(met):
     child.tell(f"compute {name} 60")
     consumer.wait_for(events.Ready, key)
     child.signal(signal.SIGSTOP)
+    miss_soon(consumer)
     try:
         consumer.load(key, list(range(25)))
         started = time.monotonic()
@@ -215,7 +226,7 @@ def test_a_stopped_producer_is_lost_by_its_beats_and_comes_back(met):
 def test_a_killed_consumer_costs_the_producer_nothing(workers, children):
     """SIGKILL of D while it loads: P hears of the closed connection with its next beat; slots and
     blocks are free again."""
-    config = make_config(kv_connector="nixl")
+    config = config_apart(kv_connector="nixl")
     producer = workers(Producer, config)
     child = children("nixl", 0, "consumer")
     child.tell(f"meet {producer.service.control} {producer.incarnation.hex()}")

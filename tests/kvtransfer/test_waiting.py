@@ -10,6 +10,7 @@ import pytest
 from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
 
 from tandem.kvtransfer import events, waiting
+from tandem.kvtransfer.handoff.actions import Read
 from tandem.kvtransfer.transports.mapped.copiers import HostCopier
 from tandem.kvtransfer.waiting import WATCH_SECONDS, is_foretold, nap_before, watch
 
@@ -75,23 +76,30 @@ def test_one_stays_awake_until_it_stirs_or_the_moment_has_passed(clock: Clock) -
 class Late:
     """Behind copies that are through at a moment that is foretold."""
 
-    def __init__(self, due: float) -> None:
-        self.due = due
+    def __init__(self, copier: Foretelling) -> None:
+        self._copier = copier
+        self._begun: float = copier.clock.perf_counter()
         self.early = 0
         """How often one was asked long before."""
 
+    @property
+    def due(self) -> float:
+        """See Mark."""
+        return self._begun + self._copier.seconds
+
     def done(self) -> bool:
         """See Mark."""
-        ahead = self.due - time.perf_counter()
+        ahead: float = self.due - self._copier.clock.perf_counter()
         self.early += ahead > 0.1
         return ahead <= 0
 
 
 class Foretelling:
-    """A copier of the host whose copies take a while."""
+    """A copier of the host whose copies take a while, by a clock that may be a test's own."""
 
-    def __init__(self, inner: HostCopier) -> None:
+    def __init__(self, inner: HostCopier, seconds: float, clock: Any = time) -> None:
         self._inner = inner
+        self.seconds, self.clock = seconds, clock
         self.marks: list[Late] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -99,7 +107,7 @@ class Foretelling:
 
     def mark(self) -> Late:
         """See Copier."""
-        self.marks.append(Late(time.perf_counter() + 0.4))
+        self.marks.append(Late(self))
         return self.marks[-1]
 
 
@@ -111,7 +119,7 @@ def test_a_copy_whose_end_is_foretold_is_left_alone_until_then(workers, folder) 
     producer, consumer = workers(Producer, config), workers(Consumer, config)
     consumer.meet(producer)
     transport = consumer.service._mover.parts.transports["shm"]
-    transport._copier = copier = Foretelling(transport._copier)
+    transport._copier = copier = Foretelling(transport._copier, 0.4)
     key = make_key("late")
     consumer.open(key, producer.incarnation)
     producer.hand_over(key, 20, [1, 2, 3, 4, 5], consumer.incarnation)
@@ -120,15 +128,16 @@ def test_a_copy_whose_end_is_foretold_is_left_alone_until_then(workers, folder) 
     assert 0 < sum(mark.early for mark in copier.marks) < 30
 
 
-AHEAD = 0.2
-"""Seconds before a copy's end for which a test has a transfer thread stay awake."""
+TAKES, AHEAD = 4 * WATCH_SECONDS, 2 * WATCH_SECONDS
+"""What a copy takes by a clock that only looks move, and how long before its end a transfer thread
+stays awake."""
 
 
 class Looked:
     """The control channel of a transfer thread that waits for copies."""
 
-    def __init__(self, inner: Any, marks: list[Late]) -> None:
-        self._inner, self._marks = inner, marks
+    def __init__(self, inner: Any, copier: Foretelling) -> None:
+        self._inner, self._copier = inner, copier
         self.near = 0
         """How often its sockets were looked after just before a copy was through."""
 
@@ -137,12 +146,14 @@ class Looked:
 
     def look(self) -> None:
         """See Channel."""
-        now = time.perf_counter()
-        self.near += any(0 < mark.due - now < AHEAD for mark in self._marks)
+        now = self._copier.clock.perf_counter()
+        self.near += any(0 < mark.due - now < AHEAD for mark in self._copier.marks)
         self._inner.look()
 
 
-def test_who_stays_awake_for_a_copy_hears_what_peers_say(workers, folder, monkeypatch) -> None:
+def test_who_stays_awake_for_a_copy_hears_what_peers_say(
+    workers, folder, clock: Clock, monkeypatch
+) -> None:
     """FINAL, say: nobody else looks after the sockets then."""
     monkeypatch.setattr(waiting, "AHEAD_SECONDS", AHEAD)
     config = make_config(kv_connector="shm", kv_node_folder=str(folder))
@@ -150,8 +161,8 @@ def test_who_stays_awake_for_a_copy_hears_what_peers_say(workers, folder, monkey
     consumer.meet(producer)
     mover = consumer.service._mover
     transport = mover.parts.transports["shm"]
-    transport._copier = copier = Foretelling(transport._copier)
-    mover.control = looked = Looked(mover.control, copier.marks)
+    transport._copier = copier = Foretelling(transport._copier, TAKES, clock)
+    mover.control = looked = Looked(mover.control, copier)
     key = make_key("late")
     consumer.open(key, producer.incarnation)
     producer.hand_over(key, 20, [1, 2, 3, 4, 5], consumer.incarnation)
@@ -174,13 +185,20 @@ def test_the_engine_hears_when_a_copy_is_likely_to_be_through(workers, folder) -
     mover = consumer.service._mover
     mover.reads._notify = notify
     transport = mover.parts.transports["shm"]
-    transport._copier = Foretelling(transport._copier)
+    transport._copier = copier = Foretelling(transport._copier, 60.0)
     key = make_key("late")
     consumer.open(key, producer.incarnation)
     producer.hand_over(key, 20, [1, 2, 3, 4, 5], consumer.incarnation)
     consumer.load(key, [7, 8, 9, 10, 11])
+    consumer.until(lambda: told and sum(len(read.block_ids) for read in under_way(mover)) == 5)
+    copier.seconds = 0.0
     consumer.wait_for(events.Loaded, key)
     assert len(told) == 1
-    assert 0.2 < told[0] <= 0.4
+    assert 30.0 < told[0] <= 60.0
     assert consumer.service.expected() == math.inf
     assert producer.service.expected() == math.inf
+
+
+def under_way(mover: Any) -> list[Read]:
+    """Reads that a transfer thread has begun."""
+    return [read for read, _ in list(mover.reads._open.values())]

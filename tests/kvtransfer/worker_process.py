@@ -22,8 +22,8 @@ from tests.kvtransfer.builders import (
     Consumer,
     Producer,
     Switch,
+    config_apart,
     kv_of,
-    make_config,
     make_key,
 )
 
@@ -35,7 +35,7 @@ class ProducerChild(Producer):
     """A producer that obeys."""
 
     def __init__(self, connector: str, port: int) -> None:
-        super().__init__(make_config(kv_connector=connector, kv_control_port=port))
+        super().__init__(config_apart(kv_connector=connector, kv_control_port=port))
         self.endpoint = self.service.control
         self._tokens: dict[str, tuple[int, list[int]]] = {}
         self._next = 0
@@ -69,7 +69,7 @@ class ConsumerChild(Consumer):
     """A consumer that obeys."""
 
     def __init__(self, connector: str, _port: int) -> None:
-        super().__init__(make_config(kv_connector=connector))
+        super().__init__(config_apart(kv_connector=connector))
         self.endpoint = "-"
 
     def do_meet(self, endpoint: str, incarnation: str) -> str:

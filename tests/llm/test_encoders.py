@@ -9,7 +9,7 @@ import torch
 from tests.engine_run.encoder_models import scores_of, states_of
 from tests.llm.encoder_folders import TEXTS, encoder_folder
 
-from tandem.llm import LLM, PoolingParams, llm_engine
+from tandem.llm import LLM, PoolingParams, pooled
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.pooling import PoolingTask
 
@@ -59,7 +59,7 @@ def test_a_batch_is_prepared_a_few_steps_ahead() -> None:
 
         core._core.step = noted
         vectors = llm.embed(prompts)
-    assert 2 < max(held) <= llm_engine.STEPS_AHEAD * 128 // 64
+    assert 2 < max(held) <= pooled.STEPS_AHEAD * 128 // 64
     for prompt, vector in zip(prompts, vectors, strict=True):
         assert list(vector.prompt_token_ids) == prompt
         assert close(torch.tensor(vector.outputs.embedding), states_of(model, prompt)[0])

@@ -1,13 +1,11 @@
 """The synchronous face: add, step, abort, close."""
 
 import asyncio
-import signal
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +13,6 @@ from tests.waiting import wait_for
 
 from tandem.llm import llm_engine
 from tandem.llm.async_llm import AsyncLLM
-from tandem.llm.calls import call
 from tandem.llm.llm_engine import LLMEngine
 from tandem.llm.outputs import PooledRequestOutput
 from tandem.llm.scoring import Side
@@ -221,16 +218,20 @@ def test_a_batch_that_is_pooled_ends_when_one_of_it_hangs(
     tokenizer: Tokenizer, card: ModelCard, make_client: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the words for it, and nothing of it goes on in the engine. The loop's clock goes on by
-    as long as one may take when the engine has the one that hangs."""
+    as long as the engine may say nothing when it has answered the other one. The error has that
+    one's answer."""
     pooling = msgspec.structs.replace(card, pooling=ModelPooling())
 
     def script(request: EngineCoreRequest) -> list[PooledOutput]:
         key = request.key
         if len(request.prompt_token_ids) == 3:
-            loop = asyncio.get_running_loop()
-            monkeypatch.setattr(loop, "time", lambda: time.monotonic() + llm_engine.STEP_SECONDS)
             return []
         return [PooledOutput(key.request, key.attempt, b"\0\0\x80?", 2, 0)]
+
+    def late(output: PooledRequestOutput) -> float:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "time", lambda: time.monotonic() + llm_engine.STEP_SECONDS)
+        return output.floats[0]
 
     client = make_client(script, hangs=True)
     client.card = pooling
@@ -240,96 +241,11 @@ def test_a_batch_that_is_pooled_ends_when_one_of_it_hangs(
             1.0,
         ]
         with pytest.raises(RequestFailed, match="no vector for 600 s") as failed:
-            engine.pool([[1, 2], [1, 2, 3]], None, _same, at_once=4)
+            engine.pool([[1, 2, 3], [1, 2]], None, late, at_once=4)
         assert failed.value.cause is FailCause.TIMEOUT
+        assert failed.value.answers == {1: 1.0}
         hung = next(each for each in client.requests if len(each.prompt_token_ids) == 3)
         assert hung.key.request in client.aborted
-
-
-class Interrupted(BaseException):
-    """What a signal raises here, as Ctrl-C raises KeyboardInterrupt."""
-
-
-@pytest.fixture
-def interrupt() -> Iterator[Callable[[], None]]:
-    """Raise ``Interrupted`` in the main thread, wherever it waits."""
-
-    def raise_it(*_: object) -> None:
-        raise Interrupted
-
-    main = threading.main_thread().ident
-    assert main is not None
-    before = signal.signal(signal.SIGUSR1, raise_it)
-    yield lambda: signal.pthread_kill(main, signal.SIGUSR1)
-    signal.signal(signal.SIGUSR1, before)
-
-
-@pytest.mark.parametrize("scores", [False, True])
-def test_an_interrupt_ends_what_is_pooled(
-    tokenizer: Tokenizer,
-    card: ModelCard,
-    make_client: Make,
-    interrupt: Callable[[], None],
-    scores: bool,
-) -> None:
-    """The caller is gone, so the engine has nobody to work for; it serves the next."""
-    asked: list[EngineCoreRequest] = []
-
-    def script(request: EngineCoreRequest) -> list[PooledOutput]:
-        asked.append(request)
-        if len(asked) == 2:
-            interrupt()
-        key = request.key
-        answer = PooledOutput(key.request, key.attempt, b"\0\0\x80?", 2, 0)
-        return [answer] if len(asked) > 2 else []
-
-    client = make_client(script, hangs=True)
-    client.card = msgspec.structs.replace(card, pooling=ModelPooling())
-    with engine_over(client, tokenizer) as engine:
-        sides = Side(["a"], "text_1"), Side(["b"], "text_2")
-        work: Callable[[], object] = (
-            partial(engine.score, *sides, activation=None, at_once=4)
-            if scores
-            else partial(engine.pool, ["a", "b"], None, _same, at_once=4)
-        )
-        with pytest.raises(Interrupted):
-            work()
-        wait_for(lambda: len(client.aborted) == 2)
-        assert set(client.aborted) == {each.key.request for each in asked}
-        assert engine.pool(["c"], None, _same, at_once=4)[0].floats[0] == 1.0
-
-
-def test_an_interrupt_before_it_is_known_that_work_began_ends_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The loop may take work up before who asked for it has run on."""
-    real, began, ended = asyncio.run_coroutine_threadsafe, threading.Event(), threading.Event()
-
-    async def work() -> None:
-        try:
-            began.set()
-            await asyncio.sleep(60)
-        finally:
-            ended.set()
-
-    def interrupted(*args: Any) -> NoReturn:
-        real(*args)
-        assert began.wait(SECONDS)
-        raise Interrupted
-
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        with monkeypatch.context() as patched:
-            patched.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
-            with pytest.raises(Interrupted):
-                call(work(), loop, None)
-        assert ended.wait(SECONDS)
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(SECONDS)
-        loop.close()
 
 
 def test_a_failure_that_nobody_saw_ends_with_its_batch(
@@ -356,6 +272,40 @@ def test_a_failure_that_nobody_saw_ends_with_its_batch(
         assert not engine.has_unfinished_requests
         engine.add_request("c", "hey", FINAL)
         assert [output.outputs[0].text for output in drain(engine)] == ["abc"]
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_a_batch_may_take_longer_than_the_engine_may_say_nothing(
+    tokenizer: Tokenizer,
+    card: ModelCard,
+    make_client: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    scores: bool,
+) -> None:
+    """While it answers one after the other, however long the last one waits for its turn. The
+    loop's clock goes on by a third of that with each answer."""
+    now = time.monotonic()
+    turns = asyncio.Lock()
+
+    async def stream(request: EngineCoreRequest, context: object) -> AsyncGenerator[PooledOutput]:
+        nonlocal now
+        async with turns:
+            monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+            now += llm_engine.STEP_SECONDS / 3
+            for _ in range(3):  # a timer that is due rings
+                await asyncio.sleep(0)
+        yield PooledOutput(request.key.request, request.key.attempt, b"\0\0\x80?", 2, 0)
+
+    client = make_client(lambda request: [])
+    client.card = msgspec.structs.replace(card, pooling=ModelPooling())
+    client.stream = stream
+    with engine_over(client, tokenizer) as engine:
+        texts = [f"text {index}" for index in range(20)]
+        if scores:
+            sides = Side(["a"], "text_1"), Side(texts, "text_2")
+            assert len(engine.score(*sides, activation=None, at_once=16)) == 20
+        else:
+            assert len(engine.pool(texts, None, _same, at_once=16)) == 20
 
 
 def _same(output: PooledRequestOutput) -> PooledRequestOutput:

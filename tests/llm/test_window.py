@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tandem.llm import llm_engine
+from tandem.llm import pooled
 from tandem.llm.beside import weight
 from tandem.llm.patience import Patience
 from tandem.llm.weighing import MOST_TOGETHER, parts_of, prompt_tokens
@@ -140,7 +140,8 @@ async def test_the_wait_that_takes_too_long_ends_all() -> None:
     async def hang() -> None:
         async with Patience(0.05) as patience:
             patience.begin()
-            patience.end(patience.begin())
+            patience.begin()
+            patience.end()
             await asyncio.Event().wait()
 
     with pytest.raises(TimeoutError):
@@ -179,11 +180,12 @@ async def test_waits_one_after_the_other_may_take_longer_together() -> None:
     async with Patience(1.0) as patience:
         patience._loop = clock = Clock()  # type: ignore[assignment]
         for _ in range(6):
-            first, second = patience.begin(), patience.begin()
+            patience.begin()
+            patience.begin()
             await clock.tick(0.4)
-            patience.end(first)
+            patience.end()
             await clock.tick(0.4)
-            patience.end(second)
+            patience.end()
         await clock.tick(3.0)
 
 
@@ -200,4 +202,4 @@ def test_ids_weigh_what_they_weighed() -> None:
     assert weight([1, "ab"]) == 2 + 1 + 3
     assert weight([True, 2]) == 4
     assert weight([[1, 2], [3]]) == 2 + 4 + 2
-    assert llm_engine.STEPS_AHEAD > 2
+    assert pooled.STEPS_AHEAD > 2

@@ -19,8 +19,10 @@ from tests.operator.control_plane import ControlPlane
 from tandem.operator.cluster import Cluster
 
 OPERATOR_NAMESPACE = "tandem-system"
-FAST = ("--lease-seconds", "6", "--renew-deadline", "4", "--retry-seconds", "1")
-"""An election that tests can wait for."""
+CALM = ("--lease-seconds", "30", "--renew-deadline", "20", "--retry-seconds", "1")
+"""Of who finds a Lease that is free: a leader outlives seconds in which all stands still."""
+FAST = ("--lease-seconds", "6", "--renew-deadline", "4")
+"""Of who is to lose it: an election that tests can wait for."""
 
 
 class OperatorProcess:
@@ -29,7 +31,7 @@ class OperatorProcess:
     def __init__(self, home: Path, name: str, kubeconfig: Path, *flags: str) -> None:
         self._log = home / f"operator-{name}.log"
         command = [sys.executable, "-m", "tandem.cli", "operator", "--port", "0"]
-        command += ["--own-namespace", OPERATOR_NAMESPACE, "--identity", name, *FAST, *flags]
+        command += ["--own-namespace", OPERATOR_NAMESPACE, "--identity", name, *CALM, *flags]
         environ = {**os.environ, "KUBECONFIG": str(kubeconfig), "PYTHONFAULTHANDLER": "1"}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)

@@ -48,6 +48,7 @@ def test_a_look_at_an_unchanged_service_asks_for_nothing(
 ):
     """However often services are looked at: a list a kind and round, watches, and the Lease."""
     harness = Harness(plane, cluster, namespace)
+    harness.kubectl("apply", "-f", "manifests/operator/lease.yaml")
     with Proxy(plane) as proxy:
         flags = [f"--namespaces={namespace}", f"--own-namespace={namespace}"]
         flags += [f"--resync-seconds={RESYNC}", "--canary-seconds=1"]

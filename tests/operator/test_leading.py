@@ -6,7 +6,7 @@ import time
 
 import pytest
 from tests.operator.control_plane import ControlPlane
-from tests.operator.harness import Harness, Operators
+from tests.operator.harness import FAST, Harness, Operators
 from tests.operator.node import Node
 from tests.operator.prepared import make_namespace
 from tests.operator.proxy import Proxy
@@ -25,7 +25,7 @@ def holder(harness: Harness) -> str:
 @pytest.mark.full
 def test_the_other_replica_goes_on_in_the_middle_of_a_rollout(lone: Harness, operators: Operators):
     """The leader is killed with -9 while rolling; the standby finishes it, nothing is doubled."""
-    first = operators.start("first")
+    first = operators.start("first", None, *FAST)
     lone.wait_for(lambda: "-first_" in holder(lone))
     operators.start("second")
     lone.create(prefill__replicas=2, decode__replicas=2)
@@ -43,10 +43,9 @@ def test_the_other_replica_goes_on_in_the_middle_of_a_rollout(lone: Harness, ope
 
 def test_a_leader_that_ends_hands_over_at_once(lone: Harness, operators: Operators):
     """SIGTERM gives the Lease back: the standby leads within a few seconds."""
-    slow = ("--lease-seconds", "40", "--renew-deadline", "30")
-    first = operators.start("first", None, *slow)
+    first = operators.start("first")
     lone.wait_for(lambda: "-first_" in holder(lone))
-    second = operators.start("second", None, *slow)
+    second = operators.start("second")
     lone.wait_for(second.listens)
     time.sleep(2)
     assert "kopf" not in second.log()
@@ -61,7 +60,7 @@ def test_a_new_leader_takes_a_dead_router_out_without_memory(
 ):
     """The leader dies with the router's node: the next one never heard of that router, and does
     what its setting says."""
-    first = operators.start("first", None, "--router-silence-seconds", "0")
+    first = operators.start("first", None, *FAST, "--router-silence-seconds", "0")
     lone.create()
     lone.ready()
     with routers_apart(lone, node) as routers:
@@ -75,7 +74,7 @@ def test_a_new_leader_takes_a_dead_router_out_without_memory(
 def test_a_leader_that_cannot_renew_ends(lone: Harness, operators: Operators, plane: ControlPlane):
     """A leader cut off from the API server is gone before its Lease is free."""
     with Proxy(plane) as proxy:
-        cut = operators.start("cut", proxy.kubeconfig())
+        cut = operators.start("cut", proxy.kubeconfig(), *FAST)
         lone.wait_for(lambda: "-cut_" in holder(lone))
         proxy.cut()
         assert cut.process.wait(timeout=10) == 3
@@ -87,7 +86,7 @@ def test_a_leader_whose_calls_hang_is_gone_before_another_leads(
     """An API server that begins answers and never ends them costs the leader its life in time: at
     no moment two replicas may act."""
     with Proxy(plane) as proxy:
-        hung = operators.start("hung", proxy.kubeconfig())
+        hung = operators.start("hung", proxy.kubeconfig(), *FAST)
         lone.wait_for(lambda: "-hung_" in holder(lone))
         operators.start("next")
         lone.create()
@@ -104,7 +103,7 @@ def test_an_api_server_that_stands_still_leaves_one_leader(
 ):
     """Nobody's calls come back: the leader is gone although none could lead in its place. Once the
     server goes on, and does what hung in it as well, the standby leads."""
-    hung = operators.start("hung")
+    hung = operators.start("hung", None, *FAST)
     lone.wait_for(lambda: "-hung_" in holder(lone))
     standby = operators.start("next")
     with plane.hung():

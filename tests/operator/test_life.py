@@ -190,7 +190,7 @@ def test_deletion_takes_everything(harness: Harness):
     """Nothing of a deleted service stays, and nothing blocks its deletion."""
     harness.create()
     harness.ready()
-    harness.kubectl("delete", "llm", "demo", "--wait=true", "--timeout=10s")
+    harness.kubectl("delete", "llm", "demo", "--wait=true", "--timeout=60s")
     kinds = ("Deployment", "Pod", "Secret", "Service", "NetworkPolicy", "ControllerRevision", "Job")
 
     def left() -> set[str]:

@@ -35,6 +35,7 @@ class Traced:
         flags = [f"--namespaces={harness.namespace}", f"--own-namespace={harness.namespace}"]
         flags += [f"--resync-seconds={resync}", f"--otlp-traces-endpoint={receiver.grpc_url}"]
         plane, name = harness.plane, f"{harness.namespace}-traced"
+        harness.kubectl("apply", "-f", "manifests/operator/lease.yaml")
         self.process = OperatorProcess(plane.home, name, proxy.kubeconfig(), *flags)
         harness.wait_for(self._watches, SECONDS)
 

@@ -75,9 +75,12 @@ def view(number: int, role: WorkerRole, **fields: Any) -> WorkerView:
 class Stack:
     """Pool, fleet and dispatcher, as the app composes them, without HTTP and text."""
 
-    def __init__(self, *, curve: KeyRing | None = None, **limits: Any) -> None:
+    def __init__(
+        self, *, curve: KeyRing | None = None, beat_timeout: float = 2.0, **limits: Any
+    ) -> None:
+        """``beat_timeout``: less where a test waits for a silent worker to be lost."""
         self.metrics = RouterMetrics("fake")
-        times = LinkTimes(beat_interval=0.05, beat_timeout=0.5, stall_timeout=1.0)
+        times = LinkTimes(beat_interval=0.05, beat_timeout=beat_timeout, stall_timeout=1.0)
         self.pool = WorkerPool(new_incarnation(), times=times, counter=self.metrics, curve=curve)
         self.fleet = Fleet(self.pool, PrefixIndex(1 << 20))
         self.admission = AdmissionQueue(LIMITS, self.metrics)

@@ -53,6 +53,14 @@ async def stack() -> AsyncIterator[Stack]:
     await made.close()
 
 
+@pytest_asyncio.fixture
+async def alert_stack() -> AsyncIterator[Stack]:
+    """One that takes half a second's silence for a worker's death, for tests that wait for it."""
+    made = Stack(beat_timeout=0.5)
+    yield made
+    await made.close()
+
+
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a byte-level tokenizer of no merges: loaded at once, a token per byte."""

@@ -32,11 +32,11 @@ class Served:
         workers: Sequence[FakeWorker],
         *,
         wait: bool = True,
-        beat_timeout: float = 1.0,
+        beat_timeout: float = 5.0,
         **settings: Any,
     ) -> None:
-        """``beat_timeout`` may be less than a router's own: these workers beat faster than real
-        ones do."""
+        """``beat_timeout`` is a router's own: a busy machine may leave a worker without a turn for
+        long."""
         tokenizer = Tokenizer.load(model)
         for worker in workers:
             worker.answer = tokenizer.encode(ANSWER, add_special_tokens=False)

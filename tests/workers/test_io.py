@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.hand_link import HandLink
+from tests.waiting import wait_for
 from tests.workers.hand_router import Router, dealer
 from tests.workers.io_worker import Worker
 
@@ -20,7 +21,6 @@ from tandem.link.liveness import LinkTimes
 from tandem.protocol.card import PROTOCOL_VERSION
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.messages import (
-    Beat,
     Cancel,
     Frame,
     Hello,
@@ -153,12 +153,7 @@ def test_after_garbage_routers_are_served(worker: Worker, router: Router) -> Non
 
     assert worker.next(router.link.me) == FromRouter(router.link.me, Cancel("mine", 0))
     worker.thread.flush()
-    for _ in range(100):
-        if worker.dropped("garbage") >= before + 3:
-            break
-        router.say(Beat())
-        router.socket.poll(20)
-    assert worker.dropped("garbage") >= before + 3
+    wait_for(lambda: worker.dropped("garbage") >= before + 3)
 
 
 def test_what_is_flushed_is_written_by_the_caller(

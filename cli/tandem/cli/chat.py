@@ -1,4 +1,8 @@
-"""`tandem chat`: a conversation with a running server, streamed, in the terminal."""
+"""`tandem chat`: a conversation with a running server, streamed, in the terminal.
+
+What the model thinks is shown, dim on a terminal, and is no part of later turns. Where the output
+is no terminal it has the answers alone, and all else goes to standard error.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from collections.abc import Iterator
 import httpx
 
 from tandem.cli import loopback
+from tandem.cli.answer_drawn import AnswerDrawn
 from tandem.cli.asking_router import check_url, key_headers
 from tandem.cli.command import Parser
 from tandem.protocol.names import ROUTER_PORT
@@ -24,7 +29,9 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--model", help="model name; default: the first one served")
     parser.add_argument("--system", help="system prompt")
     parser.add_argument("--temperature", type=float, default=0.7)
-    parser.add_argument("--max-tokens", type=int, default=512)
+    parser.add_argument(
+        "--max-tokens", type=int, default=512, help="of one answer, thoughts included"
+    )
     parser.add_argument("--api-key", help="sent as a bearer token")
     parser.add_argument("message", nargs="*", help="one message: answer it and leave")
     options = parser.read(argv)
@@ -105,7 +112,10 @@ def _opening(system: str | None) -> list[dict[str, str]]:
 def _answer(
     client: httpx.Client, model: str, history: list[dict[str, str]], options: argparse.Namespace
 ) -> str | None:
-    """Print the answer as it comes; None after an error, which is printed."""
+    """Draw the answer as it comes, and return what it says; None after an error, which is printed.
+
+    What the model thought is left out, as templates leave it out of later turns.
+    """
     body = {
         "model": model,
         "messages": history,
@@ -113,40 +123,48 @@ def _answer(
         "temperature": options.temperature,
         "max_tokens": options.max_tokens,
     }
-    text = ""
+    drawn = AnswerDrawn()
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != 200:
             response.read()
             _fail(f"[{response.status_code}] {_message(response)}")
             return None
         try:
-            for piece in _pieces(response):
-                text += piece
-                print(piece, end="", flush=True)
-        except KeyboardInterrupt:
-            print(" [stopped]", end="")
+            _draw_all(drawn, response, options.max_tokens)
         except StreamError as error:
-            print()
             _fail(str(error))
             return None
-    print()
-    return text
+    return drawn.text
 
 
-def _pieces(response: httpx.Response) -> Iterator[str]:
+def _draw_all(drawn: AnswerDrawn, response: httpx.Response, max_tokens: int) -> None:
+    try:
+        for event in _events(response):
+            _draw(drawn, event, max_tokens)
+    except KeyboardInterrupt:
+        drawn.note("stopped")
+    finally:
+        drawn.end()
+
+
+def _events(response: httpx.Response) -> Iterator[str]:
     for line in response.iter_lines():
-        if not line.startswith("data: ") or line == "data: [DONE]":
-            continue
-        yield _piece(line.removeprefix("data: "))
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield line.removeprefix("data: ")
 
 
-def _piece(text: str) -> str:
-    """The text that an event adds. Raises StreamError for an error or what is no event."""
+def _draw(drawn: AnswerDrawn, text: str, max_tokens: int) -> None:
+    """Draw what an event adds. Raises StreamError for an error or what is no event."""
     try:
         event = json.loads(text)
         if "error" in event:
             raise StreamError(str(event["error"]["message"]))
-        return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+        for choice in event["choices"]:
+            delta = choice["delta"]
+            drawn.think(delta.get("reasoning") or delta.get("reasoning_content") or "")
+            drawn.say(delta.get("content") or "")
+            if choice.get("finish_reason") == "length":
+                drawn.note(f"cut at {max_tokens} tokens; --max-tokens allows more")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StreamError(f"the server sent what is no event: {text[:200]}") from error
 

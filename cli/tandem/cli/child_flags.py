@@ -44,10 +44,7 @@ def check_worker(
     role: str, flags: list[str], environ: Mapping[str, str]
 ) -> tuple[ServerConfig, dict[str, Any]]:
     """The shell's settings, and the engine's that were given. Raises ChildFlagsError."""
-    sections = worker_sections()
-    if role == "prefill":
-        sections = [*sections, Section("Prefill", PrefillConfig)]
-    given = _read(role, sections, flags, environ)
+    given = _read(role, flags, environ)
     engine: dict[str, Any] = dict(given[EngineConfig])
     for settings in SECTIONS.values():
         engine |= given[settings]
@@ -87,19 +84,24 @@ def check_host(role: str, host: str) -> None:
 
 def check_router(flags: list[str], environ: Mapping[str, str]) -> RouterConfig:
     """The router's settings. Raises ChildFlagsError."""
-    from tandem.cli.router import LogConfig
-
-    sections = [Section("Router", RouterConfig), Section("Logging", LogConfig)]
-    given = _read("router", sections, flags, environ)
+    given = _read("router", flags, environ)
     with _named(_whose("router")):
         return RouterConfig(**given[RouterConfig])
 
 
-def _read(
-    role: str, sections: list[Section], flags: list[str], environ: Mapping[str, str]
-) -> dict[type, dict[str, Any]]:
+def sections_of(role: str) -> list[Section]:
+    """What the command of a process of the stack takes."""
+    if role == "router":
+        from tandem.cli.router import LogConfig
+
+        return [Section("Router", RouterConfig), Section("Logging", LogConfig)]
+    own = [Section("Prefill", PrefillConfig)] if role == "prefill" else []
+    return [*worker_sections(), *own]
+
+
+def _read(role: str, flags: list[str], environ: Mapping[str, str]) -> dict[type, dict[str, Any]]:
     with _named(_whose(role)):
-        return read_command_line(role, "", sections, flags, environ)
+        return read_command_line(role, "", sections_of(role), flags, environ)
 
 
 def _whose(role: str) -> str:

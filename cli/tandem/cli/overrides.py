@@ -12,12 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tandem.cli.child_flags import sections_of
 from tandem.cli.flags import Section, flag_of, plain_type
 from tandem.cli.worker_settings import worker_sections
 from tandem.prefill.config import PrefillConfig
 from tandem.protocol.names import ENV_PREFIX
-from tandem.protocol.settings import settings_of
-from tandem.router.config import RouterConfig
 
 ROLES = ("prefill", "decode", "router")
 FILLED = frozenset({
@@ -92,8 +91,8 @@ def environment_of(given: Mapping[type, Mapping[str, Any]], own: type) -> dict[s
 
 def _switches(role: str) -> set[str]:
     """Flags of a role that no value follows."""
-    settings = [RouterConfig] if role == "router" else [each.settings for each in worker_sections()]
-    names = {each.name for kind in settings for each in settings_of(kind) if _is_switch(each.type)}
+    given = (each for section in sections_of(role) for each in section.flags())
+    names = {each.name for each in given if _is_switch(each.type)}
     return {flag_of(name) for name in names} | {"--no-" + flag_of(name)[2:] for name in names}
 
 

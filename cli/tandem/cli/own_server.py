@@ -20,7 +20,7 @@ import httpx
 from tandem.cli import loopback
 from tandem.cli.children import ENV_PARENT
 from tandem.cli.ports import LOOPBACK, free_ports
-from tandem.protocol.errors import TandemError
+from tandem.protocol.errors import InvalidParameter, TandemError
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,18 @@ class OwnServer:
 
 
 def command(port: int, ready_seconds: float, flags: Sequence[str]) -> list[str]:
-    """The command line; of what is given twice the last counts, which is in ``flags``."""
-    words = [sys.executable, "-m", "tandem.cli", "serve", "--port", str(port)]
+    """The command line; of what is given twice the last counts, which is in ``flags``. Where it
+    listens is said here, as the environment and a config file may say otherwise."""
+    words = [sys.executable, "-m", "tandem.cli", "serve", "--host", LOOPBACK, "--port", str(port)]
     return [*words, "--ready-seconds", f"{ready_seconds:g}", *flags]
+
+
+def check_flags(param: str, flags: Sequence[str]) -> None:
+    """Raise InvalidParameter for flags by which the server would be elsewhere than it is waited
+    for, until its time is over."""
+    for word in flags:
+        if word.partition("=")[0] in ("--host", "--port"):
+            raise InvalidParameter(param, word, f"no address: it has a free port of {LOOPBACK}")
 
 
 @contextmanager

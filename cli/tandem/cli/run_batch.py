@@ -15,21 +15,26 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import httpx
 
 from tandem.cli import loopback
-from tandem.cli.asking_router import check_url
+from tandem.cli.asking_router import check_url, key_headers
 from tandem.cli.batch.asking import Batch, ServerGone
+from tandem.cli.batch.files import opened, places
 from tandem.cli.batch.lines import check_lines, read_lines
 from tandem.cli.command import Parser, words
-from tandem.cli.own_server import own_server
-from tandem.cli.places import check_place
+from tandem.cli.own_server import check_flags, own_server
+from tandem.link.descriptors import raise_descriptor_limit
 from tandem.protocol.errors import InvalidParameter
 
 SAY_EVERY = 10.0
 """Seconds between two words on how far it is."""
 STOP_SECONDS = 60.0
+MAX_CONCURRENCY = 4_096
+DESCRIPTORS_KEPT = 64
+"""For what is no connection to the server: files, streams, looking names up."""
 _POLL = 0.25
 
 
@@ -53,10 +58,14 @@ def run(argv: list[str]) -> int:
     )
     options = parser.read(argv)
     _check(options)
-    source = Path(options.input_file)
-    total = check_lines(source)
-    with _server(options) as url:
-        return _answer(options, url, source, total)
+    written = places(options.output_file, options.input_file)
+    with opened(options.input_file) as source:
+        total = check_lines(source)
+        if not total:
+            allowed = "a file of at least one request"
+            raise InvalidParameter("--input-file", options.input_file, allowed)
+        with _server(options) as url:
+            return _answer(options, url, source, total, written)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -64,18 +73,27 @@ def _check(options: argparse.Namespace) -> None:
         raise InvalidParameter("--url", options.url, "a server's URL, or --model in its place")
     if options.url is not None:
         check_url("--url", options.url)
-    check_place("--output-file", options.output_file)
-    words("--serve-flags", options.serve_flags)
+    key_headers(options.api_key)
+    check_flags("--serve-flags", words("--serve-flags", options.serve_flags))
     if options.serve_flags and options.model is None:
         raise InvalidParameter("--serve-flags", options.serve_flags, "only with --model")
-    for name, most in (("concurrency", 4_096), ("max_attempts", 100)):
-        if not 1 <= (value := getattr(options, name)) <= most:
-            flag = f"--{name.replace('_', '-')}"
-            raise InvalidParameter(flag, value, f"an integer, 1 to {most:,}")
+    if not 1 <= options.max_attempts <= 100:
+        raise InvalidParameter("--max-attempts", options.max_attempts, "an integer, 1 to 100")
+    _check_concurrency(options.concurrency)
     for name in ("timeout", "ready_seconds"):
         if not 0 < (value := getattr(options, name)) < math.inf:
             flag = f"--{name.replace('_', '-')}"
             raise InvalidParameter(flag, value, "a finite number above 0")
+
+
+def _check_concurrency(given: int) -> None:
+    """Each takes a connection: without a descriptor for it a request would fail like one that the
+    server does not answer."""
+    may_open = raise_descriptor_limit(1)
+    most = max(1, min(MAX_CONCURRENCY, may_open - DESCRIPTORS_KEPT))
+    if not 1 <= given <= most:
+        why = "" if most == MAX_CONCURRENCY else f": this process may open {may_open:,} files"
+        raise InvalidParameter("--concurrency", given, f"an integer, 1 to {most:,}{why}")
 
 
 @contextmanager
@@ -93,10 +111,14 @@ def _server(options: argparse.Namespace) -> Iterator[str]:
         yield server.url
 
 
-def _answer(options: argparse.Namespace, url: str, source: Path, total: int) -> int:
-    target = Path(options.output_file)
-    partial = target.with_name(f"{target.name}.part")
-    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+def _answer(
+    options: argparse.Namespace,
+    url: str,
+    source: BinaryIO,
+    total: int,
+    written: tuple[Path, Path],
+) -> int:
+    partial, target = written
     started = said = time.monotonic()
 
     def told(batch: Batch) -> None:
@@ -110,7 +132,7 @@ def _answer(options: argparse.Namespace, url: str, source: Path, total: int) -> 
         limits = httpx.Limits(max_connections=options.concurrency)
         async with httpx.AsyncClient(
             base_url=url,
-            headers=headers,
+            headers=key_headers(options.api_key),
             timeout=options.timeout,
             limits=limits,
             mounts=loopback.mounts(url),
@@ -122,10 +144,15 @@ def _answer(options: argparse.Namespace, url: str, source: Path, total: int) -> 
     with partial.open("wb") as output:
         try:
             batch = asyncio.run(ask())
-        except* ServerGone:
+        except ServerGone:
             raise OSError(
                 f"no server answers at {url}; what was answered is in {partial}"
             ) from None
+    if (done := batch.answered + batch.failed) != total:
+        raise OSError(
+            f"{options.input_file} changed while it was read: it had {total:,} requests, {done:,} "
+            f"were sent, whose answers are in {partial}"
+        )
     partial.replace(target)
     return 1 if batch.failed else 0
 

@@ -14,6 +14,7 @@ from tandem.hub.cache import build_once, cache_root
 from tandem.hub.digest import sampled_digest
 from tandem.hub.errors import UnsupportedModel
 from tandem.hub.gguf import VERSION
+from tandem.hub.gguf.head import head_bytes
 from tandem.hub.package import gguf_in
 from tandem.hub.source import Folder, GgufFile, HubRepo, Package, parse
 
@@ -80,7 +81,8 @@ def _locate(source: str, *, revision: str | None, weights: bool) -> tuple[Path, 
 def _converted(path: Path, root: Path, *, progress: bool, weights: bool) -> Path:
     name = re.sub(r"[^\w.-]+", "-", path.stem)
     kind = "" if weights else "-described"
-    entry = root / "models" / f"{name}-{sampled_digest(path).hex()[:16]}-v{VERSION}{kind}"
+    digest = sampled_digest(path, head_bytes(path)).hex()[:16]
+    entry = root / "models" / f"{name}-{digest}-v{VERSION}{kind}"
 
     def build(folder: Path) -> None:
         from tandem.hub.gguf.convert import convert

@@ -11,13 +11,14 @@ import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from tandem.llm.beside import Beside
 from tandem.llm.outputs import PooledRequestOutput, RequestOutput, rendered
 from tandem.llm.prepared import PreparedRequest, Running
 from tandem.llm.sampling import Params, defaults_of, params_from
 from tandem.llm.sleep import put_to_sleep
+from tandem.llm.texts import Texts
 from tandem.llm.weighing import PROMPT_COSTS, chat_weight, params_weight, prompt_weight
 from tandem.protocol.card import ModelCard
 from tandem.protocol.client import EngineCoreClient
@@ -35,22 +36,19 @@ from tandem.protocol.errors import (
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
 from tandem.protocol.outputs import EngineCoreOutput, EngineOutput, PooledOutput
 from tandem.protocol.pooling import PoolingParams
-from tandem.protocol.recording import marked
 from tandem.protocol.sampling import SamplingParams
 from tandem.text.chat_template import ChatOptions
-from tandem.text.input_processor import InputOptions, InputProcessor
+from tandem.text.input_processor import InputOptions, InputProcessor, random_seed
 from tandem.text.offsets import EchoedPrompt, echoed_prompt
 from tandem.text.output_processor import OutputProcessor
 from tandem.text.prompts import PromptLike
 from tandem.text.tokenizer import Tokenizer
 
-_Result = TypeVar("_Result")
-
 LOGPROBS_COST = 100
 """Of a prompt token with log-probabilities, in characters."""
 
 
-class AsyncLLM:
+class AsyncLLM(Texts):
     """One served model. All methods belong to one event loop."""
 
     def __init__(
@@ -60,12 +58,12 @@ class AsyncLLM:
         *,
         incarnation: Incarnation | None = None,
         beside: Beside | None = None,
+        draw_seed: Callable[[], int] | None = random_seed,
     ) -> None:
         """``incarnation`` stands in request keys: the router's own where it is a router, whose
-        client has the same ``beside``."""
-        self.tokenizer = tokenizer
-        self.beside = Beside() if beside is None else beside
-        """Where what takes long is computed."""
+        client has the same ``beside``. ``draw_seed`` gives the seeds of requests that bring none;
+        None leaves that to the client."""
+        super().__init__(tokenizer, Beside() if beside is None else beside)
         self.num_outputs = 0
         """What the engine has said to all requests of ``stream``, shown to callers or not."""
         self._client = client
@@ -73,6 +71,7 @@ class AsyncLLM:
         self._defaults = defaults_of(tokenizer.generation)
         self._default_max_tokens: int | None = self._defaults.pop("max_tokens", None)
         self._outputs = OutputProcessor(tokenizer)
+        self._draw_seed = draw_seed
         self._inputs: InputProcessor | None = None
         self._numbers = itertools.count()
         self._running = Running()
@@ -98,6 +97,22 @@ class AsyncLLM:
                 prompt_weight(prompt) + params_weight(params),
                 lambda: inputs.process(prompt, self._params(params), key, filled),
             ),
+        )
+
+    async def check(
+        self,
+        prompt: PromptLike,
+        params: Params = None,
+        *,
+        options: InputOptions | None = None,
+        param: str = "prompt",
+    ) -> None:
+        """Raise what ``prepare`` would, as far as that takes less than to prepare the prompt: it is
+        called by ``param``. See ``InputProcessor.check``."""
+        inputs, filled = _generating(await self._input_processor()), self._filled(options, params)
+        await self._tokenized(
+            prompt_weight(prompt) + params_weight(params),
+            lambda: inputs.check(prompt, self._params(params), filled, param=param),
         )
 
     async def prepare_chat(
@@ -218,11 +233,7 @@ class AsyncLLM:
         """Check and tokenize prompts that are pooled, all together; nothing is sent. Raises
         InvalidParameter that calls each by its one of ``names``, or "prompt", and RequestRefused
         where nobody pools."""
-        inputs = await self._input_processor()
-        if inputs.card.pooling is None:
-            message = "the workers are of a build that gives no vectors"
-            raise RequestRefused(Refusal(code=RefusalCode.UNSUPPORTED, message=message))
-        wanted = inputs.card.pooling.check_task(params or PoolingParams())
+        inputs, wanted = await self._pooling(params)
         keys = [self._next_key() for _ in prompts]
         processed = await self._tokenized(
             sum(map(prompt_weight, prompts)) + PROMPT_COSTS * len(prompts),
@@ -232,6 +243,19 @@ class AsyncLLM:
             PreparedRequest(request_id=key.request, processed=each)
             for key, each in zip(keys, processed, strict=True)
         ]
+
+    async def check_pooling(
+        self, prompts: Sequence[PromptLike], params: PoolingParams | None, names: Sequence[str]
+    ) -> None:
+        """Raise what ``prepare_all_pooling`` would, as far as that is known of ids and of nothing
+        that has to be tokenized."""
+        inputs, _ = await self._pooling(params)
+
+        def check() -> None:
+            for prompt, name in zip(prompts, names, strict=True):
+                inputs.check_pooling(prompt, param=name)
+
+        await self.beside.run(sum(map(prompt_weight, prompts)), check)
 
     async def pool(
         self, prepared: PreparedRequest, context: RequestContext = ORDINARY
@@ -252,59 +276,6 @@ class AsyncLLM:
                         num_cached_tokens=output.num_cached_tokens,
                     )
         raise RequestFailed(FailCause.INTERNAL, "the engine gave no vector")
-
-    async def encode_pair(
-        self, first: str, second: str, *, params: tuple[str, str]
-    ) -> tuple[list[int], int | None]:
-        """Ids of two texts as one prompt, joined as the tokenizer joins pairs, and where tokens of
-        the second's own type begin; InvalidParameter names a text by ``params``."""
-        return await self.beside.run(
-            len(first) + len(second), self.tokenizer.encode_pair, first, second, params=params
-        )
-
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text; a long one is tokenized beside the event loop."""
-        return await self.beside.run(
-            len(text), self.tokenizer.encode, text, add_special_tokens=add_special_tokens
-        )
-
-    async def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        chat: ChatOptions | None = None,
-        *,
-        add_special_tokens: bool = False,
-    ) -> list[int]:
-        """Ids of a chat, as ``chat`` would send them."""
-        tokenizer = self.tokenizer
-
-        def encoded() -> list[int]:
-            text = tokenizer.render_chat(messages, chat)
-            return tokenizer.encode(text, add_special_tokens=add_special_tokens, param="messages")
-
-        return await self.beside.run(chat_weight(messages, chat), encoded)
-
-    async def decode(
-        self, ids: Sequence[int], *, skip_special_tokens: bool = True, param: str | None = None
-    ) -> str:
-        """Text of ids as a text of its own.
-
-        With ``param``, ids that stand for nothing raise InvalidParameter of that name.
-        """
-
-        def decoded() -> str:
-            if param is not None:
-                self.tokenizer.check_known(ids, param)
-            return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-
-        return await self.beside.run(len(ids), decoded)
-
-    async def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """What each id adds to a text."""
-        tokenizer = self.tokenizer
-        return await self.beside.run(
-            len(ids) * 4, lambda: [tokenizer.token_text(token) for token in ids]
-        )
 
     async def echo(self, prepared: PreparedRequest) -> EchoedPrompt:
         """The prompt as it is shown before its answer, and where its tokens begin."""
@@ -353,10 +324,6 @@ class AsyncLLM:
         self.beside.close()
         await self._client.close()
 
-    async def _tokenized(self, size: int, work: Callable[[], _Result]) -> _Result:
-        with marked("tokenize"):
-            return await self.beside.run(size, work)
-
     def _next_key(self) -> RequestKey:
         """A key of our own making: a client's id may repeat, this one never does."""
         return RequestKey(self._incarnation, f"r{next(self._numbers)}", 0)
@@ -370,11 +337,19 @@ class AsyncLLM:
             return options
         return replace(options or InputOptions(), default_max_tokens=self._default_max_tokens)
 
+    async def _pooling(self, params: PoolingParams | None) -> tuple[InputProcessor, PoolingParams]:
+        """Who processes prompts that are pooled, and verified ``params``."""
+        inputs = await self._input_processor()
+        if inputs.card.pooling is None:
+            message = "the workers are of a build that gives no vectors"
+            raise RequestRefused(Refusal(code=RefusalCode.UNSUPPORTED, message=message))
+        return inputs, inputs.card.pooling.check_task(params or PoolingParams())
+
     async def _input_processor(self) -> InputProcessor:
         """Of the model as it is served now; a fleet may change what that means."""
         card = await self._client.describe()
         if self._inputs is None or (self._inputs.card is not card and self._inputs.card != card):
-            self._inputs = InputProcessor(self.tokenizer, card)
+            self._inputs = InputProcessor(self.tokenizer, card, draw_seed=self._draw_seed)
         return self._inputs
 
 

@@ -8,25 +8,24 @@ order are the engine's business.
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
-from itertools import chain
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from tandem.llm.async_llm import AsyncLLM
 from tandem.llm.calls import call
+from tandem.llm.checks import check_chats, check_prompts
 from tandem.llm.metrics import Metric, read
 from tandem.llm.outputs import PooledRequestOutput, RequestOutput, ScoringRequestOutput
-from tandem.llm.patience import Patience
+from tandem.llm.pooled import pool_batch, score_batch
 from tandem.llm.prepared import PreparedRequest
 from tandem.llm.sampling import Params
-from tandem.llm.scoring import Side, all_of, prepare_scores
-from tandem.llm.weighing import parts_of, prompt_tokens
-from tandem.llm.window import Window
+from tandem.llm.scoring import Side
 from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import (
     MAX_SLEEP_WAIT_S,
@@ -44,11 +43,10 @@ from tandem.text.prompts import PromptLike
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
+_log = logging.getLogger(__name__)
+
 STEP_SECONDS = 600.0
 """Longest silence of the engine about any request."""
-STEPS_AHEAD = 4
-"""Of a batch that is pooled, steps' worth of tokens in the engine at a time: two are launched, two
-follow. Preparing all first would keep the interpreter from launching what the device waits for."""
 CALL_SECONDS = 60.0
 """Longest wait for the loop to take or drop a request."""
 
@@ -74,17 +72,23 @@ class LLMEngine:
         ``collect`` gives the series of an engine that runs in this process."""
         self._collect = collect
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(
+            target=_run_loop, args=(self._loop,), name="llm", daemon=True
+        )
         self._ready: queue.SimpleQueue[tuple[PreparedRequest, RequestOutput | Exception]]
         self._ready = queue.SimpleQueue()
         self._running: dict[str, _Running] = {}
         self._failed: tuple[str, Exception] | None = None
         """What a request failed with, by its id, that ``step`` has not raised yet."""
+        self._made: AsyncLLM | None = None
+        """Known to the loop even if nobody waits for it any more."""
+        self._thread.start()
         try:
-            self._llm = self._call(make(), timeout=None)
-        except BaseException:
-            self._stop_loop()
+            self._llm = self._call(self._make(make), timeout=None)
+        except BaseException as error:
+            asyncio.run_coroutine_threadsafe(self._undo(), self._loop)
+            if isinstance(error, Exception):  # else a model may be loading: nobody waits for that
+                self._thread.join(CALL_SECONDS)
             raise
 
     @property
@@ -120,6 +124,20 @@ class LLMEngine:
     def has_unfinished_requests(self) -> bool:
         """Whether ``step`` has something to wait for."""
         return bool(self._running) or self._failed is not None
+
+    def check(self, prompts: Sequence[PromptLike], params: Sequence[Params]) -> None:
+        """Raise the InvalidParameter that adding one of ``prompts`` with its ``params`` would, as
+        far as that is soon known (see ``checks``). Nothing is added."""
+        self._call(check_prompts(self._llm, prompts, params), timeout=None)
+
+    def check_chats(
+        self,
+        chats: Sequence[Sequence[Mapping[str, Any]]],
+        params: Sequence[Params],
+        chat: ChatOptions | None,
+    ) -> None:
+        """``check`` of chats."""
+        self._call(check_chats(self._llm, chats, params, chat), timeout=None)
 
     def add_request(
         self,
@@ -159,16 +177,22 @@ class LLMEngine:
         ``at_once`` of them are in the engine at a time, and tokens for some steps: while it
         computes these, those that follow are prepared and answers are made of those before.
 
-        Raises InvalidParameter, what the first one failed with, and RequestFailed when one took
-        ``STEP_SECONDS``; then, and after Ctrl-C, nothing of the batch goes on.
+        Raises InvalidParameter, for ids before any of the batch runs; what the first one failed
+        with; and RequestFailed when the engine answered none of them for ``STEP_SECONDS``. Then,
+        and after Ctrl-C, nothing of the batch goes on; an error's ``answers`` are those until then.
         """
-        return self._call(self._pool_all(prompts, params, shown, at_once), timeout=None)
+        work = pool_batch(self._llm, prompts, params, shown, at_once=at_once, seconds=STEP_SECONDS)
+        return self._call(work, timeout=None)
 
     def score(
         self, first: Side, second: Side, *, activation: bool | None, at_once: int
     ) -> list[ScoringRequestOutput]:
-        """A score for each pair, in order. Raises as ``pool`` does."""
-        return self._call(self._score_all(first, second, activation, at_once), timeout=None)
+        """A score for each pair, in order. Raises as ``pool`` does, but all of InvalidParameter
+        before any of the batch runs, and without answers."""
+        work = score_batch(
+            self._llm, first, second, activation=activation, at_once=at_once, seconds=STEP_SECONDS
+        )
+        return self._call(work, timeout=None)
 
     def step(self, timeout: float = STEP_SECONDS) -> list[RequestOutput]:
         """Wait for outputs and return all that are there, in the order in which they came.
@@ -201,21 +225,20 @@ class LLMEngine:
                 raise item
         return outputs
 
-    def abort_request(self, request_id: str) -> None:
-        """End a request, known or not; its outputs that were not fetched are lost, and so is what
-        it failed with."""
-        if self._failed is not None and self._failed[0] == request_id:
+    def abort_request(self, request_id: str | Iterable[str]) -> None:
+        """End a request or several, known or not; outputs of theirs that were not fetched are lost,
+        and so is what they failed with."""
+        wanted = {request_id} if isinstance(request_id, str) else set(request_id)
+        if self._failed is not None and self._failed[0] in wanted:
             self._failed = None
-        running = self._running.pop(request_id, None)
-        if running is not None:
-            self._call(_cancel(running.task))
+        if wanted and not self._loop.is_closed():
+            self._call(self._abort(wanted))
 
     def close(self) -> None:
         """Abort what runs and close the client. May be called twice."""
         if self._loop.is_closed():
             return
-        for request_id in list(self._running):
-            self.abort_request(request_id)
+        self.abort_request(list(self._running))
         try:
             self._call(self._llm.close())
         finally:
@@ -237,53 +260,22 @@ class LLMEngine:
             raise InvalidParameter("request_id", request_id, "an id that no running request has")
 
     def _start(self, prepared: PreparedRequest) -> None:
-        task = self._call(_spawn(self._follow(prepared)))
+        self._call(self._begin(prepared))
+
+    async def _begin(self, prepared: PreparedRequest) -> None:
+        """Begin to carry it, and know that: Ctrl-C may keep the caller from learning of either."""
+        task = asyncio.create_task(self._follow(prepared))
         self._running[prepared.request_id] = _Running(prepared, task)
 
-    async def _pool_all(
-        self,
-        prompts: Sequence[PromptLike],
-        params: PoolingParams | None,
-        shown: Callable[[PooledRequestOutput], _Result],
-        at_once: int,
-    ) -> list[_Result]:
-        llm, step = self._llm, (await self._llm.card()).max_num_batched_tokens
-        window = Window(at_once, STEPS_AHEAD * step)
-
-        async def one(prepared: PreparedRequest, weight: int, patience: Patience) -> _Result:
-            try:
-                return shown(await _patiently(llm, prepared, patience))
-            finally:
-                window.give(weight)
-
-        async def several(part: Sequence[PromptLike], patience: Patience) -> list[_Result]:
-            weights = [prompt_tokens(each) for each in part]
-            await window.take(sum(weights), len(part))
-            prepared = await llm.prepare_all_pooling(part, params)
-            ready = zip(prepared, weights, strict=True)
-            return await all_of([one(*each, patience) for each in ready])
-
-        async with _patience() as patience:
-            parts = parts_of(prompts, step, at_once)
-            found = await all_of([several(part, patience) for part in parts])
-        return list(chain.from_iterable(found))
-
-    async def _score_all(
-        self, first: Side, second: Side, activation: bool | None, at_once: int
-    ) -> list[ScoringRequestOutput]:
-        prepared = await prepare_scores(self._llm, first, second, activation=activation)
-        seats = asyncio.Semaphore(at_once)
-
-        async def one(request: PreparedRequest, patience: Patience) -> PooledRequestOutput:
-            async with seats:
-                return await _patiently(self._llm, request, patience)
-
-        async def every(requests: Sequence[PreparedRequest]) -> list[PooledRequestOutput]:
-            async with _patience() as patience:
-                return await all_of([one(each, patience) for each in requests])
-
-        scores, _ = await prepared.scores(every)
-        return scores
+    async def _abort(self, request_ids: Iterable[str]) -> None:
+        """End those that run, behind all that was asked of the loop before, and wait until they
+        have let go of their requests."""
+        running = [self._running.pop(each, None) for each in request_ids]
+        tasks = [each.task for each in running if each is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def _follow(self, prepared: PreparedRequest) -> None:
         """Carry one request to its end, in the loop."""
@@ -318,51 +310,46 @@ class LLMEngine:
     ) -> _Result:
         return call(work, self._loop, timeout)
 
+    async def _make(self, make: Callable[[], Coroutine[Any, Any, AsyncLLM]]) -> AsyncLLM:
+        self._made = await make()
+        return self._made
+
+    async def _undo(self) -> None:
+        """End what was made for nobody, and the loop."""
+        try:
+            await _end_others()
+            if self._made is not None:
+                await self._made.close()
+            await _end_rest()
+        except Exception:
+            _log.exception("an engine that nobody waits for could not be closed")
+        finally:
+            self._loop.stop()
+
     def _stop_loop(self) -> None:
-        self._call(_end_tasks())
+        self._call(_end_others())
+        self._call(_end_rest())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
 
 
-@asynccontextmanager
-async def _patience() -> AsyncIterator[Patience]:
-    """That of a batch. Raises RequestFailed when one of it took ``STEP_SECONDS``."""
-    try:
-        async with Patience(STEP_SECONDS) as patience:
-            yield patience
-    except TimeoutError:
-        message = f"no vector for {STEP_SECONDS:g} s"
-        raise RequestFailed(FailCause.TIMEOUT, message) from None
-
-
-async def _patiently(
-    llm: AsyncLLM, prepared: PreparedRequest, patience: Patience
-) -> PooledRequestOutput:
-    """What one of a batch comes to."""
-    wait = patience.begin()
-    try:
-        return await llm.pool(prepared)
-    finally:
-        patience.end(wait)
-
-
-async def _spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    return asyncio.create_task(work)
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    """End it, and wait until it has let go of its request."""
-    task.cancel()
-    await asyncio.wait([task])
-
-
-async def _end_tasks() -> None:
-    """Let cancelled tasks and open generators end before the loop does."""
-    loop = asyncio.get_running_loop()
+async def _end_others() -> None:
+    """Cancel all tasks of the loop but this one, and wait until they have ended."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+
+
+async def _end_rest() -> None:
+    """Let open generators and threads end before the loop does."""
+    loop = asyncio.get_running_loop()
     await loop.shutdown_asyncgens()
     await loop.shutdown_default_executor()
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()

@@ -12,14 +12,13 @@ has none. The same scheduler, kernels and sampler as a worker's; prompts run as 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import msgspec
-
 from tandem.llm.async_llm import AsyncLLM
+from tandem.llm.batch import Add, Messages, chats_of, one_each, run_batch
 from tandem.llm.llm_engine import LLMEngine
 from tandem.llm.metrics import Metric
 from tandem.llm.outputs import (
@@ -35,7 +34,7 @@ from tandem.llm.outputs import (
     data_of,
 )
 from tandem.llm.progress import BatchProgress
-from tandem.llm.sampling import Params, params_from
+from tandem.llm.sampling import Params
 from tandem.llm.scoring import Side
 from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import (
@@ -47,7 +46,6 @@ from tandem.protocol.commands import (
 )
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.pooling import PoolingParams, PoolingTask
-from tandem.protocol.sampling import OutputKind, SamplingParams
 from tandem.text.chat_template import ChatOptions
 from tandem.text.prompts import PromptLike, parse_prompts
 from tandem.text.tokenizer import Tokenizer
@@ -65,13 +63,7 @@ waits, few enough that a batch of a million prompts is not all tokenized before 
 MAX_INTERVAL_S = 86_400.0
 """Between two lines of the log, at most."""
 
-Messages = Sequence[Mapping[str, Any]]
-"""One chat."""
-
 _Answer = TypeVar("_Answer")
-
-_Add = Callable[[str], None]
-"""Gives one request of a batch to the engine, under an id."""
 
 
 class LLM:
@@ -136,8 +128,10 @@ class LLM:
                 stat_loggers=stat_loggers_of(stat_loggers, log_interval=log_stats_interval),
             )
             client = InprocClient(core)
-            return AsyncLLM(client, self.tokenizer)
+            return AsyncLLM(client, self.tokenizer, draw_seed=None)  # the engine's, of its own
 
+        self._names = map(str, count())
+        """Ids of requests: one that an interrupt left behind may still have its own."""
         self.engine = LLMEngine(make, collect=registry.collect)
         """For loops of one's own: add requests, step."""
 
@@ -160,13 +154,18 @@ class LLM:
         """Answers to texts or lists of ids, in the order of the prompts.
 
         ``sampling_params`` are one for all or one each; what they leave open is the model's own
-        default. Raises InvalidParameter, and RequestFailed when the engine fails; either way
-        nothing of the batch goes on.
+        default. A request that draws and brings no seed has the next of those that follow from the
+        engine's ``seed``: the same calls give the same tokens in each run.
+
+        Raises InvalidParameter, before any of the batch runs unless a text turns out too long only
+        as it is tokenized; and RequestFailed when the engine fails. Either way nothing of the batch
+        goes on, and the error's ``answers`` are those until then, by the places of their prompts.
         """
         parsed = parse_prompts(prompts)
-        params = _one_each(sampling_params, len(parsed))
+        params = one_each(sampling_params, len(parsed))
+        self.engine.check(parsed, params)
 
-        def adder(index: int) -> _Add:
+        def adder(index: int) -> Add:
             return lambda name: self.engine.add_request(name, parsed[index], params[index])
 
         return self._run(map(adder, range(len(parsed))), len(parsed), use_tqdm=use_tqdm)
@@ -179,11 +178,13 @@ class LLM:
         chat: ChatOptions | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answers to one chat or several, in order. Raises as ``generate`` does."""
-        chats = _chats(messages)
-        params = _one_each(sampling_params, len(chats))
+        """Answers to one chat or several, in order. Raises as ``generate`` does; where ``chat``
+        brings a template, chats are looked at when their turn comes."""
+        chats = chats_of(messages)
+        params = one_each(sampling_params, len(chats))
+        self.engine.check_chats(chats, params, chat)
 
-        def adder(index: int) -> _Add:
+        def adder(index: int) -> Add:
             return lambda name: self.engine.add_chat(name, chats[index], params[index], chat=chat)
 
         return self._run(map(adder, range(len(chats))), len(chats), use_tqdm=use_tqdm)
@@ -196,8 +197,11 @@ class LLM:
         """A vector for each text or list of ids, in the order of the prompts.
 
         It is made of the model's last hidden states, as the model's folder says: where that says
-        nothing, the one of the prompt's last token, scaled to length one. Raises InvalidParameter,
-        and RequestFailed when the engine fails; either way nothing of the batch goes on.
+        nothing, the one of the prompt's last token, scaled to length one.
+
+        Raises InvalidParameter, for ids before any of the batch runs, for texts when their turn
+        comes; and RequestFailed when the engine fails. Either way nothing of the batch goes on, and
+        the error's ``answers`` are those until then, by the places of their prompts.
         """
         params = _of_task(pooling_params, PoolingTask.EMBED)
         return self._pool(
@@ -264,8 +268,8 @@ class LLM:
     ) -> list[ScoringRequestOutput]:
         """How well texts go together: one with each of ``text_2``, or pair by pair.
 
-        By the model's head where it has one label, else by the cosine of two vectors. Raises as
-        ``embed`` does.
+        By the model's head where it has one label, else by the cosine of two vectors. Raises
+        InvalidParameter before any of the batch runs, and RequestFailed when the engine fails.
         """
         sides = [
             Side([texts] if isinstance(texts, str) else list(texts), name)
@@ -335,44 +339,11 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _run(self, adders: Iterable[_Add], total: int, *, use_tqdm: bool) -> list[RequestOutput]:
-        waiting = enumerate(adders)
-        window = self._window
-        answers: dict[str, RequestOutput] = {}
-        running: set[str] = set()
+    def _run(self, adders: Iterable[Add], total: int, *, use_tqdm: bool) -> list[RequestOutput]:
         with BatchProgress(total, shown=use_tqdm) as progress:
-            try:
-                while len(answers) < total:
-                    for index, add in islice(waiting, window - len(running)):
-                        add(str(index))
-                        running.add(str(index))
-                    for output in self.engine.step():
-                        answers[output.request_id] = output
-                        running.discard(output.request_id)
-                        progress.done(output.num_generated_tokens)
-            finally:
-                for name in running:
-                    self.engine.abort_request(name)
-        return [answers[str(index)] for index in range(total)]
-
-
-def _one_each(given: Params | Sequence[Params], count: int) -> list[Params]:
-    """Verified parameters for each request, to be answered once, at the end."""
-    if not isinstance(given, Sequence):
-        return [_at_the_end(given)] * count
-    if len(given) != count:
-        raise InvalidParameter(
-            "sampling_params", f"{len(given)} of them", f"one, or one for each of {count}"
-        )
-    return [_at_the_end(each) for each in given]
-
-
-def _at_the_end(given: Params) -> Params:
-    """The same, for one answer at the end; what a mapping leaves open stays so."""
-    params = params_from(given)
-    if isinstance(given, SamplingParams):
-        return msgspec.structs.replace(params, output_kind=OutputKind.FINAL_ONLY)
-    return {**(given or {}), "output_kind": OutputKind.FINAL_ONLY}
+            return run_batch(
+                self.engine, adders, self._names, progress, total=total, at_once=self._window
+            )
 
 
 def _check_sleep(level: int, mode: str) -> None:
@@ -386,13 +357,3 @@ def _of_task(given: PoolingParams | None, task: PoolingTask) -> PoolingParams:
     if given is not None and given.task != task:
         raise InvalidParameter("task", str(given.task), f"{task}, or encode() for others")
     return given if given is not None else PoolingParams(task=task)
-
-
-def _chats(messages: Messages | Sequence[Messages]) -> list[Any]:
-    """A list of chats is a list of lists; what is no chat is refused when it is rendered."""
-    several = (
-        isinstance(messages, Sequence)
-        and len(messages) > 0
-        and all(isinstance(each, Sequence) and not isinstance(each, str) for each in messages)
-    )
-    return list(messages) if several else [messages]

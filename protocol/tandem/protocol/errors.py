@@ -7,8 +7,11 @@ TandemError
 └── WireError            bytes that are not a frame of this protocol
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from itertools import islice
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -80,6 +83,9 @@ class TandemError(Exception):
 
     exit_status = 1
     """Of a command that ends with it; 2 where what the user gave is wrong."""
+    answers: Mapping[int, Any] = MappingProxyType({})
+    """Of an offline batch that it ended (``LLM.generate`` and its like): what was done by then, by
+    the places of the prompts."""
 
 
 def shown(value: object) -> str:

@@ -47,9 +47,10 @@ async def sleep(
     pool = _pool(request)
     if not pool.workers:
         return _answer(Reply(id=0, ok=False, message="no worker is up"))
+    awake = not any(worker.sleeps for worker in pool.workers.values())
     reply = await service_of(request).llm.sleep(int(level), mode, seconds)
-    if reply.ok:
-        await _until(pool, sleeping=True)
+    if reply.ok or awake:  # who had to be woken again is awake for placement, too
+        await _until(pool, sleeping=reply.ok)
     return _answer(reply)
 
 

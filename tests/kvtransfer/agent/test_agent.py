@@ -178,11 +178,14 @@ def test_an_agent_that_hangs_is_given_up(
 ) -> None:
     """No answer for a while: the read fails, so that the hand-off can go another way; and while
     the agent does not greet, no more memory is made for it."""
-    monkeypatch.setattr(asking, "AGENT_SECONDS", 0.3)
     held = Held(monkeypatch)
     running = Running(folder)
     peer = linked(consumer, producer)
-    assert read(consumer, peer, block(0, 0)) is Progress.FAILED
+    ticket = consumer.transport.read(peer, [block(0, 0)])
+    begun(consumer, held, 1)
+    with monkeypatch.context() as impatient:  # one that only was slow to begin does not hang
+        impatient.setattr(asking, "AGENT_SECONDS", 0.3)
+        assert ended(consumer.transport, ticket) is Progress.FAILED
     assert held.begun == 1
     assert consumer.transport._asker.memory is None
     held.through = True

@@ -25,3 +25,16 @@ def test_memory_that_torch_refuses_fails_the_transport_alone(
     monkeypatch.setattr(MappedAllocator, "__call__", refused)
     with pytest.raises(TransportError, match=r"4096 bytes of GPU memory .* capturing"):
         CudaCopier(torch.device("cuda", 0)).make(4096)
+
+
+def test_a_stream_that_a_full_device_does_not_give_is_said_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker's start ended by torch's own error, with what it had called."""
+
+    def refused(_index: int) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(copiers, "Lane", refused)
+    with pytest.raises(TransportError, match=r"there is none: CUDA error: out of memory"):
+        CudaCopier(torch.device("cuda", 0))

@@ -17,7 +17,7 @@ from tests.router.fake_worker import FakeWorker, Turn
 from tests.router.http_server import Served
 from tests.waiting import wait_for
 
-from tandem.protocol.commands import CommandName
+from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode
 
 Make = Callable[..., FakeWorker]
@@ -139,8 +139,18 @@ def test_of_workers_that_fall_asleep_one_by_one_it_is_said_too(serve: Serve, dec
 
 
 def test_one_that_stays_awake_keeps_all_awake(serve: Serve, prefill: Make, decode: Make) -> None:
-    """The answer names it and its reason."""
-    p, d = prefill(insomnia="its memory is mapped"), decode()
+    """The answer names it and its reason; a request behind it is served, though the one that had
+    fallen asleep has told so, and says that it is awake with its next beat."""
+    p, d = prefill(insomnia="its memory is mapped"), decode(beat_seconds=0.4)
+    reply_to = d._reply_to
+
+    def tells(command: Command) -> Reply:
+        reply = reply_to(command)
+        if command.name is CommandName.SLEEP:
+            d._beat()
+        return reply
+
+    d._reply_to = tells  # type: ignore[method-assign]
     served = serve(p, d, ready_prefill=1)
     answer = served.post("/sleep")
     assert answer.status_code == 503
@@ -148,7 +158,7 @@ def test_one_that_stays_awake_keeps_all_awake(serve: Serve, prefill: Make, decod
     assert "prefill" in answer.json()["message"]
     assert "its memory is mapped" in answer.json()["message"]
     assert names(d)[-1][0] == "wake_up"
-    wait_for(lambda: chat(served).status_code == 200)
+    assert chat(served).status_code == 200
 
 
 def test_a_fleet_of_nobody_does_not_sleep(serve: Serve) -> None:

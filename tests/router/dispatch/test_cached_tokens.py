@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.router.behaviours import ANSWER, Make, die
+from tests.router.behaviours import ANSWER, Make, die, has_read, ledgers
 from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of
 from tests.router.fake_worker import Turn
 
 from tandem.protocol.recording import Recording, begin
-from tandem.router.dispatch.ledger import Ledger
-
-
-def ledgers(stack: Stack) -> list[Ledger]:
-    """Of the requests that run."""
-    return [job.ledger for job in list(stack.dispatcher.jobs)]
 
 
 async def test_a_cached_prompt_counts_once(stack: Stack, decode: Make) -> None:
@@ -24,7 +18,7 @@ async def test_a_cached_prompt_counts_once(stack: Stack, decode: Make) -> None:
         turn.accept()
         turn.token(0)
         turn.token(1)
-        yield from die(turn, lambda _: any(each.num_tokens == 2 for each in ledgers(stack)))
+        yield from die(turn, has_read(stack, 2))
 
     first, second = decode(num_cached=16, behaviour=dies), decode(num_cached=32)
     await stack.find(first, second)

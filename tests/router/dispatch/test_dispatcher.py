@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 import msgspec
 import pytest
-from tests.router.behaviours import ANSWER, Make, die_after
+from tests.router.behaviours import ANSWER, Make, behind, die, die_after, has_read, ledgers
 from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of
 from tests.router.fake_worker import Turn, serve_well
 from tests.waiting import until
@@ -26,7 +26,7 @@ from tandem.router.dispatch.job import Job
 
 async def test_hand_off(stack: Stack, prefill: Make, decode: Make) -> None:
     """P and D get the request at once under one key; the client gets each position once."""
-    p, d = prefill(), decode(step=0.2)  # P is first, however busy the machine
+    p, d = prefill(), decode(behaviour=behind(has_read(stack)))  # P is first
     await stack.find(p, d)
 
     outputs = await stack.run(make_request())
@@ -71,7 +71,7 @@ async def test_what_a_router_was_asked_for_is_seen_at_once_and_soon_forgotten(
     stack: Stack, decode: Make
 ) -> None:
     """Each prompt once, by what no cache had of it, however many attempts it takes."""
-    failing, spare = decode(behaviour=die_after(1)), decode(load=BUSY)
+    failing, spare = decode(behaviour=die_after(stack, 1)), decode(load=BUSY)
     await stack.find(failing, spare)
     await beats(stack, spare)
     await stack.run(make_request(40))
@@ -133,6 +133,7 @@ async def test_workers_of_other_block_sizes_are_a_pair_and_get_their_own_hashes(
     p, d = prefill(block_size=16), decode(block_size=64)
     await stack.find(p, d)
     await stack.run(make_request(200))
+    await until(lambda: p.submitted)
     (mine,), (other,) = d.submitted, p.submitted
     assert (len(other.block_hashes), len(mine.block_hashes)) == (12, 3)
     assert set(other.block_hashes).isdisjoint(mine.block_hashes)
@@ -152,7 +153,7 @@ async def test_workers_of_other_block_sizes_are_a_pair_and_get_their_own_hashes(
 
 async def test_a_request_goes_on_where_blocks_have_another_size(stack: Stack, decode: Make) -> None:
     """The KV is of the same kind: tokens that were emitted stand."""
-    d1, d2 = decode(behaviour=die_after(2)), decode(block_size=64)
+    d1, d2 = decode(behaviour=die_after(stack, 2)), decode(block_size=64)
     await stack.find(d1, d2)
     d2.load = BUSY
     await beats(stack, d2)
@@ -200,7 +201,7 @@ async def test_choices(stack: Stack, prefill: Make, decode: Make) -> None:
 
 async def test_token_one_ends_it(stack: Stack, prefill: Make, decode: Make) -> None:
     """End-of-sequence from P closes the log; D is told to let go."""
-    p, d = prefill(answer=[0]), decode(answer=[0], step=0.2)
+    p, d = prefill(answer=[0]), decode(step=60.0)
     await stack.find(p, d)
 
     outputs = await stack.run(make_request())
@@ -212,18 +213,24 @@ async def test_token_one_ends_it(stack: Stack, prefill: Make, decode: Make) -> N
 
 async def test_decode_worker_may_be_first(stack: Stack, prefill: Make, decode: Make) -> None:
     """Token 1 comes from whoever says it first; the second saying is dropped."""
-    p, d = prefill(step=0.1), decode(step=0.001)
+
+    def has_read_both(_: Turn) -> bool:
+        return any(each.num_repeated for each in ledgers(stack))
+
+    p = prefill(behaviour=behind(has_read(stack)))
+    d = decode(behaviour=behind(lambda _: True, has_read_both), step=0.001)
     await stack.find(p, d)
 
     outputs = await stack.run(make_request(max_tokens=40))
 
     assert list(range(100, 140)) == tokens_of(outputs)
     assert stack.metric("tandem:router_first_token_total", source="decode") == 1
+    assert stack.metric("tandem:router_tokens_repeated_total") == 1
 
 
 async def test_decode_worker_dies(stack: Stack, prefill: Make, decode: Make) -> None:
     """Another one goes on with the emitted tokens forced and the same seed."""
-    p, d1, d2 = prefill(), decode(behaviour=die_after(4)), decode()
+    p, d1, d2 = prefill(), decode(behaviour=die_after(stack, 4)), decode()
     await stack.find(p, d1, d2)
     d2.load = BUSY
     await beats(stack, d2)
@@ -235,12 +242,13 @@ async def test_decode_worker_dies(stack: Stack, prefill: Make, decode: Make) -> 
     assert d2.submitted[0].key.attempt == 1
     assert d1.submitted[0].params.seed == d2.submitted[0].params.seed
     assert isinstance(d2.submitted[0].kv, Consume)
+    await until(lambda: len(p.submitted) == 2)
     assert p.submitted[1].emitted == ((100, 101, 102, 103),)
 
 
 async def test_prefill_worker_dies_first(stack: Stack, prefill: Make, decode: Make) -> None:
     """The next rung: another P for the same D; no token is lost or changed."""
-    p1, p2 = prefill(behaviour=die_after(0)), prefill()
+    p1, p2 = prefill(behaviour=die_after(stack, 0)), prefill()
     d = decode(behaviour=consume_slowly)
     await stack.find(p1, p2, d)
     p2.load = BUSY
@@ -249,7 +257,7 @@ async def test_prefill_worker_dies_first(stack: Stack, prefill: Make, decode: Ma
     outputs = await stack.run(make_request())
 
     assert tokens_of(outputs) == ANSWER
-    assert len(p2.submitted) == 1
+    await until(lambda: len(p2.submitted) == 1)
     assert [attempt for _, attempt in d.cancelled] == [0]
     assert (
         stack.metric("tandem:router_attempts_total", shape="handoff", rung="another_prefill") == 1
@@ -266,7 +274,7 @@ def consume_slowly(turn: Turn) -> Iterator[float]:
 
 async def test_prefill_workers_all_die(stack: Stack, prefill: Make, decode: Make) -> None:
     """The last rung but one: D prefills by itself."""
-    p, d = prefill(behaviour=die_after(1)), decode(behaviour=consume_slowly)
+    p, d = prefill(behaviour=die_after(stack, 1)), decode(behaviour=consume_slowly)
     await stack.find(p, d)
 
     outputs = await stack.run(make_request())
@@ -302,8 +310,7 @@ async def test_resumed_choices_go_whole(stack: Stack, prefill: Make, decode: Mak
         for position in range(8):
             turn.token(position, choice=0)
         turn.token(0, choice=1)
-        yield 0.02
-        turn.worker._stop.set()
+        yield from die(turn, has_read(stack, 9))
 
     p, d1, d2 = prefill(), decode(behaviour=die_between), decode()
     await stack.find(p, d1, d2)
@@ -320,7 +327,7 @@ async def test_resumed_choices_go_whole(stack: Stack, prefill: Make, decode: Mak
 
 async def test_stays_within_one_fingerprint(stack: Stack, decode: Make) -> None:
     """After a token was emitted no worker of another revision goes on."""
-    d1, d2 = decode(behaviour=die_after(2)), decode(revision="r2")
+    d1, d2 = decode(behaviour=die_after(stack, 2)), decode(revision="r2")
     await stack.find(d1, d2)
     d2.load = BUSY
     await beats(stack, d2)
@@ -341,14 +348,16 @@ async def test_commands_reach_every_worker(stack: Stack, prefill: Make, decode: 
     assert reply.values == {"num_running": 2.0, "engines": 2.0, "asleep": 0.0}
 
 
-async def test_describe(stack: Stack, decode: Make) -> None:
+async def test_describe(decode: Make) -> None:
     """The card is known as soon as a decode worker is up."""
+    stack = Stack(worker_wait=10.0)
     waiting = asyncio.create_task(stack.dispatcher.describe())
     await asyncio.sleep(0.01)
     d = decode()
     await stack.find(d)
 
     assert d.card == await waiting
+    await stack.close()
 
 
 @pytest.mark.parametrize("failing", [False, True])
@@ -357,7 +366,7 @@ async def test_a_request_that_is_over_is_gone(
 ) -> None:
     """Without the collector of cycles: its prompts would wait for it by the thousand, and every
     stream for its end."""
-    workers = [prefill(behaviour=die_after(0)), decode()] if failing else [prefill(), decode()]
+    workers = [prefill(behaviour=die_after(stack, 0)) if failing else prefill(), decode()]
     await stack.find(*workers)
     gc.collect()
     gc.disable()

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing
 
 import pytest
+from tests.own_ports import own_ports
 from tests.router.behaviours import (
     ANSWER,
     Make,
     die_after,
     fail_with,
+    hang_after,
     keep_quiet,
     refuse_with,
 )
@@ -51,7 +53,7 @@ async def test_nobody_is_up(stack: Stack) -> None:
 async def test_waits_for_a_worker_that_comes_back(decode: Make) -> None:
     """The only worker dies and is started again: its successor finishes the request."""
     stack = Stack(worker_wait=5.0, resume_wait=5.0)
-    d = decode(behaviour=die_after(3))
+    d = decode(behaviour=die_after(stack, 3), port=own_ports(1)[0])
     await stack.find(d)
     running = asyncio.create_task(stack.run(make_request()))
     await until(lambda: not d._thread.is_alive())
@@ -64,8 +66,8 @@ async def test_waits_for_a_worker_that_comes_back(decode: Make) -> None:
 
 async def test_a_lost_worker_that_is_back_goes_on_when_nobody_else_can(decode: Make) -> None:
     """The only worker hangs and wakes up: the same process finishes what it began."""
-    stack = Stack(worker_wait=5.0, resume_wait=5.0)
-    d = decode(step=0.05)
+    stack = Stack(beat_timeout=0.5, worker_wait=5.0, resume_wait=5.0)
+    d = decode(behaviour=hang_after(2))
     await stack.find(d)
     ids: list[int] = []
 
@@ -76,7 +78,6 @@ async def test_a_lost_worker_that_is_back_goes_on_when_nobody_else_can(decode: M
         async for output in outputs:
             ids += output.token_ids
             if len(ids) == 2:
-                d.silent = True
                 others.create_task(wake_when_lost(stack, d))
 
     assert ids == ANSWER
@@ -94,12 +95,12 @@ async def test_what_has_begun_outlives_more_workers_than_it_has_attempts(decode:
     """The only worker is lost three times, each time with the answer a little longer, and started
     again: what its client has read is not given up."""
     stack = Stack(worker_wait=5.0, resume_wait=5.0)
-    lives = [decode(behaviour=die_after(2))]
+    lives = [decode(behaviour=die_after(stack, 2), port=own_ports(1)[0])]
     await stack.find(*lives)
     running = asyncio.create_task(stack.run(make_request()))
     for _ in range(3):
         await until(lambda: not lives[-1]._thread.is_alive())
-        lives.append(decode(behaviour=die_after(2), port=lives[0].port))
+        lives.append(decode(behaviour=die_after(stack, 2), port=lives[0].port))
 
     assert tokens_of(await running) == ANSWER
     assert [len(life.submitted[0].emitted_of(0)) for life in lives] == [0, 2, 4, 6]
@@ -121,7 +122,7 @@ async def test_three_faults_at_once_do_not_end_what_has_begun(prefill: Make, dec
             turn.worker._stop.set()
 
     stack = Stack(worker_wait=5.0, resume_wait=5.0)
-    p1, d1, d2 = prefill(behaviour=die_after(1)), decode(behaviour=lose), decode(load=BUSY)
+    p1, d1, d2 = prefill(behaviour=die_after(stack, 1)), decode(behaviour=lose), decode(load=BUSY)
     await stack.find(p1, d1, d2)
     await beats(stack, d2)
     p2 = prefill(behaviour=keep_quiet, load=BUSY)
@@ -152,15 +153,14 @@ async def test_a_request_that_cannot_be_sent_costs_no_attempt(decode: Make) -> N
 async def test_what_has_begun_waits_longer_for_a_successor(decode: Make) -> None:
     """The only worker is lost after two tokens, and another comes when a new request would long
     have been told that nobody is there."""
-    stack = Stack(worker_wait=0.1, resume_wait=8.0)
-    d = decode(step=0.05)
+    stack = Stack(beat_timeout=0.5, worker_wait=0.1, resume_wait=8.0)
+    d = decode(behaviour=hang_after(2))
     await stack.find(d)
     ids: list[int] = []
     async with asyncio.TaskGroup() as others, aclosing(stack.stream(make_request())) as outputs:
         async for output in outputs:
             ids += output.token_ids
             if len(ids) == 2:
-                d.silent = True
                 others.create_task(replace_when_lost(stack, decode))
     assert ids == ANSWER
     await stack.close()
@@ -186,7 +186,7 @@ async def test_who_was_full_is_asked_again_while_a_request_waits(decode: Make) -
             yield from serve_well(turn)
 
     stack = Stack(resume_wait=30.0)
-    d1, d2 = decode(behaviour=die_after(2)), decode(behaviour=soon)
+    d1, d2 = decode(behaviour=die_after(stack, 2)), decode(behaviour=soon)
     await stack.find(d1, d2)
     d2.load = BUSY
     await beats(stack, d2)
@@ -199,7 +199,10 @@ async def test_who_was_full_is_asked_again_while_a_request_waits(decode: Make) -
 async def test_asking_the_full_again_lengthens_no_wait(decode: Make) -> None:
     """Nor does it count as refusals, of which a request bears a few."""
     stack = Stack(worker_wait=1.5)
-    d1, d2 = decode(behaviour=die_after(0)), decode(behaviour=refuse_with(RefusalCode.CAPACITY))
+    d1, d2 = (
+        decode(behaviour=die_after(stack, 0)),
+        decode(behaviour=refuse_with(RefusalCode.CAPACITY)),
+    )
     await stack.find(d1, d2)
     d2.load = BUSY
     await beats(stack, d2)
@@ -212,14 +215,14 @@ async def test_asking_the_full_again_lengthens_no_wait(decode: Make) -> None:
 
 async def test_what_has_begun_does_not_wait_for_ever(decode: Make) -> None:
     """Nobody comes: it is told so, with what happened."""
-    stack = Stack(worker_wait=0.0, resume_wait=0.2)
-    d = decode(step=0.05)
+    stack = Stack(beat_timeout=0.5, worker_wait=0.0, resume_wait=0.2)
+    d = decode(behaviour=hang_after(1))
     await stack.find(d)
 
     async def read() -> None:
         async with aclosing(stack.stream(make_request())) as outputs:
             async for _ in outputs:
-                d.silent = True
+                pass
 
     with pytest.raises(RequestFailed, match="no worker could finish it"):
         await read()
@@ -261,9 +264,10 @@ async def test_waits_for_the_successor_of_one_that_leaves(
     await stack.close()
 
 
-async def test_silent_worker_is_lost(stack: Stack, decode: Make) -> None:
+async def test_silent_worker_is_lost(decode: Make) -> None:
     """A process that hangs keeps its socket open; the beats tell."""
-    d1, d2 = decode(step=0.05), decode()
+    stack = Stack(beat_timeout=0.5)
+    d1, d2 = decode(behaviour=hang_after(2)), decode()
     await stack.find(d1, d2)
     d2.load = BUSY
     await beats(stack, d2)
@@ -272,8 +276,7 @@ async def test_silent_worker_is_lost(stack: Stack, decode: Make) -> None:
     async with aclosing(stack.stream(make_request())) as outputs:
         async for output in outputs:
             ids += output.token_ids
-            if len(ids) == 2:
-                d1.silent = True
 
     assert ids == ANSWER
-    assert len(d2.submitted) == 1
+    assert [each.emitted for each in d2.submitted] == [((100, 101),)]
+    await stack.close()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+
+from tests.router.behaviours import behind, has_read, wait_to
 from tests.router.builders import Stack, beats, make_request
+from tests.router.fake_worker import Turn
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.messages import LoadReport
@@ -25,10 +30,18 @@ LOAD = LoadReport(
 
 async def test_an_attempt_is_explained(make_worker) -> None:
     """All ways with their numbers, times as they came; the error of the forecast is counted."""
-    # Who goes on speaks after who computed: else there is no time between them.
-    producer, consumer = make_worker(WorkerRole.PREFILL), make_worker(WorkerRole.DECODE, step=0.1)
-    producer.load = consumer.load = LOAD
     stack = Stack()
+    producer = make_worker(WorkerRole.PREFILL)
+
+    def speaks_second(turn: Turn) -> Iterator[float]:
+        """Some time after who computed, and times are as they came."""
+        turn.accept()
+        yield from wait_to(turn, has_read(stack))
+        yield 0.1
+        yield from behind()(turn)
+
+    consumer = make_worker(WorkerRole.DECODE, behaviour=speaks_second)
+    producer.load = consumer.load = LOAD
     stack.dispatcher._placing.policy = ElasticPolicy(0, 0.02, Targets(0.3, 0.025))
     await stack.find(producer, consumer)
     await beats(stack, producer)
@@ -46,4 +59,29 @@ async def test_an_attempt_is_explained(make_worker) -> None:
     pair = (producer.incarnation, consumer.incarnation)
     assert stack.fleet.snapshot(0.0).paces[pair].tail_s == told["second_s"]
     assert stack.metric("tandem:router_forecast_error_seconds_count", way="pair") == 1
+    await stack.close()
+
+
+async def test_a_router_that_stood_still_before_a_first_token_adds_nothing_to_the_second(
+    make_worker,
+) -> None:
+    """It learns of its standing still behind the token that it reads first when it goes on."""
+    stack = Stack()
+    producer = make_worker(WorkerRole.PREFILL)
+
+    def second(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        yield from wait_to(turn, has_read(stack))
+        (job,) = stack.dispatcher.jobs
+        loop.call_soon_threadsafe(job.attempt.overslept, 5.0)
+        yield 0.1
+        yield from behind()(turn)
+
+    loop = asyncio.get_running_loop()
+    consumer = make_worker(WorkerRole.DECODE, behaviour=second)
+    await stack.find(producer, consumer)
+    await stack.run(make_request(40))
+
+    (told,) = stack.dispatcher.explanations.to_json()
+    assert told["second_s"] >= 0
     await stack.close()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.router.behaviours import keep_quiet
+from tests.router.behaviours import behind, keep_quiet, wait_to
 from tests.router.builders import Stack, inc, make_request
+from tests.router.fake_worker import Turn
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import DeadlinePassed, FailCause
@@ -176,18 +178,33 @@ class AlwaysPair:
         return Placement(worker, prefill, "", forecast)
 
 
+def has_come(stack: Stack) -> bool:
+    """Whether the first token is at the router, read or not."""
+    attempts = [job.attempt for job in list(stack.dispatcher.jobs)]
+    return any(leg.came_at is not None for each in attempts if each for leg in list(each.legs))
+
+
 @pytest.mark.parametrize(("hold", "streams"), [(0.0, 0), (60.0, 1)])
 async def test_a_client_has_both_at_once(make_worker, hold: float, streams: int) -> None:
     """Its decode worker has spoken when it reads the first token, and not where none is held; the
     time between the two is that between workers all the same."""
-    producer, consumer = make_worker(WorkerRole.PREFILL), make_worker(WorkerRole.DECODE, step=0.3)
-    stack = Stack()
+    stack, is_read = Stack(), threading.Event()
+
+    def speaks_second(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        yield from wait_to(turn, lambda _: is_read.is_set() if streams == 0 else has_come(stack))
+        yield 0.15
+        yield from behind(lambda _: True, lambda _: is_read.is_set())(turn)
+
+    producer = make_worker(WorkerRole.PREFILL)
+    consumer = make_worker(WorkerRole.DECODE, behaviour=speaks_second)
     stack.dispatcher._placing.policy = AlwaysPair(hold)
     await stack.find(producer, consumer)
     decodes = stack.pool.workers[consumer.incarnation]
     outputs = stack.stream(make_request(40))
     await anext(outputs)
     assert decodes.num_streams == streams
+    is_read.set()
     assert len([output async for output in outputs])
     (told,) = stack.dispatcher.explanations.to_json()
     assert told["second_s"] > 0.1

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import aclosing
 
 import pytest
 from msgspec.structs import replace
-from tests.router.behaviours import Make
+from tests.router.behaviours import Make, behind, has_read
 from tests.router.builders import Stack, beats, inc, make_request
-from tests.router.fake_worker import Turn, serve_well
 
 from tandem.protocol.messages import LoadReport
 from tandem.router.dispatch.tails import LASTS, Tails
@@ -69,7 +67,7 @@ async def test_of_a_link_that_was_slow_one_hand_off_shows_whether_it_is(
     stack: Stack, prefill: Make, decode: Make
 ) -> None:
     """All that come while it is under way go elsewhere; afterwards nothing is left of what was."""
-    p, d = prefill(), decode(behaviour=late)
+    p, d = prefill(), decode(behaviour=behind(has_read(stack)))
     await stack.find(p, d)
     pair, tails = (p.incarnation, d.incarnation), stack.fleet.tails
     tails.note(pair, 5.0, stack.now - LASTS - 1)
@@ -84,12 +82,6 @@ async def test_of_a_link_that_was_slow_one_hand_off_shows_whether_it_is(
     assert seen[-1] is not None
     assert seen[-1].mean < 5.0
     assert not seen[-1].on_trial
-
-
-def late(turn: Turn) -> Iterator[float]:
-    """A decode worker that speaks a while after its prefill worker."""
-    yield 0.3
-    yield from serve_well(turn)
 
 
 def test_a_trial_that_shows_nothing_is_followed_by_another() -> None:

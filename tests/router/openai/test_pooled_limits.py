@@ -144,7 +144,7 @@ def test_a_large_answer_keeps_nobody_waiting(serve: Serve, decode: Make) -> None
 
     large = Large(WorkerRole.DECODE)
     try:
-        served = serve(large)
+        served = serve(large, beat_timeout=20.0)  # no beat while it makes millions
         for form in ("float", "base64"):
             body = {"input": "long", "task": "token_embed", "encoding_format": form}
             found: list[httpx.Response] = []

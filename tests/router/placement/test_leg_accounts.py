@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from msgspec.structs import replace
+from tests.router.behaviours import behind, has_read
 from tests.router.builders import Stack, make_request
 from tests.waiting import until
 
@@ -21,15 +23,20 @@ NOTHING = LoadReport(num_running=0, num_waiting=0, waiting_tokens=0, free_blocks
 
 async def test_a_handed_over_leg_ends_with_token_1_and_the_other_decodes(make_worker):
     """A prefill worker is through with a prompt when its decode worker goes on with it."""
-    producer, consumer = make_worker(P), make_worker(D, step=0.3)
-    stack = Stack()
+    stack, none_streams, one_streams = Stack(), threading.Event(), threading.Event()
+    steps = behind(
+        lambda _: none_streams.is_set() and has_read(stack)(_), lambda _: one_streams.is_set()
+    )
+    producer, consumer = make_worker(P), make_worker(D, behaviour=steps)
     await stack.find(producer, consumer)
     one, other = (stack.pool.workers[each.incarnation] for each in (producer, consumer))
     task = asyncio.create_task(stack.run(make_request(40)))
     await until(lambda: producer.submitted and consumer.submitted)
     assert other.num_streams == 0
+    none_streams.set()
     await until(lambda: other.num_streams == 1)
     assert (one.num_legs, one.num_streams, other.num_legs) == (0, 0, 1)
+    one_streams.set()
     await task
     assert (other.num_legs, other.num_streams) == (0, 0)
     await stack.close()

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.router.behaviours import ANSWER, Make, refuse_with
+from tests.router.behaviours import ANSWER, Make, behind, has_read, refuse_with
 from tests.router.builders import Stack, make_request, tokens_of, view
 from tests.router.fake_worker import Turn, serve_well
+from tests.waiting import until
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import RefusalCode, RequestRefused
@@ -129,6 +130,7 @@ async def test_both_legs_hear_where_the_request_ends(
     await stack.find(p, d)
 
     outputs = await stack.run(make_request(40, max_tokens=30))
+    await until(lambda: p.submitted)
     assert (p.submitted[0].max_model_len, d.submitted[0].max_model_len) == (45, 45)
     assert tokens_of(outputs) == ANSWER[:5]
     assert outputs[-1].finish is FinishReason.LENGTH
@@ -166,8 +168,13 @@ async def test_every_prompt_that_fits_somewhere_is_served(
     stack: Stack, prefill: Make, decode: Make, monkeypatch: pytest.MonkeyPatch, mutant: bool
 ) -> None:
     """Prompts of all lengths up to the context of D, beside a P with a small quota."""
+
+    def after_p(turn: Turn) -> Iterator[float]:
+        handed_over = isinstance(turn.request.kv, Consume)
+        yield from (behind(has_read(stack)) if handed_over else serve_well)(turn)
+
     p = prefill(behaviour=refuse_large, max_handoff_tokens=30)
-    d = decode(max_model_len=60)
+    d = decode(max_model_len=60, behaviour=after_p)
     await stack.find(p, d)
     if mutant:
         never_fits_is_final(monkeypatch)

@@ -228,6 +228,7 @@ async def test_a_prefill_leg_pulls_and_its_decode_leg_does_not(make_worker) -> N
         await beats(stack, each)
     await stack.run(request)
 
+    await until(lambda: first.submitted or second.submitted)
     computed = [*first.submitted, *second.submitted]
     assert len(computed) == 1
     sent = computed[0]

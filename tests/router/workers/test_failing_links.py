@@ -14,8 +14,9 @@ import pytest
 import zmq
 from tests.curve_keys import write_keys
 from tests.hand_link import HandLink
+from tests.own_ports import own_ports
 from tests.router.behaviours import Make
-from tests.router.builders import Stack
+from tests.router.builders import BUSY, Stack, beats
 from tests.router.fake_cards import fake_card
 from tests.waiting import until
 
@@ -29,6 +30,7 @@ from tandem.router.discovery import kubernetes
 from tandem.router.discovery.kubernetes import KubernetesDiscovery
 from tandem.router.discovery.pods import PodFacts
 from tandem.router.workers import connection
+from tandem.router.workers import dealer as dealers
 from tandem.router.workers.dealer import Dealer
 from tandem.router.workers.note import NO_NOTE
 from tandem.router.workers.pool import WorkerPool
@@ -41,7 +43,7 @@ async def test_a_key_file_that_is_none_ends_no_link(decode: Make, tmp_path: Path
     rings = write_keys(tmp_path, decode=1, router=1)
     secret = rings["decode"].secret
     d1, d2 = decode(curve_secret=secret), decode(curve_secret=secret)
-    stack = Stack(curve=rings["router"])
+    stack = Stack(curve=rings["router"], beat_timeout=0.5)
     await stack.find(d1, d2)
     peers = tmp_path / "peers"
     (peers / "decode.2.public").write_bytes(b"half a key")
@@ -82,21 +84,21 @@ async def test_keys_that_cannot_be_read_yet_are_waited_for(decode: Make, tmp_pat
 
 
 async def test_a_tick_that_fails_is_that_links_alone(
-    stack: Stack, decode: Make, caplog: pytest.LogCaptureFixture
+    alert_stack: Stack, decode: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Others have their beats."""
     d1, d2 = decode(), decode()
-    await stack.find(d1, d2)
+    await alert_stack.find(d1, d2)
     failed = []
 
     def fail(late: float = 0.0) -> None:
         failed.append(late)
         raise zmq.ZMQError(errno.EMFILE)
 
-    stack.pool._links[d1.endpoint].tick = fail  # type: ignore[method-assign]
+    alert_stack.pool._links[d1.endpoint].tick = fail  # type: ignore[method-assign]
     await until(lambda: len(failed) > 3)
     d2.silent = True
-    await until(lambda: d2.incarnation not in stack.pool.workers)
+    await until(lambda: d2.incarnation not in alert_stack.pool.workers)
     assert "failed to tick" in caplog.text
 
 
@@ -133,25 +135,32 @@ async def test_a_link_waits_for_room(
         dealer.close()
 
 
-async def test_a_link_that_came_up_by_itself_is_left_alone(stack: Stack, decode: Make) -> None:
+async def test_a_link_that_came_up_by_itself_is_left_alone(
+    stack: Stack, decode: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Handshakes failed before, as a process that begins takes calls and drops them: ZMQ's own next
     try gets through, and no other is made."""
-    loop = asyncio.get_running_loop()
-    with socket.create_server(("127.0.0.1", 0)) as early:
+    monkeypatch.setattr(dealers, "_RETRY_MAX_MS", 60_000)
+    (port,) = own_ports(1)
+    with socket.create_server(("127.0.0.1", port)) as early:
         early.settimeout(10)
-        port = early.getsockname()[1]
         stack.pool.add(f"127.0.0.1:{port}")
         dealer = stack.pool._links[f"127.0.0.1:{port}"]._dealer
-        dealer._failures = 20  # as after that many; another socket is due in 2 s
+        dealer._failures = 600  # as after that many; another socket is due in a minute
         while dealer._next_key is None:
             call, _ = await asyncio.to_thread(early.accept)
             call.close()
             await asyncio.sleep(0.05)
-    due = dealer._next_key.when()
+    due = dealer._next_key
     d = decode(port=port)
     await until(lambda: d.incarnation in stack.pool.workers)
     worker = stack.pool.workers[d.incarnation]
-    await until(lambda: loop.time() > due + 0.1)
+    own = dealer._socket
+    if not due.cancelled():
+        due._run()  # the minute is over
+    assert dealer._socket is own
+    d.load = BUSY
+    await beats(stack, d)
     assert stack.pool.workers[d.incarnation] is worker, "it has not been lost meanwhile"
     assert d.num_greeted == 1
 

@@ -12,6 +12,7 @@ import pytest
 import zmq
 from tests.curve_keys import write_keys
 from tests.hand_link import HandLink
+from tests.own_ports import own_ports
 from tests.router.builders import Stack, beats, inc, make_request, tokens_of
 from tests.router.fake_worker import FakeWorker, Turn
 from tests.waiting import until
@@ -44,7 +45,7 @@ async def test_peers_are_told_to_decode_workers(stack: Stack, prefill: Make, dec
 
 async def test_successor_at_the_same_address(stack: Stack, decode: Make) -> None:
     """A process that takes over an address is another worker; the old one's keys fail."""
-    d = decode()
+    d = decode(port=own_ports(1)[0])
     await stack.find(d)
     d.stop()
     await until(lambda: not stack.pool.workers)
@@ -284,11 +285,11 @@ def msgspec_replace(value, **fields):
     return msgspec.structs.replace(value, **fields)
 
 
-async def test_calls(stack: Stack, decode: Make) -> None:
+async def test_calls(alert_stack: Stack, decode: Make) -> None:
     """A command that is not answered, or cannot be sent, fails in time."""
     d = decode()
-    await stack.find(d)
-    connection = stack.pool.workers[d.incarnation].connection
+    await alert_stack.find(d)
+    connection = alert_stack.pool.workers[d.incarnation].connection
     d.silent = True
     command = Command(id=1, name=CommandName.STATS)
 
@@ -303,12 +304,12 @@ async def test_calls(stack: Stack, decode: Make) -> None:
     connection.send_peers({})
 
 
-async def test_nobody_answers_hello(stack: Stack) -> None:
+async def test_nobody_answers_hello(alert_stack: Stack) -> None:
     """Something listens and speaks ZMQ, but not this protocol: tried again, for ever."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = context.socket(zmq.ROUTER)
     port = router.bind_to_random_port("tcp://127.0.0.1")
-    stack.pool.add(f"127.0.0.1:{port}")
+    alert_stack.pool.add(f"127.0.0.1:{port}")
     greeted: set[bytes] = set()
 
     def greet_twice() -> bool:
@@ -317,8 +318,8 @@ async def test_nobody_answers_hello(stack: Stack) -> None:
         return len(greeted) == 2
 
     await until(greet_twice)
-    assert stack.pool.links() == {f"127.0.0.1:{port}": LinkState.GREETING}
-    assert not stack.pool.workers
+    assert alert_stack.pool.links() == {f"127.0.0.1:{port}": LinkState.GREETING}
+    assert not alert_stack.pool.workers
     router.close(0)
     context.term()
 
@@ -357,11 +358,11 @@ async def test_curve_needs_a_worker_with_the_key(make_worker: Make, tmp_path: Pa
     await stack.close()
 
 
-async def test_a_tick_that_comes_late_says_so(stack: Stack, decode: Make) -> None:
+async def test_a_tick_that_comes_late_says_so(alert_stack: Stack, decode: Make) -> None:
     """And its lateness is taken off a worker's silence, whose frames are still unread."""
     d = decode()
-    await stack.find(d)
-    connection = stack.pool._links[d.endpoint]
+    await alert_stack.find(d)
+    connection = alert_stack.pool._links[d.endpoint]
     lates: list[float] = []
     tick = connection.tick
 

@@ -30,6 +30,8 @@ from tandem.text.chat_template import ChatOptions
 from tandem.text.cutting import cut_within_ends
 from tandem.text.embeds.checks import check_embeds, kept_embeds
 from tandem.text.errors import ContextLengthExceeded
+from tandem.text.fitting import fits_anyhow, refuse_oversized
+from tandem.text.params import check_spaces, with_bad_words
 from tandem.text.prompts import (
     EmbedsPrompt,
     Prompt,
@@ -96,7 +98,8 @@ class ProcessedInput:
     """See InputOptions."""
 
 
-def _draw_seed() -> int:
+def random_seed() -> int:
+    """Another one in each process."""
     return secrets.randbits(SEED_BITS)
 
 
@@ -108,8 +111,9 @@ class InputProcessor:
         tokenizer: Tokenizer,
         card: ModelCard,
         *,
-        draw_seed: Callable[[], int] = _draw_seed,
+        draw_seed: Callable[[], int] | None = random_seed,
     ) -> None:
+        """``draw_seed`` gives the seeds of requests that bring none; None leaves them open."""
         self.tokenizer = tokenizer
         self.card = card
         self._draw_seed = draw_seed
@@ -127,6 +131,36 @@ class InputProcessor:
         return self._process(
             parse_prompt(prompt), params, key, options or InputOptions(), param="prompt"
         )
+
+    def check(
+        self,
+        prompt: PromptLike,
+        params: SamplingParams,
+        options: InputOptions | None = None,
+        *,
+        param: str = "prompt",
+    ) -> None:
+        """Raise what ``process`` would, calling the prompt by ``param``. A text that fits whatever
+        its tokens are is not tokenized."""
+        parsed, options = parse_prompt(prompt, param=param), options or InputOptions()
+        params = self._checked(params, parsed, options)
+        words = with_bad_words(params, self.tokenizer)
+        words.verify_vocabulary(self.card.vocab_size, self.card.max_logprobs)
+        if not (isinstance(parsed, TextPrompt) and fits_anyhow(parsed.text, self._room(params))):
+            self._fitted(parsed, params, None, options, param)
+
+    def check_pooling(self, prompt: PromptLike, *, param: str = "prompt") -> None:
+        """Raise what ``process_all_pooling`` would of a prompt, but for a text that would have to
+        be tokenized for it."""
+        parsed = parse_prompt(prompt, param=param)
+        try:
+            if isinstance(parsed, TextPrompt):
+                limit = self.card.max_model_len
+                refuse_oversized(parsed.text, self.tokenizer, limit, NO_SAMPLING, param=param)
+            else:
+                self._fitted(parsed, NO_SAMPLING, PoolingParams(), InputOptions(), param)
+        except ContextLengthExceeded as error:
+            raise error.of_a_prompt(param) from None
 
     def process_all_pooling(
         self,
@@ -184,23 +218,11 @@ class InputProcessor:
     ) -> ProcessedInput:
         if pooling is None:  # NO_SAMPLING needs none of this
             params = self._checked(params, prompt, options)
-        embeds = None
-        if isinstance(prompt, EmbedsPrompt):
-            if pooling is not None:
-                allowed = "a text or token ids: nothing is pooled of embeddings"
-                raise InvalidParameter(param, prompt.embeds.shape_text, allowed)
-            param = prompt.param
-            embeds = self._embeds(prompt, params, options)
-            ids = [PLACEHOLDER] * embeds.num_tokens
-        else:
-            ids = self._ids(prompt, params, options, param)
+        ids, embeds, params, pooling = self._fitted(prompt, params, pooling, options, param)
         if pooling is None:
-            ids = self._truncate(ids, params, options)
-            params = self._with_bad_words(self._fit(params, len(ids), param, options))
-        else:
-            ids, pooling = self._fit_pooled(ids, pooling, options, param)
-        if pooling is None:
-            params = seeded(params, self._draw_seed())
+            if self._draw_seed is not None:
+                params = seeded(params, self._draw_seed())
+            params = with_bad_words(params, self.tokenizer)
             params.verify_vocabulary(self.card.vocab_size, self.card.max_logprobs)
             params = params.with_all_logprobs(self.card.vocab_size)
         request = EngineCoreRequest(
@@ -223,25 +245,41 @@ class InputProcessor:
             partial_on_timeout=options.partial_on_timeout,
         )
 
+    def _fitted(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        pooling: PoolingParams | None,
+        options: InputOptions,
+        param: str,
+    ) -> tuple[list[int], PromptEmbeds | None, SamplingParams, PoolingParams | None]:
+        """A prompt's ids, or placeholders and vectors, checked and cut to what is kept of them; and
+        the parameters with what hangs on their number."""
+        if isinstance(prompt, EmbedsPrompt):
+            if pooling is not None:
+                allowed = "a text or token ids: nothing is pooled of embeddings"
+                raise InvalidParameter(param, prompt.embeds.shape_text, allowed)
+            embeds = self._embeds(prompt, params, options)
+            ids = [PLACEHOLDER] * embeds.num_tokens
+            return ids, embeds, self._fit(params, len(ids), prompt.param, options), None
+        ids = self._ids(prompt, params, options, param)
+        if pooling is not None:
+            ids, pooling = self._fit_pooled(ids, pooling, options, param)
+            return ids, None, params, pooling
+        ids = self._truncate(ids, params, options)
+        return ids, None, self._fit(params, len(ids), param, options), None
+
     def _checked(
         self, params: SamplingParams, prompt: Prompt, options: InputOptions
     ) -> SamplingParams:
         """Verified parameters, with what they mean of this model's thoughts."""
         params.verify()
         check_stopping(params)
-        self._check_spaces(params)
+        check_spaces(params, self.tokenizer)
         params = with_thinking(
             params, prompt.text, options.reasoning if options.thinks else None, self.tokenizer
         )
         return behind_reasoning(params, prompt.text, options.reasoning)
-
-    def _check_spaces(self, params: SamplingParams) -> None:
-        """Special tokens without spaces between them: as most tokenizers have it, or not at all."""
-        without = not (params.spaces_between_special_tokens or params.skip_special_tokens)
-        if without and not self.tokenizer.spells_bytes:
-            raise InvalidParameter(
-                "spaces_between_special_tokens", False, "true: this model's tokenizer has spaces"
-            )
 
     def _embeds(
         self, prompt: EmbedsPrompt, params: SamplingParams, options: InputOptions
@@ -266,7 +304,9 @@ class InputProcessor:
     ) -> list[int]:
         if isinstance(prompt, TextPrompt):
             if options.truncate_prompt_tokens is None:
-                self._refuse_oversized(prompt.text, params, param)
+                refuse_oversized(
+                    prompt.text, self.tokenizer, self.card.max_model_len, params, param=param
+                )
             special = options.add_special_tokens is not False
             ids = self.tokenizer.encode(prompt.text, add_special_tokens=special, param=param)
         else:
@@ -275,22 +315,6 @@ class InputProcessor:
         if not ids:
             raise InvalidParameter(param, _value(prompt), "a prompt of at least one token")
         return ids
-
-    def _refuse_oversized(self, text: str, params: SamplingParams, param: str) -> None:
-        """Spare tokenizing a text that fits the context under no tokenization. A tokenizer that
-        does not spell out all bytes may drop characters: nothing follows from their number."""
-        limit = self.card.max_model_len
-        if len(text) <= 4 * limit or not self.tokenizer.spells_bytes:
-            return
-        fewest = -(-len(text) // self.tokenizer.longest_token)
-        if fewest > limit:
-            raise ContextLengthExceeded(
-                param,
-                num_prompt_tokens=fewest,
-                max_tokens=params.max_tokens,
-                max_model_len=limit,
-                at_least=True,
-            )
 
     def _truncate(self, ids: list[int], params: SamplingParams, options: InputOptions) -> list[int]:
         keep = self._kept(options, self._room(params))
@@ -352,19 +376,6 @@ class InputProcessor:
         usual = options.default_max_tokens
         most = room if usual is None else min(room, max(usual, params.min_tokens))
         return msgspec.structs.replace(params, max_tokens=most).verify()
-
-    def _with_bad_words(self, params: SamplingParams) -> SamplingParams:
-        """Each word as ids, both at the start of a text and after a space."""
-        if not params.bad_words:
-            return params
-        found = dict.fromkeys(params.bad_words_token_ids)
-        for word in params.bad_words:
-            bare = word.lstrip() or word
-            for form in (bare, f" {bare}"):
-                ids = self.tokenizer.encode(form, add_special_tokens=False, param="bad_words")
-                if ids:
-                    found[tuple(ids)] = None
-        return msgspec.structs.replace(params, bad_words_token_ids=tuple(found))
 
     def _hashes(
         self, ids: list[int], options: InputOptions, embeds: PromptEmbeds | None

@@ -1,1 +1,2 @@
-"""OpenAI's batch files: ``lines`` reads and checks them, ``asking`` sends them to a server."""
+"""OpenAI's batch files: ``files`` opens them, ``lines`` reads and checks them, and ``asking`` sends
+what they hold to a server."""

@@ -43,10 +43,14 @@ class Batch:
     _dead: int = field(default=0)
 
     async def run(self, requests: Iterator[BatchRequest]) -> None:
-        """All of them; answers stand in the order in which they come. Raises ServerGone."""
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self.concurrency):
-                group.create_task(self._work(requests))
+        """All of them; answers stand in the order in which they come. Raises ServerGone, or what
+        reading a request or writing an answer raises."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self.concurrency):
+                    group.create_task(self._work(requests))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None  # the first ended the others
 
     async def _work(self, requests: Iterator[BatchRequest]) -> None:
         for request in requests:

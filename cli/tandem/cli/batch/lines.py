@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -27,28 +26,28 @@ class BatchRequest(msgspec.Struct, frozen=True):
     method: str = "POST"
 
 
-def read_lines(path: Path) -> Iterator[BatchRequest]:
-    """The requests of a file, blank lines left out. Raises InvalidParameter that names the line."""
-    with path.open("rb") as lines:
-        number = 0
-        while line := lines.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if len(line) > MAX_LINE_BYTES:
-                raise _wrong(number, "line", f"{len(line)} bytes", f"at most {MAX_LINE_BYTES}")
-            if line.strip():
-                yield _request(number, line)
+def read_lines(source: BinaryIO) -> Iterator[BatchRequest]:
+    """The requests of a file, from where it stands, blank lines left out. Raises InvalidParameter
+    that names the line."""
+    number = 0
+    while line := source.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            raise _wrong(number, "line", f"{len(line)} bytes", f"at most {MAX_LINE_BYTES}")
+        if line.strip():
+            yield _request(number, line)
 
 
-def check_lines(path: Path) -> int:
-    """How many requests a file has. Raises InvalidParameter for the first that cannot be sent."""
+def check_lines(source: BinaryIO) -> int:
+    """How many requests a file has, which is at its start again afterwards. Raises
+    InvalidParameter for the first that cannot be sent."""
     seen: set[str] = set()
-    for number, request in enumerate(read_lines(path), 1):
+    for number, request in enumerate(read_lines(source), 1):
         if request.custom_id in seen:
             allowed = "an id that no line before has"
             raise InvalidParameter(f"request {number}: custom_id", request.custom_id, allowed)
         seen.add(request.custom_id)
-    if not seen:
-        raise InvalidParameter("--input-file", str(path), "a file of at least one request")
+    source.seek(0)
     return len(seen)
 
 

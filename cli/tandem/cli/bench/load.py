@@ -6,18 +6,17 @@ shared prefixes as in vLLM's random data set; a trace gives lengths and times of
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
+from tandem.cli.bench.trace import arrivals_of
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.settings import check_choices, check_integer, check_positive, setting
 
-TRACE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _FIRST_ID = 1000
 """Below it vocabularies keep bytes and special tokens."""
 
@@ -135,26 +134,12 @@ def _ids(config: LoadConfig, count: int, draw: np.random.Generator) -> list[int]
 
 
 def _trace(config: LoadConfig, draw: np.random.Generator) -> list[Ask]:
-    path = Path(config.dataset_path or "")
+    path = config.dataset_path or ""
     found: list[Ask] = []
-    first: datetime | None = None
-    try:
-        with path.open(newline="") as file:
-            rows = csv.DictReader(file)
-            if not set(TRACE_COLUMNS) <= set(rows.fieldnames or ()):
-                wanted = ", ".join(TRACE_COLUMNS)
-                raise InvalidParameter("dataset_path", str(path), f"a CSV with columns {wanted}")
-            for row in rows:
-                when = datetime.fromisoformat(row["TIMESTAMP"][:26])
-                first = first or when
-                output = max(1, min(int(row["GeneratedTokens"]), config.max_model_len - 1))
-                prompt = max(1, min(int(row["ContextTokens"]), config.max_model_len - output))
-                at = (when - first).total_seconds() / config.trace_speed
-                found.append(Ask(_ids(config, prompt, draw), output, at))
-                if len(found) == config.num_prompts:
-                    break
-    except OSError as error:
-        raise InvalidParameter("dataset_path", str(path), f"a file ({error.strerror})") from error
+    for row in islice(arrivals_of(Path(path)), config.num_prompts):
+        output = max(1, min(row.answer, config.max_model_len - 1))
+        prompt = max(1, min(row.prompt, config.max_model_len - output))
+        found.append(Ask(_ids(config, prompt, draw), output, row.at / config.trace_speed))
     if not found:
-        raise InvalidParameter("dataset_path", str(path), "a CSV of at least one request")
+        raise InvalidParameter("dataset_path", path, "a CSV of at least one request")
     return found

@@ -37,7 +37,11 @@ class ModelConfig:
         "Prompt and output together, at most; none is what the model was made for.",
         unit="tokens",
     )
-    seed: int = setting(0, "Seed of dummy weights, and of requests that bring none.")
+    seed: int = setting(
+        0,
+        "Seed of dummy weights; in a program (LLM) also of requests that bring none, to which a "
+        "router gives random ones.",
+    )
     load_format: str = setting(
         "auto",
         "Where weights come from; dummy draws random ones from config.json alone.",

@@ -62,11 +62,11 @@ class StepContext:
     @cached_property
     def rows(self) -> TokenRows:
         """All of the step's tokens."""
-        return TokenRows(self, None)
+        return TokenRows(self.positions, self.sequences, None)
 
     def rows_at(self, index: Tensor) -> TokenRows:
         """The tokens of int64 ``index``."""
-        return TokenRows(self, index)
+        return TokenRows(self.positions, self.sequences, index)
 
     @cached_property
     def rotation(self) -> Rotation:
@@ -90,22 +90,27 @@ class StepContext:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """The sequences of a product's rows, made when it asks. Implements quant's Rows."""
+    """The sequences of a product's rows, made when it asks. Implements quant's Rows.
 
-    step: StepContext
+    Holds no StepContext, which holds one of these: a cycle would keep the step's tensors until
+    Python's collector comes."""
+
+    all_positions: Tensor
+    """int64 [tokens], the step's."""
+    step: StepSequences
     index: Tensor | None
     """int64, which of the step's tokens; None is all."""
 
     @cached_property
     def positions(self) -> Tensor:
         """See Rows."""
-        return self._picked(self.step.positions)
+        return self._picked(self.all_positions)
 
     @cached_property
     def sequences(self) -> Tensor:
         """See Rows. Tokens of padding belong to some sequence of the step."""
-        step = self.step.sequences
-        tokens = torch.arange(len(self.step.positions), device=self.step.positions.device)
+        step, at = self.step, self.all_positions
+        tokens = torch.arange(len(at), device=at.device)
         ends = torch.cat((step.cu_seqlens_q[1 : step.num_decodes + 1], self._chunk_ends(step)))
         found = torch.searchsorted(ends, tokens.to(ends.dtype), right=True)
         return self._picked(found.clamp_(max=len(ends) - 1))

@@ -276,7 +276,7 @@ def ended_before(request: Request) -> Finish | None:
 
 class SeedSource:
     """Seeds for requests that bring none, all different and the same in each run: the router always
-    gives one, an offline caller may not."""
+    gives one, ``LLM`` does not."""
 
     def __init__(self, seed: int) -> None:
         self._next = seed * _SEED_STEP

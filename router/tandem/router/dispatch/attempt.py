@@ -336,12 +336,14 @@ class Attempt:
         )
 
     def overslept(self, seconds: float) -> None:
-        """The router stood still for so long: that time is not the workers' silence."""
-        self.started_at += seconds
-        self.heard_at += seconds
+        """The router stood still for so long, up to now: that time is not the workers' silence.
+        What came when it went on came behind that."""
+        now = self._loop.time()
+        self.started_at += min(seconds, now - self.started_at)
+        self.heard_at += min(seconds, now - self.heard_at)
         for leg in self.legs:
             if leg.came_at is not None:
-                leg.came_at += seconds
+                leg.came_at += min(seconds, now - leg.came_at)
 
     def judge_reader(self, *, stood_still: bool) -> None:
         """Call it now and then; see ``Inbox.judge``."""

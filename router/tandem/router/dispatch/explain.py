@@ -66,14 +66,14 @@ class Explanations:
         if explained is None:
             return
         came = attempt.heard_at if leg.came_at is None else leg.came_at
-        seconds = came - attempt.started_at
         if explained.ttft is None:
-            explained.ttft = seconds
+            explained.ttft = seconds = came - attempt.started_at
             forecast = explained.placement.forecast
             if forecast is not None:
                 metrics.forecast(forecast.way, abs(seconds - forecast.ttft))
         elif pair is not None and not leg.is_prefill:
-            explained.second = seconds - explained.ttft
+            times = [each.came_at for each in attempt.legs if each.came_at is not None]
+            explained.second = came - min(times, default=came)
             fleet.note_tail(pair, explained.second, came)
 
     def to_json(self) -> list[dict[str, Any]]:

@@ -178,9 +178,12 @@ class CudaCopier:
     at_once = pieces = 512
 
     def __init__(self, where: torch.device) -> None:
-        """Of this worker's slab."""
+        """Of this worker's slab. Raises TransportError."""
         self._index = where.index if where.index is not None else torch.cuda.current_device()
-        self._lane = Lane(self._index)
+        try:
+            self._lane = Lane(self._index)
+        except RuntimeError as error:  # the first streams of a process take memory of the device
+            raise TransportError(f"KV is copied on a stream, and there is none: {error}") from error
         self._threads = threading.local()
 
     def share(self, tensor: Tensor, *, writable: bool = False) -> tuple[int, int]:

@@ -1,0 +1,62 @@
+"""An answer of `tandem chat` as it comes: what the model thinks, and what it says.
+
+On a terminal thoughts are dim. Elsewhere standard output has the answer alone, for who keeps or
+pipes it, and all else goes to standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TextIO
+
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+_MARK = "[thought] "
+"""Before a thought where there is no dim."""
+
+
+class AnswerDrawn:
+    """Draws one answer; ``end`` it, however it ends, or the terminal stays dim."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        """What was said; thoughts are no part of it."""
+        self._thinks = False
+        self._together = sys.stdout.isatty()
+        """Whether all of it stands in one place."""
+        self._aside = sys.stdout if self._together else sys.stderr
+        self._dims = self._aside.isatty() and os.environ.get("TERM") != "dumb"
+
+    def think(self, piece: str) -> None:
+        """Draw the next of a thought."""
+        if piece and not self._thinks:
+            self._thinks = True
+            gap = "\n\n" if self.text and self._together else ""
+            _write(self._aside, gap + (_DIM if self._dims else _MARK))
+        _write(self._aside, piece)
+
+    def say(self, piece: str) -> None:
+        """Draw the next of what is said."""
+        if piece:
+            self._leave_thought("\n\n" if self._together else "\n")
+        self.text += piece
+        _write(sys.stdout, piece)
+
+    def note(self, words: str) -> None:
+        """Draw how the answer ended, if not by itself."""
+        self._leave_thought("" if self._together else "\n")
+        _write(self._aside, f" [{words}]" if self._together else f"[{words}]\n")
+
+    def end(self) -> None:
+        """Draw the end of the last line."""
+        self._leave_thought("" if self._together else "\n")
+        _write(sys.stdout, "\n")
+
+    def _leave_thought(self, gap: str) -> None:
+        if self._thinks:
+            self._thinks = False
+            _write(self._aside, (_PLAIN if self._dims else "") + gap)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    print(text, end="", file=stream, flush=True)

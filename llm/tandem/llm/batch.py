@@ -1,0 +1,88 @@
+"""A batch that is generated: what its callers write for each prompt, and how it is carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from tandem.llm.llm_engine import LLMEngine
+from tandem.llm.outputs import RequestOutput
+from tandem.llm.progress import BatchProgress
+from tandem.llm.sampling import Params, params_from
+from tandem.protocol.errors import InvalidParameter, TandemError
+from tandem.protocol.sampling import OutputKind, SamplingParams
+
+Messages = Sequence[Mapping[str, Any]]
+"""One chat."""
+
+Add = Callable[[str], None]
+"""Gives one request of a batch to the engine, under an id."""
+
+
+def run_batch(
+    engine: LLMEngine,
+    adders: Iterable[Add],
+    names: Iterator[str],
+    progress: BatchProgress,
+    *,
+    total: int,
+    at_once: int,
+) -> list[RequestOutput]:
+    """The answers to ``total`` requests in their order, ``at_once`` of them in the engine at a
+    time, under ``names``: ids that nobody had before.
+
+    Raises what one could not be added for, or failed with; its ``answers`` are those until then.
+    Whatever is raised, nothing of the batch goes on.
+    """
+    waiting = enumerate(adders)
+    answers: dict[int, RequestOutput] = {}
+    running: dict[str, int] = {}
+    try:
+        while len(answers) < total:
+            for index, add in islice(waiting, at_once - len(running)):
+                name = next(names)
+                running[name] = index  # before: Ctrl-C may come when it is in the engine already
+                add(name)
+            for output in engine.step():
+                place = running.pop(output.request_id, None)
+                if place is not None:
+                    answers[place] = output
+                    progress.done(output.num_generated_tokens)
+    except TandemError as error:
+        error.answers = answers
+        raise
+    finally:
+        engine.abort_request(running)
+    return [answers[index] for index in range(total)]
+
+
+def one_each(given: Params | Sequence[Params], count: int) -> list[Params]:
+    """Verified parameters for each request, to be answered once, at the end."""
+    if not isinstance(given, Sequence):
+        return [_at_the_end(given)] * count
+    if len(given) != count:
+        raise InvalidParameter(
+            "sampling_params", f"{len(given)} of them", f"one, or one for each of {count}"
+        )
+    return [_at_the_end(each) for each in given]
+
+
+def chats_of(messages: Messages | Sequence[Messages]) -> list[Any]:
+    """A list of chats is a list of lists; what is no chat is refused when it is rendered."""
+    several = (
+        isinstance(messages, Sequence)
+        and len(messages) > 0
+        and all(isinstance(each, Sequence) and not isinstance(each, str) for each in messages)
+    )
+    return list(messages) if several else [messages]
+
+
+def _at_the_end(given: Params) -> Params:
+    """The same, for one answer at the end; what a mapping leaves open stays so."""
+    params = params_from(given)
+    if isinstance(given, SamplingParams):
+        return msgspec.structs.replace(params, output_kind=OutputKind.FINAL_ONLY)
+    return {**(given or {}), "output_kind": OutputKind.FINAL_ONLY}

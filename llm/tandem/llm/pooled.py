@@ -1,0 +1,127 @@
+"""Batches whose prompts are pooled or scored, in the event loop of an ``AsyncLLM``.
+
+``LLMEngine`` has them done: while an engine computes some prompts, those that follow are prepared
+and answers are made of those before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from tandem.llm.async_llm import AsyncLLM
+from tandem.llm.checks import name_of
+from tandem.llm.outputs import PooledRequestOutput, ScoringRequestOutput
+from tandem.llm.patience import Patience
+from tandem.llm.prepared import PreparedRequest
+from tandem.llm.scoring import Side, all_of, prepare_scores
+from tandem.llm.weighing import parts_of, prompt_tokens
+from tandem.llm.window import Window
+from tandem.protocol.errors import FailCause, RequestFailed, TandemError
+from tandem.protocol.pooling import PoolingParams
+from tandem.text.prompts import PromptLike
+
+STEPS_AHEAD = 4
+"""Of a batch that is pooled, steps' worth of tokens in the engine at a time: two are launched, two
+follow. Preparing all first would keep the interpreter from launching what the device waits for."""
+
+_Result = TypeVar("_Result")
+
+
+async def pool_batch(
+    llm: AsyncLLM,
+    prompts: Sequence[PromptLike],
+    params: PoolingParams | None,
+    shown: Callable[[PooledRequestOutput], _Result],
+    *,
+    at_once: int,
+    seconds: float,
+) -> list[_Result]:
+    """What ``shown`` makes of that to which ``prompts`` come, in their order. At most ``at_once``
+    of them are in the engine at a time, and tokens for ``STEPS_AHEAD`` steps.
+
+    Raises InvalidParameter and what the first one failed with, whose ``answers`` are of those that
+    were done; RequestFailed when the engine answered none of them for ``seconds``.
+    """
+    step = (await llm.card()).max_num_batched_tokens
+    window, found = Window(at_once, STEPS_AHEAD * step), dict[int, _Result]()
+
+    def names(first: int, count: int) -> list[str]:
+        return [name_of("prompt", at, len(prompts)) for at in range(first, first + count)]
+
+    async def one(at: int, prepared: PreparedRequest, weight: int, patience: Patience) -> None:
+        try:
+            found[at] = shown(await _patiently(llm, prepared, patience))
+        finally:
+            window.give(weight)
+
+    async def several(first: int, part: Sequence[PromptLike], patience: Patience) -> None:
+        weights = [prompt_tokens(each) for each in part]
+        await window.take(sum(weights), len(part))
+        called = names(first, len(part))
+        prepared = await llm.prepare_all_pooling(part, params, names=called)
+        ready = enumerate(zip(prepared, weights, strict=True), first)
+        await all_of([one(at, *each, patience) for at, each in ready])
+
+    parts, first = {}, 0
+    for part in parts_of(prompts, step, at_once):
+        await llm.check_pooling(part, params, names(first, len(part)))
+        await asyncio.sleep(0)  # others' turn, an interrupt's among them
+        parts[first] = part
+        first += len(part)
+    try:
+        async with _patience(seconds) as patience:
+            await all_of([several(*each, patience) for each in parts.items()])
+    except TandemError as error:
+        error.answers = found
+        raise
+    return [found[at] for at in range(len(prompts))]
+
+
+async def score_batch(
+    llm: AsyncLLM,
+    first: Side,
+    second: Side,
+    *,
+    activation: bool | None,
+    at_once: int,
+    seconds: float,
+) -> list[ScoringRequestOutput]:
+    """A score for each pair, in order. Raises as ``pool_batch`` does, without ``answers``."""
+    prepared = await prepare_scores(llm, first, second, activation=activation)
+    seats = asyncio.Semaphore(at_once)
+
+    async def one(request: PreparedRequest, patience: Patience) -> PooledRequestOutput:
+        async with seats:
+            return await _patiently(llm, request, patience)
+
+    async def every(requests: Sequence[PreparedRequest]) -> list[PooledRequestOutput]:
+        async with _patience(seconds) as patience:
+            return await all_of([one(each, patience) for each in requests])
+
+    scores, _ = await prepared.scores(every)
+    return scores
+
+
+@asynccontextmanager
+async def _patience(seconds: float) -> AsyncIterator[Patience]:
+    """That of a batch. Raises RequestFailed when none of it was answered for so long."""
+    try:
+        async with Patience(seconds) as patience:
+            yield patience
+    except TimeoutError:
+        message = f"no vector for {seconds:g} s"
+        raise RequestFailed(FailCause.TIMEOUT, message) from None
+
+
+async def _patiently(
+    llm: AsyncLLM, prepared: PreparedRequest, patience: Patience
+) -> PooledRequestOutput:
+    """What one of a batch comes to."""
+    patience.begin()
+    try:
+        return await llm.pool(prepared)
+    finally:
+        patience.end()

@@ -1,0 +1,165 @@
+"""Batches of ``LLM`` that are bad, broken off, or drawn again, over a pretended model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engine_plan.sim import SimExecutor
+from tests.llm.interrupting import Interrupted, interrupted_behind
+
+from tandem.llm import LLM, llm_engine
+from tandem.protocol.commands import CommandName
+from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
+from tandem.protocol.sampling import SamplingParams
+from tandem.text.chat_template import ChatOptions
+from tandem.text.errors import ContextLengthExceeded
+
+SETTINGS: dict[str, Any] = {
+    "device": "cpu",
+    "block_size": 16,
+    "max_num_batched_tokens": 64,
+    "max_model_len": 128,
+}
+SHORT = {"max_tokens": 2, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2: Path) -> Iterator[LLM]:
+    """One request at a time."""
+    with LLM(str(smollm2), executor=SimExecutor(64), max_num_seqs=1, **SETTINGS) as llm:
+        yield llm
+
+
+def num_outputs(llm: LLM) -> int:
+    """What the engine has said to requests of tokens."""
+    return llm.engine._llm.num_outputs
+
+
+def drawn(smollm2: Path, seed: int, at_once: int) -> list[tuple[int, ...]]:
+    """Tokens of two batches of one run."""
+    executor = SimExecutor(64)
+    with LLM(str(smollm2), executor=executor, seed=seed, max_num_seqs=at_once, **SETTINGS) as llm:
+        params = {"temperature": 1.0, "max_tokens": 6, "ignore_eos": True, "n": 2}
+        answers = [
+            *llm.generate([[5] * (n + 1) for n in range(6)], params, use_tqdm=False),
+            *llm.generate([[5], [5]], SamplingParams(max_tokens=6), use_tqdm=False),
+        ]
+    return [tuple(each.token_ids) for answer in answers for each in answer.outputs]
+
+
+def test_what_is_drawn_hangs_on_the_engines_seed(smollm2: Path) -> None:
+    """A script draws the same in each run, whatever runs at once, and other tokens under another
+    seed; requests of one run draw apart."""
+    first = drawn(smollm2, 3, at_once=4)
+    assert drawn(smollm2, 3, at_once=2) == first
+    assert drawn(smollm2, 4, at_once=4) != first
+    assert len(set(first)) == len(first)
+
+
+BAD: list[tuple[Any, type[InvalidParameter]]] = [
+    ([1] * 500, ContextLengthExceeded),
+    ([10**9], InvalidParameter),
+    ("long " * 200, ContextLengthExceeded),
+    ("", InvalidParameter),
+    ("\ud800", InvalidParameter),
+]
+
+
+@pytest.mark.parametrize(("bad", "error"), BAD)
+def test_a_bad_prompt_is_seen_before_any_runs(
+    llm: LLM, bad: Any, error: type[InvalidParameter]
+) -> None:
+    """It is named, and the batch costs nothing; texts that may be too long are among them."""
+    before = num_outputs(llm)
+    with pytest.raises(error, match=r"^prompt\[5\]") as caught:
+        llm.generate(["good"] * 5 + [bad, "good"], SHORT, use_tqdm=False)
+
+    assert caught.value.answers == {}
+    assert num_outputs(llm) == before
+    with pytest.raises(error, match=r"^prompt:"):
+        llm.generate([bad], SHORT, use_tqdm=False)
+    assert len(llm.generate(["good"] * 5, SHORT, use_tqdm=False)) == 5
+
+
+def test_bad_parameters_of_one_are_seen_before_any_runs(llm: LLM) -> None:
+    """Those that the model's vocabulary forbids, and more tokens than fit with its prompt."""
+    before = num_outputs(llm)
+    for given, name in (
+        ({"stop_token_ids": [10**6]}, "stop_token_ids"),
+        ({"max_tokens": 128}, "max_tokens"),
+        ({"logprobs": 1000}, "logprobs"),
+    ):
+        with pytest.raises(InvalidParameter, match=f"^{name}"):
+            llm.generate(["a", "b", "c"], [SHORT, SHORT, given], use_tqdm=False)
+    assert num_outputs(llm) == before
+
+
+def test_a_bad_chat_is_seen_before_any_runs(llm: LLM) -> None:
+    """Whether it is none, or too long."""
+    before = num_outputs(llm)
+    good = [{"role": "user", "content": "hi"}]
+    long = [{"role": "user", "content": "hi " * 200}]
+    for bad, error in (([{"role": 5}], InvalidParameter), (long, ContextLengthExceeded)):
+        with pytest.raises(error, match=r"^messages\[2\]"):
+            llm.chat([good, good, bad], SHORT, use_tqdm=False)
+    assert num_outputs(llm) == before
+
+
+def test_what_is_seen_late_brings_the_answers_until_then(llm: LLM) -> None:
+    """Chats under a template of the caller's are rendered when their turn comes."""
+    good = [{"role": "user", "content": "hi"}]
+    long = [{"role": "user", "content": "hi " * 200}]
+    chat = ChatOptions(chat_template="{{ messages[0].content }}")
+    with pytest.raises(ContextLengthExceeded) as caught:
+        llm.chat([good] * 5 + [long], SHORT, chat=chat, use_tqdm=False)
+
+    assert list(caught.value.answers)[:4] == [0, 1, 2, 3]  # two are under way at a time
+    assert len(caught.value.answers[3].outputs[0].token_ids) == 2
+    assert not llm.engine.has_unfinished_requests
+
+
+def test_ids_that_are_pooled_are_looked_at_first(llm: LLM) -> None:
+    """A text when its turn comes; then the error brings the vectors until then."""
+    for bad in ([1] * 500, [10**9]):
+        with pytest.raises(InvalidParameter, match=r"^prompt\[5\]") as caught:
+            llm.embed([[1]] * 5 + [bad])
+        assert caught.value.answers == {}
+    with pytest.raises(ContextLengthExceeded, match=r"^prompt\[40\]") as late:
+        llm.embed(["a"] * 40 + ["long " * 150])
+    assert len(late.value.answers) >= 38
+    assert len(late.value.answers[0].outputs.embedding) > 0
+    assert len(llm.embed([[1]])) == 1
+
+
+@pytest.mark.parametrize("behind", range(1, 7))
+def test_an_interrupt_leaves_nothing_behind(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, behind: int
+) -> None:
+    """Whenever it comes while a batch is added: no request goes on, and the next is answered."""
+    with monkeypatch.context() as patched:
+        patched.setattr(llm_engine, "call", interrupted_behind(behind))
+        with pytest.raises(Interrupted):
+            llm.generate(["a", "b"], {"max_tokens": 100, "ignore_eos": True}, use_tqdm=False)
+
+    assert not llm.engine.has_unfinished_requests
+    stats = llm.engine._call(llm.engine._llm.call(CommandName.STATS)).values
+    assert stats["running"] == stats["waiting"] == 0
+    assert len(llm.generate(["a", "b", "c"], SHORT, use_tqdm=False)) == 3
+
+
+def test_a_failure_brings_the_answers_until_then(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the engine, too."""
+    step, steps = llm.engine.step, iter(range(3))
+
+    def failing() -> Any:
+        if next(steps, None) is None:
+            raise RequestFailed(FailCause.INTERNAL, "broken")
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", failing)
+    with pytest.raises(RequestFailed, match="broken") as caught:
+        llm.generate(["a"] * 9, SHORT, use_tqdm=False)
+    assert 3 <= len(caught.value.answers) < 9

@@ -19,20 +19,26 @@ def main() -> int:
     """promtool's exit status."""
     program = promtool.build()
     with tempfile.TemporaryDirectory() as folder:
-        rules = Path(folder) / "rules.yaml"
-        rules.write_text(yaml.safe_dump(chart.rule_file(), width=1000))
-        panels = Path(folder) / "panels.yaml"
-        panels.write_text(yaml.safe_dump(_panels(), width=1000))
-        commands = [["check", "rules", str(path)] for path in (rules, panels)]
-        for every, content in cases.test_files(rules).items():
-            path = Path(folder) / f"tests-{every}.yaml"
-            path.write_text(yaml.safe_dump(content, width=1000))
-            commands.append(["test", "rules", str(path)])
+        commands = [["check", "rules", _written(Path(folder) / "panels.yaml", _panels())]]
+        for number, (ground, tests) in enumerate(cases.by_ground().items()):
+            rules = Path(folder) / f"rules-{number}.yaml"
+            commands.append(
+                ["check", "rules", _written(rules, chart.rule_file(dict(ground.settings)))]
+            )
+            content = cases.test_file(rules, ground, tests)
+            path = Path(folder) / f"tests-{number}-{ground.every}.yaml"
+            commands.append(["test", "rules", _written(path, content)])
         for command in commands:
             done = subprocess.run([str(program), *command], check=False, timeout=CHECK_SECONDS)
             if done.returncode:
                 return done.returncode
     return 0
+
+
+def _written(path: Path, content: dict[str, Any]) -> str:
+    """The path of a file that now has this."""
+    path.write_text(yaml.safe_dump(content, width=1000))
+    return str(path)
 
 
 def _panels() -> dict[str, Any]:

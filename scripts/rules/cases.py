@@ -1,20 +1,30 @@
 """Cases of tests/observability/cases as the file that ``promtool test rules`` reads.
 
-A case is written in short: series by name, when to look, and what is seen then. Each alert has one
-case or more in which it fires and in which it does not; each recording rule has its value.
+A case is written in short: series by name, when to look, and what is seen then; where that is
+about other settings than the chart's defaults, with these. Each alert has one case or more in which
+it fires and in which it does not; each recording rule has its value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from scripts.rules.chart import ROOT
 
 CASES = ROOT / "tests" / "observability" / "cases"
 _AT, _EVERY = "20m", "1m"
+
+
+class Ground(NamedTuple):
+    """What cases have in common that are tried in one file."""
+
+    every: str
+    """How often rules are evaluated."""
+    settings: tuple[tuple[str, object], ...]
+    """Of the chart's rules, other than the defaults."""
 
 
 def cases() -> list[dict[str, Any]]:
@@ -25,23 +35,25 @@ def cases() -> list[dict[str, Any]]:
     return found
 
 
-def test_files(rules: Path) -> dict[str, dict[str, Any]]:
-    """Files by how often they evaluate, about the rules at ``rules``: days are not walked through
-    by the minute."""
-    found: dict[str, dict[str, Any]] = {}
+def by_ground() -> dict[Ground, list[dict[str, Any]]]:
+    """Tests of all cases, by what they have in common: days are not walked through by the
+    minute."""
+    found: dict[Ground, list[dict[str, Any]]] = {}
     for case in cases():
-        every = case.get("interval", _EVERY)
-        file = found.setdefault(
-            every,
-            {
-                "rule_files": [str(rules)],
-                "evaluation_interval": every,
-                "fuzzy_compare": True,
-                "tests": [],
-            },
-        )
-        file["tests"] += _tests(case)
+        ground = Ground(case.get("interval", _EVERY), tuple(case.get("settings", {}).items()))
+        found.setdefault(ground, []).extend(_tests(case))
     return found
+
+
+def test_file(rules: Path, ground: Ground, tests: list[dict[str, Any]]) -> dict[str, Any]:
+    """What promtool reads: tests of one ground, about the rules at ``rules``, made of its
+    settings."""
+    return {
+        "rule_files": [str(rules)],
+        "evaluation_interval": ground.every,
+        "fuzzy_compare": True,
+        "tests": tests,
+    }
 
 
 def _tests(case: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

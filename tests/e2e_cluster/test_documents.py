@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400), pytest.mark.usefixt
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODELS = Path("/srv/models")
 MADE_HERE = MODELS / ".made-by-the-tests-of-the-documents"
-ORDER = ("With Helm", "The CPU demo", "Upgrade", "Uninstall", "Without Helm")
+PORTS = "Ports of the API server"
+ORDER = ("With Helm", PORTS, "The CPU demo", "Upgrade", "Uninstall", "Without Helm")
 SAID = {"The CPU demo": "Paris"}
 
 

@@ -32,7 +32,6 @@ is asked for, and nobody starts an operator again here as a kubelet would."""
 KUBELET_PAUSES = (10.0, 30.0, 70.0, 150.0, 310.0, 610.0, 910.0)
 """Seconds after which a kubelet starts a container again that ends at once: it doubles its pause
 up to five minutes."""
-REFUSED = tuple(f"refused-{number}" for number in range(10))
 MISSING = {"ok": False, "reason": "ModelNotFound", "message": "there is no folder /models/x"}
 
 
@@ -74,8 +73,6 @@ class Stage:
 
     name: str
     faults: tuple[Fault, ...]
-    more: tuple[str, ...] = ()
-    """Other services that are ready before."""
 
 
 def fired() -> set[str]:
@@ -162,7 +159,7 @@ def nothing(_: Ground) -> None:
 
 
 def refuse_writes(ground: Ground) -> None:
-    """A policy of somebody's refuses what the operator writes, and every service changes."""
+    """A policy of somebody's refuses what the operator writes, and its one service changes."""
     space = ground.harness.namespace
     rules = [
         {
@@ -189,8 +186,7 @@ def refuse_writes(ground: Ground) -> None:
         return "closed" in ground.harness.kubectl(*probe, "--dry-run=server", check=False)
 
     ground.harness.wait_for(is_closed)
-    for name in REFUSED:
-        ground.harness.change({"spec": {"engine": {"maxNumSeqs": 7}}}, name)
+    ground.harness.change({"spec": {"engine": {"maxNumSeqs": 7}}}, "refused")
 
 
 def kill_operator(ground: Ground) -> None:
@@ -267,8 +263,9 @@ STAGES = (
         "refused",
         tuple(
             Fault(
-                REFUSED[0],
-                "an admission policy refuses every write of the operator, and ten services change",
+                "refused",
+                "an admission policy refuses every write of the operator, and its one service "
+                "changes",
                 alert,
                 strike,
                 of_operator=True,
@@ -278,7 +275,6 @@ STAGES = (
                 ("TandemOperatorStale", nothing),
             )
         ),
-        REFUSED[1:],
     ),
     Stage(
         "silent",

@@ -132,7 +132,6 @@ def _raise(made: World, stage: Stage, folder: Path, open_: ExitStack) -> Played:
     )
     wait_for(lambda: prometheus.targets_up() == 1, UP_SECONDS)
     before = {fault.name: fault.changes for fault in stage.faults if fault.waits}
-    before |= {name: {} for name in stage.more}
     for name, changes in before.items():
         ground.harness.create(name, **changes)
     for name in before:

@@ -4,7 +4,7 @@
 
 {{- define "tandem.selector" -}}
 app.kubernetes.io/name: tandem-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "tandem.labels" -}}
@@ -16,7 +16,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- define "tandem.agentSelector" -}}
 app.kubernetes.io/name: tandem-node-agent
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "tandem.agentLabels" -}}
@@ -98,6 +98,16 @@ true
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
   verbs: [get, list, watch, create, patch, update]
+{{- end }}
+
+{{- /* Ports of policies, as JSON. `helm upgrade --reuse-values` knows none where the release before had
+none, and a rule without ports would open all. */ -}}
+{{- define "tandem.apiServerPorts" -}}
+{{ .Values.networkPolicy.apiServerPorts | default (list 443 6443) | toJson }}
+{{- end }}
+
+{{- define "tandem.dnsPorts" -}}
+{{ .Values.networkPolicy.dnsPorts | default (list 53) | toJson }}
 {{- end }}
 
 {{/* Port of a URL; that of its scheme where it names none. */}}

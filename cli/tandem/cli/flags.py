@@ -147,7 +147,8 @@ def convert(name: str, value: Any, hint: Any, allowed: tuple[str, ...] = ()) -> 
     """``value`` as the field's type, or InvalidParameter."""
     kind = plain_type(hint)
     if kind is tuple:
-        return _items(name, value)
+        item, *_ = typing.get_args(hint)
+        return tuple(convert(name, each, item) for each in _items(name, value))
     if kind is bool:
         return _boolean(name, value)
     if allowed and str(value) not in allowed:

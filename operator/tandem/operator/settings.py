@@ -40,6 +40,16 @@ class OperatorSettings(TracingConfig):
     metrics_namespace: str = setting(
         "", "Namespace from which worker metrics may be scraped. None: only the operator's."
     )
+    api_server_ports: tuple[int, ...] = setting(
+        (443, 6443),
+        "Ports by which NetworkPolicies let routers reach the API server: what it listens on "
+        "itself, too, where the network's plugin compares ports behind the Service's.",
+    )
+    dns_ports: tuple[int, ...] = setting(
+        (53,),
+        "Ports by which NetworkPolicies let pods ask the cluster's DNS: what its pods listen on, "
+        "too.",
+    )
     allow_privileged_pods: bool = setting(
         False,
         "Let podTemplates go beyond the baseline Pod Security profile: whoever may create an "
@@ -79,6 +89,8 @@ class OperatorSettings(TracingConfig):
         TracingConfig.__post_init__(self)
         check_share("traces_sample_ratio", self.traces_sample_ratio)
         check_integer("port", self.port, 0, 65535)
+        for name in ("api_server_ports", "dns_ports"):
+            _check_ports(name, getattr(self, name))
         check_integer("workers", self.workers, 1, 64)
         check_integer("model_jobs", self.model_jobs, 1, 10_000)
         for name in ("resync_seconds", "lease_seconds", "renew_deadline", "retry_seconds"):
@@ -95,6 +107,15 @@ class OperatorSettings(TracingConfig):
     def listening_host(self) -> str:
         """Of pods. Without the API server's word it is IPv4's, which every image knows."""
         return self.pod_host or ANY_4
+
+
+def _check_ports(param: str, ports: tuple[int, ...]) -> None:
+    """Raise InvalidParameter unless there are ports, as a rule without any opens all, and each is
+    one."""
+    if not ports:
+        raise InvalidParameter(param, ports, "one port or more")
+    for port in ports:
+        check_integer(param, port, 1, 65535)
 
 
 def usual_pod_host(environment: Mapping[str, str]) -> str:

@@ -18,8 +18,6 @@ from tandem.operator.desired.worker import kept_probe_port
 from tandem.protocol import names
 
 _NAMESPACE_LABEL = "kubernetes.io/metadata.name"
-_API_SERVER_PORTS = (443, 6443)
-"""The API server's address is not known here, and no policy can name it."""
 
 
 def network_policies(facts: Facts) -> list[Manifest]:
@@ -56,7 +54,7 @@ def _worker(facts: Facts, role: Role) -> Manifest:
         {"from": _scrapers(facts), "ports": [_tcp(each) for each in _probe_ports(facts, role)]},
     ]
     egress: list[Manifest] = [
-        _dns(),
+        _dns(facts),
         {"to": workers, "ports": [_tcp(names.CONTROL_PORT), data]},
     ]
     return {"ingress": ingress, "egress": [*egress, *_own_fetch(facts, role), *_spans(facts, role)]}
@@ -65,9 +63,10 @@ def _worker(facts: Facts, role: Role) -> Manifest:
 def _router(facts: Facts) -> Manifest:
     workers = [_peer(facts, each) for each in WORKERS]
     egress: list[Manifest] = [
-        _dns(),
+        _dns(facts),
         {"to": workers, "ports": [_tcp(names.WORKER_PORT)]},
-        {"ports": [_tcp(port) for port in _API_SERVER_PORTS]},
+        # Its address is not known here, and no policy can name it.
+        {"ports": [_tcp(port) for port in facts.settings.api_server_ports]},
     ]
     egress += [*_own_fetch(facts, Role.ROUTER), *_spans(facts, Role.ROUTER)]
     ports = [names.ROUTER_PORT]
@@ -91,7 +90,7 @@ def _fetching(facts: Facts) -> list[Manifest]:
     if delivery(facts.spec).source is None:
         return []
     ports = fetch_ports(facts.spec, answering_role(facts.spec))
-    return [_dns(), {"ports": [_tcp(port) for port in ports]}]
+    return [_dns(facts), {"ports": [_tcp(port) for port in ports]}]
 
 
 def _own_fetch(facts: Facts, role: Role) -> list[Manifest]:
@@ -125,5 +124,8 @@ def _tcp(port: int) -> Manifest:
     return {"protocol": "TCP", "port": port}
 
 
-def _dns() -> Manifest:
-    return {"ports": [{"protocol": "UDP", "port": 53}, _tcp(53)]}
+def _dns(facts: Facts) -> Manifest:
+    ports = facts.settings.dns_ports
+    return {
+        "ports": [{**_tcp(port), "protocol": each} for port in ports for each in ("UDP", "TCP")]
+    }

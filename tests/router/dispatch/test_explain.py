@@ -73,6 +73,7 @@ async def test_a_router_that_stood_still_before_a_first_token_adds_nothing_to_th
         turn.accept()
         yield from wait_to(turn, has_read(stack))
         (job,) = stack.dispatcher.jobs
+        assert job.attempt is not None
         loop.call_soon_threadsafe(job.attempt.overslept, 5.0)
         yield 0.1
         yield from behind()(turn)

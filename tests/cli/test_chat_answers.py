@@ -7,12 +7,13 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 from tests.cli.answering import Answer, served
 
-from tandem.cli import chat
+from tandem.cli import answer_drawn, chat
+from tandem.cli.answer_drawn import AnswerDrawn
 
 THOUGHT = [
     {"role": "assistant", "content": ""},
@@ -124,3 +125,22 @@ def test_a_stream_that_breaks_in_a_thought_leaves_no_terminal_dim(
     drawn, error = capsys.readouterr()
     assert drawn == "\x1b[2mLet me see.\x1b[0m\n"
     assert "the server sent what is no event" in error
+
+
+def test_a_terminal_is_not_left_dim(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C may come just where a thought ends."""
+    on_terminal(monkeypatch)
+    drawn, write = AnswerDrawn(), answer_drawn._write
+    drawn.think("Let me see.")
+
+    def breaks(stream: TextIO, text: str) -> None:
+        monkeypatch.setattr(answer_drawn, "_write", write)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(answer_drawn, "_write", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        drawn.say("Paris")
+    drawn.end()
+    assert capsys.readouterr().out == "\x1b[2mLet me see.\x1b[0m\n"

@@ -196,7 +196,10 @@ def test_each_request_at_a_time_has_its_descriptor(
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, now: limits.append(now))
     words = ["-i", str(tmp_path / "absent"), "-o", str(tmp_path / "out")]
-    words += ["--url", "http://127.0.0.1:9", "--concurrency"]
+    words += ["--url", "http://127.0.0.1:9"]
+    with pytest.raises(FileNotFoundError):
+        run(words)  # so many as there may be, where that is fewer than usual
+    words.append("--concurrency")
     with pytest.raises(InvalidParameter, match=f"--concurrency: .* 1 to {most:,}"):
         run([*words, str(most + 1)])
     assert limits[-1] == (hard, hard)

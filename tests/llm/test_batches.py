@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.engine_plan.sim import SimExecutor
 from tests.llm.interrupting import Interrupted, interrupted_behind
 
 from tandem.llm import LLM, llm_engine
+from tandem.llm.outputs import RequestOutput
 from tandem.protocol.commands import CommandName
 from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
 from tandem.protocol.sampling import SamplingParams
@@ -163,3 +165,40 @@ def test_a_failure_brings_the_answers_until_then(llm: LLM, monkeypatch: pytest.M
     with pytest.raises(RequestFailed, match="broken") as caught:
         llm.generate(["a"] * 9, SHORT, use_tqdm=False)
     assert 3 <= len(caught.value.answers) < 9
+
+
+def test_requests_of_ones_own_go_on_beside_a_batch(llm: LLM) -> None:
+    """Their ids are not taken, and what comes to them meanwhile is the next step's."""
+    mine = f"{int(next(llm._names)) + 1}"  # what the batch would call its first
+    llm.engine.add_request(mine, [5], {**SHORT, "max_tokens": 4, "output_kind": "final_only"})
+    assert len(llm.generate(["a", "b"], SHORT, use_tqdm=False)) == 2
+    assert llm.engine.has_unfinished_requests
+    (own,) = llm.engine.step()
+    assert (own.request_id, own.finished) == (mine, True)
+    assert not llm.engine.has_unfinished_requests
+
+
+def test_whatever_ends_a_batch_brings_its_answers(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of Python's own, too."""
+    step, steps = llm.engine.step, iter(range(3))
+
+    def breaks() -> list[RequestOutput]:
+        if next(steps) == 2:
+            raise TimeoutError
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", breaks)
+    with pytest.raises(TimeoutError) as caught:
+        llm.generate(["a"] * 5, SHORT, use_tqdm=False)
+    assert {0, 1} <= set(caught.value.answers)  # type: ignore[attr-defined]
+
+
+def test_batches_of_two_threads_take_turns(llm: LLM) -> None:
+    """Each has its own answers."""
+    with ThreadPoolExecutor(2) as threads:
+        batches = [threads.submit(llm.generate, [[n]] * 3, SHORT, use_tqdm=False) for n in range(2)]
+        found = [each.result(60) for each in batches]
+    for n, answers in enumerate(found):
+        assert [answer.prompt_token_ids for answer in answers] == [[n]] * 3

@@ -10,7 +10,7 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.sampling import SamplingParams
 from tandem.text.errors import ContextLengthExceeded
-from tandem.text.fitting import TOKENS_AROUND, fits_anyhow
+from tandem.text.fitting import BYTES_A_TOKEN, seems_to_fit
 from tandem.text.input_processor import InputProcessor
 from tandem.text.tokenizer import Tokenizer
 
@@ -34,6 +34,7 @@ BAD: list[tuple[Any, SamplingParams]] = [
     ([1] * 64, SamplingParams()),
     ([1] * 60, SamplingParams(max_tokens=5)),
     ("hi", SamplingParams(max_tokens=64)),
+    ("hi", SamplingParams(max_tokens=None, min_tokens=64)),
     ("hi", SamplingParams(stop_token_ids=(512,))),
     ("hi", SamplingParams(temperature=9.0)),
     ("hi", SamplingParams(bad_words=("word " * 90,))),
@@ -56,23 +57,23 @@ def test_a_check_finds_what_processing_would(
     assert named.value.param != "prompt"
 
 
-def test_a_text_that_fits_anyhow_is_not_tokenized(
+def test_a_text_that_seems_to_fit_is_not_tokenized(
     processor: InputProcessor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has no more tokens than bytes."""
+    """Few tokens have fewer than two bytes: a batch is not tokenized twice."""
     monkeypatch.setattr(processor.tokenizer, "encode", None)
-    processor.check("hi there", SamplingParams(max_tokens=4))
+    processor.check("hi there" * 15, SamplingParams(max_tokens=4))
     processor.check([1, 2], SamplingParams())
     with pytest.raises(TypeError):
-        processor.check("hi there" * 7, SamplingParams())
+        processor.check("hi there" * 16, SamplingParams())
 
 
 def test_what_fits_is_counted_in_bytes() -> None:
     """Of a text that says something."""
-    assert fits_anyhow("é" * 4, 8 + TOKENS_AROUND)
-    assert not fits_anyhow("é" * 4, 7 + TOKENS_AROUND)
-    assert not fits_anyhow(" \n", 1000)
-    assert not fits_anyhow("\ud800", 1000)
+    assert seems_to_fit("é" * BYTES_A_TOKEN, 2)
+    assert not seems_to_fit("é" * BYTES_A_TOKEN, 1)
+    assert not seems_to_fit(" \n", 1000)
+    assert not seems_to_fit("\ud800", 1000)
 
 
 def test_what_is_pooled_is_checked_by_its_ids(byte_level: Tokenizer, make_card: MakeCard) -> None:

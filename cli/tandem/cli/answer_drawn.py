@@ -54,8 +54,8 @@ class AnswerDrawn:
 
     def _leave_thought(self, gap: str) -> None:
         if self._thinks:
-            self._thinks = False
             _write(self._aside, (_PLAIN if self._dims else "") + gap)
+            self._thinks = False  # behind it: what breaks it off ends with ``end``
 
 
 def _write(stream: TextIO, text: str) -> None:

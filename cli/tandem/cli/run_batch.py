@@ -32,6 +32,7 @@ from tandem.protocol.errors import InvalidParameter
 SAY_EVERY = 10.0
 """Seconds between two words on how far it is."""
 STOP_SECONDS = 60.0
+CONCURRENCY = 64
 MAX_CONCURRENCY = 4_096
 DESCRIPTORS_KEPT = 64
 """For what is no connection to the server: files, streams, looking names up."""
@@ -47,7 +48,11 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--model", help="what a server is started for, as `tandem serve` takes it")
     parser.add_argument("--serve-flags", default="", help="flags of that `tandem serve`, a word")
     parser.add_argument("--api-key", help="sent as a bearer token")
-    parser.add_argument("--concurrency", type=int, default=64, help="requests at a time")
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        help=f"requests at a time; without it {CONCURRENCY}, or what descriptors are there for",
+    )
     parser.add_argument("--max-attempts", type=int, default=5, help="tries of each request")
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds of one try")
     parser.add_argument(
@@ -79,21 +84,24 @@ def _check(options: argparse.Namespace) -> None:
         raise InvalidParameter("--serve-flags", options.serve_flags, "only with --model")
     if not 1 <= options.max_attempts <= 100:
         raise InvalidParameter("--max-attempts", options.max_attempts, "an integer, 1 to 100")
-    _check_concurrency(options.concurrency)
+    options.concurrency = _concurrency(options.concurrency)
     for name in ("timeout", "ready_seconds"):
         if not 0 < (value := getattr(options, name)) < math.inf:
             flag = f"--{name.replace('_', '-')}"
             raise InvalidParameter(flag, value, "a finite number above 0")
 
 
-def _check_concurrency(given: int) -> None:
+def _concurrency(given: int | None) -> int:
     """Each takes a connection: without a descriptor for it a request would fail like one that the
     server does not answer."""
     may_open = raise_descriptor_limit(1)
     most = max(1, min(MAX_CONCURRENCY, may_open - DESCRIPTORS_KEPT))
+    if given is None:
+        return min(CONCURRENCY, most)
     if not 1 <= given <= most:
         why = "" if most == MAX_CONCURRENCY else f": this process may open {may_open:,} files"
         raise InvalidParameter("--concurrency", given, f"an integer, 1 to {most:,}{why}")
+    return given
 
 
 @contextmanager

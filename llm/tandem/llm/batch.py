@@ -12,7 +12,7 @@ from tandem.llm.llm_engine import LLMEngine
 from tandem.llm.outputs import RequestOutput
 from tandem.llm.progress import BatchProgress
 from tandem.llm.sampling import Params, params_from
-from tandem.protocol.errors import InvalidParameter, TandemError
+from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import OutputKind, SamplingParams
 
 Messages = Sequence[Mapping[str, Any]]
@@ -32,7 +32,8 @@ def run_batch(
     at_once: int,
 ) -> list[RequestOutput]:
     """The answers to ``total`` requests in their order, ``at_once`` of them in the engine at a
-    time, under ``names``: ids that nobody had before.
+    time, under ``names``: ids that nobody had before. What comes meanwhile to other requests of the
+    engine is kept for its next ``step``.
 
     Raises what one could not be added for, or failed with; its ``answers`` are those until then.
     Whatever is raised, nothing of the batch goes on.
@@ -40,21 +41,25 @@ def run_batch(
     waiting = enumerate(adders)
     answers: dict[int, RequestOutput] = {}
     running: dict[str, int] = {}
+    others: list[RequestOutput] = []
     try:
         while len(answers) < total:
             for index, add in islice(waiting, at_once - len(running)):
-                name = next(names)
+                name = next(each for each in names if not engine.is_running(each))
                 running[name] = index  # before: Ctrl-C may come when it is in the engine already
                 add(name)
             for output in engine.step():
                 place = running.pop(output.request_id, None)
-                if place is not None:
+                if place is None:
+                    others.append(output)
+                else:
                     answers[place] = output
                     progress.done(output.num_generated_tokens)
-    except TandemError as error:
-        error.answers = answers
+    except Exception as error:
+        error.answers = answers  # type: ignore[attr-defined]  # of whatever kind it is
         raise
     finally:
+        engine.put_back(others)
         engine.abort_request(running)
     return [answers[index] for index in range(total)]
 

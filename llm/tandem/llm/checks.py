@@ -1,9 +1,9 @@
 """A batch is looked through before any of it runs: one bad prompt late in it must not cost the
 answers to those before.
 
-What is found here is all but what takes as long as to prepare the request: a text that fits the
-context whatever its tokens are is not tokenized, and a chat template that the caller brings, which
-runs in a process of its own, is not rendered. What is wrong there is seen when its turn comes.
+What is found here is all but what takes as long as to prepare the request: a text that is far from
+too long for the context is not tokenized, and a chat template that the caller brings, which runs in
+a process of its own, is not rendered. What is wrong there is seen when its turn comes.
 """
 
 from __future__ import annotations

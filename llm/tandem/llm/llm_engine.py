@@ -80,6 +80,8 @@ class LLMEngine:
         self._running: dict[str, _Running] = {}
         self._failed: tuple[str, Exception] | None = None
         """What a request failed with, by its id, that ``step`` has not raised yet."""
+        self._kept: list[RequestOutput] = []
+        """Of ``put_back``."""
         self._made: AsyncLLM | None = None
         """Known to the loop even if nobody waits for it any more."""
         self._thread.start()
@@ -123,7 +125,11 @@ class LLMEngine:
     @property
     def has_unfinished_requests(self) -> bool:
         """Whether ``step`` has something to wait for."""
-        return bool(self._running) or self._failed is not None
+        return bool(self._running) or bool(self._kept) or self._failed is not None
+
+    def is_running(self, request_id: str) -> bool:
+        """Whether a request of that id was added and is not over."""
+        return request_id in self._running
 
     def check(self, prompts: Sequence[PromptLike], params: Sequence[Params]) -> None:
         """Raise the InvalidParameter that adding one of ``prompts`` with its ``params`` would, as
@@ -202,7 +208,7 @@ class LLMEngine:
         tokens come that are shown at their request's end, they are waited for.
         """
         heard, deadline = self._llm.num_outputs, time.monotonic() + timeout
-        outputs: list[RequestOutput] = []
+        outputs, self._kept = self._kept, []
         while not outputs or not self._ready.empty():
             try:
                 found = self._next(max(0.0, deadline - time.monotonic()))
@@ -225,12 +231,17 @@ class LLMEngine:
                 raise item
         return outputs
 
+    def put_back(self, outputs: Iterable[RequestOutput]) -> None:
+        """Have the next ``step`` begin with what an earlier one returned."""
+        self._kept += outputs
+
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """End a request or several, known or not; outputs of theirs that were not fetched are lost,
         and so is what they failed with."""
         wanted = {request_id} if isinstance(request_id, str) else set(request_id)
         if self._failed is not None and self._failed[0] in wanted:
             self._failed = None
+        self._kept = [each for each in self._kept if each.request_id not in wanted]
         if wanted and not self._loop.is_closed():
             self._call(self._abort(wanted))
 

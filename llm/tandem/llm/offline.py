@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
+from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -132,6 +133,8 @@ class LLM:
 
         self._names = map(str, count())
         """Ids of requests: one that an interrupt left behind may still have its own."""
+        self._batch = Lock()
+        """Held by the batch that steps the engine: another thread's waits."""
         self.engine = LLMEngine(make, collect=registry.collect)
         """For loops of one's own: add requests, step."""
 
@@ -340,7 +343,7 @@ class LLM:
         self.close()
 
     def _run(self, adders: Iterable[Add], total: int, *, use_tqdm: bool) -> list[RequestOutput]:
-        with BatchProgress(total, shown=use_tqdm) as progress:
+        with self._batch, BatchProgress(total, shown=use_tqdm) as progress:
             return run_batch(
                 self.engine, adders, self._names, progress, total=total, at_once=self._window
             )

@@ -19,7 +19,7 @@ from tandem.llm.prepared import PreparedRequest
 from tandem.llm.scoring import Side, all_of, prepare_scores
 from tandem.llm.weighing import parts_of, prompt_tokens
 from tandem.llm.window import Window
-from tandem.protocol.errors import FailCause, RequestFailed, TandemError
+from tandem.protocol.errors import FailCause, RequestFailed
 from tandem.protocol.pooling import PoolingParams
 from tandem.text.prompts import PromptLike
 
@@ -74,8 +74,8 @@ async def pool_batch(
     try:
         async with _patience(seconds) as patience:
             await all_of([several(*each, patience) for each in parts.items()])
-    except TandemError as error:
-        error.answers = found
+    except Exception as error:
+        error.answers = found  # type: ignore[attr-defined]  # of whatever kind it is
         raise
     return [found[at] for at in range(len(prompts))]
 

@@ -6,8 +6,8 @@ from tandem.protocol.sampling import SamplingParams
 from tandem.text.errors import ContextLengthExceeded
 from tandem.text.tokenizer import Tokenizer
 
-TOKENS_AROUND = 16
-"""Special tokens that a tokenizer puts around a text, at most."""
+BYTES_A_TOKEN = 2
+"""Texts of fewer in the mean are rare: of prose a token has three to five."""
 
 
 def refuse_oversized(
@@ -29,13 +29,12 @@ def refuse_oversized(
         )
 
 
-def fits_anyhow(text: str, room: int) -> bool:
-    """Whether a text has some token and at most ``room``, whatever they are: a token stands for a
-    byte or more. (A normalizer may spell out what its reader wrote shorter; that is seen when the
-    text is tokenized.)"""
+def seems_to_fit(text: str, room: int) -> bool:
+    """Whether a text has some token, and hardly more than ``room``: what is left to doubt is seen
+    when it is tokenized."""
     if not text.strip():
         return False
     try:
-        return len(text.encode()) + TOKENS_AROUND <= room
+        return len(text.encode()) <= BYTES_A_TOKEN * room
     except UnicodeEncodeError:  # no tokenizer takes it
         return False

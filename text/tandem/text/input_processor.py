@@ -30,7 +30,7 @@ from tandem.text.chat_template import ChatOptions
 from tandem.text.cutting import cut_within_ends
 from tandem.text.embeds.checks import check_embeds, kept_embeds
 from tandem.text.errors import ContextLengthExceeded
-from tandem.text.fitting import fits_anyhow, refuse_oversized
+from tandem.text.fitting import refuse_oversized, seems_to_fit
 from tandem.text.params import check_spaces, with_bad_words
 from tandem.text.prompts import (
     EmbedsPrompt,
@@ -140,14 +140,22 @@ class InputProcessor:
         *,
         param: str = "prompt",
     ) -> None:
-        """Raise what ``process`` would, calling the prompt by ``param``. A text that fits whatever
-        its tokens are is not tokenized."""
+        """Raise what ``process`` would, calling the prompt by ``param``. A text that is far from
+        too long is not tokenized."""
         parsed, options = parse_prompt(prompt, param=param), options or InputOptions()
         params = self._checked(params, parsed, options)
         words = with_bad_words(params, self.tokenizer)
         words.verify_vocabulary(self.card.vocab_size, self.card.max_logprobs)
-        if not (isinstance(parsed, TextPrompt) and fits_anyhow(parsed.text, self._room(params))):
+        if not (isinstance(parsed, TextPrompt) and self._seems_to_fit(parsed.text, params)):
             self._fitted(parsed, params, None, options, param)
+
+    def _seems_to_fit(self, text: str, params: SamplingParams) -> bool:
+        """Whether a text, and what is asked for behind a shortest prompt, need no closer look."""
+        try:
+            self._fit(params, 1, "prompt", InputOptions())
+        except InvalidParameter:
+            return False
+        return seems_to_fit(text, self._room(params))
 
     def check_pooling(self, prompt: PromptLike, *, param: str = "prompt") -> None:
         """Raise what ``process_all_pooling`` would of a prompt, but for a text that would have to

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.engine_plan.sim import SimExecutor
 from tests.llm.interrupting import Interrupted, interrupted_behind
+from tests.waiting import wait_for
 
 from tandem.llm import LLM, llm_engine
 from tandem.llm.outputs import RequestOutput
@@ -152,47 +153,54 @@ def test_an_interrupt_leaves_nothing_behind(
     assert len(llm.generate(["a", "b", "c"], SHORT, use_tqdm=False)) == 3
 
 
-def test_a_failure_brings_the_answers_until_then(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the engine, too."""
-    step, steps = llm.engine.step, iter(range(3))
+@pytest.mark.parametrize("error", [RequestFailed(FailCause.INTERNAL, "broken"), OSError("broken")])
+def test_a_failure_brings_the_answers_until_then(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Of the engine, or of whatever else."""
+    take, steps = llm.engine.take, iter(range(3))
 
     def failing() -> Any:
         if next(steps, None) is None:
-            raise RequestFailed(FailCause.INTERNAL, "broken")
-        return step()
+            raise error
+        return take()
 
-    monkeypatch.setattr(llm.engine, "step", failing)
-    with pytest.raises(RequestFailed, match="broken") as caught:
+    monkeypatch.setattr(llm.engine, "take", failing)
+    with pytest.raises(type(error), match="broken") as caught:
         llm.generate(["a"] * 9, SHORT, use_tqdm=False)
-    assert 3 <= len(caught.value.answers) < 9
+    assert 3 <= len(caught.value.answers) < 9  # type: ignore[attr-defined]
 
 
-def test_requests_of_ones_own_go_on_beside_a_batch(llm: LLM) -> None:
-    """Their ids are not taken, and what comes to them meanwhile is the next step's."""
-    mine = f"{int(next(llm._names)) + 1}"  # what the batch would call its first
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_requests_of_ones_own_go_on_beside_a_batch(llm: LLM, ahead: int) -> None:
+    """Their ids are not taken, and what comes to them meanwhile is the next step's, behind however
+    many batches."""
+    mine = f"{int(next(llm._names)) + ahead}"  # what a batch would call one of its own
     llm.engine.add_request(mine, [5], {**SHORT, "max_tokens": 4, "output_kind": "final_only"})
-    assert len(llm.generate(["a", "b"], SHORT, use_tqdm=False)) == 2
+    for count in (2, 4):
+        answers = llm.generate([[n] for n in range(count)], SHORT, use_tqdm=False)
+        assert [each.prompt_token_ids for each in answers] == [[n] for n in range(count)]
     assert llm.engine.has_unfinished_requests
     (own,) = llm.engine.step()
-    assert (own.request_id, own.finished) == (mine, True)
+    assert (own.request_id, own.finished, own.prompt_token_ids) == (mine, True, [5])
     assert not llm.engine.has_unfinished_requests
 
 
-def test_whatever_ends_a_batch_brings_its_answers(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An error of Python's own, too."""
-    step, steps = llm.engine.step, iter(range(3))
+def test_a_request_of_ones_own_fails_for_itself(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch beside it has all of its answers, and the next step raises what it failed with."""
 
-    def breaks() -> list[RequestOutput]:
-        if next(steps) == 2:
-            raise TimeoutError
-        return step()
+    async def fails(_: Any) -> AsyncIterator[RequestOutput]:
+        raise RequestFailed(FailCause.INTERNAL, "it broke")
+        yield
 
-    monkeypatch.setattr(llm.engine, "step", breaks)
-    with pytest.raises(TimeoutError) as caught:
-        llm.generate(["a"] * 5, SHORT, use_tqdm=False)
-    assert {0, 1} <= set(caught.value.answers)  # type: ignore[attr-defined]
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.engine._llm, "stream", fails)
+        llm.engine.add_request("mine", [5], SHORT)
+        wait_for(lambda: not llm.engine._ready.empty())
+    assert len(llm.generate(["a", "b"], SHORT, use_tqdm=False)) == 2
+    with pytest.raises(RequestFailed, match="it broke"):
+        llm.engine.step()
+    assert not llm.engine.has_unfinished_requests
 
 
 def test_batches_of_two_threads_take_turns(llm: LLM) -> None:
@@ -202,3 +210,15 @@ def test_batches_of_two_threads_take_turns(llm: LLM) -> None:
         found = [each.result(60) for each in batches]
     for n, answers in enumerate(found):
         assert [answer.prompt_token_ids for answer in answers] == [[n]] * 3
+
+
+def test_a_batch_hears_that_its_engine_is_closed(smollm2: Path) -> None:
+    """It waited ten minutes for what would never come, and others behind it."""
+    llm = LLM(str(smollm2), executor=SimExecutor(64), **SETTINGS)
+    with ThreadPoolExecutor(1) as threads:
+        endless = {"max_tokens": 100, "ignore_eos": True}
+        batch = threads.submit(llm.generate, [[1]] * 1000, endless, use_tqdm=False)
+        wait_for(lambda: num_outputs(llm) > 0)
+        llm.close()
+        with pytest.raises((RequestFailed, RuntimeError), match="closed"):
+            batch.result(60)

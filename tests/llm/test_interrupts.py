@@ -14,7 +14,7 @@ from tests.waiting import wait_for
 
 from tandem.llm import llm_engine
 from tandem.llm.async_llm import AsyncLLM
-from tandem.llm.calls import call
+from tandem.llm.calls import Gate, call
 from tandem.llm.llm_engine import LLMEngine
 from tandem.llm.outputs import PooledRequestOutput
 from tandem.llm.scoring import Side
@@ -112,7 +112,7 @@ def test_an_interrupt_before_it_is_known_that_work_began_ends_it(
         with monkeypatch.context() as patched:
             patched.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
             with pytest.raises(Interrupted):
-                call(work(), loop, None)
+                call(work(), loop, None, Gate())
         assert ended.wait(SECONDS)
     finally:
         loop.call_soon_threadsafe(loop.stop)

@@ -70,10 +70,12 @@ def test_a_text_that_seems_to_fit_is_not_tokenized(
 
 def test_what_fits_is_counted_in_bytes() -> None:
     """Of a text that says something."""
-    assert seems_to_fit("é" * BYTES_A_TOKEN, 2)
-    assert not seems_to_fit("é" * BYTES_A_TOKEN, 1)
-    assert not seems_to_fit(" \n", 1000)
-    assert not seems_to_fit("\ud800", 1000)
+    five = SamplingParams(max_tokens=5)
+    assert seems_to_fit("é" * BYTES_A_TOKEN, five, 7)
+    assert not seems_to_fit("é" * BYTES_A_TOKEN, five, 6)
+    assert not seems_to_fit("é", SamplingParams(max_tokens=None, min_tokens=9), 9)
+    assert not seems_to_fit(" \n", five, 1000)
+    assert not seems_to_fit("\ud800", five, 1000)
 
 
 def test_what_is_pooled_is_checked_by_its_ids(byte_level: Tokenizer, make_card: MakeCard) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tandem.llm.llm_engine import LLMEngine
+from tandem.llm.llm_engine import LLMEngine, Told
 from tandem.llm.outputs import RequestOutput
 from tandem.llm.progress import BatchProgress
 from tandem.llm.sampling import Params, params_from
@@ -41,20 +41,22 @@ def run_batch(
     waiting = enumerate(adders)
     answers: dict[int, RequestOutput] = {}
     running: dict[str, int] = {}
-    others: list[RequestOutput] = []
+    others: list[Told] = []
     try:
         while len(answers) < total:
             for index, add in islice(waiting, at_once - len(running)):
-                name = next(each for each in names if not engine.is_running(each))
+                name = next(each for each in names if not engine.knows(each))
                 running[name] = index  # before: Ctrl-C may come when it is in the engine already
                 add(name)
-            for output in engine.step():
-                place = running.pop(output.request_id, None)
-                if place is None:
-                    others.append(output)
-                else:
-                    answers[place] = output
-                    progress.done(output.num_generated_tokens)
+            told = engine.take()
+            others += [each for each in told if each[0] not in running]
+            for name, item in told:
+                if (place := running.pop(name, None)) is None:
+                    continue
+                if isinstance(item, Exception):
+                    raise item
+                answers[place] = item
+                progress.done(item.num_generated_tokens)
     except Exception as error:
         error.answers = answers  # type: ignore[attr-defined]  # of whatever kind it is
         raise

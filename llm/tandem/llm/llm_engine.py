@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from tandem.llm.async_llm import AsyncLLM
-from tandem.llm.calls import call
+from tandem.llm.calls import CLOSED, Gate, call
 from tandem.llm.checks import check_chats, check_prompts
 from tandem.llm.metrics import Metric, read
 from tandem.llm.outputs import PooledRequestOutput, RequestOutput, ScoringRequestOutput
@@ -50,6 +50,8 @@ STEP_SECONDS = 600.0
 CALL_SECONDS = 60.0
 """Longest wait for the loop to take or drop a request."""
 
+Told = tuple[str, RequestOutput | Exception]
+"""The id of a request, and an output of it or what it failed with."""
 _Result = TypeVar("_Result")
 
 
@@ -71,16 +73,15 @@ class LLMEngine:
         """``make`` builds the AsyncLLM inside the engine's own loop; its errors are raised here.
         ``collect`` gives the series of an engine that runs in this process."""
         self._collect = collect
-        self._loop = asyncio.new_event_loop()
+        self._loop, self._gate = asyncio.new_event_loop(), Gate()
         self._thread = threading.Thread(
             target=_run_loop, args=(self._loop,), name="llm", daemon=True
         )
-        self._ready: queue.SimpleQueue[tuple[PreparedRequest, RequestOutput | Exception]]
+        self._ready: queue.SimpleQueue[tuple[PreparedRequest, RequestOutput | Exception] | None]
         self._ready = queue.SimpleQueue()
+        """None once the engine is closed."""
         self._running: dict[str, _Running] = {}
-        self._failed: tuple[str, Exception] | None = None
-        """What a request failed with, by its id, that ``step`` has not raised yet."""
-        self._kept: list[RequestOutput] = []
+        self._kept: list[Told] = []
         """Of ``put_back``."""
         self._made: AsyncLLM | None = None
         """Known to the loop even if nobody waits for it any more."""
@@ -125,11 +126,11 @@ class LLMEngine:
     @property
     def has_unfinished_requests(self) -> bool:
         """Whether ``step`` has something to wait for."""
-        return bool(self._running) or bool(self._kept) or self._failed is not None
+        return bool(self._running) or bool(self._kept)
 
-    def is_running(self, request_id: str) -> bool:
-        """Whether a request of that id was added and is not over."""
-        return request_id in self._running
+    def knows(self, request_id: str) -> bool:
+        """Whether a request of that id runs, or has an end that nobody was told."""
+        return request_id in self._running or any(name == request_id for name, _ in self._kept)
 
     def check(self, prompts: Sequence[PromptLike], params: Sequence[Params]) -> None:
         """Raise the InvalidParameter that adding one of ``prompts`` with its ``params`` would, as
@@ -207,53 +208,68 @@ class LLMEngine:
         RequestFailed when the engine said nothing of any request within ``timeout`` seconds: while
         tokens come that are shown at their request's end, they are waited for.
         """
-        heard, deadline = self._llm.num_outputs, time.monotonic() + timeout
-        outputs, self._kept = self._kept, []
-        while not outputs or not self._ready.empty():
-            try:
-                found = self._next(max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                before, heard = heard, self._llm.num_outputs
-                if heard == before:
-                    message = f"no output for {timeout:g} s"
-                    raise RequestFailed(FailCause.TIMEOUT, message) from None
-                deadline = time.monotonic() + timeout
-                continue
-            if found is None:
-                continue
-            item = found[1]
+        told = self.take(timeout)
+        outputs: list[RequestOutput] = []
+        for at, (_, item) in enumerate(told):
             if isinstance(item, RequestOutput):
                 outputs.append(item)
-            elif outputs:
-                self._failed = found[0], item
-                break
-            else:
+                continue
+            self.put_back(told[at if outputs else at + 1 :])
+            if not outputs:
                 raise item
+            break
         return outputs
 
-    def put_back(self, outputs: Iterable[RequestOutput]) -> None:
-        """Have the next ``step`` begin with what an earlier one returned."""
-        self._kept += outputs
+    def take(self, timeout: float = STEP_SECONDS) -> list[Told]:
+        """What ``step`` waits for, failures of requests among it, each with its request's id.
+        Raises RequestFailed when nothing came in time, or the engine is closed."""
+        heard, deadline = self._llm.num_outputs, time.monotonic() + timeout
+        told, self._kept = self._kept, []
+        try:
+            while not told or not self._ready.empty():
+                try:
+                    found = self._next(max(0.0, deadline - time.monotonic()))
+                except queue.Empty:
+                    before, heard = heard, self._llm.num_outputs
+                    if heard == before:
+                        message = f"no output for {timeout:g} s"
+                        raise RequestFailed(FailCause.TIMEOUT, message) from None
+                    deadline = time.monotonic() + timeout
+                    continue
+                if found is not None:
+                    told.append(found)
+        except BaseException:
+            self.put_back(told)
+            raise
+        return told
+
+    def put_back(self, told: Iterable[Told]) -> None:
+        """Have the next ``step`` or ``take`` begin with what was taken and is another's."""
+        self._kept += told
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """End a request or several, known or not; outputs of theirs that were not fetched are lost,
         and so is what they failed with."""
         wanted = {request_id} if isinstance(request_id, str) else set(request_id)
-        if self._failed is not None and self._failed[0] in wanted:
-            self._failed = None
-        self._kept = [each for each in self._kept if each.request_id not in wanted]
-        if wanted and not self._loop.is_closed():
+        self._kept = [each for each in self._kept if each[0] not in wanted]
+        if wanted and not self._gate.is_shut:
             self._call(self._abort(wanted))
 
     def close(self) -> None:
-        """Abort what runs and close the client. May be called twice."""
-        if self._loop.is_closed():
+        """Abort what runs and close the client; who waits for outputs hears of it. May be called
+        twice."""
+        if self._gate.is_shut:
             return
         self.abort_request(list(self._running))
+        self._gate.shut()
         try:
-            self._call(self._llm.close())
+            self._last(self._llm.close())
         finally:
-            self._stop_loop()
+            self._last(_end_others())
+            self._last(_end_rest())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._ready.put(None)
 
     def __enter__(self) -> Self:
         return self
@@ -297,13 +313,14 @@ class LLMEngine:
         except Exception as error:
             self._ready.put((prepared, error))
 
-    def _next(self, remaining: float) -> tuple[str, RequestOutput | Exception] | None:
-        """A request's id, and its next output or failure; None where it was aborted. Raises
-        queue.Empty after so many seconds."""
-        if self._failed is not None:
-            failed, self._failed = self._failed, None
-            return failed
-        prepared, item = self._ready.get(timeout=remaining)
+    def _next(self, remaining: float) -> Told | None:
+        """What comes next; None where its request was aborted. Raises queue.Empty after so many
+        seconds, and RequestFailed once the engine is closed."""
+        found = self._ready.get(timeout=remaining)
+        if found is None:
+            self._ready.put(None)  # for whoever waits next
+            raise RequestFailed(FailCause.INTERNAL, CLOSED)
+        prepared, item = found
         running = self._running.get(prepared.request_id)
         if running is None or running.prepared is not prepared:
             return None
@@ -319,7 +336,7 @@ class LLMEngine:
     def _call(
         self, work: Coroutine[Any, Any, _Result], *, timeout: float | None = CALL_SECONDS
     ) -> _Result:
-        return call(work, self._loop, timeout)
+        return call(work, self._loop, timeout, self._gate)
 
     async def _make(self, make: Callable[[], Coroutine[Any, Any, AsyncLLM]]) -> AsyncLLM:
         self._made = await make()
@@ -337,11 +354,9 @@ class LLMEngine:
         finally:
             self._loop.stop()
 
-    def _stop_loop(self) -> None:
-        self._call(_end_others())
-        self._call(_end_rest())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+    def _last(self, work: Coroutine[Any, Any, object]) -> None:
+        """Behind the shut gate."""
+        call(work, self._loop, CALL_SECONDS, Gate())
 
 
 async def _end_others() -> None:

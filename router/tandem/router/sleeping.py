@@ -14,7 +14,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 
 from tandem.protocol.commands import MAX_SLEEP_WAIT_S, SLEEP_LEVELS, Reply, SleepMode, SleepTag
-from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.router.openai.service import service_of
 from tandem.router.workers.pool import WorkerPool
 
@@ -48,7 +48,12 @@ async def sleep(
     if not pool.workers:
         return _answer(Reply(id=0, ok=False, message="no worker is up"))
     awake = not any(worker.sleeps for worker in pool.workers.values())
-    reply = await service_of(request).llm.sleep(int(level), mode, seconds)
+    try:
+        reply = await service_of(request).llm.sleep(int(level), mode, seconds)
+    except TandemError:
+        if awake:
+            await _until(pool, sleeping=False)
+        raise
     if reply.ok or awake:  # who had to be woken again is awake for placement, too
         await _until(pool, sleeping=reply.ok)
     return _answer(reply)

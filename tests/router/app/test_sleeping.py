@@ -142,15 +142,7 @@ def test_one_that_stays_awake_keeps_all_awake(serve: Serve, prefill: Make, decod
     """The answer names it and its reason; a request behind it is served, though the one that had
     fallen asleep has told so, and says that it is awake with its next beat."""
     p, d = prefill(insomnia="its memory is mapped"), decode(beat_seconds=0.4)
-    reply_to = d._reply_to
-
-    def tells(command: Command) -> Reply:
-        reply = reply_to(command)
-        if command.name is CommandName.SLEEP:
-            d._beat()
-        return reply
-
-    d._reply_to = tells  # type: ignore[method-assign]
+    behind_sleep(d, d._beat)
     served = serve(p, d, ready_prefill=1)
     answer = served.post("/sleep")
     assert answer.status_code == 503
@@ -159,6 +151,31 @@ def test_one_that_stays_awake_keeps_all_awake(serve: Serve, prefill: Make, decod
     assert "its memory is mapped" in answer.json()["message"]
     assert names(d)[-1][0] == "wake_up"
     assert chat(served).status_code == 200
+
+
+def test_one_that_is_lost_over_it_leaves_all_awake(serve: Serve, decode: Make) -> None:
+    """Though no reply says so: who lives has said that it sleeps, and is woken again."""
+    lost, lives = decode(), decode(beat_seconds=0.4)
+    behind_sleep(lives, lives._beat)
+    behind_sleep(lost, lambda: setattr(lost, "silent", True))
+    served = serve(lost, lives, beat_timeout=1.0)
+    answer = served.post("/sleep")
+    assert answer.status_code >= 500
+    assert names(lives)[-1][0] == "wake_up"
+    assert chat(served).status_code == 200
+
+
+def behind_sleep(worker: FakeWorker, do: Callable[[], None]) -> None:
+    """Have it do this when it has taken the command, before it answers."""
+    reply_to = worker._reply_to
+
+    def replies(command: Command) -> Reply:
+        reply = reply_to(command)
+        if command.name is CommandName.SLEEP:
+            do()
+        return reply
+
+    worker._reply_to = replies  # type: ignore[method-assign]
 
 
 def test_a_fleet_of_nobody_does_not_sleep(serve: Serve) -> None:

@@ -193,7 +193,7 @@ async def test_a_client_has_both_at_once(make_worker, hold: float, streams: int)
     def speaks_second(turn: Turn) -> Iterator[float]:
         turn.accept()
         yield from wait_to(turn, lambda _: is_read.is_set() if streams == 0 else has_come(stack))
-        yield 0.15
+        yield 0.6  # whatever a sweep, which may be late, takes off
         yield from behind(lambda _: True, lambda _: is_read.is_set())(turn)
 
     producer = make_worker(WorkerRole.PREFILL)

@@ -29,10 +29,11 @@ def refuse_oversized(
         )
 
 
-def seems_to_fit(text: str, room: int) -> bool:
-    """Whether a text has some token, and hardly more than ``room``: what is left to doubt is seen
-    when it is tokenized."""
-    if not text.strip():
+def seems_to_fit(text: str, params: SamplingParams, max_model_len: int) -> bool:
+    """Whether a text has some token, and hardly more than there is room for before what ``params``
+    ask for: what is left to doubt is seen when it is tokenized."""
+    room = max_model_len - max(params.max_tokens or 1, params.min_tokens)
+    if room < 1 or not text.strip():
         return False
     try:
         return len(text.encode()) <= BYTES_A_TOKEN * room

@@ -146,16 +146,9 @@ class InputProcessor:
         params = self._checked(params, parsed, options)
         words = with_bad_words(params, self.tokenizer)
         words.verify_vocabulary(self.card.vocab_size, self.card.max_logprobs)
-        if not (isinstance(parsed, TextPrompt) and self._seems_to_fit(parsed.text, params)):
+        limit = self.card.max_model_len
+        if not (isinstance(parsed, TextPrompt) and seems_to_fit(parsed.text, params, limit)):
             self._fitted(parsed, params, None, options, param)
-
-    def _seems_to_fit(self, text: str, params: SamplingParams) -> bool:
-        """Whether a text, and what is asked for behind a shortest prompt, need no closer look."""
-        try:
-            self._fit(params, 1, "prompt", InputOptions())
-        except InvalidParameter:
-            return False
-        return seems_to_fit(text, self._room(params))
 
     def check_pooling(self, prompt: PromptLike, *, param: str = "prompt") -> None:
         """Raise what ``process_all_pooling`` would of a prompt, but for a text that would have to

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.llm.engines import SECONDS, engine_over
 from tests.waiting import wait_for
 
 from tandem.llm import llm_engine
@@ -25,17 +26,6 @@ from tandem.text.tokenizer import Tokenizer
 
 Make = Callable[..., Any]
 FINAL = {"output_kind": "final_only"}
-SECONDS = 60.0
-"""For an engine that has something to say: a slow machine is no fault."""
-
-
-def engine_over(client: Any, tokenizer: Tokenizer) -> LLMEngine:
-    """An engine whose AsyncLLM is built in the engine's own loop."""
-
-    async def make() -> AsyncLLM:
-        return AsyncLLM(client, tokenizer)
-
-    return LLMEngine(make)
 
 
 @pytest.fixture

@@ -57,8 +57,11 @@ def test_hurt_workers_cost_no_token(tiny: Path, tmp_path: Path):
     worker's slots: nothing wrong, nothing that hangs, nothing left, nobody dead."""
     kinds = (*PROCESS_KINDS, Kind.FLIP, *((Kind.CLOCK,) if os.geteuid() == 0 else ()))
     with raised(tiny, tmp_path / "log", "tcp") as line:
-        assert_endured(line, seed=21, requests=300, every=35, kinds=kinds)
-        assert sum(each.flipped for each in line.flippers) > 0
+        for _ in range(2):  # a busy machine may have looked for slots when none was written
+            assert_endured(line, seed=21, requests=300, every=35, kinds=kinds)
+            if any(each.flipped for each in line.flippers):
+                break
+        assert any(each.flipped for each in line.flippers)
 
 
 def test_hurt_links_cost_no_token(tiny: Path, tmp_path: Path):

@@ -25,7 +25,8 @@ async def test_a_handed_over_leg_ends_with_token_1_and_the_other_decodes(make_wo
     """A prefill worker is through with a prompt when its decode worker goes on with it."""
     stack, none_streams, one_streams = Stack(), threading.Event(), threading.Event()
     steps = behind(
-        lambda _: none_streams.is_set() and has_read(stack)(_), lambda _: one_streams.is_set()
+        lambda turn: none_streams.is_set() and has_read(stack)(turn),
+        lambda _: one_streams.is_set(),
     )
     producer, consumer = make_worker(P), make_worker(D, behaviour=steps)
     await stack.find(producer, consumer)

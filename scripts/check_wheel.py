@@ -1,6 +1,6 @@
 """Holds a built wheel to what its images need of it.
 
-Every file of every portion is in the wheel; installed with the router's extra alone, at the locked
+Every file of every portion is in the wheel; installed with the router's group alone, at the locked
 versions, the router imports and torch is not there. Usage: check_wheel.py UV WHEEL
 """
 
@@ -26,7 +26,7 @@ def main(uv: str, wheel: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         python = f"{folder}/venv/bin/python"
         locked = f"{folder}/requirements.txt"
-        export = ["export", "--quiet", "--frozen", "--no-default-groups", "--extra", "router"]
+        export = ["export", "--quiet", "--frozen", "--only-group", "router"]
         run(uv, *export, "--no-emit-project", "--output-file", locked)
         run(uv, "venv", "--quiet", f"{folder}/venv")
         run(uv, "pip", "install", "--quiet", "--python", python, "--requirement", locked)

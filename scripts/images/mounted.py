@@ -15,11 +15,11 @@ from pathlib import Path
 from scripts.images.builder import REPOSITORY, ImageError, run
 
 PATH = "/opt/tandem-mounted"
-LIGHT = ("--extra", "hub", "--extra", "router", "--extra", "tracing", "--group", "model")
-"""What the thin image holds; the router's extra brings all small packages of the worker."""
+LIGHT = tuple(f"--only-group={name}" for name in ("hub", "router", "tracing", "model"))
+"""Groups of the thin image; the router's brings all small packages of the worker."""
 ARGUMENTS = {"CHOICE": " ".join(LIGHT), "MOUNTED": PATH, "COMPILER": ""}
 """No compiler either: nodes of tests have no GPU."""
-WHOLE = ("--extra", "hub", "--extra", "worker", "--extra", "outlines")
+WHOLE = tuple(f"--only-group={name}" for name in ("hub", "worker", "nixl", "outlines"))
 PYTHON = "3.11"
 """Python of the made base."""
 FILL_SECONDS = 1800.0
@@ -56,8 +56,8 @@ def find_uv() -> str:
 
 
 def _locked(uv: str, choice: tuple[str, ...]) -> set[str]:
-    """Locked requirements (``name==version ; marker``) of some extras and groups."""
-    words = [uv, "export", "--quiet", "--frozen", "--no-default-groups", "--no-emit-project"]
+    """Locked requirements (``name==version ; marker``) of some groups."""
+    words = [uv, "export", "--quiet", "--frozen", "--no-emit-project"]
     words += ["--no-hashes", "--no-annotate", "--no-header", *choice]
     told = subprocess.run(
         words, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=True

@@ -40,3 +40,22 @@ def test_a_pods_command_begins(lacks: str, words: list[str]) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "tandem" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("lacks", "words", "extra"),
+    [
+        ("kopf", ["operator"], "tandem-serving[operator]"),
+        ("fastapi", ["router"], "tandem-serving with its dependencies"),
+    ],
+)
+def test_a_command_without_its_package_names_what_to_install(
+    lacks: str, words: list[str], extra: str
+) -> None:
+    """One line on stderr and status 1, no traceback."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, lacks, *words], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert f"install {extra}" in done.stderr
+    assert "Traceback" not in done.stderr

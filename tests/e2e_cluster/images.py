@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import version
+
+from tandem.protocol.version import tandem_version
 
 ENV_PREFIX = "TANDEM_E2E_IMAGE_PREFIX"
 ENV_TAG = "TANDEM_E2E_IMAGE_TAG"
@@ -17,7 +18,7 @@ def prefix() -> str:
 
 def tag() -> str:
     """Tag of the images."""
-    return os.environ.get(ENV_TAG, version("tandem"))
+    return os.environ.get(ENV_TAG, tandem_version())
 
 
 def reference(role: str) -> str:

@@ -46,14 +46,15 @@ def test_an_image_is_built_with_the_pinned_uv(role: str) -> None:
 def test_an_image_with_triton_has_a_compiler(role: str) -> None:
     """Triton comes with torch; it compiles for the driver when a kernel is first launched, and no
     GPU worker starts without gcc, the C library's headers and Python's."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     torch = {
-        extra
-        for extra, needs in project["optional-dependencies"].items()
-        if any(need.startswith("torch") for need in needs)
+        group
+        for group, needs in groups.items()
+        if any(need.startswith("torch") for need in needs if isinstance(need, str))
     }
+    assert torch == {"worker"}
     text = (ROOT / "images" / role / "Dockerfile").read_text()
-    chosen = set(re.findall(r"--extra (\w+)", text))
+    chosen = set(re.findall(r"--only-group (\w+)", text))
     stage = lines(role)
     has = 'ARG COMPILER="gcc libc6-dev"' in stage
     assert has is bool(chosen & torch)

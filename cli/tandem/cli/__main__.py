@@ -39,6 +39,29 @@ COMMANDS = {
 }
 
 
+EXTRAS = {
+    "aiohttp": "bench",
+    "grpc": "grpc",
+    "h2": "grpc",
+    "kopf": "operator",
+    "matplotlib": "bench",
+    "nixl_cu13": "nixl",
+    "opentelemetry": "tracing",
+    "outlines_core": "outlines",
+}
+"""Packages that the default install lacks, by the extra that brings each."""
+
+
+def missing_package(error: ModuleNotFoundError) -> str | None:
+    """Return which package is missing and its remedy, or None for a module of ours."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "tandem"):
+        return None
+    extra = EXTRAS.get(package)
+    remedy = f"tandem-serving[{extra}]" if extra else "tandem-serving with its dependencies"
+    return f"the package {package!r} is not installed; install {remedy}"
+
+
 def usage() -> str:
     """The text of `tandem --help`."""
     rows = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
@@ -64,20 +87,25 @@ def main(argv: list[str] | None = None) -> int:
         return 0 if arguments else 2
     name = arguments[0]
     if name in ("-V", "--version"):
-        from importlib.metadata import version
+        from tandem.protocol.version import tandem_version
 
-        print(f"tandem {version('tandem')}")
+        print(f"tandem {tandem_version()}")
         return 0
     if name not in COMMANDS:
         print(f"tandem: {name!r} is no command; see `tandem --help`", file=sys.stderr)
         return 2
     end_with_parent()
-    module = importlib.import_module(f"tandem.cli.{name.replace('-', '_')}")
     try:
+        module = importlib.import_module(f"tandem.cli.{name.replace('-', '_')}")
         return int(module.run(arguments[1:]) or 0)
     except TandemError as error:
         print(f"tandem {name}: {error}", file=sys.stderr)
         return error.exit_status
+    except ModuleNotFoundError as error:
+        if (remedy := missing_package(error)) is None:
+            raise
+        print(f"tandem {name}: {remedy}", file=sys.stderr)
+        return 1
     except OSError as error:
         print(f"tandem {name}: {error}", file=sys.stderr)
         return 1

@@ -13,13 +13,13 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from queue import Full, Queue
 from typing import TYPE_CHECKING, Any
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import ENV_POD_NAME, ENV_POD_NAMESPACE
 from tandem.protocol.tracing import TracingConfig
+from tandem.protocol.version import tandem_version
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -111,7 +111,7 @@ class Spans:
 
             exporter = _exporter(config)
         except ImportError as error:
-            allowed = "nothing, unless tandem[tracing] is installed"
+            allowed = "nothing, unless tandem-serving[tracing] is installed"
             raise InvalidParameter(
                 "otlp_traces_endpoint", config.otlp_traces_endpoint, allowed
             ) from error
@@ -119,7 +119,7 @@ class Spans:
         named = {
             "service.name": service,
             "service.namespace": "tandem",
-            "service.version": version("tandem"),
+            "service.version": tandem_version(),
             "service.instance.id": instance,
             **_pod(namespace),
         }
@@ -127,7 +127,7 @@ class Spans:
             ParentBased(root), Resource.create(named), shutdown_on_exit=False
         )
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("tandem", version("tandem"))
+        self._tracer = self._provider.get_tracer("tandem", tandem_version())
         self._work: Queue[Callable[[], None] | None] = Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name="tandem-spans", daemon=True)
         self._thread.start()

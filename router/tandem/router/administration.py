@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import CommandName, Reply
+from tandem.protocol.version import tandem_version
 from tandem.router.config import RouterConfig
 from tandem.router.middleware.stopping import Ending
 from tandem.router.openai.bodies.schemas import AbortBody, LogLevelBody
@@ -38,7 +38,7 @@ async def server_info(request: Request) -> Response:
     workers = request.app.state.fleet.pool.workers.values()
     return _json(
         {
-            "version": version("tandem"),
+            "version": tandem_version(),
             "router": _settings(config),
             "workers": {each.name: _told(each.card) for each in workers},
         }

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.metadata import version
 from importlib.util import find_spec
 
 from fastapi import FastAPI, Request, Response
@@ -27,6 +26,7 @@ from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.keys import KeyRing
+from tandem.protocol.version import tandem_version
 from tandem.router import administration, ops, sleeping
 from tandem.router.admission.queue import AdmissionLimits, AdmissionQueue
 from tandem.router.admission.turns import Turns
@@ -202,7 +202,8 @@ def create_app(config: RouterConfig) -> FastAPI:
     Raises InvalidParameter for gRPC where its packages are not installed.
     """
     if config.grpc_port and None in map(find_spec, ("grpc_reflection", "h2")):
-        raise InvalidParameter("grpc_port", config.grpc_port, "0, unless tandem[grpc] is installed")
+        allowed = "0, unless tandem-serving[grpc] is installed"
+        raise InvalidParameter("grpc_port", config.grpc_port, allowed)
     router = Router.of(config)
     readiness = ops.Readiness(
         router.fleet, prefill=config.ready_prefill, decode=config.ready_decode
@@ -230,7 +231,7 @@ def create_app(config: RouterConfig) -> FastAPI:
     )
     app = FastAPI(
         title="Tandem",
-        version=version("tandem"),
+        version=tandem_version(),
         lifespan=lifespan,
         # Not included as routers: FastAPI would look each request up twice.
         routes=[route for part in parts for route in part.routes.routes],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from importlib.metadata import version
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -12,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from tandem.protocol.child import child_headers
 from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.version import tandem_version
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.live.fleet_view import LiveFleet
 from tandem.router.openai.service import service_of
@@ -47,7 +47,7 @@ async def show_root() -> Response:
     return _json(
         {
             "name": "tandem",
-            "version": version("tandem"),
+            "version": tandem_version(),
             "description": "OpenAI's HTTP over prefill and decode workers",
             "models": "/v1/models",
             "docs": "/docs",
@@ -77,7 +77,7 @@ async def ready(request: Request) -> Response:
 @routes.get("/version")
 async def show_version() -> Response:
     """Version of Tandem."""
-    return _json({"version": version("tandem")})
+    return _json({"version": tandem_version()})
 
 
 @routes.get("/metrics")

@@ -77,7 +77,8 @@ def plot(path: Path, records: Sequence[Record]) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise InvalidParameter("plot", str(path), "matplotlib: install tandem[bench]") from error
+        allowed = "a path, if matplotlib is installed: tandem-serving[bench]"
+        raise InvalidParameter("plot", str(path), allowed) from error
     figure = Figure(figsize=(10, 6), layout="constrained")
     FigureCanvasAgg(figure)
     first, gaps = figure.subplots(2, 1, sharex=True)

@@ -16,7 +16,7 @@ class StructuredOutputsConfig:
     structured_outputs_backend: str = setting(
         "auto",
         "What compiles the grammars of structured output: guidance; outlines (choices, regular "
-        "expressions and schemas; its package is the extra tandem[outlines]); or auto, guidance "
+        "expressions and schemas; its package is the extra tandem-serving[outlines]); or auto, guidance "
         "with outlines for what guidance refuses, where it is installed.",
         choices=BACKENDS,
     )
@@ -24,5 +24,7 @@ class StructuredOutputsConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         if self.structured_outputs_backend == "outlines" and find_spec("outlines_core") is None:
-            allowed = "auto or guidance where outlines-core is not; install tandem[outlines]"
+            allowed = (
+                "auto or guidance where outlines-core is not; install tandem-serving[outlines]"
+            )
             raise InvalidParameter("structured_outputs_backend", "outlines", allowed)

@@ -42,7 +42,7 @@ def _outlines(folder: Path, vocab_size: int) -> Compiler:
 
         from tandem.engine.structured.outlines import OutlinesCompiler
     except ImportError as error:
-        raise NoCompiler(f"{error}; install tandem[outlines]") from error
+        raise NoCompiler(f"{error}; install tandem-serving[outlines]") from error
     return OutlinesCompiler(folder, vocab_size)
 
 

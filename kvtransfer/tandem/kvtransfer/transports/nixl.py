@@ -43,6 +43,7 @@ GPUs UCX chooses by itself among NVLink, InfiniBand and the host."""
 
 PRODUCER = "producer"
 """Role in the name of an agent whose slots are read."""
+MISSING = "install tandem-serving[nixl]"
 LOOPBACK_SETTINGS = {"UCX_NET_DEVICES": "lo"}
 """Added where peers are on this machine only: by itself UCX listens on every network."""
 
@@ -273,7 +274,9 @@ def _load(settings: Mapping[str, str]) -> Any:
         os.environ.setdefault(name, value)
     raises = logging.raiseExceptions
     try:
-        from nixl import _api
+        from nixl_cu13 import _api
+    except ModuleNotFoundError as error:
+        raise TransportError(f"nixl: cannot load: {error}; {MISSING}") from error
     except (ImportError, OSError, RuntimeError) as error:
         raise TransportError(f"nixl: cannot load: {error}") from error
     logging.raiseExceptions = raises  # importing it turns this off, and logs to stdout
@@ -286,7 +289,7 @@ def _load(settings: Mapping[str, str]) -> Any:
 
 
 def _disconnect_errors() -> tuple[type[Exception], ...]:
-    from nixl import _bindings
+    from nixl_cu13 import _bindings
 
     found = getattr(_bindings, "nixlRemoteDisconnectError", None)
     return () if found is None else (found,)

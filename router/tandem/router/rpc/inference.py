@@ -7,13 +7,13 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from importlib.metadata import version
 
 from tandem.llm.prepared import PreparedRequest
 from tandem.llm.scoring import Side, prepare_scores
 from tandem.protocol.context import RequestContext
 from tandem.protocol.pooling import PoolingParams
 from tandem.protocol.sampling import OutputKind
+from tandem.protocol.version import tandem_version
 from tandem.router.openai.bodies.pooling_schemas import PooledBody
 from tandem.router.openai.bodies.schemas import ChatBody, CompletionBody
 from tandem.router.openai.chat_options import chat_options
@@ -140,7 +140,7 @@ class Inference:
             max_model_len=card.max_model_len,
             vocab_size=card.vocab_size,
             pools=card.pooling is not None,
-            version=version("tandem"),
+            version=tandem_version(),
         )
 
 

@@ -1,7 +1,8 @@
 """Holds a built wheel to what its images need of it.
 
-Every file of every portion is in the wheel; installed with the router's group alone, at the locked
-versions, the router imports and torch is not there. Usage: check_wheel.py UV WHEEL
+Every file of every portion is in the wheel. Installed with the router's group alone, at the locked
+versions, the router imports and torch is not there. Installed without extras, every command but
+the operator's prints its help, and offline inference imports. Usage: check_wheel.py UV WHEEL
 """
 
 import subprocess
@@ -20,19 +21,39 @@ for absent in ("torch", "triton", "nixl", "transformers"):
 """
 
 
+DEFAULT = """
+import contextlib, io
+import tandem.llm.offline
+from tandem.cli.__main__ import COMMANDS, main
+for command in COMMANDS:
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+        main([command, "--help"])
+    assert "usage: tandem" in shown.getvalue(), f"{command} has no help"
+for absent in ("kopf", "grpc", "nixl_cu13", "opentelemetry.sdk", "matplotlib"):
+    assert importlib.util.find_spec(absent) is None, f"{absent} is in the default install"
+"""
+
+
 def main(uv: str, wheel: Path) -> None:
     """Raises or exits with the first thing that is wrong."""
     check_files(wheel)
+    probe(uv, wheel, PROBE, "--only-group", "router")
+    probe(uv, wheel, "import importlib.util\n" + DEFAULT, "--no-default-groups")
+    print(f"{wheel.name}: whole; the router imports without torch, every command without extras")
+
+
+def probe(uv: str, wheel: Path, code: str, *choice: str) -> None:
+    """Install the wheel next to the locked packages of a choice, and run the code there."""
     with tempfile.TemporaryDirectory() as folder:
         python = f"{folder}/venv/bin/python"
         locked = f"{folder}/requirements.txt"
-        export = ["export", "--quiet", "--frozen", "--only-group", "router"]
+        export = ["export", "--quiet", "--frozen", *choice]
         run(uv, *export, "--no-emit-project", "--output-file", locked)
         run(uv, "venv", "--quiet", f"{folder}/venv")
         run(uv, "pip", "install", "--quiet", "--python", python, "--requirement", locked)
         run(uv, "pip", "install", "--quiet", "--python", python, "--no-deps", str(wheel))
-        run(python, "-P", "-c", PROBE, cwd=folder)
-    print(f"{wheel.name}: whole, and the router imports without torch")
+        run(python, "-P", "-c", code, cwd=folder)
 
 
 def check_files(wheel: Path) -> None:

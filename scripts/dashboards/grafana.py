@@ -12,7 +12,7 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableOption,
     VariableRefresh,
 )
-from scripts.dashboards.panels import Board, Panel
+from scripts.dashboards.panels import OURS, Board, Panel
 
 _SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 _TAG = "tandem"
@@ -58,7 +58,7 @@ def text_of(board: Board) -> str:
 
 
 def _choice(name: str, label: str, metric_label: str) -> dashboard.QueryVariable:
-    query = f"label_values(vllm:num_requests_running, {metric_label})"
+    query = f"label_values(vllm:num_requests_running{{{OURS}}}, {metric_label})"
     everything = VariableOption(text="All", value="$__all", selected=True)
     return (
         dashboard.QueryVariable(name)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SERVED = 'namespace=~"$namespace",tandem_dev_service=~"$service"'
+OURS = 'tandem_dev_service!=""'
+"""Selects by the label that only Tandem has; a plain vLLM has series of the same names."""
+SERVED = f'namespace=~"$namespace",tandem_dev_service=~"$service",{OURS}'
 """Series of routers and workers of the chosen services."""
 ROUTER = f'{SERVED},engine=""'
 """Of routers, where workers have series of the same name."""

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from scripts.dashboards import __main__ as made
 from scripts.dashboards import boards, lint
+from scripts.dashboards.panels import OURS
 from scripts.rules import chart, expressions
 from tests.observability.test_rules import TARGET, known
 from tests.operator.control_plane import binary
@@ -36,6 +37,19 @@ def test_panels_name_series_that_there_are():
             assert set(selector.labels) <= labels[family[0]] | TARGET, where
             mine |= labels[family[0]]
         assert named.grouped <= mine, where
+
+
+def test_panels_show_no_series_of_a_plain_vllm():
+    """The choice "All" of a board matches an empty label, so each selector excludes it."""
+    for board, panel in boards.panels():
+        for query in panel.queries:
+            for selector in expressions.read(query.expression).selectors:
+                if not selector.name.startswith("tandem"):
+                    assert OURS in query.expression, (board.title, panel.title, selector.name)
+    for name, text in FILES.items():
+        for variable in json.loads(text)["templating"]["list"]:
+            if variable["type"] == "query":
+                assert OURS in variable["query"], name
 
 
 def test_legends_use_labels_of_their_expression():

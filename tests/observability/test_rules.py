@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import pytest
 import yaml
+from scripts.dashboards.panels import OURS
 from scripts.reference import metrics
 from scripts.rules import cases, chart, expressions, promtool
 from tests.operator.control_plane import binary
@@ -47,6 +48,15 @@ def test_rules_name_series_that_there_are():
             assert set(selector.labels) <= labels[family[0]] | TARGET, rule
             mine |= labels[family[0]]
         assert named.grouped <= mine, rule
+
+
+def test_rules_select_no_series_of_a_plain_vllm():
+    """Series whose names others use carry the label that only Tandem's targets have."""
+    for rule in chart.rules():
+        named = expressions.read(rule["expr"])
+        for selector in named.selectors:
+            if not selector.name.startswith("tandem"):
+                assert "tandem_dev_service" in selector.labels, (selector.name, rule)
 
 
 def test_annotations_use_labels_that_the_alert_has():
@@ -98,7 +108,7 @@ def test_answers_without_tokens_are_a_bucket():
     """The smallest one, which is how an alert tells vectors and scores from texts."""
     text = RouterMetrics("demo").text().decode()
     assert 'vllm:request_generation_tokens_bucket{le="1.0",model_name="demo"}' in text
-    assert '_bucket{engine="",le="1.0"}' in chart.alerts()["TandemNoFirstToken"]["expr"]
+    assert 'engine="",le="1.0"}' in chart.alerts()["TandemNoFirstToken"]["expr"]
 
 
 def test_requests_for_tokens_are_counted_apart():
@@ -108,7 +118,7 @@ def test_requests_for_tokens_are_counted_apart():
     metrics.request_started(num_prompt=5, num_choices=1, max_tokens=None)
     assert 'vllm:request_params_max_tokens_count{model_name="demo"} 0.0' in metrics.text().decode()
     expression = chart.alerts()["TandemNoFirstToken"]["expr"]
-    assert 'vllm:request_params_max_tokens_count{engine=""}' in expression
+    assert f'vllm:request_params_max_tokens_count{{{OURS},engine=""}}' in expression
 
 
 @pytest.mark.parametrize(

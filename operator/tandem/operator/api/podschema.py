@@ -14,9 +14,19 @@ Schema = dict[str, Any]
 _OPEN = {"x-kubernetes-preserve-unknown-fields": True}
 _KUBERNETES = "As in a Pod; see kubectl explain pod.{path}."
 
+_NAME = r"[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*"
+_LABEL = r"[a-zA-Z0-9]([-a-zA-Z0-9]*[a-zA-Z0-9])?"
+_HOST = rf"({_LABEL}(\.{_LABEL})*|\[[a-fA-F0-9:]+\])"
+_TAG = r"[A-Za-z0-9_][-A-Za-z0-9_.]{0,127}"
+_DIGEST = r"[a-z0-9]+([+._-][a-z0-9]+)*:[0-9a-fA-F]{32,128}"
+IMAGE = rf"^({_HOST}(:[0-9]{{1,5}})?/)?{_NAME}(/{_NAME})*(:{_TAG})?(@{_DIGEST})?$"
+"""Image references by the grammar of OCI's distribution specification."""
+QUANTITY = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]+(\.[0-9]*)?)?$"
+"""Kubernetes' quantities, none below zero."""
+
 _CONTAINER = {
     "name": "string",
-    "image": "string",
+    "image": "image",
     "imagePullPolicy": "string",
     "command": "strings",
     "args": "strings",
@@ -24,7 +34,7 @@ _CONTAINER = {
     "env": "named",
     "envFrom": "maps",
     "ports": "maps",
-    "resources": "map",
+    "resources": "resources",
     "volumeMounts": "maps",
     "volumeDevices": "maps",
     "securityContext": "map",
@@ -59,6 +69,20 @@ _POD = {
     "terminationGracePeriodSeconds": "integer",
 }
 _TEXTS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
+
+
+def resources_schema() -> Schema:
+    """Return the schema of a container's resources: quantities by name, and claims."""
+    quantity: Schema = {"x-kubernetes-int-or-string": True, "pattern": QUANTITY}
+    quantities: Schema = {"type": "object", "nullable": True, "additionalProperties": quantity}
+    return {
+        "type": "object",
+        **_OPEN,
+        "properties": {
+            "requests": {**quantities, "description": "Amounts that are reserved, by resource."},
+            "limits": {**quantities, "description": "Amounts that may be used, by resource."},
+        },
+    }
 
 
 def pod_template_schema() -> Schema:
@@ -126,6 +150,10 @@ def _kind(kind: str) -> Schema:
     anything: Schema = {"type": "object", **_OPEN}
     if kind == "map":
         return anything
+    if kind == "image":
+        return {"type": "string", "pattern": IMAGE}
+    if kind == "resources":
+        return resources_schema()
     if kind == "maps":
         return {"type": "array", "items": anything}
     if kind == "named":

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.operator.api.model import Model, ModelCache, ModelSource, SourceType
-from tandem.operator.api.roles import RouterService, Scaling, WorkerSpec
+from tandem.operator.api.model import HubSource, Model, ModelCache, ModelSource, SourceType
+from tandem.operator.api.roles import Parallelism, RouterService, Scaling, WorkerSpec
 from tandem.operator.api.scaler import LLMRoleScalerSpec
-from tandem.operator.api.service import Engine, LLMServiceSpec
+from tandem.operator.api.service import Engine, LLMServiceSpec, Tracing
 from tandem.operator.api.transfer import KVTransfer, NodeLocalVolume
 
 MAX_NAME = 36
@@ -57,14 +57,22 @@ def _replicas(role: str) -> str:
     return f"(has(self.{role}) && has(self.{role}.replicas) ? self.{role}.replicas : 1)"
 
 
-def _tensor(role: str) -> str:
-    there = f"has(self.{role}) && has(self.{role}.parallelism)"
-    return f"({there} && has(self.{role}.parallelism.tensor) ? self.{role}.parallelism.tensor : 1)"
-
-
 _NEVER = (
     "(has(self.disaggregation) && has(self.disaggregation.mode)"
     " ? self.disaggregation.mode : 'Auto')"
+)
+
+_ENDPOINT = (
+    r"^https?://([^/?#@\s]+@)?([^/?#:@\s\[\]]+|\[[0-9a-fA-F:.]+\])"
+    r"(:([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?"
+    r"(/[^?#\s]*)?$"
+)
+"""URLs of servers: a host, at most a port and a path."""
+_BY_NETWORK = "(has(self.connector) && self.connector in ['NIXL', 'TCP'])"
+_FOLDER_USED = (
+    "(has(self.nodeLocal.volume)"
+    " && (!has(self.nodeLocal.mode) || self.nodeLocal.mode != 'Disabled')"
+    f" && !{_BY_NETWORK})"
 )
 
 NAME_RULES = (
@@ -79,7 +87,41 @@ NAME_RULES = (
 )
 
 RULES: dict[type, tuple[Rule, ...]] = {
-    ModelSource: _union(),
+    ModelSource: (
+        *_union(),
+        Rule(
+            "self.type != 'HTTP'",
+            "source.type HTTP is not in this version; use Image or PersistentVolumeClaim",
+            ".type",
+        ),
+    ),
+    HubSource: (
+        Rule(
+            f"!has(self.endpoint) || self.endpoint.matches(r'{_ENDPOINT}')",
+            "hub.endpoint must be http:// or https:// with a host and a port up to 65535",
+            ".endpoint",
+        ),
+    ),
+    Parallelism: tuple(
+        Rule(
+            f"!has(self.{name}) || self.{name} == 1",
+            f"parallelism.{name} must be 1: a replica runs on one device in this version",
+            f".{name}",
+        )
+        for name in ("tensor", "pipeline", "data")
+    ),
+    Tracing: (
+        Rule(
+            f"!has(self.endpoint) || self.endpoint.matches(r'{_ENDPOINT}')",
+            "tracing.endpoint must be http:// or https:// with a host, and have no query",
+            ".endpoint",
+        ),
+        Rule(
+            "!has(self.samplePercent) || has(self.endpoint)",
+            "tracing.samplePercent requires tracing.endpoint",
+            ".samplePercent",
+        ),
+    ),
     ModelCache: (
         Rule(
             "has(self.persistentVolumeClaim) != has(self.emptyDir)",
@@ -121,11 +163,8 @@ RULES: dict[type, tuple[Rule, ...]] = {
     ),
     WorkerSpec: (
         Rule(
-            "!has(self.nodesPerReplica) || self.nodesPerReplica <= (!has(self.parallelism) ? 1 :"
-            " (has(self.parallelism.tensor) ? self.parallelism.tensor : 1)"
-            " * (has(self.parallelism.pipeline) ? self.parallelism.pipeline : 1)"
-            " * (has(self.parallelism.data) ? self.parallelism.data : 1))",
-            "nodesPerReplica may not be above the ranks of a replica (tensor x pipeline x data)",
+            "!has(self.nodesPerReplica) || self.nodesPerReplica == 1",
+            "nodesPerReplica must be 1: a replica runs on one node in this version",
             ".nodesPerReplica",
         ),
     ),
@@ -156,6 +195,36 @@ RULES: dict[type, tuple[Rule, ...]] = {
             "kvTransfer.connector CudaP2P needs kvTransfer.nodeLocal.volume, where workers of a "
             "node meet, and mode Auto or Required",
             ".nodeLocal",
+        ),
+        Rule(
+            "!has(self.connector) || self.connector != 'CudaP2P' || !has(self.transport)"
+            " || self.transport == 'Auto'",
+            "kvTransfer.connector CudaP2P goes by no network: remove transport",
+            ".transport",
+        ),
+        Rule(
+            "!has(self.integrity)",
+            "kvTransfer.integrity is not in this version: identity and bytes of every part are "
+            "always compared; remove it",
+            ".integrity",
+        ),
+        Rule(
+            f"!has(self.nodeLocal) || !has(self.nodeLocal.mode)"
+            f" || self.nodeLocal.mode != 'Required' || !{_BY_NETWORK}",
+            "kvTransfer.nodeLocal.mode Required goes with connector Auto or CudaP2P",
+            ".nodeLocal.mode",
+        ),
+        Rule(
+            f"!has(self.nodeLocal) || !has(self.nodeLocal.copy) || {_FOLDER_USED}",
+            "kvTransfer.nodeLocal.copy requires nodeLocal.volume, mode Auto or Required, and "
+            "connector Auto or CudaP2P",
+            ".nodeLocal.copy",
+        ),
+        Rule(
+            f"!has(self.nodeLocal) || !has(self.nodeLocal.volume) || !{_BY_NETWORK}"
+            " || has(self.nodeLocal.mode) && self.nodeLocal.mode == 'Disabled'",
+            "kvTransfer.nodeLocal.volume requires connector Auto or CudaP2P; remove one",
+            ".nodeLocal.volume",
         ),
         Rule(
             "!has(self.preflight) || !has(self.preflight.mode)"
@@ -218,13 +287,6 @@ RULES: dict[type, tuple[Rule, ...]] = {
             f"{_NEVER} != 'Never' || !has(self.prefill) || {_replicas('prefill')} == 0"
             " || !has(self.prefill.replicas)",
             "disaggregation.mode Never leaves prefill workers idle: set prefill.replicas to 0",
-            ".prefill",
-        ),
-        Rule(
-            f"!{_DRAWS} || {_replicas('prefill')} == 0 || {_NEVER} == 'Never'"
-            f" || {_tensor('prefill')} == {_tensor('decode')}",
-            "prefill.parallelism.tensor and decode.parallelism.tensor must be equal: "
-            "KV is exchanged between equal layouts only",
             ".prefill",
         ),
         Rule(

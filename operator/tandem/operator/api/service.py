@@ -14,11 +14,11 @@ from tandem.operator.api.values import (
     Api,
     Arguments,
     Count,
+    Image,
     Percent,
     PortNumber,
     Seconds,
     ShortText,
-    Text,
     Url,
     doc,
 )
@@ -217,7 +217,7 @@ class LLMServiceSpec(Api, frozen=True, kw_only=True):
     suspend: Annotated[
         bool | None, doc("Scale routers, prefill and decode workers to zero, and keep the rest.")
     ] = None
-    image: Annotated[Text | None, doc("Worker image; none is the operator release's own.")] = None
+    image: Annotated[Image | None, doc("Worker image; none is the operator release's own.")] = None
     engine: Annotated[
         Engine, doc("Settings that all workers share; any change is a new revision.")
     ] = field(default_factory=Engine)

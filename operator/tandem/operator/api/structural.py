@@ -26,9 +26,9 @@ def _convert(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, An
     schema = _resolved(schema, components)
     result = {key: value for key, value in schema.items() if key not in _DROPPED}
     if result.get("x-kubernetes-int-or-string"):
-        result.pop("anyOf", None)
         result.pop("type", None)
         result.pop("maxLength", None)
+        result["anyOf"] = [{"type": "integer"}, {"type": "string"}]
         return result
     if result.get("x-kubernetes-preserve-unknown-fields"):
         result.pop("additionalProperties", None)

@@ -11,7 +11,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from tandem.operator.api.podschema import pod_template_schema
+from tandem.operator.api.podschema import (
+    IMAGE,
+    QUANTITY,
+    pod_template_schema,
+    resources_schema,
+)
 
 GROUP = "tandem.dev"
 VERSION = "v1alpha1"
@@ -27,6 +32,11 @@ def doc(text: str, **schema: Any) -> Meta:
     return Meta(description=text, extra_json_schema=schema or None)
 
 
+def _checked(rule: str, message: str) -> dict[str, Any]:
+    """Return the schema keys of a CEL rule that the API server applies to each value."""
+    return {"x-kubernetes-validations": [{"rule": rule, "message": message}]}
+
+
 Text = Annotated[str, Meta(min_length=1, max_length=1024)]
 ShortText = Annotated[str, Meta(min_length=1, max_length=253)]
 DnsLabel = Annotated[
@@ -38,7 +48,28 @@ DnsName = Annotated[
 SecretKey = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
 Url = Annotated[str, Meta(min_length=1, max_length=2048, pattern=r"^https?://.+")]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$", max_length=64)]
-RelativePath = Annotated[str, Meta(max_length=1024, pattern=r"^[^/].*$|^$")]
+Image = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=1024,
+        extra_json_schema=_checked(
+            f"self.matches(r'{IMAGE}')",
+            "must be an image, as registry.example:5000/name:tag or name@sha256:DIGEST, "
+            "its name in lower case",
+        ),
+    ),
+]
+RelativePath = Annotated[
+    str,
+    Meta(
+        max_length=1024,
+        extra_json_schema=_checked(
+            "!self.startsWith('/') && !self.split('/').exists(part, part == '..')",
+            "must be a path below the root: no / at its start and no folder named ..",
+        ),
+    ),
+]
 
 Replicas = Annotated[int, Meta(ge=0, le=1000)]
 Degree = Annotated[int, Meta(ge=1, le=1024)]
@@ -49,22 +80,20 @@ PortNumber = Annotated[int, Meta(ge=1, le=65535)]
 
 Quantity = Annotated[
     int | str,
-    Meta(extra_json_schema={"x-kubernetes-int-or-string": True, "maxLength": 64}),
+    Meta(
+        extra_json_schema={
+            "x-kubernetes-int-or-string": True,
+            "maxLength": 64,
+            "pattern": QUANTITY,
+        }
+    ),
 ]
 Arguments = Annotated[
     list[Annotated[str, Meta(max_length=4096)]],
     Meta(max_length=64, extra_json_schema={"x-kubernetes-list-type": "atomic"}),
 ]
 StringMap = Annotated[dict[str, Annotated[str, Meta(max_length=4096)]], Meta(max_length=64)]
-Resources = Annotated[
-    dict[str, Any],
-    Meta(
-        extra_json_schema={
-            "type": "object",
-            "x-kubernetes-preserve-unknown-fields": True,
-        }
-    ),
-]
+Resources = Annotated[dict[str, Any], Meta(extra_json_schema=resources_schema())]
 PodTemplate = Annotated[dict[str, Any], Meta(extra_json_schema=pod_template_schema())]
 
 

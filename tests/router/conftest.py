@@ -99,7 +99,7 @@ def serve(
 def well(smollm2: Path) -> Iterator[Served]:
     """An app over a prefill and a decode worker that behave; shared by a module's tests."""
     workers = [FakeWorker(WorkerRole.PREFILL), FakeWorker(WorkerRole.DECODE)]
-    served = Served(str(smollm2), workers)
+    served = Served(str(smollm2), workers, enable_admin_api=True)
     yield served
     served.stop()
     for worker in workers:

@@ -1,8 +1,4 @@
-"""What administrators ask and change: settings in force, the log, what runs; and the tokenizer's
-settings.
-
-All but the last ask for the keys of administration (``middleware/auth``).
-"""
+"""What administrators ask and change: settings in force, the log, what runs."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from starlette.exceptions import HTTPException
 
 from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import CommandName, Reply
@@ -85,17 +80,6 @@ async def stop_profile(request: Request) -> Response:
     """Have every worker write what it recorded, into a folder of its own machine; 503 when one does
     not."""
     return _said(await service_of(request).llm.call(CommandName.STOP_PROFILE))
-
-
-@routes.get("/tokenizer_info")
-async def tokenizer_info(request: Request) -> Response:
-    """tokenizer_config.json with the chat template; 404 unless it is allowed to be told."""
-    config: RouterConfig = request.app.state.router.config
-    if not config.enable_tokenizer_info_endpoint:
-        raise HTTPException(404, "not told without --enable-tokenizer-info-endpoint")
-    tokenizer = service_of(request).llm.tokenizer
-    # What stands in a file of its own is a part of it all the same.
-    return _json({"chat_template": tokenizer.chat_templates.text or None, **tokenizer.config})
 
 
 def _level() -> str:

@@ -14,8 +14,7 @@ from importlib.util import find_spec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Match, Route
-from starlette.types import Scope
+from starlette.routing import BaseRoute
 
 from tandem.link.descriptors import raise_descriptor_limit
 from tandem.link.liveness import LinkTimes
@@ -27,7 +26,8 @@ from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.keys import KeyRing
 from tandem.protocol.version import tandem_version
-from tandem.router import administration, ops, sleeping
+from tandem.router import administration, debugging, documentation, ops, sleeping
+from tandem.router.access import Access, Authorizer
 from tandem.router.admission.queue import AdmissionLimits, AdmissionQueue
 from tandem.router.admission.turns import Turns
 from tandem.router.anthropic import messages
@@ -45,7 +45,7 @@ from tandem.router.live.fleet_view import LiveFleet
 from tandem.router.live.link_series import register_link_series
 from tandem.router.live.rates import RouterRates
 from tandem.router.metrics import RouterMetrics
-from tandem.router.middleware.auth import ApiKeys, KnownKeys
+from tandem.router.middleware.auth import Authorization
 from tandem.router.middleware.canary import Canary
 from tandem.router.middleware.cors import cors_options
 from tandem.router.middleware.limits import BodyLimit
@@ -65,6 +65,7 @@ from tandem.router.openai.responses.store import ResponseStore
 from tandem.router.openai.service import Service
 from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.policy import placement_policy
+from tandem.router.routes import Dispatch, RouteTable
 from tandem.router.server import RpcServer, make_server
 from tandem.router.timeline.recorder import Recorder
 from tandem.router.ui import page
@@ -84,6 +85,17 @@ SLOW_READER = 60.0
 SWITCH_INTERVAL = 0.001
 """Seconds for which a thread that computes may keep the loop waiting at a time; Python's own 5 ms
 would be added to each write of each stream."""
+
+_CALLED_BY_CANARY = frozenset(
+    {
+        completions.create_completion,
+        embeddings.create_embedding,
+        scores.classify,
+        scores.score,
+        debugging.debug_fleet,
+    }
+)
+"""Endpoints that the operator's canary calls."""
 
 
 @dataclass(slots=True)
@@ -209,14 +221,12 @@ def create_app(config: RouterConfig) -> FastAPI:
         router.fleet, prefill=config.ready_prefill, decode=config.ready_decode
     )
 
-    has_keys = bool(config.api_key or config.api_keys_dir)
-    keys = KnownKeys(config.api_key, config.api_keys_dir) if has_keys else None
-    admin = KnownKeys(config.admin_api_key) if config.admin_api_key else None
+    authorizer = Authorizer(config)
     turns = router.turns
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        rpc = _rpc(app.state.service, config, keys, turns)
+        rpc = _rpc(app.state.service, config, authorizer, turns)
         quiet = paced(lambda: not router.dispatcher.jobs)
         try:
             async with router.running(), quiet, rpc as app.state.rpc:
@@ -224,19 +234,19 @@ def create_app(config: RouterConfig) -> FastAPI:
         finally:  # with nothing open any more: a collector may keep it waiting
             await asyncio.to_thread(app.state.recorder.end)
 
-    parts = (
-        *(chat, completions, responses, stored_responses, messages, embeddings, scores),
-        *(models, tokenize, ops, administration, sleeping),
-        *((page,) if config.ui else ()),
-    )
+    registered = _registered(config)
     app = FastAPI(
         title="Tandem",
         version=tandem_version(),
         lifespan=lifespan,
         # Not included as routers: FastAPI would look each request up twice.
-        routes=[route for part in parts for route in part.routes.routes],
+        routes=[route for route, _ in registered],
+        openapi_url=None,
+        redirect_slashes=False,
     )
-    app.openapi = cache(partial(document, app, has_keys=has_keys, has_admin=admin is not None))  # type: ignore[method-assign]
+    table = RouteTable(registered)
+    app.router.middleware_stack = Dispatch(app.router.app)
+    app.openapi = cache(partial(document, app, authorizer, registered))  # type: ignore[method-assign]
     router.metrics.begin_answers(paths_of_workers())
     app.state.router = router
     app.state.fleet = router.fleet
@@ -266,15 +276,15 @@ def create_app(config: RouterConfig) -> FastAPI:
         embeds=EmbedsIntake.of(config),
         unknown_fields=UnknownFields(ignored=config.ignore_unknown_fields),
     )
-    _handle_errors(app, router.metrics.request_cancelled)
+    _handle_errors(app, table, router.metrics.request_cancelled)
     app.add_middleware(InTurn, turns=turns)
     app.add_middleware(Unexpected)
     app.add_middleware(
         BodyLimit, max_body_bytes=config.max_body_bytes, max_bodies_bytes=config.max_bodies_bytes
     )
-    if keys is not None or admin is not None:
-        app.add_middleware(ApiKeys, keys=keys, admin=admin)
-    app.add_middleware(Canary, token_file=config.canary_token_file)
+    app.add_middleware(
+        Authorization, routes=table, authorizer=authorizer, canary=Canary(config.canary_token_file)
+    )
     if config.allowed_origins:
         app.add_middleware(CORSMiddleware, **cors_options(config))
     app.state.ending = Ending()
@@ -297,9 +307,25 @@ def _recorder(config: RouterConfig, router: Router) -> Recorder:
     )
 
 
+def _registered(config: RouterConfig) -> list[tuple[BaseRoute, Access]]:
+    """Return all routes in the order in which they are matched, each with its access class."""
+    parts = (
+        (Access.CLIENT, (chat, completions, responses, stored_responses, messages, embeddings)),
+        (Access.CLIENT, (scores, models, tokenize, debugging, documentation)),
+        (Access.OPEN, (ops, page) if config.ui else (ops,)),
+        (Access.ADMIN, (administration, sleeping)),
+    )
+    return [
+        (route, Access.CANARY if getattr(route, "endpoint", None) in _CALLED_BY_CANARY else access)
+        for access, modules in parts
+        for module in modules
+        for route in module.routes.routes
+    ]
+
+
 @asynccontextmanager
 async def _rpc(
-    service: Service, config: RouterConfig, keys: KnownKeys | None, turns: Turns
+    service: Service, config: RouterConfig, authorizer: Authorizer, turns: Turns
 ) -> AsyncIterator[RpcServer | None]:
     """gRPC, where it is asked for."""
     if not config.grpc_port:
@@ -307,7 +333,7 @@ async def _rpc(
         return
     from tandem.router.rpc.server import make_server as make_rpc_server
 
-    server = make_rpc_server(service, config, keys, turns)
+    server = make_rpc_server(service, config, authorizer, turns)
     await server.start()
     try:
         yield server
@@ -315,7 +341,7 @@ async def _rpc(
         await server.stop(config.drain_timeout)
 
 
-def _handle_errors(app: FastAPI, client_gone: Callable[[], None]) -> None:
+def _handle_errors(app: FastAPI, table: RouteTable, client_gone: Callable[[], None]) -> None:
     async def ours(request: Request, error: Exception) -> Response:
         if isinstance(error, ClientGone):
             client_gone()
@@ -328,19 +354,12 @@ def _handle_errors(app: FastAPI, client_gone: Callable[[], None]) -> None:
         message = f"{error.detail}: {request.method} {request.url.path}"
         headers = dict(error.headers or {})
         if error.status_code == 405:
-            headers["Allow"] = ", ".join(_methods(app, request.scope))
+            headers["Allow"] = ", ".join(table.methods(request.scope))
         answer = ErrorAnswer(status=error.status_code, message=message, type=kind, headers=headers)
         return _response(request, answer)
 
     app.add_exception_handler(TandemError, ours)
     app.add_exception_handler(HTTPException, starlettes)
-
-
-def _methods(app: FastAPI, scope: Scope) -> list[str]:
-    """Of all routes of a path; the one that was met first knows its own alone."""
-    routes = [each for each in app.routes if isinstance(each, Route)]
-    met = [each for each in routes if each.matches(scope)[0] is not Match.NONE]
-    return sorted({method for each in met for method in each.methods or ()})
 
 
 def _response(request: Request, answer: ErrorAnswer) -> Response:

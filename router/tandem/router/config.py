@@ -131,8 +131,13 @@ class RouterConfig(TracingConfig):
         (),
         "Bearer token that administration (/abort_requests, /is_sleeping, /log_level, "
         "/reset_prefix_cache, /server_info, /sleep, /start_profile, /stop_profile, /wake_up) asks "
-        "for; may be given more than once. None: refused where there are API keys, open where "
-        "there are none.",
+        "for; may be given more than once. It opens everything else, too.",
+    )
+    admin_api_keys_dir: str | None = setting(
+        None, "Folder whose files hold one such key each; a file that changes is read again."
+    )
+    enable_admin_api: bool = setting(
+        False, "Open administration to everyone; only if there are no keys at all."
     )
     request_timeout: float = setting(600.0, "Deadline of a request, from arrival to last token.")
     max_attempts: int = setting(
@@ -272,7 +277,8 @@ class RouterConfig(TracingConfig):
         30.0, "How long requests under way may take to end after a signal to stop."
     )
     api_keys_dir: str | None = setting(
-        None, "Folder whose files hold one accepted API key each; read anew when it changes."
+        None,
+        "Folder whose files hold one accepted API key each; a file that changes is read again.",
     )
     canary_token_file: str | None = setting(
         None, "File with the token that lets the operator's canary choose its way."
@@ -367,9 +373,13 @@ class RouterConfig(TracingConfig):
         for name in ("api_key", "admin_api_key"):
             if not all(key.strip() for key in getattr(self, name)):
                 raise InvalidParameter(name, "", "a key of one character or more")
-        for name in ("api_keys_dir", "canary_token_file"):
+        for name in ("api_keys_dir", "admin_api_keys_dir", "canary_token_file"):
             if getattr(self, name) == "":
                 raise InvalidParameter(name, "", "a path; leave it out for none")
+        keys = (self.api_key, self.api_keys_dir, self.admin_api_key, self.admin_api_keys_dir)
+        if self.enable_admin_api and any(keys):
+            allowed = "only without API keys; with them, give administrators a key of their own"
+            raise InvalidParameter("enable_admin_api", True, allowed)
         curve = self.curve_keys is not None and self.curve_peers is not None
         if self.discovery == "kubernetes" and not (curve or self.allow_plaintext):
             raise InvalidParameter("discovery", self.discovery, f"static, {REMEDY}")

@@ -6,7 +6,7 @@ take is made from ``schemas`` and ``parameters``, what they answer from ``answer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,11 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.routing import BaseRoute, Route
 
+from tandem.router.access import Access, Authorizer
 from tandem.router.anthropic import answers as message_answers
 from tandem.router.anthropic import body as message_bodies
-from tandem.router.middleware.auth import ADMINISTRATION
 from tandem.router.openai.answers import pooling_types, types
 from tandem.router.openai.bodies import pooling_schemas, schemas, structured
 from tandem.router.openai.bodies.body import Body
@@ -27,7 +28,7 @@ from tandem.router.openai.responses import body as response_bodies
 ERRORS: Mapping[int, str] = {
     400: "The request is wrong: the error names the field, its value and what is allowed.",
     401: "No API key, or a wrong one.",
-    403: "Administration is off: no key of its own was given to the server.",
+    403: "Administration is off: the server has neither keys for it nor --enable-admin-api.",
     404: "No such path, no such model, or no such call.",
     408: "The body came too slowly.",
     413: "The body is too large.",
@@ -38,8 +39,8 @@ ERRORS: Mapping[int, str] = {
 }
 _BEFORE = (
     "OpenAI's HTTP with vLLM's extensions. Before a request has a path it may be answered 400, "
-    "408, 431 or 503, in the shape of every error: its head is broken, slow or large, or too many "
-    "connections are open."
+    "403, 408, 431 or 503, in the shape of every error: its head is broken, slow or large, its "
+    "Host or Origin is not allowed, or too many connections are open."
 )
 _RETRIED = (429, 503)
 _TAKING = (400, 404, 408, 413, 500)
@@ -76,8 +77,6 @@ class Operation:
     """Statuses beside 200 that may have the same object in the place of an error."""
     fails: type[BaseModel] = types.ErrorBody
     """The answer of every error."""
-    is_open: bool = False
-    """Whether no key is asked for."""
 
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
@@ -148,11 +147,11 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("post", "/detokenize"): Operation(
         takes=schemas.DetokenizeBody, gives=types.Text, errors=(*_TAKING, 503)
     ),
-    ("get", "/"): Operation(gives=types.Status, is_open=True),
-    ("get", "/health"): Operation(gives=types.Status, is_open=True),
-    ("get", "/ready"): Operation(gives=types.Status, says=(503,), is_open=True),
-    ("get", "/version"): Operation(gives=types.Status, is_open=True),
-    ("get", "/metrics"): Operation(gives="text/plain", is_open=True),
+    ("get", "/"): Operation(gives=types.Status),
+    ("get", "/health"): Operation(gives=types.Status),
+    ("get", "/ready"): Operation(gives=types.Status, says=(503,)),
+    ("get", "/version"): Operation(gives=types.Status),
+    ("get", "/metrics"): Operation(gives="text/plain"),
     ("get", "/debug/canary"): Operation(gives="text/plain"),
     ("get", "/debug/fabric"): Operation(gives=types.Status),
     ("get", "/debug/fleet"): Operation(gives=types.Status),
@@ -182,20 +181,24 @@ def paths_of_workers() -> list[str]:
     return [path for (_, path), operation in OPERATIONS.items() if operation.errors is _GENERATING]
 
 
-def document(app: FastAPI, *, has_keys: bool, has_admin: bool) -> dict[str, Any]:
-    """The whole document. Raises KeyError for a path that nobody described."""
+def document(
+    app: FastAPI, authorizer: Authorizer, registered: Sequence[tuple[BaseRoute, Access]]
+) -> dict[str, Any]:
+    """Return the whole document. Raises KeyError for a path that is not described."""
+    guards = {
+        (method.lower(), route.path_format): authorizer.refusals(access)
+        for route, access in registered
+        if isinstance(route, Route)
+        for method in route.methods or ()
+    }
     content = get_openapi(
         title=app.title, version=app.version, description=_BEFORE, routes=app.routes
     )
     for path, methods in content["paths"].items():
         for method, described in methods.items():
-            operation = OPERATIONS[method, path]
-            statuses = (401,) if has_keys and not operation.is_open else ()
-            if path in ADMINISTRATION and (has_keys or has_admin):
-                statuses = (401,) if has_admin else (403,)
-            _describe(described, operation, statuses)
+            _describe(described, OPERATIONS[method, path], guards[method, path])
     content["components"] = {"schemas": _schemas()}
-    if has_keys or has_admin:
+    if authorizer.has_keys:
         content["components"]["securitySchemes"] = {
             "ApiKey": {"type": "http", "scheme": "bearer"},
             "XApiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -210,7 +213,7 @@ def _describe(described: dict[str, Any], operation: Operation, guards: tuple[int
         if operation.takes.EXAMPLE:
             content["example"] = operation.takes.EXAMPLE
         described["requestBody"] = {"required": True, "content": {"application/json": content}}
-    if guards:
+    if 401 in guards:
         described["security"] = [{"ApiKey": []}, {"XApiKey": []}]
     statuses = sorted({*operation.errors, *guards})
     described["responses"] = {

@@ -26,7 +26,8 @@ HI = [{"role": "user", "content": "Hi"}]
 @pytest.mark.parametrize(
     ("keys", "given", "status"),
     [
-        ({}, None, 200),
+        ({}, None, 403),
+        ({"enable_admin_api": True}, None, 200),
         ({"api_key": ("c",)}, "c", 403),
         ({"api_key": ("c",)}, None, 403),
         ({"api_key": ("c",), "admin_api_key": ("a",)}, "c", 401),
@@ -76,7 +77,7 @@ def test_the_others_ask_for_the_same_keys(serve: Serve, decode: Make, path: str)
 def test_calls_are_aborted_by_their_ids(serve: Serve, decode: Make, stream: bool) -> None:
     """The client is told, the worker stops; other calls go on."""
     worker = decode(behaviour=silent)
-    served = serve(worker)
+    served = serve(worker, enable_admin_api=True)
     body = {"messages": [{"role": "user", "content": "Hi"}], "stream": stream}
     with ThreadPoolExecutor() as threads:
         headers = {"X-Request-Id": "mine"}
@@ -116,7 +117,7 @@ def test_a_stream_is_aborted_by_the_id_that_its_events_tell(
 ) -> None:
     """Whatever API it is of; its client is told."""
     worker = decode(behaviour=silent)
-    served = serve(worker)
+    served = serve(worker, enable_admin_api=True)
     with (
         httpx.Client(verify=clear_text.NO_TLS, timeout=20) as client,
         client.stream("POST", served.url + path, json={**body, "stream": True}) as answer,
@@ -151,7 +152,7 @@ def test_what_is_pooled_is_aborted_by_the_id_that_its_answer_would_have(
 
     pooling = ModelPooling(labels=("relevant",), generates=False)
     worker = decode(behaviour=says_nothing, pooling=pooling)
-    served = serve(worker)
+    served = serve(worker, enable_admin_api=True)
     with ThreadPoolExecutor() as threads:
         headers = {"X-Request-Id": "mine"}
         call = threads.submit(served.post, path, json=body, headers=headers)
@@ -179,7 +180,7 @@ def test_settings_are_told_without_secrets(serve: Serve, decode: Make) -> None:
 def test_the_log_has_another_level(serve: Serve, decode: Make) -> None:
     """Of this process, at once; levels that are none are refused."""
     before = [logging.getLogger(name).level for name in LOGGERS]
-    served = serve(decode())
+    served = serve(decode(), enable_admin_api=True)
     try:
         assert served.post("/log_level", json={"log_level": "error"}).json() == {
             "log_level": "error"

@@ -323,7 +323,8 @@ def test_metrics_and_version(serve: Serve, prefill: Make, decode: Make) -> None:
 
 def test_reset_prefix_cache(serve: Serve, decode: Make) -> None:
     """A command reaches the workers."""
-    assert serve(decode()).post("/reset_prefix_cache").json() == {"ok": True, "message": ""}
+    served = serve(decode(), enable_admin_api=True)
+    assert served.post("/reset_prefix_cache").json() == {"ok": True, "message": ""}
 
 
 def test_own_chat_template(serve: Serve, decode: Make) -> None:

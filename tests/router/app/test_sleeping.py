@@ -44,7 +44,7 @@ def names(worker: FakeWorker) -> list[tuple[str, dict[str, Any]]]:
 def test_every_worker_sleeps_and_wakes(serve: Serve, prefill: Make, decode: Make) -> None:
     """P and D with level and mode; requests behind the answer are refused, then served again."""
     p, d = prefill(), decode()
-    served = serve(p, d, ready_prefill=1)
+    served = serve(p, d, ready_prefill=1, enable_admin_api=True)
     assert clear_text.get(served.url + "/is_sleeping").json() == {"is_sleeping": False}
     answer = served.post("/sleep?level=2&mode=wait&timeout=5")
     assert answer.status_code == 200, answer.text
@@ -78,7 +78,7 @@ def test_every_worker_sleeps_and_wakes(serve: Serve, prefill: Make, decode: Make
 def test_requests_go_to_workers_that_are_awake(serve: Serve, decode: Make) -> None:
     """One of two sleeps, by whoever asked it."""
     awake, asleep = decode(), decode()
-    served = serve(awake, asleep, ready_decode=2)
+    served = serve(awake, asleep, ready_decode=2, enable_admin_api=True)
     asleep.load = structs.replace(asleep.load, sleeping=True)
     wait_for(lambda: "asleep" in {each["health"] for each in served.get("/debug/fleet")["workers"]})
     for _ in range(6):
@@ -91,7 +91,7 @@ def test_requests_go_to_workers_that_are_awake(serve: Serve, decode: Make) -> No
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_worker_that_fell_asleep_unseen_refuses(serve: Serve, decode: Make, stream: bool) -> None:
     """The client is told at once that it sleeps, not that nobody is there."""
-    served = serve(decode(behaviour=refuse_with(RefusalCode.ASLEEP)))
+    served = serve(decode(behaviour=refuse_with(RefusalCode.ASLEEP)), enable_admin_api=True)
     answer = chat(served, stream=stream)
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "asleep"
@@ -110,7 +110,7 @@ def test_a_request_that_a_sleep_ends_says_so(serve: Serve, decode: Make) -> None
         turn.fail(FailCause.ASLEEP)
 
     worker = decode(behaviour=falls)
-    served = serve(worker)
+    served = serve(worker, enable_admin_api=True)
     answer = chat(served, stream=True)
     assert '"code":"asleep"' in answer.text
     assert len(worker.submitted) == 1
@@ -130,7 +130,7 @@ def test_of_workers_that_fall_asleep_one_by_one_it_is_said_too(serve: Serve, dec
             turn.refuse(Refusal(code=RefusalCode.ASLEEP, message="it sleeps"))
 
     workers = [decode(behaviour=falls), decode(behaviour=falls)]
-    served = serve(*workers, ready_decode=2)
+    served = serve(*workers, ready_decode=2, enable_admin_api=True)
     workers[1].load = BUSY
     wait_for(lambda: any(each["running"] for each in served.get("/debug/fleet")["workers"]))
     answer = chat(served, stream=True)
@@ -143,7 +143,7 @@ def test_one_that_stays_awake_keeps_all_awake(serve: Serve, prefill: Make, decod
     fallen asleep has told so, and says that it is awake with its next beat."""
     p, d = prefill(insomnia="its memory is mapped"), decode(beat_seconds=0.4)
     behind_sleep(d, d._beat)
-    served = serve(p, d, ready_prefill=1)
+    served = serve(p, d, ready_prefill=1, enable_admin_api=True)
     answer = served.post("/sleep")
     assert answer.status_code == 503
     assert answer.json()["ok"] is False
@@ -158,7 +158,7 @@ def test_one_that_is_lost_over_it_leaves_all_awake(serve: Serve, decode: Make) -
     lost, lives = decode(), decode(beat_seconds=0.4)
     behind_sleep(lives, lives._beat)
     behind_sleep(lost, lambda: setattr(lost, "silent", True))
-    served = serve(lost, lives, beat_timeout=1.0)
+    served = serve(lost, lives, beat_timeout=1.0, enable_admin_api=True)
     answer = served.post("/sleep")
     assert answer.status_code >= 500
     assert names(lives)[-1][0] == "wake_up"
@@ -180,7 +180,7 @@ def behind_sleep(worker: FakeWorker, do: Callable[[], None]) -> None:
 
 def test_a_fleet_of_nobody_does_not_sleep(serve: Serve) -> None:
     """503, not a success."""
-    served = serve(wait=False)
+    served = serve(wait=False, enable_admin_api=True)
     served.wait_started()
     answer = served.post("/sleep")
     assert (answer.status_code, answer.json()["message"]) == (503, "no worker is up")
@@ -205,7 +205,7 @@ def test_what_cannot_be_asked_is_refused_by_name(
 ) -> None:
     """400, and no worker hears of it."""
     worker = decode()
-    served = serve(worker)
+    served = serve(worker, enable_admin_api=True)
     answer = served.post(query)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
@@ -230,7 +230,7 @@ def test_it_asks_for_keys_of_administration(serve: Serve, decode: Make, path: st
 
 def test_several_may_ask_at_once(serve: Serve, decode: Make) -> None:
     """All are told the same."""
-    served = serve(decode())
+    served = serve(decode(), enable_admin_api=True)
     with ThreadPoolExecutor() as threads:
         answers = list(threads.map(lambda _: served.post("/sleep").status_code, range(4)))
     assert answers == [200] * 4

@@ -1,96 +1,60 @@
-"""Asks for an API key on what costs something or tells of requests; probes stay open."""
+"""Matches a request to its route and checks that the caller may use it, before anything is read.
+
+The route that was matched here is the one that runs (``routes``): a path that is spelled in an
+unusual way can never be checked as one route and answered by another.
+"""
 
 from __future__ import annotations
 
-import hmac
-import logging
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import re
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tandem.router.access import Access, Authorizer
 from tandem.router.middleware.answer import send_error
-from tandem.router.openai.errors import ErrorAnswer, no_administration, not_authorized
-from tandem.router.ui import page as ui
+from tandem.router.middleware.canary import Canary
+from tandem.router.openai.errors import HttpProblem, bad_request
+from tandem.router.routes import RouteTable
+from tandem.router.tenant import Tenant, current_tenant
 
-logger = logging.getLogger(__name__)
-
-OPEN = frozenset({"/", "/health", "/ready", "/version", "/metrics"}) | ui.PATHS
-ADMINISTRATION = frozenset(
-    {
-        *("/abort_requests", "/log_level", "/reset_prefix_cache", "/server_info"),
-        *("/sleep", "/wake_up", "/is_sleeping", "/start_profile", "/stop_profile"),
-    }
-)
-"""What changes the server for everybody."""
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-class ApiKeys:
-    """``Authorization: Bearer KEY`` with one of the keys, or ``x-api-key: KEY``.
+class Authorization:
+    """Puts the route, and the tenant for which it runs, into the scope."""
 
-    What administers takes keys of its own, which open everything else, too: a client's key is not
-    enough to slow down all the others.
-    """
-
-    def __init__(self, app: ASGIApp, keys: KnownKeys | None, admin: KnownKeys | None) -> None:
-        """``keys``: None where clients need none. ``admin``: None where nobody administers, unless
-        there are no keys at all."""
+    def __init__(
+        self, app: ASGIApp, routes: RouteTable, authorizer: Authorizer, canary: Canary
+    ) -> None:
         self._app = app
-        self._keys = keys
-        self._admin = admin
+        self._routes = routes
+        self._authorizer = authorizer
+        self._canary = canary
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
-        is_open = scope["type"] != "http" or scope["path"] in OPEN or _is_canary(scope)
-        answer = None if is_open else self._refusal(scope["path"], dict(scope["headers"]))
-        if answer is None:
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        else:
-            await send_error(scope, send, answer)
-
-    def _refusal(self, path: str, headers: Mapping[bytes, bytes]) -> ErrorAnswer | None:
-        if self._admin is not None and self._admin.allow(headers):
-            return None
-        if path in ADMINISTRATION:
-            return not_authorized() if self._admin is not None else no_administration()
-        if self._keys is None or self._keys.allow(headers):
-            return None
-        return not_authorized()
-
-
-class KnownKeys:
-    """The API keys: those of flags, and those of a folder, which may change."""
-
-    def __init__(self, keys: Sequence[str], keys_dir: str | None = None) -> None:
-        """``keys_dir`` holds more keys, a file each; it is read anew when it changes."""
-        self._keys = [key.encode() for key in keys]
-        self._dir = Path(keys_dir) if keys_dir else None
-        self._from_dir: tuple[float, list[bytes]] = (-1.0, [])
-
-    def allow(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether ``authorization: Bearer KEY``, or else ``x-api-key``, has one of them."""
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer":
-            token = headers.get(b"x-api-key", b"")
-        # Compare with every key, in the same time whichever it is.
-        known = [*self._keys, *self._read_dir()]
-        matches = [hmac.compare_digest(token.strip(), key) for key in known]
-        return any(matches)
-
-    def _read_dir(self) -> list[bytes]:
-        if self._dir is None:
-            return []
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
         try:
-            changed = self._dir.stat().st_mtime
-            if changed != self._from_dir[0]:
-                files = [path for path in self._dir.iterdir() if path.is_file()]
-                keys = [path.read_bytes().strip() for path in files]
-                self._from_dir = (changed, [key for key in keys if key])
-        except OSError as error:
-            logger.warning("API keys cannot be read, those known stay: %s", error)
-        return self._from_dir[1]
+            if _CONTROL.search(scope["path"]):
+                raise HttpProblem(_CONTROL_IN_PATH)
+            access = self._routes.match(scope)
+            tenant = self._check(access, scope)
+        except HttpProblem as problem:
+            await send_error(scope, send, problem.answer)
+            return
+        scope.setdefault("state", {})["tenant"] = tenant
+        current_tenant.set(tenant)
+        await self._app(scope, receive, self._canary.telling(scope, send))
+
+    def _check(self, access: Access, scope: Scope) -> Tenant:
+        headers = dict(scope["headers"])
+        canary = self._canary.check(access, scope, headers)
+        return canary or self._authorizer.check(access, headers)
 
 
-def _is_canary(scope: Scope) -> bool:
-    """Whether it is the canary, whose token the middleware around this one has checked."""
-    return scope.get("state", {}).get("route") is not None
+_CONTROL_IN_PATH = bad_request("The path has a control character", "path")

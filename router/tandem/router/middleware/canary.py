@@ -1,16 +1,17 @@
-"""Lets the operator's canary choose its way through the fleet, and tells it which one it took.
+"""Lets the operator's canary choose its way through the fleet, and says which one it took.
 
-The token is read from its file at each use: it may be replaced while the router runs. A request
-with a wrong token is refused, so that nobody takes an ordinary answer for a canary's.
+The token is read from its file at each use: it may be replaced while the router runs. It opens what
+the canary calls (``Access.CANARY``) and nothing else. A request with a wrong token is refused, so
+that no ordinary answer is taken for a canary's.
 """
 
 from __future__ import annotations
 
 import hmac
+from collections.abc import Mapping
 from pathlib import Path
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Scope, Send
 
 from tandem.protocol.context import Route, Shape
 from tandem.protocol.names import (
@@ -19,45 +20,55 @@ from tandem.protocol.names import (
     HEADER_PREFILL_REVISION,
     HEADER_SHAPE,
 )
-from tandem.router.middleware.answer import send_error
-from tandem.router.openai.errors import ErrorAnswer, not_authorized
+from tandem.router.access import Access
+from tandem.router.openai.errors import ErrorAnswer, HttpProblem, not_authorized
+from tandem.router.tenant import Tenant
+
+_TOKEN = HEADER_CANARY.lower().encode()
 
 
 class Canary:
     """Without a token file every canary is refused."""
 
-    def __init__(self, app: ASGIApp, token_file: str | None) -> None:
-        self._app = app
+    def __init__(self, token_file: str | None) -> None:
         self._token_file = Path(token_file) if token_file else None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run as an ASGI application."""
-        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
-        token = headers.get(HEADER_CANARY)
+    def check(self, access: Access, scope: Scope, headers: Mapping[bytes, bytes]) -> Tenant | None:
+        """Return the canary's tenant, and put its way into the scope, if its token opens a route of
+        this class. Raises HttpProblem for a wrong token and a way that does not exist."""
+        token = headers.get(_TOKEN)
         if token is None:
-            await self._app(scope, receive, send)
-            return
+            return None
         if not self._is_right(token):
-            await send_error(scope, send, not_authorized())
-            return
-        shape = headers.get(HEADER_SHAPE)
+            raise HttpProblem(not_authorized())
+        if access is not Access.CANARY:
+            return None
+        shape = _text(headers, HEADER_SHAPE)
         if shape is not None and shape not in list(Shape):
-            await send_error(scope, send, _unknown_shape(shape))
-            return
-        route = Route(
+            raise HttpProblem(_unknown_shape(shape))
+        scope.setdefault("state", {})["route"] = Route(
             shape=Shape(shape) if shape else None,
-            prefill_revision=headers.get(HEADER_PREFILL_REVISION),
-            decode_revision=headers.get(HEADER_DECODE_REVISION),
+            prefill_revision=_text(headers, HEADER_PREFILL_REVISION),
+            decode_revision=_text(headers, HEADER_DECODE_REVISION),
         )
-        scope.setdefault("state", {})["route"] = route
-        await self._app(scope, receive, _telling(route, send))
+        return Tenant.from_key(token)
 
-    def _is_right(self, token: str) -> bool:
+    def telling(self, scope: Scope, send: Send) -> Send:
+        """Return ``send``; for a canary with headers added that name the way it took."""
+        route: Route | None = scope["state"].get("route")
+        return send if route is None else _telling(route, send)
+
+    def _is_right(self, token: bytes) -> bool:
         try:
-            known = self._token_file.read_text().strip() if self._token_file else ""
+            known = self._token_file.read_bytes().strip() if self._token_file else b""
         except OSError:
             return False
-        return bool(known) and hmac.compare_digest(token.encode(), known.encode())
+        return bool(known) and hmac.compare_digest(token, known)
+
+
+def _text(headers: Mapping[bytes, bytes], name: str) -> str | None:
+    value = headers.get(name.lower().encode())
+    return None if value is None else value.decode("latin-1")
 
 
 def _telling(route: Route, send: Send) -> Send:

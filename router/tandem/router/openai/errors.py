@@ -124,7 +124,8 @@ def no_administration() -> ErrorAnswer:
     """403."""
     return ErrorAnswer(
         status=403,
-        message="No key opens this: the server was started without --admin-api-key",
+        message="Administration is off: start the server with --admin-api-key or "
+        "--admin-api-keys-dir, or, if it has no keys at all, with --enable-admin-api",
         type="invalid_request_error",
         code="no_admin_key",
     )

@@ -22,6 +22,7 @@ from h2.stream import H2Stream
 
 from tandem.router.closing import MIN_DRAINED
 from tandem.router.rpc.errors import RpcError
+from tandem.router.tenant import NO_KEYS
 
 _FRAME = struct.Struct(">IBI")
 """Length (3 bytes) and type, which is 0 for data; flags; stream."""
@@ -89,6 +90,8 @@ class Call:
         """``deadline`` is a time of the loop."""
         self.path = path
         self.metadata = metadata
+        self.tenant = NO_KEYS
+        """Of the caller, once its key is known."""
         self.arrived = asyncio.get_running_loop().time()
         """When it came in."""
         self.deadline = deadline

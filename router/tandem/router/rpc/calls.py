@@ -23,7 +23,7 @@ class _Call:
 
 
 class Calls:
-    """By the caller's key and id: who has another key ends nothing of this one's."""
+    """By the caller's tenant and id: a call of one tenant ends nothing of another's."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, str], list[_Call]] = {}
@@ -33,7 +33,7 @@ class Calls:
         """While a call runs in this task. Raises Aborted where Abort has ended it."""
         task = asyncio.current_task()
         assert task is not None, "calls run in tasks"
-        call, name = _Call(task), (_key_of(context), request_id)
+        call, name = _Call(task), (context.tenant.id, request_id)
         self._running.setdefault(name, []).append(call)
         try:
             yield
@@ -50,14 +50,8 @@ class Calls:
 
     def abort(self, request_id: str, context: Call) -> int:
         """End all calls of an id; how many there were."""
-        calls = self._running.get((_key_of(context), request_id), [])
+        calls = self._running.get((context.tenant.id, request_id), [])
         for call in calls:
             call.is_aborted = True
             call.task.cancel()
         return len(calls)
-
-
-def _key_of(call: Call) -> str:
-    """What the caller authorized itself by; "" where nobody is asked for a key."""
-    found = call.metadata.get
-    return found("authorization") or found("x-api-key") or ""

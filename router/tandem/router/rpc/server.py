@@ -20,12 +20,12 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from tandem.protocol.errors import TandemError
+from tandem.router.access import Access, Authorizer
 from tandem.router.admission.turns import Turns
 from tandem.router.closing import LINGER_SECONDS
 from tandem.router.config import RouterConfig
 from tandem.router.http_guard import SPARE_CONNECTIONS
-from tandem.router.middleware.auth import KnownKeys
-from tandem.router.openai.errors import answer_of, not_authorized
+from tandem.router.openai.errors import answer_of
 from tandem.router.openai.service import Service
 from tandem.router.rpc import tandem_pb2 as pb
 from tandem.router.rpc.call import Call, Held, NotRead
@@ -34,12 +34,11 @@ from tandem.router.rpc.errors import RpcError, metadata_of, status_of
 from tandem.router.rpc.http2 import Connection
 from tandem.router.rpc.inference import Inference
 from tandem.router.rpc.values import COUNT_WEIGHT, check_values, may_exceed
+from tandem.router.tenant import current_tenant
 
 logger = logging.getLogger(__name__)
 
 NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
-_OPEN = f"/{HEALTH}/"
-"""Methods that ask for no key begin so."""
 _COUNTED = f"/{NAME}/"
 """Methods that are requests begin so: who has read of reflection what it wants gives it up."""
 _Answer = Callable[[Call], Awaitable[None]]
@@ -65,7 +64,7 @@ class Server:
     """Listens from ``start`` to ``stop``; connections and calls are counted."""
 
     def __init__(
-        self, service: Service, config: RouterConfig, keys: KnownKeys | None, turns: Turns
+        self, service: Service, config: RouterConfig, authorizer: Authorizer, turns: Turns
     ) -> None:
         self.max_message_bytes = config.max_body_bytes
         self.max_header_bytes = config.max_header_bytes
@@ -74,7 +73,7 @@ class Server:
         self.header_seconds = config.header_timeout
         self.write_seconds = config.write_timeout
         self._config = config
-        self._keys = keys
+        self._authorizer = authorizer
         self._methods = _methods(service, config, turns)
         self._gone = service.metrics.request_cancelled
         self._connections: set[Connection] = set()
@@ -168,34 +167,35 @@ class Server:
             self._gone()
 
     def _method(self, call: Call) -> _Answer:
-        """Raises RpcError for who may not call, and for what is not there."""
-        if self._keys is not None and not call.path.startswith(_OPEN):
-            headers = {name.encode(): value.encode() for name, value in call.metadata.items()}
-            if not self._keys.allow(headers):
-                answer = not_authorized()
-                raise RpcError(status_of(answer), answer.message, metadata_of(answer))
+        """Return what answers a call, and set its tenant. Raises HttpProblem for a caller that may
+        not use the method, and RpcError for one that does not exist."""
+        access, method = self._methods.get(call.path, (Access.CLIENT, None))
+        headers = {name.encode(): value.encode() for name, value in call.metadata.items()}
+        call.tenant = self._authorizer.check(access, headers)
+        current_tenant.set(call.tenant)
+        if method is None:
+            raise RpcError(grpc.StatusCode.UNIMPLEMENTED, f"no method {call.path[:256]!r}")
         encoding = call.metadata.get("grpc-encoding", "identity")
         if encoding != "identity":
             words = f"grpc-encoding: {encoding[:64]!r} is not allowed; identity is"
             raise RpcError(grpc.StatusCode.UNIMPLEMENTED, words)
-        method = self._methods.get(call.path)
-        if method is None:
-            raise RpcError(grpc.StatusCode.UNIMPLEMENTED, f"no method {call.path[:256]!r}")
         return method
 
 
 def make_server(
-    service: Service, config: RouterConfig, keys: KnownKeys | None, turns: Turns
+    service: Service, config: RouterConfig, authorizer: Authorizer, turns: Turns
 ) -> Server:
     """A server that is not started; its calls take ``turns`` with the requests of HTTP."""
-    return Server(service, config, keys, turns)
+    return Server(service, config, authorizer, turns)
 
 
-def _methods(service: Service, config: RouterConfig, turns: Turns) -> dict[str, _Answer]:
-    """By path."""
+def _methods(
+    service: Service, config: RouterConfig, turns: Turns
+) -> dict[str, tuple[Access, _Answer]]:
+    """Return the methods by path, each with its access class."""
     inference, reads = Inference(service), _Reads(service, config.body_timeout)
     generate = _streaming(inference.generate, reads, service.stream_seconds, turns)
-    found = {f"/{NAME}/Generate": generate}
+    found = {f"/{NAME}/Generate": (Access.CLIENT, generate)}
     for name, method, request, turn in (
         ("Embed", inference.embed, pb.EmbedRequest, turns),
         ("Score", inference.score, pb.ScoreRequest, turns),
@@ -203,10 +203,11 @@ def _methods(service: Service, config: RouterConfig, turns: Turns) -> dict[str, 
         ("Abort", inference.abort, pb.AbortRequest, None),
         ("GetModelInfo", inference.get_model_info, pb.GetModelInfoRequest, None),
     ):
-        found[f"/{NAME}/{name}"] = _unary(method, request, reads, turn)
-    found[f"{_OPEN}Check"] = _unary(_health(service), health_pb2.HealthCheckRequest, reads)
+        found[f"/{NAME}/{name}"] = Access.CLIENT, _unary(method, request, reads, turn)
+    health = _unary(_health(service), health_pb2.HealthCheckRequest, reads)
+    found[f"/{HEALTH}/Check"] = Access.OPEN, health
     described = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
-    found[described] = _reflecting(reads, service.stream_seconds)
+    found[described] = Access.CLIENT, _reflecting(reads, service.stream_seconds)
     return found
 
 

@@ -1,0 +1,97 @@
+"""What operators ask of a running router with a client's key: workers, links, the last calls."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from tandem.protocol.errors import InvalidParameter
+from tandem.router.config import RouterConfig
+from tandem.router.live.fleet_view import LiveFleet
+from tandem.router.openai.service import service_of
+from tandem.router.timeline.recorder import Recorder
+from tandem.router.timeline.view import full, listed
+
+routes = APIRouter(tags=["operation"])
+
+USUAL_CALLS = 20
+MOST_CALLS = 100
+"""Calls that one answer lists."""
+
+
+@routes.get("/debug/canary")
+async def debug_canary(request: Request) -> Response:
+    """What the operator's canaries counted, as a Prometheus exposition: not scraped with users'."""
+    text = service_of(request).canary_metrics.text()
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+@routes.get("/debug/fleet")
+async def debug_fleet(request: Request) -> Response:
+    """Workers, links between them, what waits for what, and how fast it goes."""
+    live: LiveFleet = request.app.state.live
+    return _json(live.to_json())
+
+
+@routes.get("/debug/fabric")
+async def debug_fabric(request: Request) -> Response:
+    """The links by which KV goes: each one's transport, GB/s, state and why."""
+    live: LiveFleet = request.app.state.live
+    return _json(live.fabric())
+
+
+@routes.get("/debug/requests")
+async def debug_requests(request: Request, limit: str | None = None) -> Response:
+    """The last calls, the latest first, each with where its time went in short; 1 to 100."""
+    for name, value in request.query_params.items():
+        if name != "limit":
+            raise InvalidParameter(name[:80], value, "only limit may be asked")
+    recorder: Recorder = request.app.state.recorder
+    now = time.monotonic()
+    latest = recorder.ring.latest(_limit(limit))
+    kept = len(recorder.ring)
+    return _json({"kept": kept, "requests": [listed(each, now) for each in latest]})
+
+
+@routes.get("/debug/requests/{request_id:path}")
+async def debug_request(request: Request, request_id: str) -> Response:
+    """Where the time of one of the last calls went, in full; 404 for one that is not kept."""
+    recorder: Recorder = request.app.state.recorder
+    recording = recorder.ring.find(request_id)
+    if recording is None:
+        message = f"no call {request_id[:80]!r} is kept; {len(recorder.ring)} are"
+        raise HTTPException(404, message)
+    return _json(full(recording, time.monotonic()))
+
+
+@routes.get("/debug/placements")
+async def debug_placements(request: Request) -> Response:
+    """Where the latest attempts went, what each way was to come to, and what came of it."""
+    return _json({"placements": request.app.state.explanations.to_json()})
+
+
+@routes.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> Response:
+    """tokenizer_config.json with the chat template; 404 unless it is allowed to be told."""
+    config: RouterConfig = request.app.state.router.config
+    if not config.enable_tokenizer_info_endpoint:
+        raise HTTPException(404, "not told without --enable-tokenizer-info-endpoint")
+    tokenizer = service_of(request).llm.tokenizer
+    # What stands in a file of its own is a part of it all the same.
+    return _json({"chat_template": tokenizer.chat_templates.text or None, **tokenizer.config})
+
+
+def _limit(asked: str | None) -> int:
+    if asked is None:
+        return USUAL_CALLS
+    if not (asked.isascii() and asked.isdecimal() and 1 <= int(asked[:9]) <= MOST_CALLS):
+        raise InvalidParameter("limit", asked, f"an integer from 1 to {MOST_CALLS}")
+    return int(asked)
+
+
+def _json(content: object) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")

@@ -1,0 +1,124 @@
+"""API keys: those of settings, and those of a folder, which may change while the router runs."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tandem.router.tenant import Tenant
+
+logger = logging.getLogger(__name__)
+
+SHARE = 20
+"""The files are looked at again after this many times the seconds that the last look took."""
+SETTLED_NS = 100_000_000
+"""Age from which a file's times tell its versions apart; a younger one is read at each look."""
+MAX_KEY_BYTES = 4_096
+"""Bytes that are read of a key's file; more than a header can hold is no key."""
+
+
+class KnownKeys:
+    """The keys of one kind of caller."""
+
+    def __init__(self, keys: Sequence[str], folder: str | None = None, *, admin: bool) -> None:
+        """``folder`` holds more keys, a file each."""
+        self._admin = admin
+        self._given = self._tenants(key.encode() for key in keys)
+        self._folder = KeyFolder(Path(folder)) if folder else None
+        self._read: list[bytes] = []
+        self._from_folder: list[tuple[bytes, Tenant]] = []
+
+    def find(self, headers: Mapping[bytes, bytes]) -> Tenant | None:
+        """Return the tenant of ``authorization: Bearer KEY``, or else of ``x-api-key``, if the key
+        is known."""
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            token = headers.get(b"x-api-key", b"")
+        token, found = token.strip(), None
+        # Compare with every key, in the same time whichever it is.
+        for key, tenant in (*self._given, *self._in_folder()):
+            if hmac.compare_digest(token, key):
+                found = tenant
+        return found
+
+    def _in_folder(self) -> list[tuple[bytes, Tenant]]:
+        if self._folder is not None:
+            keys = self._folder.keys()
+            if keys is not self._read:
+                self._read, self._from_folder = keys, self._tenants(keys)
+        return self._from_folder
+
+    def _tenants(self, keys: Iterable[bytes]) -> list[tuple[bytes, Tenant]]:
+        return [(key, Tenant.from_key(key, is_admin=self._admin)) for key in keys]
+
+
+class _Seen(NamedTuple):
+    """A version of a file."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+class KeyFolder:
+    """The keys of a folder's files. A file that is replaced or rewritten is read again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._keys: list[bytes] = []
+        self._files: dict[str, tuple[_Seen | None, bytes]] = {}
+        """By name; no version for a file that was changed just before it was read."""
+        self._changed = -1
+        """When an entry of the folder last came or went."""
+        self._next = 0.0
+        self._problem = ""
+
+    def keys(self) -> list[bytes]:
+        """Return all keys: the same list until one has changed."""
+        started = time.monotonic()
+        if started >= self._next or self._entries_changed() != self._changed:
+            self._look()
+            ended = time.monotonic()
+            self._next = ended + SHARE * (ended - started)
+        return self._keys
+
+    def _entries_changed(self) -> int:
+        try:
+            return self._path.stat().st_mtime_ns
+        except OSError:
+            return self._changed
+
+    def _look(self) -> None:
+        try:
+            self._changed = self._path.stat().st_mtime_ns
+            with os.scandir(self._path) as entries:
+                names = sorted(entry.name for entry in entries if entry.is_file())
+            files = {name: self._file(name) for name in names}
+        except OSError as error:
+            if str(error) != self._problem:
+                logger.warning("API keys cannot be read, those known stay: %s", error)
+            self._problem = str(error)
+            return
+        self._problem = ""
+        self._files = files
+        keys = [key for _, key in files.values() if key]
+        if keys != self._keys:
+            self._keys = keys
+
+    def _file(self, name: str) -> tuple[_Seen | None, bytes]:
+        path = self._path / name
+        stat = path.stat()
+        seen = _Seen(stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        before = self._files.get(name)
+        if before is not None and before[0] == seen:
+            return before
+        with path.open("rb") as file:
+            key = file.read(MAX_KEY_BYTES + 1).strip()
+        is_settled = time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > SETTLED_NS
+        return seen if is_settled else None, key if len(key) <= MAX_KEY_BYTES else b""

@@ -10,7 +10,7 @@ from tests.engine_plan.pair import Pair, consume, merged
 from tandem.engine.core import mask_wait
 from tandem.engine.scheduler.connector import Loaded
 from tandem.engine.scheduler.constrained import MASK_SECONDS
-from tandem.protocol.errors import FailCause
+from tandem.protocol.errors import FailCause, RefusalCode
 from tandem.protocol.kv import FirstToken
 
 ANSWERS = "1 2 3 4 5 6|1 2 9|8 8 8 8|20 21 22 23 24 25 26 27"
@@ -325,10 +325,11 @@ def test_a_first_token_outside_the_grammar_fails_the_handoff(compiler: HandCompi
 
 
 @pytest.mark.parametrize(("drawn", "handed_over"), [(0, False), (2, False), (2, True)])
-def test_a_token_that_a_worker_drew_itself_is_its_own_fault(
+def test_a_limit_that_a_grammar_reaches_behind_a_token_is_the_clients(
     compiler: HandCompiler, drawn: int, handed_over: bool
 ):
-    """A mask let it pass that the grammar does not take: no link brought it."""
+    """A grammar that cannot follow a token of its own mask has reached a limit of the backend: the
+    request is refused, and nothing counts against the worker."""
     pair, params = Pair(gate=compiler.gate), constrained("1 2 3 4 5", max_tokens=None)
     request = request_of("a", params=params)
     if handed_over:
@@ -344,8 +345,10 @@ def test_a_token_that_a_worker_drew_itself_is_its_own_fault(
         pair.d.add(request)
     run(pair.d)
 
-    (failed,) = pair.d.failed
-    assert failed.cause is FailCause.INTERNAL
-    assert f"token {drawn + 1}" in failed.message
-    assert pair.d.tokens("a") == [1, 2][:drawn]
+    assert pair.d.failed == []
+    (refused,) = pair.d.refused
+    assert refused.refusal.code is RefusalCode.INVALID
+    assert refused.refusal.param == "structured_outputs.regex"
+    assert f"{drawn + 1} after" in refused.refusal.message
+    assert pair.d.tokens("a") == ([1, 2, 3] if drawn else [])
     pair.check_empty()

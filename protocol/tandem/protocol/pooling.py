@@ -12,6 +12,8 @@ import msgspec
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams
 
+MAX_PLACE = 2**31 - 1
+"""Of a vector's values, or a prompt's tokens: more than any model has."""
 MAX_TOKEN_VALUES = 4 << 20
 """float32 values of one answer with a vector for each token, at most: 16 MiB."""
 
@@ -114,12 +116,11 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         for name in ("normalize", "activation"):
             if not isinstance(getattr(self, name), bool | None):
                 raise InvalidParameter(name, getattr(self, name), "true or false")
-        dims = self.dimensions
-        if dims is not None and (isinstance(dims, bool) or not isinstance(dims, int) or dims < 1):
-            raise InvalidParameter("dimensions", dims, "an integer of at least 1")
-        at = self.second_text_at
-        if at is not None and (isinstance(at, bool) or not isinstance(at, int) or at < 1):
-            raise InvalidParameter("second_text_at", at, "an integer of at least 1")
+        for name in ("dimensions", "second_text_at"):
+            value = getattr(self, name)
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and not (whole and 1 <= value <= MAX_PLACE):
+                raise InvalidParameter(name, value, f"an integer from 1 to {MAX_PLACE}")
         if self.late_interaction is not None:
             self.late_interaction.verify()
         for name, tasks in _OF_TASKS.items():

@@ -103,7 +103,11 @@ class Constraint:
 
     def accept(self, token: int, *, last: bool = False) -> bool:
         """The answer went on by ``token``; whether it can only end now. Otherwise the next mask is
-        begun, unless this token is the ``last``. Raises GrammarError."""
+        begun, unless this token is the ``last``.
+
+        Raises GrammarError for a token that the mask does not allow. If the grammar cannot follow a
+        token that it allowed, it has reached a limit: ``is_ready`` raises that error.
+        """
         if token in self._ends and self._grammar.is_accepting:
             return True
         if self._renew is not None:
@@ -112,16 +116,25 @@ class Constraint:
             self._grammar.accept((token,))
             if self._grammar.is_terminated:
                 return True
-        except ExhaustedError:
-            if self._renew is None:
+        except BaseException as error:  # a library panics with what is no Exception
+            if isinstance(error, KeyboardInterrupt | SystemExit) or not self._allows(token):
                 raise
-            self._exhausted = True  # renewed with the mask, which is of no token at an end
+            if self._renew is not None and isinstance(error, ExhaustedError):
+                self._exhausted = True  # renewed with the mask, which is of no token at an end
+            else:
+                self._error = _as_grammar_error(error)
+                return False
         self._mask = None
         if not last:
             self._making, self._started = Lock(), False
             self._making.acquire()
             self._threads.put(self._make)
         return False
+
+    def _allows(self, token: int) -> bool:
+        """Return whether the mask that ``token`` was drawn under has it."""
+        mask = self._mask
+        return mask is not None and bool(mask[token // 8] >> token % 8 & 1)
 
     def ends_with(self, token: int) -> bool:
         """Whether the answer could only end after ``token``. Raises GrammarError."""
@@ -169,11 +182,8 @@ class Constraint:
         assert making is not None, "a mask is made that was not begun"
         try:
             self._mask = self._next_mask()
-        except GrammarError as error:
-            self._error = error
         except BaseException as error:  # a library's, which panics: the request ends, nobody else
-            logger.exception("a mask could not be made")
-            self._error = GrammarError(f"{type(error).__name__}: {error}")
+            self._error = _as_grammar_error(error)
         making.release()
         if self._calls:
             self._wake()
@@ -192,6 +202,14 @@ class Constraint:
         if self._grammar.is_terminated:
             return bytearray(4 * -(-self._vocab_size // 32))
         return make_mask(self._grammar, self._vocab_size, self._ends)
+
+
+def _as_grammar_error(error: BaseException) -> GrammarError:
+    """Return what ends the request after ``error`` of its grammar's backend."""
+    if isinstance(error, GrammarError):
+        return error
+    logger.error("a grammar could not be followed", exc_info=error)
+    return GrammarError(f"{type(error).__name__}: {error}")
 
 
 def make_mask(grammar: Grammar, vocab_size: int, ends: Collection[int]) -> bytearray:

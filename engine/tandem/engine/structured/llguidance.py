@@ -22,6 +22,7 @@ from tandem.engine.structured.grammar import (
     Waits,
     untold,
 )
+from tandem.engine.structured.limits import check_multiples
 from tandem.engine.structured.schema import place_of
 from tandem.protocol.structured import JSON_KINDS, StructuredOutputsParams
 
@@ -29,6 +30,9 @@ LEXER_STATES = 20_000
 """Of one matcher over all its answers, at most; 1 to 2 kB each."""
 _EXHAUSTED = "too many states"
 """The backend's words for it."""
+_LIMIT = re.compile(r"\btoo (many(?! digits)|big|large|deep)|\blimit\b|max is", re.IGNORECASE)
+"""The backend's words for any of its limits."""
+_PLACE = re.compile(r"^(?:parser|lexer|internal) error: ", re.IGNORECASE)
 
 
 class LLGuidanceGrammar:
@@ -109,6 +113,7 @@ class LLGuidanceCompiler:
         self, wanted: StructuredOutputsParams, _waits: Waits = untold, /
     ) -> LLGuidanceGrammar:
         """See Compiler; no text waits for another."""
+        check_multiples(wanted)
         grammar = grammar_text(wanted, self._special_ids)
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if matcher.is_error():
@@ -162,4 +167,8 @@ def _words(error: str) -> str:
     said = re.sub(r"^at \d+\(\d+\): invalid regex .*? \(in regex\): ", "", line)
     if said.startswith("NoExtension"):
         return "no text matches"
-    return said.partition(" 1 | start:")[0][:300] or "no grammar"
+    said = said.partition(" 1 | start:")[0][:300]
+    if _LIMIT.search(said):
+        reached = _PLACE.sub("", said.partition("; consider")[0].partition("; try")[0])
+        return f"a smaller one, for it reaches a limit: {reached}"
+    return said or "no grammar"

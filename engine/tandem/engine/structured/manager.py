@@ -271,8 +271,10 @@ class StructuredOutputManager:
         mask = bytearray(4 * -(-self._vocab_size // 32))
         if not grammar.is_terminated:
             mask = make_mask(grammar, self._vocab_size, ends)
-            if not forced and not any(make_mask(grammar, self._vocab_size, ())):
+            if not forced and not any(first := make_mask(grammar, self._vocab_size, ())):
                 raise GrammarError(_NO_ANSWER)
+            if not forced:
+                grammar.copy().accept((_lowest(first),))  # limits often show behind one token
         elif not forced:
             raise GrammarError(_NO_ANSWER)
         return Constraint(
@@ -297,6 +299,12 @@ def structured_outputs(config: EngineConfig, wake: Callable[[], None]) -> Struct
         threads=COMPILING_THREADS[backend],
         wake=wake,
     )
+
+
+def _lowest(mask: bytearray) -> int:
+    """Return the first token that ``mask`` allows; there is one."""
+    at = next(index for index, byte in enumerate(mask) if byte)
+    return 8 * at + (mask[at] & -mask[at]).bit_length() - 1
 
 
 def _not_now(field: str, message: str) -> Refusal:

@@ -10,6 +10,7 @@ from tandem.llm.scoring import Side, prepare_scores
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.pooling import PoolingParams, PoolingTask
 from tandem.router.openai.answers.sse import while_connected
+from tandem.router.openai.bodies.numbers import MAX_INTEGER
 from tandem.router.openai.bodies.pooling_schemas import (
     ClassifyBody,
     PooledBody,
@@ -68,8 +69,8 @@ async def rerank(request: Request) -> Response:
     texts = _texts_of(body.documents)
     call.bound("documents", texts)
     top = len(texts) if body.top_n is None else body.top_n
-    if top < 1:
-        raise InvalidParameter("top_n", top, "an integer of at least 1")
+    if not 1 <= top <= MAX_INTEGER:
+        raise InvalidParameter("top_n", top, f"an integer from 1 to {MAX_INTEGER}")
     query = Side([body.query], "query", is_list=False)
     async with while_connected(request.receive):
         documents = Side(texts, "documents")

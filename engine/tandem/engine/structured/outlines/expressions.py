@@ -33,7 +33,11 @@ MAX_PARTS = 20_000
 MAX_GROUPS = 64
 """Groups in one another."""
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v"}
-_QUANTIFIER = re.compile(r"[*+?]|\{(\d{1,9})(?:(,)(\d{0,9}))?\}")
+_QUANTIFIER = re.compile(r"[*+?]|\{([0-9]+)(?:(,)([0-9]*))?\}")
+_UNCLEAR = re.compile(r"\{[\s\d,]*\}")
+"""Braces that some engines read as a repetition and others as text."""
+_MAX_DIGITS = 9
+"""Digits of a repetition's count that are read; a larger count has too many parts."""
 _MOST = 0x10FFFF
 
 
@@ -116,8 +120,12 @@ class _Reader:
     def _quantifier(self) -> tuple[int, int | None]:
         found = _QUANTIFIER.match(self._pattern, self._at)
         if found is None:
+            if unclear := _UNCLEAR.match(self._pattern, self._at):
+                raise self._error(f"{unclear[0][:40]}, which is not a count or two in braces")
             return 1, 1
         self._at = found.end()
+        if any(len(each.lstrip("0")) > _MAX_DIGITS for each in (found[1], found[3]) if each):
+            raise _too_large()
         self._take("?")  # which of its texts is found first is no matter here
         if self._peek() in ("*", "+", "?") or _QUANTIFIER.match(self._pattern, self._at):
             raise self._error("a repetition of a repetition without a group, or one that keeps all")
@@ -149,7 +157,7 @@ class _Reader:
                 raise self._error(f"{sign} elsewhere than where an alternative of the whole ends")
             case "*" | "+" | "?":
                 raise self._error(f"{sign} with nothing to repeat")
-            case "{" if _QUANTIFIER.match(self._pattern, self._at - 1):
+            case "{" if _UNCLEAR.match(self._pattern, self._at - 1):
                 raise self._error("{ with nothing to repeat")
             case _:
                 return character(sign, in_json=self._in_json), 1
@@ -276,6 +284,10 @@ class _Reader:
 
 def _bounded(parts: int) -> None:
     if parts > MAX_PARTS:
-        raise GrammarError(
-            f"an expression of at most {MAX_PARTS:,} parts, its repetitions written out"
-        )
+        raise _too_large()
+
+
+def _too_large() -> GrammarError:
+    return GrammarError(
+        f"an expression of at most {MAX_PARTS:,} parts, its repetitions written out"
+    )

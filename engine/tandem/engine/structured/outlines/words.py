@@ -8,6 +8,8 @@ from typing import Any
 from tandem.engine.structured.grammar import GrammarError
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+MAX_COUNT = 20_000
+"""Largest count of a keyword, such as minItems: larger ones take too many states."""
 SILENT = frozenset(
     {
         *("$schema", "$comment", "$defs", "definitions", "title", "description", "default"),
@@ -66,10 +68,13 @@ def count(said: Mapping[str, Any], keyword: str, at: str) -> int | None:
     value = said.get(keyword)
     if value is None and keyword not in said:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+    whole = isinstance(value, int | float) and (isinstance(value, int) or value.is_integer())
+    if isinstance(value, bool) or not isinstance(value, int | float) or not whole:
         raise GrammarError(f"a schema that has an integer for {keyword} at {at or '/'}")
     if value < 0:
         raise GrammarError(
             f"a schema that has an integer of at least 0 for {keyword} at {at or '/'}"
         )
+    if value > MAX_COUNT:
+        raise GrammarError(f"a schema whose {keyword} at {at or '/'} is at most {MAX_COUNT:,}")
     return int(value)

@@ -15,9 +15,9 @@ from tests.engine_run.grammar_draws import VOCAB, compiled
 from tandem.engine.structured.constraint import make_mask
 from tandem.engine.structured.grammar import Grammar, GrammarError
 from tandem.engine.structured.llguidance import LLGuidanceCompiler
-from tandem.protocol.errors import InvalidParameter
 from tandem.router.openai.bodies.schemas import ChatBody
 from tandem.router.openai.strict_calls import check_strict, strict_form
+from tandem.router.openai.strict_parameters import NotFollowed, parameters_form
 from tandem.text.parsers.calls import ToolSchemas
 from tandem.text.parsers.engine import StreamParser
 from tandem.text.parsers.events import ArgumentsDelta, CallBegun
@@ -172,19 +172,21 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("schema", "at"), REFUSED)
-def test_what_cannot_be_held_to_between_tags_is_refused_by_its_place(
-    schema: dict[str, Any], at: str
-):
+def test_what_cannot_be_held_to_between_tags_is_best_effort(schema: dict[str, Any], at: str):
     """Where arguments are JSON, it is the worker's grammar that says so."""
     function = {"name": "f", "parameters": schema, "strict": True}
     body = chat(tools=[{"type": "function", "function": function}])
-    with pytest.raises(InvalidParameter) as refused:
-        check_strict(body, TOOL_FORMATS["qwen3_xml"])
-    assert refused.value.param == "tools[0].function.parameters"
-    assert refused.value.value == at
-    check_strict(body, TOOL_FORMATS["hermes"])
-    function["strict"] = False
-    check_strict(chat(tools=[{"type": "function", "function": function}]), TOOL_FORMATS["glm45"])
+    with pytest.raises(NotFollowed) as found:
+        parameters_form(schema, TOOL_FORMATS["qwen3_xml"].texts[0].parameters)  # type: ignore[union-attr, arg-type]
+    assert found.value.at == at
+    check_strict(body, TOOL_FORMATS["qwen3_xml"])
+    assert body.ignored == ["tools.strict"]
+    assert strict_form(body, TOOL_FORMATS["qwen3_xml"]) == {}
+
+    for fields, name in (({"strict": True}, "hermes"), ({"strict": False}, "glm45")):
+        body = chat(tools=[{"type": "function", "function": {**function, **fields}}])
+        check_strict(body, TOOL_FORMATS[name])
+        assert body.ignored == []
 
 
 def test_a_tool_that_is_not_strict_may_be_given_anything(

@@ -22,6 +22,8 @@ from tandem.router.anthropic import body as message_bodies
 from tandem.router.openai.answers import pooling_types, types
 from tandem.router.openai.bodies import pooling_schemas, schemas, structured
 from tandem.router.openai.bodies.body import Body
+from tandem.router.openai.bodies.hints import Hint
+from tandem.router.openai.bodies.parameters import Refused
 from tandem.router.openai.responses import answers as response_answers
 from tandem.router.openai.responses import body as response_bodies
 
@@ -283,5 +285,7 @@ def _schemas() -> dict[str, Any]:
     for body in _BODIES:
         schema = found[body.__name__]
         schema["additionalProperties"] = False
-        schema["properties"] |= {name: each.schema() for name, each in body.REFUSED.items()}
+        others: dict[str, Refused | Hint] = {**body.REFUSED, **body.HINTS}
+        for name, each in others.items():
+            schema["properties"].setdefault(name, each.schema())
     return found

@@ -174,6 +174,11 @@ class RouterMetrics:
         """An answer's headers went out."""
         self._http.labels(path, str(status)).inc()
 
+    def hints_ignored(self, names: Iterable[str]) -> None:
+        """Count hints of a request that have no effect."""
+        for name in names:
+            self._hints.labels(name).inc()
+
     # Dispatch, ours.
 
     def dropped(self, reason: str) -> None:
@@ -261,6 +266,11 @@ class RouterMetrics:
         )
 
     def _dispatch(self) -> None:
+        self._hints = self._counter(
+            "tandem:router_hints_ignored",
+            "Hints in requests that have no effect, by name (docs/http.md).",
+            ("hint",),
+        )
         self._dropped = self._counter(
             "tandem:router_frames_dropped", "Frames of workers that fit nowhere.", ("reason",)
         )

@@ -56,14 +56,22 @@ def rows(title: str) -> dict[str, tuple[str, ...]]:
     return {name: (of, *rest.split(" | ")) for name, of, rest in cells}
 
 
+def hinted(kind: str) -> set[str]:
+    """Hints of an endpoint that the page lists."""
+    section = PAGE.read_text().split("## Hints\n")[1].split("\n## ")[0]
+    listed = re.findall(r"^\| `([\w.]+)` \| ([\w, ]+) \|", section, re.MULTILINE)
+    return {name for name, of in listed if kind in of.split(", ")}
+
+
 def documented(kind: str) -> dict[str, str]:
     """Parameters of an endpoint to the title that they stand under."""
-    return {
+    listed = {
         name.partition(".")[0]: title
-        for title in ("Refused", "Information", "Done")
+        for title in ("Refused", "Done")
         for name, (of, *_) in rows(title).items()
         if of in ("both", kind)
     }
+    return {**dict.fromkeys(hinted(kind), "Hints"), **listed}
 
 
 @pytest.mark.parametrize(("kind", "known"), [("chat", OF_CHATS), ("completions", OF_COMPLETIONS)])
@@ -72,11 +80,13 @@ def test_what_others_know_stands_on_the_page_and_in_the_schema(
 ) -> None:
     """No name of OpenAI's or vLLM's is left to chance, and the page tells nothing else."""
     body, told = BODIES[kind], documented(kind)
-    done = {name for name, title in told.items() if title != "Refused"}
+    done = {name for name, title in told.items() if title == "Done"}
+    hinted = {name for name, title in told.items() if title == "Hints" and "." not in name}
 
     assert known <= set(told)
-    assert done == set(body.model_fields)
-    assert set(told) - done == set(body.REFUSED)
+    assert done == set(body.model_fields) - set(body.HINTS)
+    assert hinted == set(body.HINTS)
+    assert {name for name, title in told.items() if title == "Refused"} == set(body.REFUSED)
 
 
 def ask(served: Served, kind: str, extra: Mapping[str, Any]) -> SimpleNamespace:
@@ -258,8 +268,7 @@ def reader(serve: Serve, decode: Make) -> Served:
 @pytest.mark.parametrize("kind", PATHS)
 def test_what_is_done_has_an_effect(reader: Served, kind: str) -> None:
     """Each row under Done is tried: it shows in what a worker gets or a client sees."""
-    information = rows("Information")
-    wanted = set(BODIES[kind].model_fields) - set(information)
+    wanted = set(BODIES[kind].model_fields) - set(BODIES[kind].HINTS)
     without = []
     for name, (extra, effect) in EFFECTS[kind].items():
         seen = ask(reader, kind, extra)
@@ -296,12 +305,10 @@ def test_what_is_refused_says_so_and_passes_with_values_that_ask_for_nothing(
 
 @pytest.mark.parametrize("kind", PATHS)
 def test_information_passes_and_has_a_shape(well: Served, kind: str) -> None:
-    """What changes no answer is checked all the same."""
+    """Hints about the caller are bounded."""
     path, body = PATHS[kind]
     right: dict[str, Any] = {"metadata": {"a": "b"}}
-    for name in rows("Information"):
-        if name not in BODIES[kind].model_fields:
-            continue
+    for name in sorted(set(BODIES[kind].HINTS) & set(BODIES[kind].model_fields)):
         value = right.get(name, "someone")
         answer = well.post(path, json={**body, name: value})
         wrong = well.post(path, json={**body, name: 17})

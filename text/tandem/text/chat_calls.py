@@ -29,9 +29,11 @@ def plain_calls(where: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return plain
 
 
-def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InvalidParameter unless each is ``{"type": "function", "function": {"name": ...}}``."""
-    for index, tool in enumerate(tools):
+def check_tools(tools: Sequence[Mapping[str, Any]], *, first: int = 0) -> None:
+    """Raise InvalidParameter unless each is ``{"type": "function", "function": {"name": ...}}``.
+
+    ``first``: place of the first of them among the request's tools."""
+    for index, tool in enumerate(tools, first):
         _check_type(f"tools[{index}]", tool)
         function = tool.get("function")
         if not isinstance(function, Mapping):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.router.openai.bodies.unknown_fields import UnknownFields
+from tandem.router.openai.bodies.reading import Reading
 
 Message = dict[str, Any]
 Content = str | Sequence[Mapping[str, Any]]
@@ -14,8 +14,8 @@ Content = str | Sequence[Mapping[str, Any]]
 _ROLES = ("user", "assistant", "system")
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "text": ("type", "text", "cache_control", "citations"),
-    "thinking": ("type", "thinking", "signature"),
-    "tool_use": ("type", "id", "name", "input", "cache_control"),
+    "thinking": ("type", "thinking", "signature", "cache_control"),
+    "tool_use": ("type", "id", "name", "input", "cache_control", "caller"),
     "tool_result": ("type", "tool_use_id", "content", "is_error", "cache_control"),
 }
 """Kind of a block to its keys; what is to be cached, cited or signed changes no answer."""
@@ -29,12 +29,12 @@ FAILED = "Error: "
 
 
 def messages_of(
-    system: Content | None, messages: Sequence[Mapping[str, Any]], unknown: UnknownFields
+    system: Content | None, messages: Sequence[Mapping[str, Any]], reading: Reading
 ) -> list[Message]:
     """The chat. Raises InvalidParameter that names the place."""
     found: list[Message] = []
     if system:
-        parts = _texts("system", _blocks("system", system, "system", unknown))
+        parts = _texts("system", _blocks("system", system, "system", reading))
         found.append({"role": "system", "content": parts})
     called: set[str] = set()
     for index, each in enumerate(messages):
@@ -44,9 +44,9 @@ def messages_of(
             raise InvalidParameter(f"{where}.role", role, f"one of {', '.join(_ROLES)}")
         for name, value in each.items():
             if name not in ("role", "content"):
-                unknown.meet(f"{where}.", name, value, ("role", "content"))
+                reading.meet(f"{where}.", name, value, ("role", "content"))
         where = f"{where}.content"
-        blocks = _blocks(where, each.get("content"), role, unknown)
+        blocks = _blocks(where, each.get("content"), role, reading)
         if role == "assistant":
             found.append(_said(where, blocks, called))
         else:
@@ -56,9 +56,7 @@ def messages_of(
     return found
 
 
-def _blocks(
-    where: str, content: object, role: str, unknown: UnknownFields
-) -> list[Mapping[str, Any]]:
+def _blocks(where: str, content: object, role: str, reading: Reading) -> list[Mapping[str, Any]]:
     """The blocks of a content, each of a kind that the role may have."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
@@ -67,12 +65,17 @@ def _blocks(
     for index, block in enumerate(content):
         at = f"{where}[{index}]"
         kind = block.get("type") if isinstance(block, Mapping) else None
+        if kind == "redacted_thinking" and role == "assistant":
+            reading.ignore("messages.content.redacted_thinking")
+            continue
         if kind not in _OF_ROLES[role]:
             allowed = f"one of {', '.join(_OF_ROLES[role])}: this server takes text alone"
             raise InvalidParameter(f"{at}.type", kind, allowed)
         for name, value in block.items():
             if name not in _KEYS[kind] and value is not None:
-                unknown.meet(f"{at}.", name, value, _KEYS[kind])
+                reading.meet(f"{at}.", name, value, _KEYS[kind])
+        if block.get("cache_control") is not None:
+            reading.ignore("messages.content.cache_control")
     return content
 
 
@@ -86,7 +89,7 @@ def _said(where: str, blocks: Sequence[Mapping[str, Any]], called: set[str]) -> 
             texts.append(_text(at, block, "text"))
         elif block["type"] == "thinking":
             thoughts.append(_text(at, block, "thinking"))
-        else:
+        elif block["type"] == "tool_use":
             given = block.get("input")
             if not isinstance(given, Mapping):
                 raise InvalidParameter(f"{at}.input", given, "an object")

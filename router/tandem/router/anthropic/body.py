@@ -10,10 +10,13 @@ from pydantic import Field, PrivateAttr
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.anthropic import parameters
 from tandem.router.anthropic.blocks import messages_of
+from tandem.router.openai.bodies import hints
 from tandem.router.openai.bodies.body import Body
+from tandem.router.openai.bodies.hints import Hint, ignore_tool
+from tandem.router.openai.bodies.numbers import MAX_INTEGER
 from tandem.router.openai.bodies.parameters import Refused
+from tandem.router.openai.bodies.reading import Reading
 from tandem.router.openai.bodies.schemas import ChatBody, Information, Messages
-from tandem.router.openai.bodies.unknown_fields import UnknownFields
 
 CacheControl = dict[str, Any]
 """What is to be cached: prefixes are cached for all alike, and no answer changes by it."""
@@ -26,16 +29,34 @@ NAMES: Mapping[str, str] = {
 
 
 class Tool(Body):
-    """A tool that the client runs."""
+    """A tool that the client describes and runs, or one of another type, which the model is not
+    offered."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = parameters.TOOL
+    HINTS: ClassVar[Mapping[str, Hint]] = hints.MESSAGE_TOOL
 
-    type: Literal["custom"] | None = None
-    name: str = Field(min_length=1)
+    type: str | None = None
+    name: str | None = Field(default=None, min_length=1)
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: dict[str, Any] | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether the client describes it."""
+        return self.type in (None, "custom")
+
+    def check(self, reading: Reading, prefix: str = "") -> None:
+        """See Body."""
+        if not self.is_custom:
+            ignore_tool(self.type or "", reading)
+            return
+        if self.name is None:
+            raise InvalidParameter(f"{prefix}name", None, "the name of a tool")
+        if self.input_schema is None:
+            raise InvalidParameter(f"{prefix}input_schema", None, "a JSON schema")
+        super().check(reading, prefix)
 
     def of_chat(self) -> dict[str, Any]:
         """As chats have it."""
@@ -51,9 +72,9 @@ class ToolChoice(Body):
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
-    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+    def check(self, reading: Reading, prefix: str = "") -> None:
         """See Body."""
-        super().check(unknown, prefix)
+        super().check(reading, prefix)
         if (self.name is not None) is not (self.type == "tool"):
             allowed = 'the name of a tool together with the type "tool", else nothing'
             raise InvalidParameter(f"{prefix}name", self.name, allowed)
@@ -62,14 +83,14 @@ class ToolChoice(Body):
 class Thinking(Body):
     """Whether the model is to think."""
 
-    REFUSED: ClassVar[Mapping[str, Refused]] = parameters.THINKING
+    HINTS: ClassVar[Mapping[str, Hint]] = hints.THINKING
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = Field(default=None, ge=1)
+    budget_tokens: int | None = Field(default=None, ge=1, le=MAX_INTEGER)
 
-    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+    def check(self, reading: Reading, prefix: str = "") -> None:
         """See Body."""
-        super().check(unknown, prefix)
+        super().check(reading, prefix)
         if self.budget_tokens is not None and self.type != "enabled":
             allowed = 'only with the type "enabled"'
             raise InvalidParameter(f"{prefix}budget_tokens", self.budget_tokens, allowed)
@@ -99,6 +120,7 @@ class CountBody(Body):
     """``POST /v1/messages/count_tokens``."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = parameters.COUNT
+    HINTS: ClassVar[Mapping[str, Hint]] = hints.COUNT
     EXAMPLE: ClassVar[Mapping[str, Any]] = {"messages": [{"role": "user", "content": "Hello"}]}
 
     model: str | None = None
@@ -112,13 +134,13 @@ class CountBody(Body):
 
     _chat: list[dict[str, Any]] = PrivateAttr(default_factory=list)
 
-    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+    def check(self, reading: Reading, prefix: str = "") -> None:
         """See Body."""
-        super().check(unknown, prefix)
+        super().check(reading, prefix)
         for index, tool in enumerate(self.tools or ()):
-            tool.check(unknown, f"tools[{index}].")
+            tool.check(reading, f"tools[{index}].")
         self._check_choice()
-        self._chat = messages_of(self.system, self.messages, unknown)
+        self._chat = messages_of(self.system, self.messages, reading)
         if self._chat[-1].get("tool_calls"):
             place = f"messages[{len(self.messages) - 1}]"
             raise InvalidParameter(place, self.messages[-1], "results of the tools after it")
@@ -128,9 +150,11 @@ class CountBody(Body):
         if choice is None or choice.type in ("auto", "none"):
             return
         given = choice.model_dump(exclude_none=True)
-        if not self.tools:
-            raise InvalidParameter("tool_choice", given, '"auto" or "none" without tools')
-        if choice.type == "tool" and choice.name not in [tool.name for tool in self.tools]:
+        names = [tool.name for tool in self.tools or () if tool.is_custom]
+        if not names:
+            allowed = '"auto" or "none" without tools that the client describes'
+            raise InvalidParameter("tool_choice", given, allowed)
+        if choice.type == "tool" and choice.name not in names:
             raise InvalidParameter("tool_choice.name", choice.name, "the name of one of tools")
         if self.output_config is not None and self.output_config.format is not None:
             allowed = '"auto" or "none" together with output_config.format'
@@ -143,12 +167,13 @@ class CountBody(Body):
         """
         config = self.output_config or OutputConfig()
         goes_on = self._chat[-1]["role"] == "assistant"
+        tools = [each for each in enumerate(self.tools or ()) if each[1].is_custom]
         chat = ChatBody(
             **fields,
             model=self.model,
             messages=self._chat,
             stream=True,
-            tools=[tool.of_chat() for tool in self.tools or ()] or None,
+            tools=[tool.of_chat() for _, tool in tools] or None,
             tool_choice=self._chat_choice(),
             parallel_tool_calls=not (
                 self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use
@@ -158,7 +183,10 @@ class CountBody(Body):
             thinking_token_budget=None if self.thinking is None else self.thinking.budget_tokens,
             response_format=None if config.format is None else _json_schema(config.format),  # type: ignore[arg-type]
         )
-        chat.check(UnknownFields())
+        chat.check(Reading())
+        places = [place for place, _ in tools]
+        named = "thinking" if config.effort is None else "output_config.effort"
+        chat.stand_for(tool_places=places, effort_name=named)
         return chat
 
     def _chat_choice(self) -> str | dict[str, Any] | None:
@@ -180,6 +208,7 @@ class MessagesBody(CountBody):
     """``POST /v1/messages``."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = parameters.MESSAGES
+    HINTS: ClassVar[Mapping[str, Hint]] = hints.MESSAGES
     EXAMPLE: ClassVar[Mapping[str, Any]] = {
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "max_tokens": 16,

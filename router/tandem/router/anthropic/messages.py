@@ -18,7 +18,8 @@ from tandem.router.anthropic.body import NAMES, CountBody, MessagesBody
 from tandem.router.anthropic.writer import MessageWriter, stop_of, usage_of
 from tandem.router.openai.answers.answer_reader import AnswerReader, check_calls
 from tandem.router.openai.answers.last_words import end_with
-from tandem.router.openai.answers.sse import EventStream, while_connected
+from tandem.router.openai.answers.sse import while_connected
+from tandem.router.openai.bodies.reading import note_ignored
 from tandem.router.openai.bodies.schemas import ChatBody
 from tandem.router.openai.chat_options import chat_options
 from tandem.router.openai.chat_run import chat_outputs
@@ -90,7 +91,9 @@ async def count_tokens(request: Request) -> Response:
     size: int = request.scope["state"]["body_bytes"]
     with _in_own_words(body):
         chat = await service.llm.beside.run(size, body.chat)
-        tokens = await service.llm.encode_chat(chat.messages, chat_options(chat, service))
+        options = chat_options(chat, service)
+        note_ignored(request.scope, chat.ignored)
+        tokens = await service.llm.encode_chat(chat.messages, options)
     content = msgspec.json.encode({"input_tokens": len(tokens)})
     return Response(content, media_type="application/json")
 

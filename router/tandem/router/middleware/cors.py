@@ -10,7 +10,7 @@ from typing import Any
 
 from tandem.router.config import RouterConfig
 
-EXPOSED = ("X-Request-Id", "Retry-After")
+EXPOSED = ("X-Request-Id", "X-Tandem-Ignored", "Retry-After")
 """Headers of answers that scripts may read beside those that browsers always show."""
 
 

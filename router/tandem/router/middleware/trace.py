@@ -67,6 +67,9 @@ class Trace:
         async def answered(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = [*message["headers"], (b"x-request-id", state["request_id"].encode())]
+                if ignored := state.get("ignored"):
+                    headers.append((b"x-tandem-ignored", ", ".join(ignored).encode()))
+                    self._metrics.hints_ignored(ignored)
                 if recording is not None:
                     recording.request_id = state["request_id"]
                     recording.status = message["status"]

@@ -1,7 +1,7 @@
 """How a body wants its chat to become a prompt: ``/v1/chat/completions`` and ``/tokenize`` alike.
 
 What a chat template would have to read, and this model's does not, is refused: the answer would be
-that to another question.
+that to another question. An effort that it does not read is a hint.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.router.openai.bodies.forced_calls import is_forced
 from tandem.router.openai.bodies.schemas import ChatBody, TokenizeBody
 from tandem.router.openai.service import Service
-from tandem.text.chat_calls import check_tools
 from tandem.text.chat_template import ChatOptions
 
 _EFFORT = frozenset({"reasoning_effort", "enable_thinking"})
@@ -25,7 +24,6 @@ def chat_options(body: ChatBody | TokenizeBody, service: Service) -> ChatOptions
         raise InvalidParameter(
             "chat_template", body.chat_template, "leave it out: this server allows only the model's"
         )
-    check_tools(body.tools or ())
     tools = body.tools or None
     forced = isinstance(body, ChatBody) and is_forced(body.tool_choice)
     if forced and not _reads_tools(body, service):
@@ -64,11 +62,12 @@ def _check_read(body: ChatBody | TokenizeBody, options: ChatOptions, service: Se
         wanted["tools"] = (body.tools, frozenset({"tools"}))
     if options.documents:
         wanted["documents"] = (options.documents, frozenset({"documents"}))
-    if isinstance(body, ChatBody) and body.reasoning_effort not in (None, "none"):
-        wanted["reasoning_effort"] = (body.reasoning_effort, _EFFORT)
-    if not wanted or options.chat_template is not None:
+    says_effort = isinstance(body, ChatBody) and body.reasoning_effort not in (None, "none")
+    if not (wanted or says_effort) or options.chat_template is not None:
         return
     names = service.llm.tokenizer.chat_templates.names_of(options)
+    if isinstance(body, ChatBody) and says_effort and not names & _EFFORT:
+        body.ignore(body.effort_name)
     for param, (value, readers) in wanted.items():
         if not names & readers:
             raise InvalidParameter(

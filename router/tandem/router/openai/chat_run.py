@@ -13,10 +13,16 @@ from fastapi import Request
 from tandem.llm.prepared import PreparedRequest
 from tandem.protocol.sampling import OutputKind
 from tandem.router.openai.answers.answer_reader import AnswerReader
+from tandem.router.openai.bodies.reading import note_ignored
 from tandem.router.openai.bodies.schemas import ChatBody
 from tandem.router.openai.chat_options import chat_options
 from tandem.router.openai.generate import Outputs, count_finished, run
-from tandem.router.openai.service import Service, blaming, context_of, input_options
+from tandem.router.openai.service import (
+    Service,
+    blaming,
+    context_of,
+    input_options,
+)
 
 
 async def prepare_chat(
@@ -43,12 +49,14 @@ async def prepare_chat(
     with blaming(body.client_names()):
         # Beside the loop where the body is large: schemas of tools become one that is.
         size: int = request.scope["state"]["body_bytes"]
+        chat = chat_options(body, service)
+        note_ignored(request.scope, body.ignored)
         sampling = await service.llm.beside.run(size, body.sampling)
         return await service.llm.prepare_chat(
             body.messages if messages is None else messages,
             {**sampling, **({} if reader is None else reader.form), "output_kind": kind},
             options=options,
-            chat=chat_options(body, service),
+            chat=chat,
         )
 
 

@@ -1,7 +1,8 @@
 """Tools that are ``strict`` though the model decides whether it calls them.
 
 A grammar leaves the model its words, and from the mark that begins a call on holds it to a tool
-that there is, with arguments that are valid.
+that there is, with arguments that are valid. Where no grammar can hold a tool to its schema, the
+tool is best effort, and the answer reports the hint ``tools.strict``.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from tandem.router.openai.bodies.schemas import ChatBody
 from tandem.router.openai.strict_parameters import NotFollowed, TooLong, parameters_form
 from tandem.text.parsers.tables import CallText, ChannelFormat, ToolFormat
 
+BEST_EFFORT = "tools.strict"
+"""Name of the hint that ``strict`` is for a tool that is not held to its schema."""
 Format = ToolFormat | ChannelFormat | None
 
 
 def check_strict(body: ChatBody, format_: Format) -> None:
-    """Raise InvalidParameter for a strict tool that cannot be held to its schema."""
+    """Note strict tools that no grammar can hold to their schemas.
+
+    Raises InvalidParameter for schemas that are too large.
+    """
     texts, num_bytes = _texts_of(format_), 0
     for index, tool in enumerate(_tools(body)):
         if not _is_strict(tool):
             continue
-        function = f"tools[{index}].function"
-        if not texts:
-            allowed = "false unless calls are forced: this model's format of calls has no grammar"
-            raise InvalidParameter(f"{function}.strict", True, allowed)
-        if "structured_outputs" in body.sampling():
-            allowed = "false together with response_format or structured_outputs"
-            raise InvalidParameter(f"{function}.strict", True, allowed)
+        place = body.tool_place(index)
+        function = f"tools[{place}].function"
         schema = tool["function"].get("parameters")
         size = len(msgspec.json.encode(schema))
         if size > MAX_SCHEMA_BYTES:
@@ -42,25 +43,25 @@ def check_strict(body: ChatBody, format_: Format) -> None:
         if num_bytes > MAX_SCHEMA_BYTES:  # before more of them are taken apart
             allowed = (
                 f"strict tools with schemas of at most {MAX_SCHEMA_BYTES:,} bytes together; "
-                f"up to tools[{index}] they have {num_bytes:,}"
+                f"up to tools[{place}] they have {num_bytes:,}"
             )
             raise InvalidParameter("tools", body.tools, allowed)
-        for text in texts:
-            try:
-                _content(tool["function"], text)
-            except NotFollowed as error:
-                raise InvalidParameter(
-                    f"{function}.parameters", error.at, f"{error.allowed}, or strict: false"
-                ) from error
+        if not _is_held(tool, texts) or "structured_outputs" in body.sampling():
+            body.loosen(index)
+            body.ignore(BEST_EFFORT)
 
 
 def strict_form(body: ChatBody, format_: Format) -> dict[str, Any]:
-    """The sampling parameter that holds calls to their tools; none where no tool is strict. Raises
-    InvalidParameter for tools that together are described at too great a length."""
+    """Return the sampling parameter that holds calls to their tools, after ``check_strict``; none
+    where no tool is held. Raises InvalidParameter for tools that together are described at too
+    great a length."""
     texts, tools = _texts_of(format_), _tools(body)
-    if not texts or not any(map(_is_strict, tools)):
+    held = [_is_strict(tool) and not body.is_loose(at) for at, tool in enumerate(tools)]
+    if not (texts and any(held)):
         return {}
-    functions = [tool["function"] for tool in tools]
+    functions = [
+        {**tool["function"], "strict": is_held} for tool, is_held in zip(tools, held, strict=True)
+    ]
     try:
         form = {
             "type": "triggered_tags",
@@ -78,6 +79,16 @@ def strict_form(body: ChatBody, format_: Format) -> dict[str, Any]:
         )
         raise InvalidParameter("tools", body.tools, allowed) from None
     return {"structured_outputs": {"structural_tag": tag.decode(), "disable_any_whitespace": True}}
+
+
+def _is_held(tool: Mapping[str, Any], texts: Sequence[CallText]) -> bool:
+    """Return whether a grammar can hold calls of a strict tool to its schema."""
+    try:
+        for text in texts:
+            _content(tool["function"], text)
+    except NotFollowed:
+        return False
+    return bool(texts)
 
 
 def _tags(functions: Sequence[Mapping[str, Any]], texts: Sequence[CallText]) -> list[msgspec.Raw]:

@@ -13,6 +13,7 @@ from tandem.protocol.sampling import ExtraArg
 from tandem.router.openai.bodies.body import Body
 from tandem.router.openai.bodies.bounds import SMALL_BYTES, understand
 from tandem.router.openai.bodies.pooling_schemas import EmbeddingBody, ScoreBody
+from tandem.router.openai.bodies.reading import Reading
 from tandem.router.openai.bodies.schemas import ChatBody, CompletionBody, TokenizeBody
 from tandem.router.openai.service import Service
 from tandem.router.rpc import tandem_pb2 as pb
@@ -136,7 +137,8 @@ async def _understood(
     size = max(call.num_taken, _ENTRY_WEIGHT * entries)
     body = await beside.run(size, _encoded, fields_of, request)
     size = len(body) if len(body) > SMALL_BYTES else 0
-    found = await beside.run(size, understand, model, body, service.bounds, service.unknown_fields)
+    reading = Reading(service.unknown_fields)
+    found = await beside.run(size, understand, model, body, service.bounds, reading)
     call.let_go()
     return found
 

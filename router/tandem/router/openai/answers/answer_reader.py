@@ -16,7 +16,6 @@ from tandem.protocol.finish import FinishReason
 from tandem.router.openai.bodies.forced_calls import is_forced, is_named
 from tandem.router.openai.bodies.schemas import ChatBody
 from tandem.router.openai.strict_calls import check_strict, strict_form
-from tandem.text.chat_calls import check_tools
 from tandem.text.parsers.engine import StreamParser
 from tandem.text.parsers.events import ArgumentsDelta, CallBegun, CallEnded, Event, ReasoningDelta
 from tandem.text.parsers.model import ModelParsers
@@ -109,5 +108,4 @@ def check_calls(body: ChatBody, parsers: ModelParsers) -> None:
     if tools and parsers.tools is None:
         allowed = '[], or any with tool_choice "none": this model\'s format of calls is not known; '
         raise InvalidParameter("tools", body.tools, allowed + "see --tool-call-parser")
-    check_tools(tools)
     check_strict(body, parsers.tools)

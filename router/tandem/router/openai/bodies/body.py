@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
+from tandem.router.openai.bodies.hints import Hint
 from tandem.router.openai.bodies.parameters import Refused
-from tandem.router.openai.bodies.unknown_fields import UnknownFields
+from tandem.router.openai.bodies.reading import Reading
 
 _TEXT = {"type": "string", "minLength": 1}
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -55,18 +56,26 @@ class Body(BaseModel):
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {}
     """What is known by name and not done."""
+    HINTS: ClassVar[Mapping[str, Hint]] = {}
+    """Accepted without effect, and reported."""
     EXAMPLE: ClassVar[Mapping[str, Any]] = {}
     """One that is answered with 200, without ``model``."""
 
-    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
-        """Raise InvalidParameter for what is not done, here and in the objects below."""
+    def check(self, reading: Reading, prefix: str = "") -> None:
+        """Raise InvalidParameter for what is not done, here and in the objects below, and note
+        hints."""
         for name in type(self).model_fields:
             value = getattr(self, name)
             if isinstance(value, Body):
-                value.check(unknown, f"{prefix}{name}.")
+                value.check(reading, f"{prefix}{name}.")
+            if name in self.HINTS:
+                self.HINTS[name].check(f"{prefix}{name}", value, reading)
         for name, value in (self.model_extra or {}).items():
-            refused = self.REFUSED.get(name)
-            if refused is None:
-                unknown.meet(prefix, name, value, (*type(self).model_fields, *self.REFUSED))
-            else:
+            refused, hint = self.REFUSED.get(name), self.HINTS.get(name)
+            if refused is not None:
                 refused.check(f"{prefix}{name}", value)
+            elif hint is not None:
+                hint.check(f"{prefix}{name}", value, reading)
+            else:
+                known = (*type(self).model_fields, *self.REFUSED, *self.HINTS)
+                reading.meet(prefix, name, value, known)

@@ -18,8 +18,8 @@ from tandem.protocol.sampling import MAX_N, MAX_STOP_TOKEN_IDS
 from tandem.router.config import RouterConfig
 from tandem.router.openai.bodies.body import Body
 from tandem.router.openai.bodies.parse import parse
+from tandem.router.openai.bodies.reading import Reading
 from tandem.router.openai.bodies.shape import check_shape
-from tandem.router.openai.bodies.unknown_fields import UnknownFields
 
 SMALL_BYTES = IN_LOOP
 """Of a body that is parsed in the loop."""
@@ -93,13 +93,13 @@ def too_many(name: str, value: object, most: int) -> InvalidParameter:
 
 
 def understand(
-    model: type[_AnyBody], body: bytes, bounds: RequestBounds, unknown: UnknownFields
+    model: type[_AnyBody], body: bytes, bounds: RequestBounds, reading: Reading
 ) -> _AnyBody:
     """The body as ``model``. Raises HttpProblem and InvalidParameter that name what is wrong."""
     check_shape(body, max_values=bounds.json_values, max_depth=bounds.json_depth)
     if len(body) > SMALL_BYTES:
         _check_before(body, bounds)
-    parsed = parse(model, body, unknown)
+    parsed = parse(model, body, reading)
     bounds.check({**parsed.__dict__, **(parsed.model_extra or {})})
     return parsed
 

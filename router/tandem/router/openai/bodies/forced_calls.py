@@ -6,13 +6,13 @@ model knows, so a model that was never taught any calls tools, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.text.chat_calls import check_tools
+from tandem.router.openai.bodies.tools import has_other_type
 
 Tools = Sequence[Mapping[str, Any]]
 Choice = str | Mapping[str, Any] | None
@@ -26,9 +26,11 @@ def check_choice(choice: Choice, tools: Tools, *, has_form: bool) -> None:
     says by itself what form the answer is to have."""
     if not is_forced(choice):
         return
+    if has_other_type(choice):
+        raise InvalidParameter("tool_choice", choice, _ALLOWED)
     if not tools:
-        raise InvalidParameter("tool_choice", choice, '"none" or "auto" without tools')
-    check_tools(tools)
+        allowed = '"none" or "auto" without tools that are functions'
+        raise InvalidParameter("tool_choice", choice, allowed)
     if choice != "required" and _name_of(choice) not in [_name(tool) for tool in tools]:
         raise InvalidParameter("tool_choice", choice, _ALLOWED)
     if has_form:
@@ -46,32 +48,40 @@ def is_named(choice: Choice) -> bool:
     return isinstance(choice, Mapping)
 
 
-def schema_of(choice: Choice, tools: Tools, *, parallel: bool) -> str:
-    """The JSON schema of an answer that is forced calls, a call alone unless ``parallel``;
-    ``check_choice`` has passed."""
+def schema_of(
+    choice: Choice, tools: Tools, *, parallel: bool, place_of: Callable[[int], int]
+) -> str:
+    """Return the JSON schema of an answer that is forced calls, a call alone unless ``parallel``.
+
+    ``check_choice`` has passed. ``place_of``: a tool's place in the request's own list.
+    """
     named = _name_of(choice)
-    tools = [tool for tool in tools if named in (None, _name(tool))]
+    wanted = [(at, tool) for at, tool in enumerate(tools) if named in (None, _name(tool))]
     one = named is not None or not parallel
     schema = {
         "type": "array",
         "minItems": 1,
         "maxItems": 1 if one else MOST_CALLS,
-        "items": {"anyOf": [_call_of(at, tool) for at, tool in enumerate(tools)]},
+        "items": {
+            "anyOf": [
+                _call_of(option, tool, place_of(at)) for option, (at, tool) in enumerate(wanted)
+            ]
+        },
     }
     return msgspec.json.encode(schema).decode()
 
 
-def _call_of(at: int, tool: Mapping[str, Any]) -> dict[str, Any]:
+def _call_of(option: int, tool: Mapping[str, Any], place: int) -> dict[str, Any]:
     wanted = tool["function"].get("parameters")
     if wanted is None:
         wanted = {"type": "object"}
     if not isinstance(wanted, dict):
-        raise InvalidParameter(f"tools[{at}].function.parameters", wanted, "a JSON schema")
+        raise InvalidParameter(f"tools[{place}].function.parameters", wanted, "a JSON schema")
     return {
         "type": "object",
         "properties": {
             "name": {"const": _name(tool)},
-            "parameters": _moved(wanted, f"#/items/anyOf/{at}/properties/parameters"),
+            "parameters": _moved(wanted, f"#/items/anyOf/{option}/properties/parameters"),
         },
         "required": ["name", "parameters"],
         "additionalProperties": False,

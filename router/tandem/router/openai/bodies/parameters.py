@@ -2,7 +2,8 @@
 
 One of them is accepted with a value that asks for nothing, which is what clients send by default,
 and is refused by name with any other: an answer never lacks silently what was asked for. The page
-docs/http.md lists them all; ``schemas`` holds those that have an effect.
+docs/http.md lists them all; ``schemas`` holds those that have an effect, ``hints`` those that are
+accepted without one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Refused:
 
     def check(self, name: str, value: object) -> None:
         """Raise InvalidParameter unless ``value`` asks for nothing."""
-        if value is None or any(_same(value, each) for each in self.neutral):
+        if value is None or any(same(value, each) for each in self.neutral):
             return
         raise InvalidParameter(name, value, f"{self._allowed()}: {self.why}")
 
@@ -36,8 +37,8 @@ class Refused:
         return " or ".join(map(written, self.neutral)) or "leave it out"
 
 
-def _same(value: object, other: object) -> bool:
-    """Equality in which true is not 1, and 1.0 is."""
+def same(value: object, other: object) -> bool:
+    """Return equality in which true is not 1, and 1.0 is."""
     return isinstance(value, bool) is isinstance(other, bool) and value == other
 
 
@@ -45,10 +46,6 @@ _STRUCTURED = "ask for structured_outputs or response_format"
 _TOOLS = "ask for tools and tool_choice"
 _TEXT = "this server takes and gives text alone"
 _BEAMS = "beam search is not available"
-
-STREAM_OPTIONS: Mapping[str, Refused] = {
-    "include_obfuscation": Refused("chunks are not padded", (False,)),
-}
 
 RESPONSE_FORMAT: Mapping[str, Refused] = {
     name: Refused(_STRUCTURED) for name in ("schema", "grammar", "tags")
@@ -59,8 +56,6 @@ STRUCTURED_OUTPUTS: Mapping[str, Refused] = {
 }
 
 GENERATION: Mapping[str, Refused] = {
-    "store": Refused("answers are not stored", (False,)),
-    "service_tier": Refused("there is one tier", ("auto", "default")),
     "use_beam_search": Refused(_BEAMS, (False,)),
     "length_penalty": Refused(_BEAMS, (1.0,)),
     "watermarking": Refused("tokens are not watermarked", (False,)),
@@ -92,12 +87,7 @@ CHAT: Mapping[str, Refused] = {
     "function_call": Refused(_TOOLS, ("none", "auto")),
     "modalities": Refused(_TEXT, (["text"],)),
     "audio": Refused(_TEXT),
-    "web_search_options": Refused("this server searches nothing"),
     "moderation": Refused("answers are not moderated"),
-    "prediction": Refused("predicted outputs are not available"),
-    "prompt_cache_options": Refused("prefixes are cached for all alike", ({},)),
-    "prompt_cache_retention": Refused("prefixes are cached while there is room", ("in_memory",)),
-    "verbosity": Refused("say it in a message", ("medium",)),
     "thinking": Refused("see reasoning_effort and chat_template_kwargs"),
     "best_of": Refused("ask for n", (1,)),
     "prompt_embeds": Refused("chats are messages; /v1/completions takes it", ([],)),
@@ -111,11 +101,7 @@ COMPLETION: Mapping[str, Refused] = {
 
 _NO_TOOLS = "tools are functions that the client runs"
 
-RESPONSE_TEXT: Mapping[str, Refused] = {"verbosity": Refused("say it in a message", ("medium",))}
-
 RESPONSE_REASONING: Mapping[str, Refused] = {
-    "summary": Refused("reasoning is given whole, as the model wrote it", ("auto",)),
-    "generate_summary": Refused("reasoning is given whole, as the model wrote it", ("auto",)),
     "context": Refused("the chat template decides what of earlier thoughts is read", ("auto",)),
     "mode": Refused("there is one", ("standard",)),
 }
@@ -123,17 +109,11 @@ RESPONSE_REASONING: Mapping[str, Refused] = {
 RESPONSE_TOOL: Mapping[str, Refused] = {
     "allowed_callers": Refused(_NO_TOOLS, (["direct"],)),
     "async": Refused(_NO_TOOLS, (False,)),
-    "defer_loading": Refused("all tools are told at once", (False,)),
-    "output_schema": Refused("results of calls are texts"),
 }
 
 RESPONSE_ITEM: Mapping[str, Refused] = {
     "async": Refused(_NO_TOOLS, (False,)),
-    "caller": Refused(_NO_TOOLS),
-    "encrypted_content": Refused("reasoning is not encrypted"),
     "name": Refused("a result goes by its call_id"),
-    "namespace": Refused(_NO_TOOLS),
-    "phase": Refused("answers have one"),
 }
 
 RESPONSES: Mapping[str, Refused] = {
@@ -142,19 +122,8 @@ RESPONSES: Mapping[str, Refused] = {
     "context_management": Refused("see truncation", ([],)),
     "conversation": Refused("see previous_response_id"),
     "image": Refused(_TEXT),
-    "max_tool_calls": Refused("this server runs no tools of its own"),
     "moderation": Refused("answers are not moderated"),
     "prompt": Refused("prompt templates are not stored"),
-    "prompt_cache_options": Refused("prefixes are cached for all alike", ({},)),
-    "prompt_cache_retention": Refused("prefixes are cached while there is room", ("in_memory",)),
-    "service_tier": Refused("there is one tier", ("auto", "default")),
-    "stream_options": Refused(
-        "events are not padded, and the last one tells usage",
-        (
-            *({}, {"include_obfuscation": False}, {"include_usage": True}),
-            {"include_obfuscation": False, "include_usage": True},
-        ),
-    ),
 }
 
 TOKENIZE: Mapping[str, Refused] = {

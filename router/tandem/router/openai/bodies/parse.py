@@ -8,20 +8,20 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from tandem.router.openai.bodies.body import Body
-from tandem.router.openai.bodies.unknown_fields import UnknownFields
+from tandem.router.openai.bodies.reading import Reading
 from tandem.router.openai.errors import HttpProblem, bad_request
 from tandem.router.openai.written import MAX_NAME, shortened, written
 
 _AnyBody = TypeVar("_AnyBody", bound=Body)
 
 
-def parse(model: type[_AnyBody], body: bytes, unknown: UnknownFields) -> _AnyBody:
+def parse(model: type[_AnyBody], body: bytes, reading: Reading) -> _AnyBody:
     """The body as ``model``, checked. Raises HttpProblem 400 and InvalidParameter."""
     try:
         parsed = model.model_validate_json(body)
     except ValidationError as error:
         raise _problem(error, body, model) from error
-    parsed.check(unknown)
+    parsed.check(reading)
     return parsed
 
 

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from tandem.protocol.errors import InvalidParameter
+from tandem.router.openai.bodies import hints
 from tandem.router.openai.bodies.body import Body, Documents, Prompts, Texts
+from tandem.router.openai.bodies.hints import Hint
 from tandem.router.openai.bodies.parameters import Refused
+from tandem.router.openai.bodies.reading import Reading
 from tandem.router.openai.bodies.schemas import Information, Salt
-from tandem.router.openai.bodies.unknown_fields import UnknownFields
 
 _CHATS = "inputs are texts or token ids"
 _TEXT = "this server takes text alone"
@@ -39,6 +41,7 @@ class PooledBody(Body):
     """What all of them share."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = _REFUSED
+    HINTS: ClassVar[Mapping[str, Hint]] = hints.POOLED
 
     model: str | None = None
     add_special_tokens: bool | None = None
@@ -50,13 +53,13 @@ class PooledBody(Body):
     request_id: str | None = None
     user: Information | None = None
 
-    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+    def check(self, reading: Reading, prefix: str = "") -> None:
         """See Body."""
         if self.truncation_side is not None and self.truncate_prompt_tokens is None:
             raise InvalidParameter(
                 "truncation_side", self.truncation_side, "only with truncate_prompt_tokens"
             )
-        super().check(unknown, prefix)
+        super().check(reading, prefix)
 
 
 class EmbeddingBody(PooledBody):

@@ -1,9 +1,8 @@
 """What clients may send: the shapes and types of bodies; ranges are the engine's to check.
 
 Fields are OpenAI's, with vLLM's extensions that the engine has. null is the same as absent. Every
-field has an effect, but for a few that by their meaning have none on an answer (``Information``).
-What else is known stands in ``parameters`` and is refused by name; what nobody knows is
-``unknown_fields``' to judge.
+field has an effect, but for those that ``hints`` lists. What else is known stands in ``parameters``
+and is refused by name; ``unknown_fields`` decides about other names.
 """
 
 from __future__ import annotations
@@ -11,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, PrivateAttr, WithJsonSchema
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import ALL_LOGPROBS, ExtraArg
-from tandem.router.openai.bodies import parameters
+from tandem.router.openai.bodies import hints, parameters
 from tandem.router.openai.bodies.body import Body, Embeds, Prompts
 from tandem.router.openai.bodies.forced_calls import check_choice, is_forced, schema_of
+from tandem.router.openai.bodies.hints import Hint
 from tandem.router.openai.bodies.parameters import Refused
+from tandem.router.openai.bodies.reading import Reading
 from tandem.router.openai.bodies.structured import ResponseFormat, StructuredOutputs, wanted_of
-from tandem.router.openai.bodies.unknown_fields import UnknownFields
+from tandem.router.openai.bodies.tools import functions_of
 
 Information = Annotated[str, Field(max_length=512)]
 """About the caller, for logs and bills elsewhere: it changes no answer."""
@@ -52,7 +53,7 @@ Messages = Annotated[
 class StreamOptions(Body):
     """What a stream carries beside the text."""
 
-    REFUSED: ClassVar[Mapping[str, Refused]] = parameters.STREAM_OPTIONS
+    HINTS: ClassVar[Mapping[str, Hint]] = hints.STREAM_OPTIONS
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -113,7 +114,7 @@ class GenerationBody(Body):
     )
     """Fields that are sampling parameters under the same name."""
 
-    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+    def check(self, reading: Reading, prefix: str = "") -> None:
         """Refuse combinations that mean nothing, and what is not done."""
         options = self.stream_options
         if options is not None and not self.stream and options.model_dump(exclude_none=True):
@@ -128,7 +129,7 @@ class GenerationBody(Body):
             raise InvalidParameter(
                 "truncation_side", self.truncation_side, "only with truncate_prompt_tokens"
             )
-        super().check(unknown, prefix)
+        super().check(reading, prefix)
 
     def sampling(self) -> dict[str, Any]:
         """Sampling parameters that the client gave, by their names in ``SamplingParams``."""
@@ -152,6 +153,7 @@ class ChatBody(GenerationBody):
     """``POST /v1/chat/completions``; text/ checks each message."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = parameters.CHAT
+    HINTS: ClassVar[Mapping[str, Hint]] = hints.CHAT
 
     EXAMPLE: ClassVar[Mapping[str, Any]] = {
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -176,8 +178,15 @@ class ChatBody(GenerationBody):
     documents: list[dict[str, Any]] | None = None
     return_prompt_text: bool | None = None
 
-    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+    _tool_places: list[int] = PrivateAttr(default_factory=list)
+    _ignored: dict[str, None] = PrivateAttr(default_factory=dict)
+    _loose: set[int] = PrivateAttr(default_factory=set)
+    _effort_name: str = PrivateAttr(default="reasoning_effort")
+
+    def check(self, reading: Reading, prefix: str = "") -> None:
         """See ``GenerationBody.check``."""
+        if self.tools is not None:
+            self.tools, self._tool_places = functions_of(self.tools, reading)
         form = wanted_of(self.structured_outputs, self.response_format)
         check_choice(self.tool_choice, self.tools or (), has_form=form is not None)
         if self.top_logprobs and not self.logprobs:
@@ -188,7 +197,7 @@ class ChatBody(GenerationBody):
             raise InvalidParameter(
                 "max_tokens", self.max_tokens, "leave it out, or the same as max_completion_tokens"
             )
-        super().check(unknown, prefix)
+        super().check(reading, prefix)
 
     def sampling(self) -> dict[str, Any]:
         """See ``GenerationBody.sampling``."""
@@ -209,7 +218,12 @@ class ChatBody(GenerationBody):
             fields["logprobs"] = self.top_logprobs or 0
         if is_forced(self.tool_choice):
             parallel = self.parallel_tool_calls is not False
-            schema = schema_of(self.tool_choice, self.tools or (), parallel=parallel)
+            schema = schema_of(
+                self.tool_choice,
+                self.tools or (),
+                parallel=parallel,
+                place_of=self.tool_place,
+            )
             fields["structured_outputs"] = {"json": schema, "disable_any_whitespace": True}
         return fields
 
@@ -223,6 +237,37 @@ class ChatBody(GenerationBody):
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
         return names
+
+    def tool_place(self, index: int) -> int:
+        """Return the place of a kept tool in the request's own list."""
+        return self._tool_places[index] if index < len(self._tool_places) else index
+
+    def stand_for(self, *, tool_places: list[int], effort_name: str) -> None:
+        """Set what another API's request, for which this chat stands, calls the same: the places of
+        all kept tools in its list, and the name of the effort."""
+        self._tool_places, self._effort_name = tool_places, effort_name
+
+    @property
+    def effort_name(self) -> str:
+        """The request's name for ``reasoning_effort``."""
+        return self._effort_name
+
+    def loosen(self, index: int) -> None:
+        """Note that no grammar holds calls of a strict tool to its schema."""
+        self._loose.add(index)
+
+    def is_loose(self, index: int) -> bool:
+        """Return whether a strict tool is best effort."""
+        return index in self._loose
+
+    def ignore(self, name: str) -> None:
+        """Note a hint that turned out to have no effect with this model."""
+        self._ignored[name] = None
+
+    @property
+    def ignored(self) -> list[str]:
+        """Names of hints that have no effect with this model."""
+        return [*self._ignored]
 
     @property
     def continued(self) -> str:
@@ -249,6 +294,7 @@ class CompletionBody(GenerationBody):
     """``POST /v1/completions``; text/ checks each prompt."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = parameters.COMPLETION
+    HINTS: ClassVar[Mapping[str, Hint]] = hints.COMPLETION
     EXAMPLE: ClassVar[Mapping[str, Any]] = {
         "prompt": "The capital of France is",
         "max_tokens": 8,
@@ -262,7 +308,7 @@ class CompletionBody(GenerationBody):
 
     DEFAULT_MAX_TOKENS: ClassVar[int] = 16
 
-    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+    def check(self, reading: Reading, prefix: str = "") -> None:
         """See ``GenerationBody.check``."""
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise InvalidParameter("best_of", self.best_of, "leave it out, or the same as n")
@@ -272,7 +318,7 @@ class CompletionBody(GenerationBody):
         if self.prompt_embeds and self.echo:
             allowed = "false with prompt_embeds: a prompt of embeddings has no text"
             raise InvalidParameter("echo", True, allowed)
-        super().check(unknown, prefix)
+        super().check(reading, prefix)
 
     def take_embeds(self) -> list[str]:
         """Prompts of embeddings, which are let go of here: they are large."""
@@ -323,14 +369,16 @@ class TokenizeBody(Body):
     )
     """What only ``messages`` can have."""
 
-    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+    def check(self, reading: Reading, prefix: str = "") -> None:
         """See ``Body.check``."""
         if (self.prompt is None) == (self.messages is None):
             raise InvalidParameter("prompt", self.prompt, "either prompt or messages")
         for name in self.OF_CHATS if self.messages is None else ():
             if getattr(self, name):
                 raise InvalidParameter(name, getattr(self, name), "only together with messages")
-        super().check(unknown, prefix)
+        if self.tools is not None:
+            self.tools = functions_of(self.tools, reading)[0]
+        super().check(reading, prefix)
 
 
 class LogLevelBody(Body):

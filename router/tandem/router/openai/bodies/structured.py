@@ -14,7 +14,7 @@ from tandem.protocol.structured import KINDS
 from tandem.router.openai.bodies import parameters
 from tandem.router.openai.bodies.body import Body
 from tandem.router.openai.bodies.parameters import Refused
-from tandem.router.openai.bodies.unknown_fields import UnknownFields
+from tandem.router.openai.bodies.reading import Reading
 
 _KINDS = f"exactly one of {', '.join(KINDS[:-1])} and {KINDS[-1]}"
 _SCHEMA = "response_format.json_schema.schema"
@@ -34,9 +34,9 @@ class StructuredOutputs(Body):
     disable_any_whitespace: bool | None = None
     whitespace_pattern: str | None = None
 
-    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+    def check(self, reading: Reading, prefix: str = "") -> None:
         """See Body."""
-        super().check(unknown, prefix)
+        super().check(reading, prefix)
         given = self.given()
         kinds = [name for name in KINDS if name in given]
         if len(kinds) != 1:
@@ -78,14 +78,14 @@ class ResponseFormat(Body):
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
 
-    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+    def check(self, reading: Reading, prefix: str = "") -> None:
         """See Body."""
         if (self.json_schema is not None) is not (self.type == "json_schema"):
             allowed = 'an object with a schema together with the type "json_schema", else nothing'
             value = None if self.json_schema is None else self.json_schema.model_dump(by_alias=True)
             raise InvalidParameter(f"{prefix}json_schema", value, allowed)
         self._check_tag(prefix)
-        super().check(unknown, prefix)
+        super().check(reading, prefix)
 
     def _check_tag(self, prefix: str) -> None:
         given = self._tag_fields()

@@ -8,9 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.router.openai.bodies import parameters
+from tandem.router.openai.bodies import hints, parameters
 from tandem.router.openai.bodies.body import Body
+from tandem.router.openai.bodies.hints import INCLUDES, Hint, ignore_tool
 from tandem.router.openai.bodies.parameters import Refused
+from tandem.router.openai.bodies.reading import Reading
 from tandem.router.openai.bodies.schemas import (
     ChatBody,
     Information,
@@ -18,7 +20,6 @@ from tandem.router.openai.bodies.schemas import (
     ReasoningEffort,
     Salt,
 )
-from tandem.router.openai.bodies.unknown_fields import UnknownFields
 from tandem.router.openai.responses.items import Item, plain_items
 
 LOGPROBS = "message.output_text.logprobs"
@@ -42,9 +43,9 @@ class TextFormat(Body):
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
-    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+    def check(self, reading: Reading, prefix: str = "") -> None:
         """See Body."""
-        super().check(unknown, prefix)
+        super().check(reading, prefix)
         if (self.schema_ is not None) is not (self.type == "json_schema"):
             allowed = 'a JSON schema together with the type "json_schema", else nothing'
             raise InvalidParameter(f"{prefix}schema", self.schema_, allowed)
@@ -53,7 +54,7 @@ class TextFormat(Body):
 class TextConfig(Body):
     """Of the text of an answer."""
 
-    REFUSED: ClassVar[Mapping[str, Refused]] = parameters.RESPONSE_TEXT
+    HINTS: ClassVar[Mapping[str, Hint]] = hints.RESPONSE_TEXT
 
     format: TextFormat | None = None
 
@@ -62,20 +63,32 @@ class ReasoningConfig(Body):
     """How the model is to think."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = parameters.RESPONSE_REASONING
+    HINTS: ClassVar[Mapping[str, Hint]] = hints.RESPONSE_REASONING
 
     effort: ReasoningEffort | None = None
 
 
 class FunctionTool(Body):
-    """A function that the model may call."""
+    """A function that the model may call, or a tool of another type, which the model is not
+    offered."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = parameters.RESPONSE_TOOL
+    HINTS: ClassVar[Mapping[str, Hint]] = hints.RESPONSE_TOOL
 
-    type: Literal["function"]
-    name: str = Field(min_length=1)
+    type: str
+    name: str | None = Field(default=None, min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+    def check(self, reading: Reading, prefix: str = "") -> None:
+        """See Body."""
+        if self.type != "function":
+            ignore_tool(self.type, reading)
+            return
+        if self.name is None:
+            raise InvalidParameter(f"{prefix}name", None, "the name of a function")
+        super().check(reading, prefix)
 
     def of_chat(self) -> dict[str, Any]:
         """As chats have it."""
@@ -88,6 +101,7 @@ class ResponsesBody(Body):
     """``POST /v1/responses``."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = parameters.RESPONSES
+    HINTS: ClassVar[Mapping[str, Hint]] = hints.RESPONSES
     EXAMPLE: ClassVar[Mapping[str, Any]] = {
         "input": "What is the capital of France?",
         "max_output_tokens": 16,
@@ -147,14 +161,16 @@ class ResponsesBody(Body):
         """Whether texts come with log-probabilities."""
         return LOGPROBS in (self.include or ())
 
-    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+    def check(self, reading: Reading, prefix: str = "") -> None:
         """See Body."""
-        super().check(unknown, prefix)
+        super().check(reading, prefix)
         for index, tool in enumerate(self.tools or ()):
-            tool.check(unknown, f"tools[{index}].")
+            tool.check(reading, f"tools[{index}].")
         for index, each in enumerate(self.include or ()):
-            if each != LOGPROBS:
-                allowed = f'"{LOGPROBS}": there is nothing else to include'
+            if each in INCLUDES:
+                reading.ignore("include")
+            elif each != LOGPROBS:
+                allowed = f"one of {', '.join(sorted([LOGPROBS, *INCLUDES]))}"
                 raise InvalidParameter(f"include[{index}]", each, allowed)
         if self.top_logprobs and not self.says_logprobs:
             allowed = f'only together with include=["{LOGPROBS}"]'
@@ -163,7 +179,7 @@ class ResponsesBody(Body):
             allowed = "an integer of at least 1"
             raise InvalidParameter("max_output_tokens", self.max_output_tokens, allowed)
         self._check_choice()
-        self._items = plain_items(self.input, unknown)
+        self._items = plain_items(self.input, reading)
         if not self._items and self.previous_response_id is None:
             raise InvalidParameter("input", self.input, "at least one item")
 
@@ -171,16 +187,17 @@ class ResponsesBody(Body):
         choice = self.tool_choice
         if choice in (None, "none", "auto"):
             return
-        if not self.tools:
-            raise InvalidParameter("tool_choice", choice, '"none" or "auto" without tools')
-        names = [tool.name for tool in self.tools]
+        names = [tool.name for tool in self.tools or () if tool.type == "function"]
+        if not names:
+            allowed = '"none" or "auto" without tools that are functions'
+            raise InvalidParameter("tool_choice", choice, allowed)
         named = isinstance(choice, Mapping) and choice.get("type") == "function"
         if choice != "required" and not (named and dict(choice) == self._named(names)):  # type: ignore[arg-type]
             raise InvalidParameter("tool_choice", choice, _CHOICE)
         if self._format() is not None:
             raise InvalidParameter("tool_choice", choice, '"none" or "auto" with text.format')
 
-    def _named(self, names: Sequence[str]) -> dict[str, Any]:
+    def _named(self, names: Sequence[str | None]) -> dict[str, Any]:
         """A choice by name, of one of ``names``."""
         name = self.tool_choice.get("name") if isinstance(self.tool_choice, dict) else None
         return {"type": "function", "name": name} if name in names else {}
@@ -196,7 +213,8 @@ class ResponsesBody(Body):
         choice = self.tool_choice
         if isinstance(choice, Mapping):
             choice = {"type": "function", "function": {"name": choice["name"]}}
-        tools = [tool.of_chat() for tool in self.tools or ()]
+        functions = [each for each in enumerate(self.tools or ()) if each[1].type == "function"]
+        tools = [tool.of_chat() for _, tool in functions]
         chat = ChatBody(
             **fields,
             messages=messages,
@@ -209,7 +227,9 @@ class ResponsesBody(Body):
             reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             response_format=self._response_format(),
         )
-        chat.check(UnknownFields())
+        chat.check(Reading())
+        places = [place for place, _ in functions]
+        chat.stand_for(tool_places=places, effort_name="reasoning.effort")
         return chat
 
     def _response_format(self) -> Any:

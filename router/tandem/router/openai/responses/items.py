@@ -5,13 +5,15 @@ A plain item has an id and its text in parts, so that it can be stored and liste
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.router.openai.bodies import parameters
-from tandem.router.openai.bodies.unknown_fields import UnknownFields
+from tandem.router.openai.bodies import hints
+from tandem.router.openai.bodies.parameters import RESPONSE_ITEM
+from tandem.router.openai.bodies.reading import Reading
 
 Item = dict[str, Any]
 Message = dict[str, Any]
@@ -22,9 +24,36 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "function_call": ("type", "id", "status", "call_id", "name", "arguments", "parsed_arguments"),
     "function_call_output": ("type", "id", "status", "call_id", "output"),
     "reasoning": ("type", "id", "status", "summary", "content"),
+    "custom_tool_call": ("type", "id", "status", "call_id", "name", "input"),
+    "custom_tool_call_output": ("type", "id", "status", "call_id", "output"),
+    "local_shell_call": ("type", "id", "status", "call_id", "action"),
+    "local_shell_call_output": ("type", "id", "status", "call_id", "output"),
+    "shell_call": ("type", "id", "status", "call_id", "action", "environment"),
+    "shell_call_output": ("type", "id", "status", "call_id", "output", "max_output_length"),
+    "apply_patch_call": ("type", "id", "status", "call_id", "operation"),
+    "apply_patch_call_output": ("type", "id", "status", "call_id", "output"),
 }
 """Kind of an item to its keys; ids, statuses and what a client parsed change no answer."""
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
+_CALLS: Mapping[str, tuple[str, str]] = {
+    "local_shell_call": ("local_shell", "action"),
+    "shell_call": ("shell", "action"),
+    "apply_patch_call": ("apply_patch", "operation"),
+}
+"""Kind of a call to the name of its tool and the key of its arguments, which are an object."""
+_ENDS_CALL = "_output"
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
+    "shell_call": "sh",
+    "shell_call_output": "sho",
+    "apply_patch_call": "apc",
+    "apply_patch_call_output": "apco",
+}
 _PART_KEYS = ("type", "text", "refusal", "annotations", "logprobs", "parsed")
 _TEXTS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
 _PART = 'a part of type "input_text", "output_text" or "refusal": this server takes text alone'
@@ -35,40 +64,72 @@ def new_id(kind: str) -> str:
     return f"{_PREFIXES.get(kind, 'rs')}_{secrets.token_hex(16)}"
 
 
-def plain_items(given: str | Sequence[Mapping[str, Any]], unknown: UnknownFields) -> list[Item]:
-    """The body's ``input`` as plain items. Raises InvalidParameter that names the place."""
+def plain_items(given: str | Sequence[Mapping[str, Any]], reading: Reading) -> list[Item]:
+    """Return the body's ``input`` as plain items; those of hosted tools are left out and noted.
+
+    Raises InvalidParameter that names the place."""
     if isinstance(given, str):
         return [_message({"role": "user", "content": given}, "input")]
-    return [_plain(f"input[{index}]", each, unknown) for index, each in enumerate(given)]
+    plain: list[Item] = []
+    for index, each in enumerate(given):
+        kind = each.get("type")
+        if isinstance(kind, str) and kind in hints.HOSTED_ITEMS:
+            reading.ignore(f"input.{kind}")
+        else:
+            plain.append(_plain(f"input[{index}]", each, reading))
+    return plain
 
 
-def _plain(where: str, item: Mapping[str, Any], unknown: UnknownFields) -> Item:
+def _plain(where: str, item: Mapping[str, Any], reading: Reading) -> Item:
     kind = item.get("type")
     if kind is None and "role" in item:
         kind = "message"
     if not isinstance(kind, str) or kind not in _KEYS:
         raise InvalidParameter(f"{where}.type", kind, f"one of {', '.join(_KEYS)}")
     for name, value in item.items():
-        refused = parameters.RESPONSE_ITEM.get(name)
+        refused, hint = RESPONSE_ITEM.get(name), hints.RESPONSE_ITEM.get(name)
         if name in _KEYS[kind]:
             continue
-        if refused is None:
-            unknown.meet(f"{where}.", name, value, _KEYS[kind])
-        else:
+        if refused is not None:
             refused.check(f"{where}.{name}", value)
+        elif hint is not None:
+            hint.check(f"{where}.{name}", value, reading)
+        else:
+            reading.meet(f"{where}.", name, value, _KEYS[kind])
     if kind == "message":
         return _message(item, where)
     if kind == "reasoning":
         return _reasoning(item, where)
+    return _call_or_output(where, kind, item)
+
+
+def _call_or_output(where: str, kind: str, item: Mapping[str, Any]) -> Item:
     plain: Item = {"type": kind, "id": _id(item, kind, where), "status": "completed"}
-    plain["call_id"] = _text(item, "call_id", where)
-    if kind == "function_call":
-        for name in ("name", "arguments"):
+    # Some clients send a shell's output with the id of the call alone.
+    by_id = kind == "local_shell_call_output" and item.get("call_id") is None
+    plain["call_id"] = _text(item, "id" if by_id else "call_id", where)
+    if kind.endswith(_ENDS_CALL):
+        plain["output"] = _output(f"{where}.output", kind, item.get("output"))
+    elif kind in _CALLS:
+        key = _CALLS[kind][1]
+        if not isinstance(item.get(key), Mapping):
+            raise InvalidParameter(f"{where}.{key}", item.get(key), "an object")
+        plain[key] = item[key]
+    else:
+        for name in ("name", "arguments" if kind == "function_call" else "input"):
             plain[name] = _text(item, name, where)
-        return plain
-    output = item.get("output")
-    plain["output"] = output if isinstance(output, str) else _parts(f"{where}.output", output)
     return plain
+
+
+def _output(where: str, kind: str, output: object) -> str | list[dict[str, Any]]:
+    """The result of a call: a text or parts; of a shell's commands as JSON."""
+    if kind == "apply_patch_call_output" and output is None:
+        return ""
+    if kind == "shell_call_output":
+        if not isinstance(output, list):
+            raise InvalidParameter(where, output, "a list of what each command printed")
+        return json.dumps(output, ensure_ascii=False)
+    return output if isinstance(output, str) else _parts(where, output)
 
 
 def _message(item: Mapping[str, Any], where: str) -> Item:
@@ -148,8 +209,8 @@ def messages_of(instructions: str | None, earlier: Iterable[Item], now: Sequence
     for item in earlier:
         _add(messages, item, called)
     for index, item in enumerate(now):
-        if item["type"] == "function_call_output" and item["call_id"] not in called:
-            allowed = "the call_id of a function_call before it"
+        if item["type"].endswith(_ENDS_CALL) and item["call_id"] not in called:
+            allowed = f"the call_id of a {item['type'].removesuffix(_ENDS_CALL)} before it"
             raise InvalidParameter(f"input[{index}].call_id", item["call_id"], allowed)
         _add(messages, item, called)
     return messages
@@ -165,17 +226,30 @@ def _add(messages: list[Message], item: Item, called: set[str]) -> None:
             messages.append({"role": item["role"], "content": content})
     elif kind == "reasoning":
         text = "\n".join(part["text"] for part in item["content"] or item["summary"])
+        if not text:
+            return
         turn = _assistant(messages, "reasoning_content", "content", "tool_calls")
         turn["reasoning_content"] = text
-    elif kind == "function_call":
+    elif not kind.endswith(_ENDS_CALL):
         called.add(item["call_id"])
-        function = {"name": item["name"], "arguments": item["arguments"]}
-        call = {"id": item["call_id"], "type": "function", "function": function}
+        call = {"id": item["call_id"], "type": "function", "function": _function(item)}
         _assistant(messages).setdefault("tool_calls", []).append(call)
     else:
         output = item["output"]
         content = output if isinstance(output, str) else _content(output)
         messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+
+
+def _function(item: Item) -> dict[str, str]:
+    """A call of any kind as that of a function."""
+    kind = item["type"]
+    if kind == "function_call":
+        return {"name": item["name"], "arguments": item["arguments"]}
+    if kind in _CALLS:
+        name, key = _CALLS[kind]
+        return {"name": name, "arguments": json.dumps(item[key], ensure_ascii=False)}
+    arguments = json.dumps({"input": item["input"]}, ensure_ascii=False)
+    return {"name": item["name"], "arguments": arguments}
 
 
 def _assistant(messages: list[Message], *taken: str) -> Message:

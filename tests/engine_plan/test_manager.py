@@ -24,6 +24,7 @@ def sequence_of(prompt: list[int], choice: int = 0) -> Request:
         block_size=BLOCK,
         arrival=0.0,
         number=1,
+        turn=0,
         deadline=None,
         max_model_len=100,
     )
@@ -33,7 +34,7 @@ def sequence_of(prompt: list[int], choice: int = 0) -> Request:
         (choice,),
         token_ids=list(prompt),
         num_prompt=len(prompt),
-        order=(0, 1, choice),
+        order=(0, 0, 1, choice),
         max_len=100,
         block_hashes=[],
     )

@@ -27,6 +27,7 @@ def made(number: int, choices: tuple[int, ...] = (0,), priority: int = 0, **fiel
         block_size=4,
         arrival=0.0,
         number=number,
+        turn=0,
         deadline=5.0,
         max_model_len=100,
     )
@@ -36,7 +37,7 @@ def made(number: int, choices: tuple[int, ...] = (0,), priority: int = 0, **fiel
         choices,
         token_ids=[*source.prompt_token_ids, *source.emitted_of(choices[0])],
         num_prompt=10,
-        order=(priority, number, choices[0]),
+        order=(priority, 0, number, choices[0]),
         max_len=18,
         block_hashes=[],
     )

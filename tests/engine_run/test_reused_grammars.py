@@ -61,6 +61,7 @@ def request_for(number: int, emitted: tuple[int, ...] = ()) -> Request:
         block_size=16,
         arrival=0.0,
         number=number,
+        turn=0,
         deadline=None,
         max_model_len=1000,
     )

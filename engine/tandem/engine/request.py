@@ -29,8 +29,9 @@ from tandem.protocol.timeline import NoteBook
 if TYPE_CHECKING:
     from tandem.engine.scheduler.gates import Gate, TokenConstraint
 
-Order = tuple[int, int, int]
-"""(priority, arrival, choice); smaller goes first. Unique in one engine."""
+Order = tuple[int, int, int, int]
+"""(priority, tag of the tenant's turn, arrival, choice); smaller goes first. Unique in one engine.
+With one tenant tags follow arrivals."""
 
 
 class RequestState(Enum):
@@ -62,6 +63,8 @@ class RequestGroup:
     """Seconds on the engine's clock."""
     number: int
     """Counts arrivals."""
+    turn: int
+    """Start tag in the order of tenants."""
     deadline: float | None
     """Seconds on the engine's clock."""
     max_model_len: int
@@ -215,6 +218,11 @@ class Request:
     def source(self) -> EngineCoreRequest:
         """The message that brought it."""
         return self.group.source
+
+    @property
+    def tenant(self) -> str:
+        """Tenant that it is computed for."""
+        return self.group.source.tenant
 
     @property
     def kv(self) -> Produce | Consume | None:

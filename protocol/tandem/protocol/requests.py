@@ -60,6 +60,8 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     adapter: str | None = None
     priority: int = 0
     """Lower goes first under the priority policy."""
+    tenant: str = ""
+    """Tenant that it is computed for: tenants share an engine fairly. Empty if all are one."""
     budget_ms: int | None = None
     """What is left of the request's deadline when it was sent; None is no deadline."""
     max_model_len: int | None = None

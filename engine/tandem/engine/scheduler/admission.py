@@ -238,7 +238,7 @@ def requests_of(
     num_prompt = len(source.prompt_token_ids)
     made = []
     for bundle in bundles:
-        order: Order = (priority, group.number, bundle[0])
+        order: Order = (priority, group.turn, group.number, bundle[0])
         request = Request(
             next_seq(),
             group,

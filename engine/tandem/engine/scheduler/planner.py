@@ -19,6 +19,7 @@ from tandem.engine.scheduler.noted import note_preemption
 from tandem.engine.scheduler.padding import Padding, StepRoom
 from tandem.engine.scheduler.remote import RemoteKV, Way
 from tandem.engine.scheduler.roster import Roster
+from tandem.engine.scheduler.shares import Shares
 from tandem.engine.scheduler.step_times import MeasuredSteps
 from tandem.engine.scheduler.updater import Chunk
 from tandem.engine.step import (
@@ -44,6 +45,7 @@ class Draft:
         "due",
         "new",
         "num_tokens",
+        "parts",
         "prompts",
         "room",
     )
@@ -65,6 +67,8 @@ class Draft:
         """Sequences with one more full block to cache once the plan stands."""
         self.drafts: list[RowDraft] = []
         self.drafts_left = MOST_DRAFTS
+        self.parts: dict[str, int] | None = None
+        """Prompt tokens that are left for each tenant, where several have some to compute."""
 
 
 class Planner:
@@ -105,15 +109,48 @@ class Planner:
         """The rows of the next step."""
         self._now = now
         draft = Draft(self._budget)
+        shares = self._share()
         held = self._hold_drafted(draft) if self._roster.drafts else ()
         prompts, preempted = self._draft_decodes(draft)
         if held:
             self._draft_drafted(draft, held)
+        if shares is not None and not self._computes_whole:
+            draft.parts = shares.prompt_parts(prompts, draft.budget)
         for request in prompts:
             self._draft_prompt(draft, request)
         if not preempted:
             self._draft_waiting(draft, now)
         return draft
+
+    def _share(self) -> Shares | None:
+        """If several tenants have requests here: have those that hold less than their part go
+        first, and make room for the first of them."""
+        roster, waiting = self._roster, self._roster.waiting
+        waiting.first_tenants = waiting.passed_over = frozenset()
+        if len(roster.tenants) < 2:
+            return None
+        shares = Shares(roster, self._max_num_seqs)
+        waiting.first_tenants = shares.below()
+        request = waiting.peek()
+        if request is None or request.tenant not in waiting.first_tenants:
+            return shares
+        while not self._has_room(request):
+            last = shares.last_of_largest(request)
+            if last is None:
+                break
+            shares.left(last)
+            note_preemption(last, self._now)
+            roster.running.remove(last)
+            roster.preempt(last)
+        return shares
+
+    def _has_room(self, request: Request) -> bool:
+        """Whether a seat and blocks are free for the first in the queue."""
+        roster, manager = self._roster, self._manager
+        if len(roster.running) + len(roster.loading) >= self._max_num_seqs:
+            return False
+        hits = manager.find_cached_prefix(request, request.max_cached_tokens)
+        return manager.can_start(hits, len(request.token_ids), keep_spare=roster.busy)
 
     def seal(self, draft: Draft, step: int) -> SchedulerOutput | None:
         """The finished plan, or None when there is nothing to compute."""
@@ -250,6 +287,8 @@ class Planner:
         remaining = request.num_uncomputed
         alone = not draft.prompts and self._roster.waiting.peek() is None
         most = draft.budget if most is None or alone else min(draft.budget, most)
+        if draft.parts is not None:
+            most = min(most, draft.parts.get(request.tenant, 0))
         if draft.room is not None:
             most = draft.room.most(request.num_computed, min(most, remaining))
         finer = self._finer_chunk(request) if alone else None
@@ -271,6 +310,8 @@ class Planner:
         if end >= request.cache_due:
             draft.due.append(request)
         draft.budget -= count
+        if draft.parts is not None:
+            draft.parts[request.tenant] -= count
         if draft.room is not None:
             draft.room.take(start, count)
         draft.num_tokens += count
@@ -305,6 +346,10 @@ class Planner:
         roster, remote = self._roster, self._remote
         aside, before = [], draft.num_tokens
         while draft.budget and len(roster.running) + len(roster.loading) < self._max_num_seqs:
+            if draft.parts is not None:
+                roster.waiting.passed_over = {
+                    each for each, left in draft.parts.items() if not left
+                }
             request = roster.waiting.peek()
             if request is None:
                 break
@@ -324,6 +369,7 @@ class Planner:
             self._draft_prompt(draft, request, left)
         for request in aside:
             roster.waiting.push(request)
+        roster.waiting.passed_over = frozenset()
 
     def _start(self, request: Request, now: float) -> bool:
         """Blocks for all known tokens of the first in the queue, or False."""

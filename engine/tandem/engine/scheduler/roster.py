@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterable
 
 from tandem.engine.cache.manager import KVCacheManager
@@ -23,6 +24,7 @@ from tandem.engine.scheduler.stats import FinishedRecord, StepStats
 from tandem.engine.scheduler.waiting import SLACK, Parked, WaitingQueue
 from tandem.engine.step import SeqId
 from tandem.protocol.errors import FailCause, Refusal
+from tandem.protocol.fair_order import FairOrder
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.outputs import EngineOutput, Failed, Refused
 from tandem.protocol.timeline import NoteBook
@@ -109,6 +111,9 @@ class Roster:
         self.drafts = Drafts()
         self.stats = StepStats()
         self.groups: dict[RequestKey, RequestGroup] = {}
+        self.tenants: Counter[str] = Counter()
+        """Requests that live here, by tenant."""
+        self.turns = FairOrder()
         self.by_seq: dict[SeqId, Request] = {}
         self.waiting = WaitingQueue(keeps=manager.enable_caching)
         self.parked = Parked()
@@ -138,6 +143,7 @@ class Roster:
     def admit(self, group: RequestGroup) -> None:
         """A new request is here."""
         self.groups[group.key] = group
+        self.tenants[group.source.tenant] += 1
         if group.deadline is None:
             return
         if len(self._deadlines) > 2 * len(self.groups) + SLACK:
@@ -171,6 +177,7 @@ class Roster:
     def join(self, request: Request) -> None:
         """To the running ones, at the place that its order gives it."""
         request.state = RequestState.RUNNING
+        self.turns.begin(request.group.turn)
         running = self.running
         if running and request.order < running[-1].order:
             insort(running, request, key=lambda each: each.order)
@@ -315,6 +322,11 @@ class Roster:
         """The last choice ended; whether the connector keeps its blocks."""
         group = request.group
         del self.groups[group.key]
+        tenant = group.source.tenant
+        self.turns.charge(tenant, group.num_generated)
+        self.tenants[tenant] -= 1
+        if not self.tenants[tenant]:
+            del self.tenants[tenant]
         if group.notes is not None:
             self.outbox.ended.append(closed(group, why, now))
         self.stats.finished.append(record_of(group, request.num_prompt, why, now))

@@ -48,6 +48,10 @@ from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.protocol.steps import Crowd
 from tandem.protocol.timeline import NoteBook
 
+CHOICE_COST = 16
+"""Tokens that a choice costs when it comes, in the order of tenants; those that it generates are
+charged when it ends."""
+
 
 class Scheduler:
     """Plans steps and applies their results. One thread calls it; it never blocks."""
@@ -338,12 +342,14 @@ class Scheduler:
             salt=source.cache_salt,
         )
         watch = source.watch
+        cost = len(source.prompt_token_ids) + CHOICE_COST * source.params.n
         return RequestGroup(
             source=source,
             root=root,
             block_size=self.manager.block_size,
             arrival=now,
             number=self._arrivals,
+            turn=self.roster.turns.enter(source.tenant, cost),
             deadline=None if budget is None else now + budget / 1000,
             max_model_len=end_of(source, self.limits.max_model_len),
             notes=None if watch is None else NoteBook(source.key, watch, now),

@@ -296,14 +296,14 @@ class Updater:
 
     def _child_of(self, parent: Request, choice: int) -> Request:
         """A further choice of the same prompt, from where the parent is now."""
-        priority, number, _ = parent.order
+        priority, turn, number, _ = parent.order
         child = Request(
             self._roster.next_seq(),
             parent.group,
             (choice,),
             token_ids=parent.token_ids.copy(),
             num_prompt=parent.num_prompt,
-            order=(priority, number, choice),
+            order=(priority, turn, number, choice),
             max_len=parent.max_len,
             block_hashes=parent.block_hashes.copy(),
         )

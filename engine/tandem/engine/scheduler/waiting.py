@@ -1,14 +1,16 @@
 """The queue of requests without blocks: new ones and preempted ones, best order first; and those
 that wait beside it for their KV.
 
-By (priority, arrival, choice); under FCFS every priority is the same. A preempted request comes
-back to the place that its arrival gives it.
+By (priority, turn of the tenant, arrival, choice); under FCFS every priority is the same. A
+preempted request comes back to the place that its arrival gives it. The planner may have some
+tenants go first, or pass some over, for a step.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field
 
 from tandem.engine.request import Order, Request
 from tandem.engine.step import SeqId
@@ -17,14 +19,32 @@ SLACK = 64
 """Discarded entries that a heap may keep beside as many as it has members."""
 
 
+_Entry = tuple[Order, SeqId]
+
+
+@dataclass(slots=True)
+class _Heap:
+    """Of one tenant."""
+
+    entries: list[_Entry] = field(default_factory=list)
+    count: int = 0
+    """Members; other entries are of those that left."""
+    tokens: int = 0
+    """Tokens that they have to compute."""
+
+
 class WaitingQueue:
-    """A heap with removal: what was discarded is skipped when it comes up. Its entries hold no
-    request, so that who is gone takes prompt and vectors along."""
+    """A heap with removal for each tenant: what was discarded is skipped when it comes up. Entries
+    hold no request, so that who is gone takes prompt and vectors along."""
 
     def __init__(self, *, keeps: bool = False) -> None:
         """``keeps``: what a member has computed before is mostly found again, in the cache."""
         self._keeps = keeps
-        self._heap: list[tuple[Order, SeqId]] = []
+        self._heaps: dict[str, _Heap] = {}
+        self.first_tenants: Set[str] = frozenset()
+        """Tenants whose requests go before those of others of the same priority."""
+        self.passed_over: Set[str] = frozenset()
+        """Tenants whose requests wait for the next step."""
         self._members: dict[SeqId, tuple[Request, int, bool]] = {}
         """With the tokens that each was counted with, and whether it is a new request."""
         self._num_tokens = 0
@@ -57,29 +77,58 @@ class WaitingQueue:
             count -= count if request.num_preemptions else request.num_prompt
         self._members[request.seq] = request, count, is_new
         self._num_tokens += count
-        heapq.heappush(self._heap, (request.order, request.seq))
+        heap = self._heaps.setdefault(request.tenant, _Heap())
+        heap.count += 1
+        heap.tokens += count
+        heapq.heappush(heap.entries, (request.order, request.seq))
 
     def peek(self) -> Request | None:
         """The request that goes first, or None."""
-        while self._heap:
-            member = self._members.get(self._heap[0][1])
+        if len(self._heaps) == 1:
+            ((tenant, heap),) = self._heaps.items()
+            return None if tenant in self.passed_over else self._first(heap)
+        firsts = [
+            first
+            for tenant, heap in self._heaps.items()
+            if tenant not in self.passed_over and (first := self._first(heap)) is not None
+        ]
+        return min(firsts, key=self._place_of, default=None)
+
+    def wanted(self) -> Iterator[tuple[str, int]]:
+        """Each tenant that has requests here, and the tokens that it has to compute, at least
+        one for each request."""
+        for tenant, heap in self._heaps.items():
+            yield tenant, heap.tokens + heap.count
+
+    def _place_of(self, request: Request) -> tuple[int, bool, Order]:
+        return request.order[0], request.tenant not in self.first_tenants, request.order
+
+    def _first(self, heap: _Heap) -> Request | None:
+        entries = heap.entries
+        while entries:
+            member = self._members.get(entries[0][1])
             if member is not None:
                 return member[0]
-            heapq.heappop(self._heap)
+            heapq.heappop(entries)
         return None
 
     def pop(self) -> Request:
         """Remove and return the request that goes first."""
         request = self.peek()
         assert request is not None, "pop from an empty queue"
-        heapq.heappop(self._heap)
+        heapq.heappop(self._heaps[request.tenant].entries)
         self._forget(request)
         return request
 
     def in_order(self) -> Iterator[Request]:
-        """Members, the one that goes first at first. Costs by what is read of it; nothing may be
-        pushed or popped meanwhile."""
-        heap = self._heap
+        """Members by their order, whichever tenants go first now. Costs by what is read of it;
+        nothing may be pushed or popped meanwhile."""
+        heaps = [self._ordered(each.entries) for each in self._heaps.values()]
+        if len(heaps) == 1:
+            return heaps[0]
+        return heapq.merge(*heaps, key=lambda each: each.order)
+
+    def _ordered(self, heap: list[_Entry]) -> Iterator[Request]:
         front = [(heap[0][0], 0)] if heap else []
         while front:
             _, at = heapq.heappop(front)
@@ -97,14 +146,19 @@ class WaitingQueue:
 
     def _forget(self, request: Request) -> None:
         _, count, is_new = self._members.pop(request.seq)
+        heap = self._heaps[request.tenant]
+        heap.count -= 1
+        heap.tokens -= count
         self._num_tokens -= count
         if is_new:
             self.num_new -= 1
             self.num_new_tokens -= count
-        if len(self._heap) > 2 * len(self._members) + SLACK:
+        if not heap.count:
+            del self._heaps[request.tenant]
+        elif len(heap.entries) > 2 * heap.count + SLACK:
             # A new list: whoever reads in order goes on with the old one.
-            self._heap = [each for each in self._heap if each[1] in self._members]
-            heapq.heapify(self._heap)
+            heap.entries = [each for each in heap.entries if each[1] in self._members]
+            heapq.heapify(heap.entries)
 
 
 class Parked:

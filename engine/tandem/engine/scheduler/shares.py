@@ -1,0 +1,73 @@
+"""How tenants share one engine: seats, blocks, and the prompt tokens of a step.
+
+Requests go in the order of their tags (``protocol/fair_order``). A tenant that holds less than an
+equal part of seats and blocks goes before those that hold more, and takes a seat or blocks from the
+one that holds most, whose last sequence is preempted. If only one tenant is here, nothing is looked
+at. The planner asks once a step; a hand-off whose KV comes has its turn in ``turns``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from tandem.engine.request import Request
+from tandem.engine.scheduler.roster import Roster
+
+
+class Shares:
+    """One step's look at several tenants."""
+
+    def __init__(self, roster: Roster, max_num_seqs: int) -> None:
+        self._roster = roster
+        self._num_seats = max_num_seqs
+        tenants = len(roster.tenants)
+        self._seats = max_num_seqs // tenants
+        self._blocks = roster.manager.pool.num_blocks // tenants
+        self._held_seats: Counter[str] = Counter()
+        self._held_blocks: Counter[str] = Counter()
+        for request in (*roster.running, *roster.loading.values()):
+            self._held_seats[request.tenant] += 1
+            self._held_blocks[request.tenant] += len(request.block_ids)
+
+    def below(self) -> frozenset[str]:
+        """Return the tenants that hold less than their part of everything."""
+        return frozenset(
+            each
+            for each in self._roster.tenants
+            if self._held_seats[each] < self._seats and self._held_blocks[each] < self._blocks
+        )
+
+    def last_of_largest(self, needs: Request) -> Request | None:
+        """Return the sequence that makes room for a request that waits: the last one of the tenant
+        that holds most, if that is more than its part."""
+        over = {
+            each: max(seats / max(1, self._seats), self._held_blocks[each] / max(1, self._blocks))
+            for each, seats in self._held_seats.items()
+            if each != needs.tenant
+        }
+        largest = max(over, key=over.__getitem__, default="")
+        if over.get(largest, 0.0) <= 1.0:
+            return None
+        last = (each for each in reversed(self._roster.running) if each.tenant == largest)
+        return next((each for each in last if each.preemptible), None)
+
+    def left(self, request: Request) -> None:
+        """A sequence has no seat and no blocks any more."""
+        self._held_seats[request.tenant] -= 1
+
+    def prompt_parts(self, running: Iterable[Request], budget: int) -> dict[str, int]:
+        """Return the prompt tokens that each tenant may have computed in a step of ``budget``: an
+        equal part, and what others leave of theirs."""
+        wanted: Counter[str] = Counter()
+        for request in running:
+            wanted[request.tenant] += request.num_uncomputed
+        may_start = self._held_seats.total() < self._num_seats
+        for tenant, tokens in self._roster.waiting.wanted():
+            if may_start:
+                wanted[tenant] += tokens
+        parts: dict[str, int] = {}
+        for number, (tenant, tokens) in enumerate(sorted(wanted.items(), key=lambda each: each[1])):
+            parts[tenant] = min(tokens, budget // (len(wanted) - number))
+            budget -= parts[tenant]
+        return parts

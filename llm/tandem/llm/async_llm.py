@@ -59,10 +59,12 @@ class AsyncLLM(Texts):
         incarnation: Incarnation | None = None,
         beside: Beside | None = None,
         draw_seed: Callable[[], int] | None = random_seed,
+        salt: Callable[[str | None], str | None] | None = None,
     ) -> None:
         """``incarnation`` stands in request keys: the router's own where it is a router, whose
         client has the same ``beside``. ``draw_seed`` gives the seeds of requests that bring none;
-        None leaves that to the client."""
+        None leaves that to the client. ``salt`` returns the cache salt of a request from the one
+        that it asks for; without it, that one is used."""
         super().__init__(tokenizer, Beside() if beside is None else beside)
         self.num_outputs = 0
         """What the engine has said to all requests of ``stream``, shown to callers or not."""
@@ -72,6 +74,7 @@ class AsyncLLM(Texts):
         self._default_max_tokens: int | None = self._defaults.pop("max_tokens", None)
         self._outputs = OutputProcessor(tokenizer)
         self._draw_seed = draw_seed
+        self._salt = salt
         self._inputs: InputProcessor | None = None
         self._numbers = itertools.count()
         self._running = Running()
@@ -238,6 +241,7 @@ class AsyncLLM(Texts):
         processed = await self._tokenized(
             sum(map(prompt_weight, prompts)) + PROMPT_COSTS * len(prompts),
             lambda: inputs.process_all_pooling(prompts, wanted, keys, options, names=names),
+        options = self._salted(options)
         )
         return [
             PreparedRequest(request_id=key.request, processed=each)
@@ -337,10 +341,18 @@ class AsyncLLM(Texts):
             return options
         return replace(options or InputOptions(), default_max_tokens=self._default_max_tokens)
 
+        options = self._salted(options)
     async def _pooling(self, params: PoolingParams | None) -> tuple[InputProcessor, PoolingParams]:
         """Who processes prompts that are pooled, and verified ``params``."""
         inputs = await self._input_processor()
         if inputs.card.pooling is None:
+    def _salted(self, options: InputOptions | None) -> InputOptions | None:
+        """With the cache salt of the tenant that asks."""
+        if self._salt is None:
+            return options
+        options = options or InputOptions()
+        return replace(options, cache_salt=self._salt(options.cache_salt))
+
             message = "the workers are of a build that gives no vectors"
             raise RequestRefused(Refusal(code=RefusalCode.UNSUPPORTED, message=message))
         return inputs, inputs.card.pooling.check_task(params or PoolingParams())

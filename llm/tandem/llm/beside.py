@@ -1,22 +1,28 @@
 """Threads for work that would hold the event loop: tokenizing, templates, parsing of large bodies.
 
-Few threads, taken in the order of asking: however much one client asks for, work that is small runs
-in the loop at once and waits for none of it. Long waits end in a refusal, so that what is queued
-here stays bounded by time.
+The threads are divided fairly between tenants, by the size of their work; the work of one tenant
+keeps its order. Small work runs in the loop at once. Large work of a tenant never takes the last
+thread: a shorter text of another tenant does not wait for texts of megabytes. Long waits end in a
+refusal, so that what is queued here stays bounded by time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 from tandem.protocol.errors import Refusal, RefusalCode, RequestRefused
+from tandem.protocol.fair_order import FairOrder
 
 IN_LOOP = 8_000
 """Characters or items from which on work goes to a thread: it takes about half a millisecond."""
+LARGE = 100_000
+"""Characters or items from which on work leaves a thread to other tenants."""
 WAIT_SECONDS = 20.0
 """Longest wait for a thread."""
 
@@ -29,13 +35,37 @@ def default_threads() -> int:
     return min(4, max(2, (os.cpu_count() or 1) // 2))
 
 
+def _one_tenant() -> str:
+    return ""
+
+
+@dataclass(eq=False, slots=True)
+class _Work:
+    start: int
+    is_large: bool
+    """Whether it leaves a thread to other tenants."""
+    turn: asyncio.Future[None]
+
+
 class Beside:
     """Belongs to one event loop, from its first use on."""
 
-    def __init__(self, threads: int | None = None, *, wait_seconds: float = WAIT_SECONDS) -> None:
+    def __init__(
+        self,
+        threads: int | None = None,
+        *,
+        wait_seconds: float = WAIT_SECONDS,
+        tenant: Callable[[], str] = _one_tenant,
+    ) -> None:
+        """``tenant`` returns the tenant of the current task; empty if all share one queue."""
         count = default_threads() if threads is None else threads
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="beside")
-        self._turns = asyncio.Semaphore(count)
+        self._num_free = count
+        self._num_free_for_large = max(1, count - 1)
+        self._order = FairOrder()
+        self._queues: dict[str, deque[_Work]] = {}
+        """Work that waits, by tenant; none is empty."""
+        self._tenant = tenant
         self._wait_seconds = wait_seconds
         self.on_refused: Callable[[], None] = _untold
         """Called where no thread was free in time: for who counts refusals."""
@@ -53,33 +83,86 @@ class Beside:
         """
         if size < IN_LOOP:
             return function(*args, **kwargs)
-        await self._turn()
+        tenant = self._tenant()
+        is_large = bool(tenant) and size >= LARGE
+        await self._turn(tenant, size, is_large=is_large)
         try:
             work = self._threads.submit(function, *args, **kwargs)
         except BaseException:
-            self._turns.release()
+            self._release(is_large=is_large)
             raise
         loop = asyncio.get_running_loop()
         # Whoever waits may leave; the thread stays taken until its work is done.
-        work.add_done_callback(lambda done: self._over(loop, done))
+        work.add_done_callback(lambda done: self._over(loop, done, is_large=is_large))
         return await asyncio.wrap_future(work)
 
     def close(self) -> None:
         """Begin nothing more. May be called twice."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _turn(self) -> None:
+    async def _turn(self, tenant: str, size: int, *, is_large: bool) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        work = _Work(self._order.enter(tenant, size), is_large, turn)
+        queue = self._queues.setdefault(tenant, deque())
+        queue.append(work)
+        self._begin_next()
         try:
             async with asyncio.timeout(self._wait_seconds):
-                await self._turns.acquire()
-        except TimeoutError as error:
+                await turn
+        except BaseException as error:
+            self._withdraw(tenant, work)
+            if not isinstance(error, TimeoutError):
+                raise
             self.on_refused()
-            message = "the server is busy with large requests"
+            message = (
+                f"the server is busy with large requests: no thread was free for this one within "
+                f"{self._wait_seconds:g} s"
+            )
             raise RequestRefused(Refusal(code=RefusalCode.CAPACITY, message=message)) from error
 
-    def _over(self, loop: asyncio.AbstractEventLoop, _: Future[_Result]) -> None:
+    def _withdraw(self, tenant: str, work: _Work) -> None:
+        """Take work out of its queue, or give back the thread that it has just got."""
+        queue = self._queues.get(tenant)
+        if queue is not None and work in queue:
+            queue.remove(work)
+            if not queue:
+                del self._queues[tenant]
+            self._begin_next()  # it may have kept others of its tenant waiting
+        elif work.turn.done() and not work.turn.cancelled():
+            self._release(is_large=work.is_large)
+
+    def _begin_next(self) -> None:
+        """Give free threads to the work that has the smallest tags."""
+        while self._num_free:
+            first = min(
+                (
+                    (queue[0].start, tenant)
+                    for tenant, queue in self._queues.items()
+                    if self._num_free_for_large or not queue[0].is_large
+                ),
+                default=None,
+            )
+            if first is None:
+                return
+            queue = self._queues[first[1]]
+            work = queue.popleft()
+            if not queue:
+                del self._queues[first[1]]
+            if work.turn.done():
+                continue  # cancelled in this very moment
+            self._order.begin(work.start)
+            self._num_free -= 1
+            self._num_free_for_large -= work.is_large
+            work.turn.set_result(None)
+
+    def _release(self, *, is_large: bool) -> None:
+        self._num_free += 1
+        self._num_free_for_large += is_large
+        self._begin_next()
+
+    def _over(self, loop: asyncio.AbstractEventLoop, _: Future[_Result], *, is_large: bool) -> None:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(self._turns.release)
+            loop.call_soon_threadsafe(lambda: self._release(is_large=is_large))
 
 
 def _untold() -> None:

@@ -76,6 +76,8 @@ class Recording:
     started: float = field(default_factory=time.time)
     """Of ``arrived``, on the wall clock."""
     path: str = ""
+    tenant: str = ""
+    """Tenant that the call belongs to, once its key is known."""
     route: str = ""
     """The template that the path fits; none where nobody serves it, or nobody was let in."""
     traceparent: str = ""

@@ -69,6 +69,7 @@ from tandem.router.routes import Dispatch, RouteTable
 from tandem.router.server import RpcServer, make_server
 from tandem.router.timeline.recorder import Recorder
 from tandem.router.ui import page
+from tandem.router.tenant import salted, tenant_id
 from tandem.router.workers.pool import WorkerPool
 from tandem.text.isolated_templates import IsolatedTemplates
 from tandem.text.parsers.model import ModelParsers
@@ -143,7 +144,7 @@ class Router:
             total_backlog=config.max_backlog_bytes,
         )
         policy = placement_policy(config)
-        turns, beside = Turns(), Beside()
+        turns, beside = Turns(tenant=tenant_id), Beside(tenant=tenant_id)
         beside.on_refused = metrics.too_large_now
         dispatcher = Dispatcher(
             pool, fleet, policy, admission, metrics, limits, turns=turns, beside=beside
@@ -152,7 +153,13 @@ class Router:
         tokenizer.max_text_chars = config.max_text_chars
         templates = IsolatedTemplates(max_chars=config.max_text_chars)
         tokenizer.chat_templates.isolated = templates
-        llm = AsyncLLM(dispatcher, tokenizer, incarnation=pool.me, beside=beside)
+        llm = AsyncLLM(
+            dispatcher,
+            tokenizer,
+            incarnation=pool.me,
+            beside=beside,
+            salt=None if config.share_prefix_cache else salted,
+        )
         ceiling = dispatcher.hit_ceiling
         register_gauges(metrics, fleet, admission, ceiling, ready_decode=config.ready_decode)
         live = LiveFleet(fleet, dispatcher, admission, metrics, RouterRates(metrics))

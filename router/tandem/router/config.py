@@ -147,6 +147,11 @@ class RouterConfig(TracingConfig):
     )
     worker_wait: float = setting(
         5.0, "How long a request waits for a worker when none that could take it is up."
+    share_prefix_cache: bool = setting(
+        False,
+        "Let requests of different API keys share cached prefixes. Then the time and cached_tokens "
+        "of an answer can tell one client what another one has asked.",
+    )
     )
     resume_wait: float = setting(
         30.0,

@@ -13,6 +13,7 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.router.config import RouterConfig
 from tandem.router.live.fleet_view import LiveFleet
 from tandem.router.openai.service import service_of
+from tandem.router.tenant import current_tenant
 from tandem.router.timeline.recorder import Recorder
 from tandem.router.timeline.view import full, listed
 
@@ -52,8 +53,9 @@ async def debug_requests(request: Request, limit: str | None = None) -> Response
             raise InvalidParameter(name[:80], value, "only limit may be asked")
     recorder: Recorder = request.app.state.recorder
     now = time.monotonic()
-    latest = recorder.ring.latest(_limit(limit))
-    kept = len(recorder.ring)
+    reader = current_tenant.get()
+    latest = recorder.ring.latest(_limit(limit), reader)
+    kept = recorder.ring.num_kept(reader)
     return _json({"kept": kept, "requests": [listed(each, now) for each in latest]})
 
 
@@ -61,9 +63,10 @@ async def debug_requests(request: Request, limit: str | None = None) -> Response
 async def debug_request(request: Request, request_id: str) -> Response:
     """Where the time of one of the last calls went, in full; 404 for one that is not kept."""
     recorder: Recorder = request.app.state.recorder
-    recording = recorder.ring.find(request_id)
+    reader = current_tenant.get()
+    recording = recorder.ring.find(request_id, reader)
     if recording is None:
-        message = f"no call {request_id[:80]!r} is kept; {len(recorder.ring)} are"
+        message = f"no call {request_id[:80]!r} is kept; {recorder.ring.num_kept(reader)} are"
         raise HTTPException(404, message)
     return _json(full(recording, time.monotonic()))
 
@@ -71,7 +74,8 @@ async def debug_request(request: Request, request_id: str) -> Response:
 @routes.get("/debug/placements")
 async def debug_placements(request: Request) -> Response:
     """Where the latest attempts went, what each way was to come to, and what came of it."""
-    return _json({"placements": request.app.state.explanations.to_json()})
+    reader = current_tenant.get()
+    return _json({"placements": request.app.state.explanations.to_json(reader)})
 
 
 @routes.get("/tokenizer_info")

@@ -27,9 +27,29 @@ class Tenant:
         digest = hashlib.blake2b(key, digest_size=8, person=b"tandem-tenant")
         return cls(digest.hexdigest(), is_admin)
 
+    def may_read(self, owner: str) -> bool:
+        """Return whether it may read what belongs to the tenant with the id ``owner``."""
+        return self.is_admin or self.id == owner
+
 
 NO_KEYS = Tenant("")
 """The tenant of every request if the router has no API keys, and of requests before their check."""
 
 current_tenant: ContextVar[Tenant] = ContextVar("tandem_tenant", default=NO_KEYS)
 """The tenant of the call that the current task serves."""
+
+
+def tenant_id() -> str:
+    """Return the id of the tenant that the current task serves."""
+    return current_tenant.get().id
+
+
+def salted(asked: str | None) -> str | None:
+    """Return the cache salt of a request of the current tenant that asks for the salt ``asked``.
+
+    The id of the tenant stands before the salt, so no other tenant can ask for the same one.
+    """
+    tenant = tenant_id()
+    if not tenant:
+        return asked
+    return tenant if asked is None else f"{tenant}:{asked}"

@@ -213,7 +213,7 @@ async def test_who_left_takes_no_memory_behind_who_stays() -> None:
         await asyncio.sleep(0)
         leaves.cancel()
         await asyncio.gather(leaves, return_exceptions=True)
-        assert len(queue._heap) <= SLACK + 4
+        assert len(queue._shares[""].heap) <= SLACK + 4
     assert (queue.num_waiting, queue.waiting_tokens) == (1, 1)
     queue.leave(1)
     await stays

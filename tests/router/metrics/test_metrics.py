@@ -74,8 +74,8 @@ async def test_a_large_request_that_finds_no_thread_is_a_rejection(small_model: 
     async with router.running():
         beside = router.llm.beside
         beside._wait_seconds = 0.0
-        while not beside._turns.locked():
-            await beside._turns.acquire()
+        while beside._num_free:
+            await beside._turn("", IN_LOOP, is_large=False)
         with pytest.raises(RequestRefused, match="busy with large requests"):
             await router.llm.encode("x" * IN_LOOP)
 

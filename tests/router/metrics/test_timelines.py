@@ -23,6 +23,7 @@ from tandem.protocol.recording import (
     marked,
 )
 from tandem.protocol.timeline import MAX_NOTES, LegTimes, Note, NoteBook, Watch
+from tandem.router.tenant import NO_KEYS
 from tandem.router.timeline.parts import parts_of, placed
 from tandem.router.timeline.recorder import Recorder
 from tandem.router.timeline.ring import Ring, weigh
@@ -115,17 +116,17 @@ def test_the_ring_is_bounded_in_number_and_in_bytes() -> None:
     for each in calls:
         ring.open(each)
     assert (len(ring), ring.held) == (0, 0)
-    assert ring.find("call-1") is calls[1]
+    assert ring.find("call-1", NO_KEYS) is calls[1]
     for each in calls:
         ring.close(each)
     assert len(ring) == 3
-    assert ring.find("call-1") is None
-    assert ring.find("cmpl-call-4") is calls[4]
+    assert ring.find("call-1", NO_KEYS) is None
+    assert ring.find("cmpl-call-4", NO_KEYS) is calls[4]
     stranger = Recording("stranger", 0.0, status=401)
     ring.open(stranger)
     ring.close(stranger)
-    assert ring.find("stranger") is None
-    assert ring.find("call-2") is calls[2]
+    assert ring.find("stranger", NO_KEYS) is None
+    assert ring.find("call-2", NO_KEYS) is calls[2]
     small = Ring(1000, 10 * weigh(calls[0]))
     for number in range(50):
         small.close(Recording(f"call-{number % 10}", 0.0))

@@ -48,25 +48,25 @@ def test_what_was_used_longest_ago_goes_for_one_too_many() -> None:
     """Asking for a response makes it young."""
     kept = store(most=2)
     for name in "ab":
-        kept.put(name, b"{}", turn(name))
-    assert kept.get("a")
-    kept.put("c", b"{}", turn("c"))
+        kept.put("", name, b"{}", turn(name))
+    assert kept.get("", "a")
+    kept.put("", "c", b"{}", turn("c"))
 
-    assert [name for name in "abc" if kept.get(name)] == ["a", "c"]
+    assert [name for name in "abc" if kept.get("", name)] == ["a", "c"]
 
 
 def test_what_is_old_goes() -> None:
     """Counted from its last use."""
     clock = Clock()
     kept = store(clock, seconds=10)
-    kept.put("a", b"{}", turn("a"))
-    kept.put("b", b"{}", turn("b"))
+    kept.put("", "a", b"{}", turn("a"))
+    kept.put("", "b", b"{}", turn("b"))
     clock.now = 8
-    assert kept.get("a")
+    assert kept.get("", "a")
     clock.now = 16
 
-    assert kept.get("b") is None
-    assert kept.get("a")
+    assert kept.get("", "b") is None
+    assert kept.get("", "a")
     assert len(kept) == 1
 
 
@@ -75,37 +75,37 @@ def test_bytes_are_bounded_and_counted_once() -> None:
     kept = store()
     first = turn("1")
     second = turn("2", first)
-    kept.put("a", b"{}", first)
-    kept.put("b", b"{}", second)
+    kept.put("", "a", b"{}", first)
+    kept.put("", "b", b"{}", second)
     both = 2 * (2 + OVERHEAD) + first.size + second.size
     assert kept.num_bytes == both
-    assert kept.remove("a")
+    assert kept.remove("", "a")
     assert kept.num_bytes == both - 2 - OVERHEAD
-    found = kept.get("b")
+    found = kept.get("", "b")
     assert found is not None
     assert [each["id"] for each in earlier_items(found.turn)] == ["q1", "a1", "q2", "a2"]
     assert [each["id"] for each in input_items(found.turn)] == ["q1", "a1", "q2"]
-    kept.put("c", b"{}", turn("3", second))
-    assert kept.remove("b")
-    assert kept.remove("c")
+    kept.put("", "c", b"{}", turn("3", second))
+    assert kept.remove("", "b")
+    assert kept.remove("", "c")
     assert kept.num_bytes == 0
 
     small = store(most_bytes=3 * OVERHEAD)
     for name in "abcd":
-        small.put(name, b"x" * 100, turn(name))
+        small.put("", name, b"x" * 100, turn(name))
         assert small.num_bytes <= 3 * OVERHEAD
-    small.put("e", b"x" * 3 * OVERHEAD, turn("e"))
-    assert [name for name in "abcde" if small.get(name)] == ["c", "d"]
+    small.put("", "e", b"x" * 3 * OVERHEAD, turn("e"))
+    assert [name for name in "abcde" if small.get("", name)] == ["c", "d"]
 
 
 def test_the_history_is_held_though_it_was_forgotten_while_a_turn_was_answered() -> None:
     """The new turn brings it back, counted."""
     kept = store()
     first = turn("1")
-    kept.put("a", b"{}", first)
-    kept.remove("a")
+    kept.put("", "a", b"{}", first)
+    kept.remove("", "a")
     second = turn("2", first)
-    kept.put("b", b"{}", second)
+    kept.put("", "b", b"{}", second)
 
     assert kept.num_bytes == 2 + OVERHEAD + first.size + second.size
 

@@ -10,7 +10,8 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.settings import SettingCodes
 
-from tandem.router.rpc.call import Call, Held
+from tandem.router.held_bytes import HeldBytes
+from tandem.router.rpc.call import Call
 from tandem.router.rpc.http2 import Connection
 
 
@@ -23,7 +24,7 @@ class Owner:
     header_seconds = write_seconds = 60.0
 
     def __init__(self) -> None:
-        self.held = Held(10_000)
+        self.held = HeldBytes(10_000)
 
     def opened(self, _: Connection) -> bool:
         """There is room."""

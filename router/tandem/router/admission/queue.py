@@ -1,7 +1,13 @@
 """How many requests run at once, and the bounded queue before them.
 
 A request that finds the queue full is refused at once (429); one that waited too long is sent away
-(503). Both are told when to come again. By priority (lower first), then by arrival.
+(503). Both are told when to come again. By priority (lower first), then fairly by tenant, then by
+arrival.
+
+Tenants share all bounds. A tenant that holds less than an equal part of what may run does not wait
+for those that hold more: up to twice the bound runs while they shrink. The same holds for the
+queue: a tenant that fills it is refused, another one still finds its part. One tenant alone may
+have all.
 """
 
 from __future__ import annotations
@@ -14,9 +20,12 @@ from enum import StrEnum
 from typing import Protocol
 
 from tandem.protocol.errors import Refusal, RefusalCode, RequestRefused
+from tandem.protocol.fair_order import FairOrder
 
 SLACK = 64
 """Entries of those who left that the heap may keep beside as many as wait."""
+REQUEST_COST = 64
+"""Tokens that a request costs beside its prompt, in the order of tenants."""
 
 
 class RejectReason(StrEnum):
@@ -61,10 +70,42 @@ class AdmissionLimits:
 @dataclass(order=True, slots=True)
 class _Waiting:
     priority: int
+    start: int
+    """Tag of its tenant's turn."""
     number: int
     tokens: int = field(compare=False)
+    tenant: str = field(compare=False)
     turn: asyncio.Future[None] = field(compare=False)
     since: float = field(compare=False)
+
+
+@dataclass(slots=True)
+class _Amount:
+    """Requests and their prompt tokens."""
+
+    requests: int = 0
+    tokens: int = 0
+
+    def add(self, tokens: int) -> None:
+        """Count one request more."""
+        self.requests += 1
+        self.tokens += tokens
+
+    def remove(self, tokens: int) -> None:
+        """Count one request less."""
+        self.requests -= 1
+        self.tokens -= tokens
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one tenant has of the router."""
+
+    running: _Amount = field(default_factory=_Amount)
+    waiting: _Amount = field(default_factory=_Amount)
+    heap: list[_Waiting] = field(default_factory=list)
+    """Requests that wait, the one that goes first at first; those that left are skipped when they
+    come up."""
 
 
 class AdmissionQueue:
@@ -72,71 +113,118 @@ class AdmissionQueue:
 
     def __init__(self, limits: AdmissionLimits, counter: RejectCounter) -> None:
         self.limits = limits
-        self.num_running = 0
-        self.running_tokens = 0
-        self.waiting_tokens = 0
         self._counter = counter
-        self._heap: list[_Waiting] = []
-        """Who waits, the one that goes first at first; who has left is skipped when it comes up."""
+        self._order = FairOrder()
+        self._running, self._waits = _Amount(), _Amount()
+        self._shares: dict[str, _Share] = {}
+        """Of tenants that have a request here."""
         self._members: dict[int, _Waiting] = {}
-        """Who waits, by number."""
+        """Requests that wait, by number."""
         self._number = 0
+
+    @property
+    def num_running(self) -> int:
+        """Requests that run."""
+        return self._running.requests
+
+    @property
+    def running_tokens(self) -> int:
+        """Prompt tokens of those that run."""
+        return self._running.tokens
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for their turn."""
         return len(self._members)
 
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of those that wait."""
+        return self._waits.tokens
+
     def oldest_wait(self, now: float) -> float:
         """Seconds that whoever came first has waited by ``now`` (``time.monotonic``); 0 if nobody
         waits."""
         return max((now - each.since for each in self._members.values()), default=0.0)
 
-    async def enter(self, tokens: int, *, priority: int = 0) -> bool:
+    async def enter(self, tokens: int, *, priority: int = 0, tenant: str = "") -> bool:
         """Return when the request may run: whether it has waited for that, maybe with others that
         were let in at once. Raises AdmissionRefused; then do not ``leave``."""
-        if not self._members and self._fits(tokens):
-            self._admit(tokens)
+        share = self._shares.setdefault(tenant, _Share())
+        start = self._order.enter(tenant, tokens + REQUEST_COST)
+        may_pass = not self._members or self._is_below(share, tokens)
+        if may_pass and not share.waiting.requests and self._fits(tokens, share):
+            self._order.begin(start)
+            self._admit(tokens, share)
             return False
-        self._check_room(tokens)
-        await self._wait(tokens, priority)
+        try:
+            self._check_room(tokens, share)
+        except AdmissionRefused:
+            self._forget_if_gone(tenant)
+            raise
+        await self._wait(tokens, priority, start, tenant)
         return True
 
-    def leave(self, tokens: int) -> None:
+    def leave(self, tokens: int, *, tenant: str = "") -> None:
         """A request that had entered is over: let others in."""
-        self.num_running -= 1
-        self.running_tokens -= tokens
+        self._running.remove(tokens)
+        self._shares[tenant].running.remove(tokens)
+        self._forget_if_gone(tenant)
         self._let_in()
 
-    def _fits(self, tokens: int) -> bool:
+    def _fits(self, tokens: int, share: _Share) -> bool:
         """An empty house takes a request of any size."""
-        if self.num_running == 0:
+        running, limits = self._running, self.limits
+        if running.requests == 0:
             return True
+        if (
+            running.requests < limits.max_inflight_requests
+            and running.tokens + tokens <= limits.max_inflight_tokens
+        ):
+            return True
+        return self._is_below(share, tokens)
+
+    def _is_below(self, share: _Share, tokens: int) -> bool:
+        """Whether a request more leaves a tenant within its part of what may run, others being
+        there."""
+        limits, tenants = self.limits, len(self._shares)
         return (
-            self.num_running < self.limits.max_inflight_requests
-            and self.running_tokens + tokens <= self.limits.max_inflight_tokens
+            tenants > 1
+            and (share.running.requests + 1) * tenants <= limits.max_inflight_requests
+            and (share.running.tokens + tokens) * tenants <= limits.max_inflight_tokens
         )
 
-    def _admit(self, tokens: int) -> None:
-        self.num_running += 1
-        self.running_tokens += tokens
+    def _admit(self, tokens: int, share: _Share) -> None:
+        self._running.add(tokens)
+        share.running.add(tokens)
 
-    def _check_room(self, tokens: int) -> None:
-        limits = self.limits
-        if self.num_waiting >= limits.max_queued_requests:
-            message = f"{self.num_waiting} requests wait already"
+    def _check_room(self, tokens: int, share: _Share) -> None:
+        limits, tenants, own = self.limits, len(self._shares), share.waiting
+        full = self.num_waiting >= limits.max_queued_requests
+        if full and (tenants == 1 or (own.requests + 1) * tenants > limits.max_queued_requests):
+            message = (
+                f"{own.requests} requests of this client wait already, {self.num_waiting} of all; "
+                f"at most {limits.max_queued_requests} may"
+            )
             raise self._refused(RejectReason.REQUESTS, message)
-        if self.waiting_tokens + tokens > limits.max_queued_tokens and self._members:
-            message = f"{self.waiting_tokens} prompt tokens wait already"
+        full = self.waiting_tokens + tokens > limits.max_queued_tokens and bool(self._members)
+        if full and (tenants == 1 or (own.tokens + tokens) * tenants > limits.max_queued_tokens):
+            message = (
+                f"{own.tokens} prompt tokens of this client wait already, {self.waiting_tokens} of "
+                f"all; at most {limits.max_queued_tokens} may"
+            )
             raise self._refused(RejectReason.TOKENS, message)
 
-    async def _wait(self, tokens: int, priority: int) -> None:
+    async def _wait(self, tokens: int, priority: int, start: int, tenant: str) -> None:
         turn = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(priority, self._number, tokens, turn, time.monotonic())
+        now = time.monotonic()
+        waiting = _Waiting(priority, start, self._number, tokens, tenant, turn, now)
+        share = self._shares[tenant]
         self._number += 1
-        heapq.heappush(self._heap, waiting)
+        heapq.heappush(share.heap, waiting)
         self._members[waiting.number] = waiting
-        self.waiting_tokens += tokens
+        self._waits.add(tokens)
+        share.waiting.add(tokens)
         try:
             async with asyncio.timeout(self.limits.max_queue_age):
                 await waiting.turn
@@ -151,31 +239,58 @@ class AdmissionQueue:
         """The caller went away: out of the queue, or out of the place it was just given."""
         if waiting.number in self._members:
             self._forget(waiting)
+            self._forget_if_gone(waiting.tenant)
             self._let_in()
         elif waiting.turn.done() and not waiting.turn.cancelled():
-            self.leave(waiting.tokens)
+            self.leave(waiting.tokens, tenant=waiting.tenant)
 
     def _let_in(self) -> None:
-        while (waiting := self._first()) is not None and self._fits(waiting.tokens):
+        while (waiting := self._next()) is not None:
             self._forget(waiting)
             if waiting.turn.done():
+                self._forget_if_gone(waiting.tenant)
                 continue  # cancelled in this very moment
-            self._admit(waiting.tokens)
+            self._order.begin(waiting.start)
+            self._admit(waiting.tokens, self._shares[waiting.tenant])
             waiting.turn.set_result(None)
 
-    def _first(self) -> _Waiting | None:
-        """Who goes next."""
-        while self._heap and self._heap[0].number not in self._members:
-            heapq.heappop(self._heap)
-        return self._heap[0] if self._heap else None
+    def _next(self) -> _Waiting | None:
+        """The request that goes next, if it may run now: the first of all, or else the first of
+        those whose tenants have less than their part."""
+        firsts = [
+            (first, share)
+            for share in self._shares.values()
+            if share.heap and (first := self._first(share)) is not None
+        ]
+        if not firsts:
+            return None
+        first, share = min(firsts)
+        if self._fits(first.tokens, share):
+            return first
+        below = [each for each, share in firsts if self._is_below(share, each.tokens)]
+        return min(below, default=None)
+
+    def _first(self, share: _Share) -> _Waiting | None:
+        """The request of a tenant that goes first."""
+        heap = share.heap
+        while heap and heap[0].number not in self._members:
+            heapq.heappop(heap)
+        return heap[0] if heap else None
 
     def _forget(self, waiting: _Waiting) -> None:
         """It waits no more. Nobody looks through the heap for it: thousands may leave together."""
         del self._members[waiting.number]
-        self.waiting_tokens -= waiting.tokens
-        if len(self._heap) > 2 * len(self._members) + SLACK:
-            self._heap = [each for each in self._heap if each.number in self._members]
-            heapq.heapify(self._heap)
+        self._waits.remove(waiting.tokens)
+        share = self._shares[waiting.tenant]
+        share.waiting.remove(waiting.tokens)
+        if len(share.heap) > 2 * share.waiting.requests + SLACK:
+            share.heap = [each for each in share.heap if each.number in self._members]
+            heapq.heapify(share.heap)
+
+    def _forget_if_gone(self, tenant: str) -> None:
+        share = self._shares[tenant]
+        if not share.running.requests and not share.waiting.requests:
+            del self._shares[tenant]
 
     def _refused(self, reason: RejectReason, message: str) -> AdmissionRefused:
         self._counter.rejected(reason)

@@ -1,22 +1,31 @@
-"""Who begins what takes some milliseconds of the loop: one in each of its rounds.
+"""Requests begin what takes some milliseconds of the loop one by one: one in each of its rounds.
 
 A loop does all that is ready before it looks at its sockets again: ten prompts that are read and
 placed in one moment kept every running stream waiting for all ten (bench/router/burst.py). So do
-the streams of a worker that is lost, and requests that waited for the same thing.
+the streams of a worker that is lost, and requests that waited for the same thing. Tenants that wait
+take rounds by turns.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import heapq
+from collections.abc import Callable
+
+from tandem.protocol.fair_order import FairOrder
 
 
 class Turns:
     """One request begins in each round of the event loop, by HTTP or by gRPC, or goes on
     elsewhere; one that is alone waits for nobody."""
 
-    def __init__(self) -> None:
-        self._waiting: deque[asyncio.Future[None]] = deque()
+    def __init__(self, *, tenant: Callable[[], str] = str) -> None:
+        """``tenant`` returns the tenant of the current task."""
+        self._tenant = tenant
+        self._order = FairOrder()
+        self._number = 0
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        """A heap, by tag and number."""
         self._taken = False
         """This round is somebody's."""
 
@@ -25,7 +34,9 @@ class Turns:
         loop = asyncio.get_running_loop()
         if self._taken:
             waits = loop.create_future()
-            self._waiting.append(waits)
+            self._number += 1
+            start = self._order.enter(self._tenant(), 1)
+            heapq.heappush(self._waiting, (start, self._number, waits))
             await waits
             return
         self._taken = True
@@ -33,8 +44,9 @@ class Turns:
 
     def _next(self) -> None:
         while self._waiting:
-            first = self._waiting.popleft()
+            start, _, first = heapq.heappop(self._waiting)
             if not first.done():  # else its client has gone
+                self._order.begin(start)
                 first.set_result(None)
                 # Behind the round in which it begins.
                 asyncio.get_running_loop().call_soon(self._next)

@@ -54,6 +54,7 @@ from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.base import Placement, PlacementPolicy
 from tandem.router.workers.pool import WorkerPool
 
+from tandem.router.tenant import current_tenant
 logger = logging.getLogger(__name__)
 
 
@@ -192,7 +193,7 @@ class Dispatcher:
         self._next_name += 1
         recording = current()
         job = Job(
-            msgspec.structs.replace(request, params=params),
+            msgspec.structs.replace(request, params=params, tenant=current_tenant.get().id),
             name=name,
             deadline=came + seconds,
             max_attempts=self._limits.max_attempts,
@@ -210,8 +211,10 @@ class Dispatcher:
         try:
             async with asyncio.timeout_at(job.deadline):
                 with marked("admission"):
-                    priority = job.request.priority
-                    job.takes_turn = await self.admission.enter(job.num_prompt, priority=priority)
+                    request = job.request
+                    job.takes_turn = await self.admission.enter(
+                        job.num_prompt, priority=request.priority, tenant=request.tenant
+                    )
         except TimeoutError as error:
             raise too_late(job) from error
         job.admitted = True
@@ -220,7 +223,7 @@ class Dispatcher:
         """Once: when its workers are done, or it is over."""
         if job.admitted:
             job.admitted = False
-            self.admission.leave(job.num_prompt)
+            self.admission.leave(job.num_prompt, tenant=job.request.tenant)
 
     def _give_up(self, job: Job) -> None:
         """End a job that leaves too much unread: nothing of it is kept or computed any more."""
@@ -283,7 +286,7 @@ class Dispatcher:
         if job.num_dispatched:
             logger.info("request %s: %s, %s", job.name, rung, placement.rule)
         job.placement, job.attempt = placement, attempt
-        self.explanations.sent(job.name, job.num_prompt, attempt)
+        self.explanations.sent(job.name, job.num_prompt, attempt, tenant=job.request.tenant)
         watch = None
         if job.recording is not None:
             watch = begin_attempt(job.recording, attempt, rung, job.request, job.scene)

@@ -13,6 +13,7 @@ from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.base import Placement
 from tandem.router.placement.forecast import Forecast
 from tandem.router.placement.pulls import PullPlan
+from tandem.router.tenant import Tenant
 
 if TYPE_CHECKING:
     from tandem.router.dispatch.attempt import Attempt, Leg
@@ -29,6 +30,7 @@ class Explained:
     attempt: int
     num_prompt: int
     placement: Placement
+    tenant: str = ""
     ttft: float | None = None
     second: float | None = None
 
@@ -54,9 +56,9 @@ class Explanations:
     def __init__(self) -> None:
         self._latest: deque[Explained] = deque(maxlen=KEPT)
 
-    def sent(self, request: str, num_prompt: int, attempt: Attempt) -> None:
+    def sent(self, request: str, num_prompt: int, attempt: Attempt, *, tenant: str = "") -> None:
         """An attempt begins."""
-        explained = Explained(request, attempt.number, num_prompt, attempt.placement)
+        explained = Explained(request, attempt.number, num_prompt, attempt.placement, tenant)
         attempt.explained = explained
         self._latest.append(explained)
 
@@ -76,9 +78,9 @@ class Explanations:
             explained.second = came - min(times, default=came)
             fleet.note_tail(pair, explained.second, came)
 
-    def to_json(self) -> list[dict[str, Any]]:
-        """The latest first."""
-        return [each.to_json() for each in reversed(self._latest)]
+    def to_json(self, reader: Tenant) -> list[dict[str, Any]]:
+        """Return those that ``reader`` may see, the latest first."""
+        return [each.to_json() for each in reversed(self._latest) if reader.may_read(each.tenant)]
 
 
 def _way(forecast: Forecast, *, chosen: bool) -> dict[str, Any]:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tandem.protocol.recording import current
+from tandem.router.held_bytes import PROGRESS_BYTES, HeldBytes, Holding
 from tandem.router.middleware.answer import send_error
 from tandem.router.openai.errors import ErrorAnswer, HttpProblem, body_too_large
+from tandem.router.tenant import tenant_id
+
+STALL_SECONDS = 15.0
+"""A body of which less than ``PROGRESS_BYTES`` comes in this time is given up."""
 
 
 class BodyLimit:
@@ -14,56 +22,123 @@ class BodyLimit:
     A body counts among all until its answer begins: by then it was understood and let go of.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, max_bodies_bytes: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_body_bytes: int,
+        max_bodies_bytes: int,
+        stall_seconds: float = STALL_SECONDS,
+    ) -> None:
         self._app = app
         self._limit = max_body_bytes
-        self._limit_of_all = max_bodies_bytes
-        self._held = 0
-        """Bytes of all bodies."""
+        self._held = HeldBytes(max_bodies_bytes)
+        self._stall_seconds = stall_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        recording = current()
+        if recording is not None:
+            recording.tenant = tenant_id()  # the layers around this one have checked its key
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared[:20]) > self._limit:
             await send_error(scope, send, body_too_large(self._limit))
             return
-        num_bytes = 0
-
-        async def counted() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            come = len(message.get("body", b""))
-            num_bytes += come
-            self._held += come
-            if num_bytes > self._limit:
-                raise HttpProblem(body_too_large(self._limit))
-            if self._held > self._limit_of_all and num_bytes < self._held:
-                raise HttpProblem(_too_many_bodies())
-            return message
-
-        def let_go() -> None:
-            nonlocal num_bytes
-            self._held -= num_bytes
-            num_bytes = 0
+        upload = _Upload(self._held, receive, self._limit, self._stall_seconds)
 
         async def answering(message: Message) -> None:
-            let_go()
+            upload.let_go()
             await send(message)
 
         try:
-            await self._app(scope, counted, answering)
+            await self._app(scope, upload.receive, answering)
         finally:
-            let_go()
+            upload.let_go()
 
 
-def _too_many_bodies() -> ErrorAnswer:
-    return ErrorAnswer(
-        status=503,
-        message="The router is full: too many large requests at once",
-        type="server_error",
-        code="overloaded",
-        headers={"Retry-After": "2", "Connection": "close"},
-    )
+class _Upload:
+    """The body of one request, as far as it has come."""
+
+    def __init__(self, held: HeldBytes, source: Receive, limit: int, seconds: float) -> None:
+        self._held = held
+        self._tenant = tenant_id()
+        self._holding: Holding | None = None
+        """From when the application reads."""
+        self._source = source
+        self._limit = limit
+        self._stall_seconds = seconds
+        self._is_whole = False
+        self._made_room = False
+        self._timer: asyncio.Timeout | None = None
+        """While a part of it is waited for."""
+
+    def let_go(self) -> None:
+        """Hold nothing of it any more. May be called twice."""
+        if self._holding is not None:
+            self._held.let_go(self._holding)
+
+    async def receive(self) -> Message:
+        """The next part. Raises HttpProblem."""
+        if self._is_whole:
+            return await self._source()
+        if self._holding is None:
+            self._holding = self._held.enter(self._tenant, self._end)
+        try:
+            message = await self._next(self._holding)
+        except BaseException:
+            self.let_go()
+            raise
+        if not message.get("more_body", False):
+            self._is_whole = True
+            if self._holding is not None:
+                self._held.came_whole(self._holding)
+        return message
+
+    async def _next(self, holding: Holding) -> Message:
+        held, seconds = self._held, self._stall_seconds
+        try:
+            async with asyncio.timeout(seconds) as self._timer:
+                message = await self._source()
+        except TimeoutError:
+            answer = self._too_many(holding) if self._made_room else self._too_still()
+            raise HttpProblem(answer) from None
+        finally:
+            self._timer = None
+        has_room = held.add(holding, len(message.get("body", b"")))
+        if holding.num_bytes > self._limit:
+            raise HttpProblem(body_too_large(self._limit))
+        if self._made_room or not has_room:
+            raise HttpProblem(self._too_many(holding))
+        if message.get("more_body", False) and held.seconds_still(holding) >= seconds:
+            raise HttpProblem(self._too_still())
+        return message
+
+    def _end(self) -> None:
+        """Another body needs its bytes, and it stands still."""
+        self._made_room = True
+        if self._timer is not None:
+            self._timer.reschedule(asyncio.get_running_loop().time())
+
+    def _too_many(self, holding: Holding) -> ErrorAnswer:
+        return ErrorAnswer(
+            status=503,
+            message=f"The router is full: {self._held.why_full(holding)}",
+            type="server_error",
+            code="overloaded",
+            headers={"Retry-After": "2", "Connection": "close"},
+        )
+
+    def _too_still(self) -> ErrorAnswer:
+        message = (
+            f"Less than {PROGRESS_BYTES} bytes of the body came in {self._stall_seconds:g} s; "
+            "send it again in one go"
+        )
+        return ErrorAnswer(
+            status=408,
+            message=message,
+            type="invalid_request_error",
+            code="request_timeout",
+            headers={"Retry-After": "1", "Connection": "close"},
+        )

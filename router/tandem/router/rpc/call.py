@@ -12,7 +12,6 @@ import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import quote
 
@@ -21,23 +20,21 @@ from h2.connection import H2Connection
 from h2.stream import H2Stream
 
 from tandem.router.closing import MIN_DRAINED
-from tandem.router.rpc.errors import RpcError
+from tandem.router.held_bytes import PROGRESS_BYTES, HeldBytes
+from tandem.router.rpc.errors import Metadata, RpcError
 from tandem.router.tenant import NO_KEYS
 
+STALL_SECONDS = 15.0
+"""A message that has begun, and of which too little comes in this time, is given up."""
+MOST_UNREAD = 256
+"""Messages of one call that may wait to be read."""
+RETRY = (("retry-after", "2"),)
 _FRAME = struct.Struct(">IBI")
 """Length (3 bytes) and type, which is 0 for data; flags; stream."""
 _FRAMED_MESSAGE = struct.Struct(">IBIBI")
 """The same, and what stands before a message: whether it is compressed, and its length."""
 _MESSAGE = struct.Struct(">BI")
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
-
-
-@dataclass(slots=True)
-class Held:
-    """Bytes of requests that wait in memory, of all calls."""
-
-    most: int
-    num_bytes: int = 0
 
 
 class Link(Protocol):
@@ -85,7 +82,7 @@ class Call:
         metadata: Mapping[str, str],
         deadline: float | None,
         max_message_bytes: int,
-        held: Held,
+        held: HeldBytes,
     ) -> None:
         """``deadline`` is a time of the loop."""
         self.path = path
@@ -99,7 +96,7 @@ class Call:
         self.is_open = True
         """False once the client has its status, or is gone."""
         self._held = held
-        self._unread = 0
+        self._holding = held.enter("", self._made_room)
         self.num_taken = 0
         """Bytes of what was received and is not let go of."""
         self._link = link
@@ -124,53 +121,73 @@ class Call:
                 raise self._failure
             if self._ended:
                 return None
-            self._arrival.clear()
-            await self._arrival.wait()
+            await self._arrived()
         message = self._messages.popleft()
         self.num_taken += len(message)
         return message
 
+    async def _arrived(self) -> None:
+        """Wait until something came. Raises RpcError for a message that stands still."""
+        self._arrival.clear()
+        try:
+            async with asyncio.timeout(STALL_SECONDS):
+                await self._arrival.wait()
+        except TimeoutError:
+            if self._partial and self._held.seconds_still(self._holding) >= STALL_SECONDS:
+                words = (
+                    f"less than {PROGRESS_BYTES} bytes of the message came in {STALL_SECONDS:g} s; "
+                    "send it again in one go"
+                )
+                raise RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, words, RETRY) from None
+
     def let_go(self) -> None:
         """What was received is made into something else: its bytes no longer count."""
         taken, self.num_taken = self.num_taken, 0
-        self._hold(-taken)
+        self._held.let_go(self._holding, taken)
+
+    def belongs_to(self, tenant: str) -> None:
+        """Its key is known: what it holds counts for this tenant."""
+        self._held.belongs_to(self._holding, tenant)
 
     def feed(self, data: bytes) -> None:
         """Bytes of messages came."""
         if self._failure is not None or not self.is_open:
             return
-        if self._held.num_bytes + len(data) > self._held.most:
-            self.fail(grpc.StatusCode.UNAVAILABLE, "too many requests are being read")
+        if not self._held.add(self._holding, len(data), begins=not self._partial):
+            self._made_room()
             return
         self._partial += data
-        self._hold(len(data))
         while len(self._partial) >= _MESSAGE.size and self._failure is None:
             compressed, size = _MESSAGE.unpack_from(self._partial)
             if compressed:
                 self.fail(grpc.StatusCode.UNIMPLEMENTED, "messages are taken uncompressed alone")
-            elif self._unread > self._max_message_bytes + _MESSAGE.size or (
+            elif self._holding.num_bytes > self._max_message_bytes + _MESSAGE.size or (
                 size > self._max_message_bytes
             ):
                 most = self._max_message_bytes
                 self.fail(grpc.StatusCode.RESOURCE_EXHAUSTED, f"a message has at most {most} bytes")
             elif len(self._partial) < _MESSAGE.size + size:
                 return
+            elif len(self._messages) == MOST_UNREAD:
+                words = f"{MOST_UNREAD} messages wait to be answered: send fewer at a time"
+                self.fail(grpc.StatusCode.RESOURCE_EXHAUSTED, words, RETRY)
             else:
                 self._messages.append(bytes(self._partial[_MESSAGE.size : _MESSAGE.size + size]))
                 del self._partial[: _MESSAGE.size + size]
-                self._hold(-_MESSAGE.size)
+                self._held.let_go(self._holding, _MESSAGE.size)
                 self._arrival.set()
 
     def end_of_requests(self) -> None:
         """The client has said all."""
         self._ended = True
+        self._held.came_whole(self._holding)
         if self._partial and self._failure is None:
             self.fail(grpc.StatusCode.INVALID_ARGUMENT, "the last message was cut short")
         self._arrival.set()
 
-    def fail(self, code: grpc.StatusCode, words: str) -> None:
+    def fail(self, code: grpc.StatusCode, words: str, metadata: Metadata = ()) -> None:
         """Nothing more is taken from the client; whoever reads next raises this."""
-        self._failure = RpcError(code, words)
+        self._failure = RpcError(code, words, metadata)
         self._partial.clear()
         self._messages.clear()
         self.over()
@@ -295,16 +312,17 @@ class Call:
     def over(self) -> None:
         """Nobody answers it any more: what is left of its request goes."""
         self.num_taken = 0
-        self._hold(-self._unread)
+        self._held.let_go(self._holding)
 
     def _drop(self) -> None:
         """No message waits for room."""
         self._pending = _NOTHING
         self._link.waiting.pop(self, None)
 
-    def _hold(self, num_bytes: int) -> None:
-        self._unread += num_bytes
-        self._held.num_bytes += num_bytes
+    def _made_room(self) -> None:
+        """What it holds is needed for others, or is more than it may hold."""
+        words = f"the router is full: {self._held.why_full(self._holding)}"
+        self.fail(grpc.StatusCode.UNAVAILABLE, words, RETRY)
 
     def _begin(self) -> None:
         self._begun = True

@@ -31,7 +31,8 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from tandem.router.closing import Closing
-from tandem.router.rpc.call import Call, Held
+from tandem.router.held_bytes import HeldBytes
+from tandem.router.rpc.call import Call
 from tandem.router.rpc.calm import TURN, Calm
 from tandem.router.rpc.frames import Frame, Frames, pong_to, room_of, takes_leave
 from tandem.router.rpc.heads import bound_table, headers_of, timeout_of
@@ -54,7 +55,7 @@ class Owner(Protocol):
     max_header_bytes: int
     max_calls: int
     """Of one connection."""
-    held: Held
+    held: HeldBytes
     header_seconds: float
     write_seconds: float
 

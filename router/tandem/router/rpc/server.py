@@ -24,11 +24,12 @@ from tandem.router.access import Access, Authorizer
 from tandem.router.admission.turns import Turns
 from tandem.router.closing import LINGER_SECONDS
 from tandem.router.config import RouterConfig
+from tandem.router.held_bytes import HeldBytes
 from tandem.router.http_guard import SPARE_CONNECTIONS
 from tandem.router.openai.errors import answer_of
 from tandem.router.openai.service import Service
 from tandem.router.rpc import tandem_pb2 as pb
-from tandem.router.rpc.call import Call, Held, NotRead
+from tandem.router.rpc.call import Call, NotRead
 from tandem.router.rpc.calls import Aborted
 from tandem.router.rpc.errors import RpcError, metadata_of, status_of
 from tandem.router.rpc.http2 import Connection
@@ -69,7 +70,7 @@ class Server:
         self.max_message_bytes = config.max_body_bytes
         self.max_header_bytes = config.max_header_bytes
         self.max_calls = config.max_connections_per_client or config.max_connections
-        self.held = Held(config.max_bodies_bytes)
+        self.held = HeldBytes(config.max_bodies_bytes)
         self.header_seconds = config.header_timeout
         self.write_seconds = config.write_timeout
         self._config = config
@@ -173,6 +174,7 @@ class Server:
         headers = {name.encode(): value.encode() for name, value in call.metadata.items()}
         call.tenant = self._authorizer.check(access, headers)
         current_tenant.set(call.tenant)
+        call.belongs_to(call.tenant.id)
         if method is None:
             raise RpcError(grpc.StatusCode.UNIMPLEMENTED, f"no method {call.path[:256]!r}")
         encoding = call.metadata.get("grpc-encoding", "identity")
@@ -207,7 +209,7 @@ def _methods(
     health = _unary(_health(service), health_pb2.HealthCheckRequest, reads)
     found[f"/{HEALTH}/Check"] = Access.OPEN, health
     described = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
-    found[described] = Access.CLIENT, _reflecting(reads, service.stream_seconds)
+    found[described] = Access.CLIENT, _reflecting(reads, service.stream_seconds, turns)
     return found
 
 
@@ -228,13 +230,15 @@ def _health(
     return check
 
 
-def _reflecting(reads: _Reads, seconds: float) -> _Answer:
-    """What there is, told message by message as it is asked for."""
+def _reflecting(reads: _Reads, seconds: float, turns: Turns) -> _Answer:
+    """Answer what there is, message by message. Each takes a turn: a client may send thousands at
+    once."""
     servicer: Any = reflection.ReflectionServicer((NAME, HEALTH, reflection.SERVICE_NAME))
 
     async def reflect(call: Call) -> None:
         async with asyncio.timeout(seconds):
             while (data := await call.receive()) is not None:
+                await turns.take()
                 asked = await reads.parsed(reflection_pb2.ServerReflectionRequest, data)
                 call.let_go()
                 for answer in servicer.ServerReflectionInfo(iter((asked,)), None):

@@ -1,12 +1,19 @@
-"""The last calls with their records: bounded in number and in bytes, the oldest forgotten first."""
+"""The last calls with their records, bounded in number and in bytes.
+
+The oldest call of the tenant that holds most is forgotten first, so that no tenant pushes out the
+records of another. A tenant reads its own.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from itertools import islice
 
 from tandem.protocol.recording import Recording
 from tandem.router.dispatch.recorder import Scene
+from tandem.router.tenant import Tenant
+from tandem.router.tenant_parts import TenantParts
 from tandem.router.timeline.view import MAX_SHORT_PARTS
 
 UNAUTHORIZED = 401
@@ -48,15 +55,23 @@ class Ring:
     def __init__(self, max_calls: int, max_bytes: int) -> None:
         self.max_calls = max_calls
         self.max_bytes = max_bytes
-        self.held = 0
-        """Bytes of all records of calls that are over."""
         self._open: dict[int, Recording] = {}
         """Calls under way: as many as there are connections, at most."""
-        self._kept: OrderedDict[int, tuple[Recording, int]] = OrderedDict()
+        self._kept: OrderedDict[int, Recording] = OrderedDict()
+        self._parts: TenantParts[int] = TenantParts()
 
     def __len__(self) -> int:
         """Records of calls that are over."""
         return len(self._kept)
+
+    @property
+    def held(self) -> int:
+        """Bytes of all records of calls that are over."""
+        return self._parts.num_bytes
+
+    def num_kept(self, reader: Tenant) -> int:
+        """Return how many records of calls that are over ``reader`` may see."""
+        return len(self._kept) if reader.is_admin else self._parts.count(reader.id)
 
     def open(self, recording: Recording) -> None:
         """A call has come; it is not among the last ones yet, but may be found."""
@@ -64,26 +79,31 @@ class Ring:
 
     def close(self, recording: Recording) -> None:
         """A call is over. One without a key is not kept: strangers push nobody's record out."""
-        self._open.pop(id(recording), None)
+        name = id(recording)
+        self._open.pop(name, None)
         if recording.status == UNAUTHORIZED:
             return
-        size = weigh(recording)
-        self._kept[id(recording)] = (recording, size)
-        self.held += size
+        self._kept[name] = recording
+        self._parts.add(recording.tenant, name, weigh(recording))
         while self._kept and (len(self._kept) > self.max_calls or self.held > self.max_bytes):
-            _, (_, gone) = self._kept.popitem(last=False)
-            self.held -= gone
+            gone = self._parts.first_to_go(by_bytes=len(self._kept) <= self.max_calls)
+            self._parts.remove(gone)
+            del self._kept[gone]
 
-    def latest(self, most: int) -> list[Recording]:
-        """The latest calls, those under way first."""
-        kept = (each for each, _ in reversed(self._kept.values()))
-        return list(islice((*reversed(self._open.values()), *islice(kept, most)), most))
+    def latest(self, most: int, reader: Tenant) -> list[Recording]:
+        """Return the latest calls that ``reader`` may see, those under way first."""
+        return list(islice(self._seen_by(reader), most))
 
-    def find(self, request_id: str) -> Recording | None:
-        """The latest call of that name, or whose answer has it as its id."""
-        kept = (each for each, _ in reversed(self._kept.values()))
-        for recording in (*reversed(self._open.values()), *kept):
+    def find(self, request_id: str, reader: Tenant) -> Recording | None:
+        """Return the latest call of that name, or whose answer has it as its id, if ``reader`` may
+        see it."""
+        for recording in self._seen_by(reader):
             name = recording.request_id
             if name == request_id or request_id.endswith(f"-{name}"):
                 return recording
         return None
+
+    def _seen_by(self, reader: Tenant) -> Iterator[Recording]:
+        for each in (*reversed(self._open.values()), *reversed(self._kept.values())):
+            if reader.may_read(each.tenant):
+                yield each

@@ -40,6 +40,7 @@ from tandem.router.openai.service import (
     request_id_of,
     service_of,
 )
+from tandem.router.tenant import current_tenant
 
 routes = APIRouter(tags=["OpenAI"], route_class=PlainRoute)
 
@@ -117,7 +118,7 @@ def _understood(
 def _before(request: Request, body: ResponsesBody) -> Turn | None:
     if body.previous_response_id is None:
         return None
-    found = store_of(request).get(body.previous_response_id)
+    found = store_of(request).get(current_tenant.get().id, body.previous_response_id)
     if found is None:
         raise not_stored(body.previous_response_id, "previous_response_id")
     return found.turn
@@ -190,7 +191,8 @@ async def _end(
     content, events, outputs = ended
     if asked.body.store is not False:
         turn = Turn(asked.before, asked.inputs, outputs)
-        store_of(asked.request).put(asked.response_id, content, turn)
+        tenant = current_tenant.get().id
+        store_of(asked.request).put(tenant, asked.response_id, content, turn)
     return content, events
 
 

@@ -1,13 +1,14 @@
 """Responses that may be asked for again, in the memory of this router alone.
 
-Bounded by number, bytes and age; what was used longest ago goes first. Turns of one conversation
-share what came before them, which stays as long as any of them does and is counted once.
+Bounded by number, bytes and age. Where room is needed, the tenant that holds most loses what it
+used longest ago: no tenant pushes out the responses of another. A tenant finds its own alone. Turns
+of one conversation share what came before them, which stays as long as any of them does and is
+counted once.
 """
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import msgspec
 
 from tandem.router.openai.responses.items import Item
+from tandem.router.tenant_parts import TenantParts
 
 OVERHEAD = 1_024
 """Bytes that are counted for a response beside its text."""
@@ -69,62 +71,75 @@ class ResponseStore:
         self._most_bytes = most_bytes
         self._seconds = seconds
         self._clock = clock
-        self._stored: OrderedDict[str, Stored] = OrderedDict()
-        self.num_bytes = 0
+        self._stored: dict[str, Stored] = {}
+        self._parts: TenantParts[str] = TenantParts()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all that is stored."""
+        return self._parts.num_bytes
 
     def __len__(self) -> int:
         return len(self._stored)
 
-    def get(self, response_id: str) -> Stored | None:
-        """A response, which is young again; None where it is not, or not any more."""
+    def get(self, tenant: str, response_id: str) -> Stored | None:
+        """Return a response, which is young again; None if this tenant has none of that id, or not
+        any more."""
         self._forget_old()
-        found = self._stored.get(response_id)
-        if found is not None:
-            self._stored[response_id] = Stored(found.body, found.turn, self._clock())
-            self._stored.move_to_end(response_id)
+        if self._parts.owner(response_id) != tenant:
+            return None
+        found = self._stored[response_id]
+        self._stored[response_id] = Stored(found.body, found.turn, self._clock())
+        self._parts.use(response_id)
         return found
 
-    def put(self, response_id: str, body: bytes, turn: Turn) -> None:
-        """Keep a response; others go for it. One that is larger than all may be is not kept."""
+    def put(self, tenant: str, response_id: str, body: bytes, turn: Turn) -> None:
+        """Keep a response; others go for it. One that is larger than all may be is not kept.
+        ``turn`` stands on turns of the same tenant."""
         self._forget_old()
         if self._most == 0 or len(body) + turn.size + OVERHEAD > self._most_bytes:
             return
         self._stored[response_id] = Stored(body, turn, self._clock())
-        self.num_bytes += len(body) + OVERHEAD
-        self._hold(turn)
+        self._parts.add(tenant, response_id, len(body) + OVERHEAD)
+        self._hold(tenant, turn)
         while len(self._stored) > self._most or self.num_bytes > self._most_bytes:
-            self.remove(next(iter(self._stored)))
+            self._forget(self._parts.first_to_go(by_bytes=len(self._stored) <= self._most))
 
-    def remove(self, response_id: str) -> bool:
-        """Forget a response; whether it was there."""
-        found = self._stored.pop(response_id, None)
-        if found is None:
+    def remove(self, tenant: str, response_id: str) -> bool:
+        """Forget a response of a tenant; whether it was there."""
+        if self._parts.owner(response_id) != tenant:
             return False
-        self.num_bytes -= len(found.body) + OVERHEAD
-        self._let_go(found.turn)
+        self._forget(response_id)
         return True
 
-    def _hold(self, turn: Turn | None) -> None:
+    def _forget(self, response_id: str) -> None:
+        tenant, found = self._parts.owner(response_id), self._stored.pop(response_id)
+        assert tenant is not None, "each response has a tenant"
+        self._parts.remove(response_id)
+        self._let_go(tenant, found.turn)
+
+    def _hold(self, tenant: str, turn: Turn | None) -> None:
         """Count a turn, and what it stands on where nobody held it any more."""
         while turn is not None:
             turn.users += 1
             if turn.users > 1:
                 return
-            self.num_bytes += turn.size
+            self._parts.grow(tenant, turn.size)
             turn = turn.before
 
-    def _let_go(self, turn: Turn | None) -> None:
+    def _let_go(self, tenant: str, turn: Turn | None) -> None:
         while turn is not None:
             turn.users -= 1
             if turn.users:
                 return
-            self.num_bytes -= turn.size
+            self._parts.grow(tenant, -turn.size)
             turn = turn.before
 
     def _forget_old(self) -> None:
         oldest = self._clock() - self._seconds
-        while self._stored and (first := next(iter(self._stored.items())))[1].used < oldest:
-            self.remove(first[0])
+        while old := [each for each in self._parts.oldest() if self._stored[each].used < oldest]:
+            for each in old:
+                self._forget(each)
 
 
 def encoded(items: list[Item]) -> bytes:

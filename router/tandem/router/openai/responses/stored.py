@@ -10,6 +10,7 @@ from tandem.router.openai.errors import ErrorAnswer, HttpProblem
 from tandem.router.openai.responses.store import ResponseStore, Stored, input_items, size_of
 from tandem.router.openai.service import service_of
 from tandem.router.openai.written import MAX_NAME, shortened
+from tandem.router.tenant import current_tenant
 
 routes = APIRouter(tags=["OpenAI"])
 
@@ -49,7 +50,7 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
 async def delete_response(request: Request, response_id: str) -> Response:
     """Forget a response; what goes on from it stays."""
     _check_query(request)
-    if not store_of(request).remove(response_id):
+    if not store_of(request).remove(current_tenant.get().id, response_id):
         raise not_stored(response_id, "response_id")
     content = {"id": response_id, "object": "response", "deleted": True}
     return Response(msgspec.json.encode(content), media_type="application/json")
@@ -106,7 +107,7 @@ def _limit(asked: str | None) -> int:
 
 
 def _found(request: Request, response_id: str) -> Stored:
-    found = store_of(request).get(response_id)
+    found = store_of(request).get(current_tenant.get().id, response_id)
     if found is None:
         raise not_stored(response_id, "response_id")
     return found

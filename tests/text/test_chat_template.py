@@ -193,34 +193,32 @@ def test_the_last_part_is_left_open_where_templates_take_parts() -> None:
 @pytest.mark.parametrize(
     ("source", "keeps"),
     [
-        ("{% for p in messages[0]['content'] %}{{ p.type }}{% endfor %}", True),
-        ("{% for p in messages[0].content %}{{ p.type }}{% endfor %}", True),
-        ("{% set c = messages[0].content %}{% for p in c %}{{ p.type }}{% endfor %}", True),
-        ("{% for p in messages[0].content | list %}{{ p.type }}{% endfor %}", True),
-        (
-            "{% set c = messages[0].content if 1 else 0 %}{% for p in c %}{{ p.type }}{% endfor %}",
-            True,
-        ),
+        ("{% for p in messages[0]['content'] %}{{ p.text }};{% endfor %}", True),
+        ("{% for p in messages[0].content %}{{ p.text }};{% endfor %}", True),
+        ("{% set c = messages[0].content %}{% for p in c %}{{ p.text }};{% endfor %}", True),
+        ("{% for p in messages[0].content | list %}{{ p.text }};{% endfor %}", True),
+        ("{{ messages[0].content | map(attribute='text') | join(';') }};", True),
         ("{{ messages[0].content }}", False),
+        ("{{ messages[0].content | tojson | replace('\"', '') | replace('\\\\n', '\n') }}", False),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", False),
     ],
 )
 def test_parts_become_one_text_unless_the_template_takes_parts(source: str, keeps: bool) -> None:
-    """A template that loops over content gets parts; another gets the texts, line by line."""
+    """A template that writes out all parts gets parts; another gets the texts, line by line."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}, "c"]
-    parts = parts[:2] if keeps else parts
 
     shown = ours(source).render([{"role": "user", "content": parts}])
 
-    assert shown == ("texttext" if keeps else "a\nb\nc")
+    assert shown == ("a;b;c;" if keeps else "a\nb\nc")
 
 
 def test_developer_is_system_where_the_template_knows_no_developer() -> None:
     """OpenAI's newer role works with older templates."""
     chat = [{"role": "developer", "content": "x"}]
 
-    assert ours("{{ messages[0].role }}").render(chat) == "system"
-    assert ours("{{ messages[0].role }}{# developer #}").render(chat) == "developer"
+    source = "{{ messages[0].role }}: {{ messages[0].content }}"
+    assert ours(source).render(chat) == "system: x"
+    assert ours(source + "{# developer #}").render(chat) == "developer: x"
 
 
 def test_templates_are_chosen_by_purpose_and_name() -> None:

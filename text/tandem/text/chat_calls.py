@@ -45,7 +45,11 @@ def _call(where: str, call: object) -> dict[str, Any]:
     if not isinstance(call, Mapping):
         raise InvalidParameter(where, call, "an object with type, id and function")
     _check_type(where, call)
-    return {**call, "function": _function(f"{where}.function", call.get("function"))}
+    return {
+        "type": "function",
+        **call,
+        "function": _function(f"{where}.function", call.get("function")),
+    }
 
 
 def _check_type(where: str, value: Mapping[str, Any]) -> None:

@@ -1,13 +1,12 @@
-"""Makes OpenAI's chat messages what chat templates expect: checked, plain, one form of content.
+"""Makes OpenAI's chat messages plain: checked, and with one way to say each thing.
 
-Called by ``chat_template`` before rendering. A history comes back as some server once said it, with
-calls of tools, refusals and nulls (``chat_calls`` knows the calls); checks only what every template
-needs, the template itself refuses what it cannot render.
+Called by ``chat_template`` before rendering. A history comes back as some server once wrote it,
+with calls of tools, refusals and nulls (``chat_calls`` knows the calls). ``chat_fitting`` brings it
+into the form that a template takes.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,53 +23,16 @@ _STRINGS = ("name", "tool_call_id", "refusal", "reasoning", "reasoning_content")
 """Keys that are texts where they are there at all."""
 
 
-def plain_messages(
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    keeps_parts: bool,
-    knows_developer: bool,
-    asks_for_none: bool = False,
-) -> list[Message]:
-    """Copies of ``messages`` for a template, without keys whose value is None.
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Return copies of ``messages`` without keys whose value is None.
 
-    Content in parts becomes one text unless the template walks over parts (``keeps_parts``);
-    ``developer`` becomes ``system`` where the template never heard of it; a message of calls alone
-    has None for its content where the template tells it by that (``asks_for_none``), else "".
     Raises InvalidParameter that names the message and the key.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise InvalidParameter("messages", messages, "a list of messages")
     if not messages:
         raise InvalidParameter("messages", [], "at least one message")
-    plain = [_plain(f"messages[{index}]", each) for index, each in enumerate(messages)]
-    for message in plain:
-        if message["role"] == "developer" and not knows_developer:
-            message["role"] = "system"
-        content = message["content"]
-        if not keeps_parts and isinstance(content, list):
-            message["content"] = "\n".join(part["text"] for part in content)
-        if asks_for_none and "tool_calls" in message and not content:
-            message["content"] = None
-    return plain
-
-
-def with_written_arguments(messages: Sequence[Message]) -> list[Message] | None:
-    """``messages`` with arguments of calls as JSON, for templates that add them to texts; None
-    where there are no calls."""
-    if not any("tool_calls" in message for message in messages):
-        return None
-    return [
-        {**message, "tool_calls": [_written(call) for call in message["tool_calls"]]}
-        if "tool_calls" in message
-        else message
-        for message in messages
-    ]
-
-
-def _written(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    written = json.dumps(function["arguments"], ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": written}}
+    return [_plain(f"messages[{index}]", each) for index, each in enumerate(messages)]
 
 
 def _plain(where: str, message: object) -> Message:

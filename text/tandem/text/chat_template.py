@@ -17,8 +17,10 @@ from jinja2 import TemplateSyntaxError, meta, nodes
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.text.chat_environment import template_environment
-from tandem.text.chat_messages import Message, plain_messages, with_written_arguments
+from tandem.text.chat_fitting import fitted
+from tandem.text.chat_messages import Message, plain_messages
 from tandem.text.folder import DEFAULT_TEMPLATE, TOOL_TEMPLATE
+from tandem.text.template_traits import TemplateTraits
 
 _CONTINUED = "\ue000continue-here\ue000"
 """Marks the end of the message to continue; private-use letters, so that no chat contains it."""
@@ -96,13 +98,8 @@ class ChatTemplates:
         isolated = self.isolated
         if isolated is not None and options.chat_template not in (None, *self._sources):
             return isolated.render(messages, options, self._named_tokens)
-        template = _compile(self._choose(options))
-        plain = plain_messages(
-            messages,
-            keeps_parts=template.keeps_parts,
-            knows_developer=template.knows_developer,
-            asks_for_none=template.asks_for_none,
-        )
+        template = self._compiled(self._choose(options))
+        plain = fitted(plain_messages(messages), template.traits)
         if options.continue_final_message:
             _mark_last(plain)
         names = {
@@ -121,7 +118,17 @@ class ChatTemplates:
 
         Raises InvalidParameter.
         """
-        return _compile(self._choose(options)).names
+        return self._compiled(self._choose(options)).names
+
+    def learn(self) -> None:
+        """Find out what the model's templates take, so that no request has to wait for it. What
+        is wrong with one is for the requests that use it to learn."""
+        for source in self._sources.values():
+            with suppress(InvalidParameter):
+                self._compiled(source).traits.learn()
+
+    def _compiled(self, source: str) -> _Template:
+        return _compile(source, tuple(self._named_tokens.items()))
 
     def _choose(self, options: ChatOptions) -> str:
         """The source asked for, by name or as it is; else the model's for tools or its default."""
@@ -138,9 +145,9 @@ class ChatTemplates:
 
 
 class _Template:
-    """One compiled source and what its syntax tells of the messages it expects."""
+    """One compiled source and what it takes."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, named_tokens: Mapping[str, str]) -> None:
         environment = template_environment()
         try:
             tree = environment.parse(source)
@@ -148,25 +155,16 @@ class _Template:
         except TemplateSyntaxError as error:
             raise InvalidParameter("chat_template", source, f"Jinja; {_reason(error)}") from error
         self.names = frozenset(meta.find_undeclared_variables(tree))
-        self.keeps_parts = _walks_over_content(tree)
-        self.knows_developer = "developer" in source
+        self._named_tokens = named_tokens
         tests = tree.find_all(nodes.Test)
-        self.asks_for_none = any(each.name == "none" and _is_content(each.node) for each in tests)
+        self.traits = TemplateTraits(
+            self._rendered,
+            names_developer="developer" in source,
+            asks_for_none=any(each.name == "none" and _is_content(each.node) for each in tests),
+        )
 
     def render(self, names: dict[str, Any]) -> str:
-        """The text. Arguments of calls are objects, as most templates want them; where one fails
-        with those, it is asked again with texts."""
-        try:
-            return self._render(names)
-        except InvalidParameter:
-            messages = with_written_arguments(names["messages"])
-            if messages is None:
-                raise
-            with suppress(InvalidParameter):
-                return self._render({**names, "messages": messages})
-            raise
-
-    def _render(self, names: dict[str, Any]) -> str:
+        """The text. Raises InvalidParameter."""
         try:
             return self._template.render(names)
         except Exception as error:
@@ -175,6 +173,14 @@ class _Template:
                 "messages", names["messages"], f"the chat template refuses them: {_reason(error)}"
             ) from error
 
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+    ) -> str | None:
+        names = {**self._named_tokens, "messages": messages, "tools": tools, "documents": None}
+        with suppress(InvalidParameter):
+            return self.render({**names, "add_generation_prompt": False})
+        return None
+
 
 def _reason(error: Exception) -> str:
     reason = str(error) or type(error).__name__
@@ -182,21 +188,8 @@ def _reason(error: Exception) -> str:
 
 
 @lru_cache(maxsize=32)
-def _compile(source: str) -> _Template:
-    return _Template(source)
-
-
-def _walks_over_content(tree: nodes.Template) -> bool:
-    """Whether the template loops over a message's content, and so takes it in parts."""
-    names = {
-        assign.target.name
-        for assign in tree.find_all(nodes.Assign)
-        if isinstance(assign.target, nodes.Name) and _is_content(assign.node)
-    }
-    return any(
-        _is_content(loop.iter) or (isinstance(loop.iter, nodes.Name) and loop.iter.name in names)
-        for loop in tree.find_all(nodes.For)
-    )
+def _compile(source: str, named_tokens: tuple[tuple[str, str], ...]) -> _Template:
+    return _Template(source, dict(named_tokens))
 
 
 def _is_content(node: nodes.Node) -> bool:

@@ -1,0 +1,181 @@
+"""The order of roles that a chat template takes, and chats brought into it.
+
+Some templates demand that users and assistants take turns, that a chat begins with a user, or that
+nobody speaks for the system but at the beginning. Others drop what stands elsewhere and say
+nothing. ``template_probe`` finds out which; all text of a chat is kept in its order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Message = dict[str, Any]
+Content = str | list[dict[str, Any]]
+
+_BETWEEN = "\n\n"
+"""Stands between two messages that become one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """What is done to a chat. Nothing, for most templates."""
+
+    joins_users: bool = False
+    """Users' messages in a row become one."""
+    joins_assistants: bool = False
+    """Assistants' messages in a row become one, with the calls of all."""
+    answers: str | None = None
+    """An assistant's message that is put between a call or its result and a user's message."""
+    asks: str | None = None
+    """A user's message that is put before an assistant's that begins the chat."""
+    frees_results: bool = False
+    """Results without a call become users' messages."""
+    splits_calls: bool = False
+    """Calls of one message become messages of their own, each before its result."""
+    joins_systems: bool = False
+    """System messages at the beginning become one."""
+    moves_later_systems: bool = False
+    """System messages behind the beginning become users' messages."""
+    has_no_system: bool = False
+    """All become users' messages."""
+    needs_user_last: bool = False
+    """The first system message is shown in a user's message that ends the chat. Of another chat it
+    is put into the last user's message."""
+
+
+def in_turns(messages: Sequence[Message], turns: Turns) -> list[Message]:
+    """Return the chat as a template takes it."""
+    found = _without_lone_results(messages) if turns.frees_results else list(messages)
+    if turns.splits_calls:
+        found = _with_single_calls(found)
+    found = _systems(found, turns)
+    if turns.needs_user_last and found[-1]["role"] != "user":
+        found = _in_last_user(found)
+    if turns.asks is not None:
+        found = _with_question(found, turns.asks)
+    joined: list[Message] = []
+    for message in found:
+        last = joined[-1] if joined else None
+        if last is not None and _is_joined(last, message, turns):
+            joined[-1] = _joined(last, message)
+            continue
+        if turns.answers is not None and _is_open(last) and message["role"] == "user":
+            joined.append({"role": "assistant", "content": turns.answers})
+        joined.append(message)
+    return joined
+
+
+def _systems(messages: list[Message], turns: Turns) -> list[Message]:
+    first = _num_systems(messages)
+    lead, rest = messages[:first], messages[first:]
+    if turns.joins_systems and len(lead) > 1:
+        whole = lead[0]
+        for each in lead[1:]:
+            whole = _joined(whole, each)
+        lead = [whole]
+    if turns.has_no_system:
+        lead = [{**each, "role": "user"} for each in lead]
+    if turns.moves_later_systems:
+        rest = [{**each, "role": "user"} if _is_system(each) else each for each in rest]
+    return [*lead, *rest]
+
+
+def _with_single_calls(messages: Sequence[Message]) -> list[Message]:
+    found: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        at += 1
+        calls = message.get("tool_calls", ())
+        if len(calls) < 2:
+            found.append(message)
+            continue
+        results = at
+        while at < len(messages) and messages[at]["role"] == "tool":
+            at += 1
+        left = list(messages[results:at])
+        for number, call in enumerate(calls):
+            content = message["content"] if number == 0 else message["content"] and ""
+            found.append({**message, "content": content, "tool_calls": [call]})
+            own = [each for each in left if each.get("tool_call_id") == call.get("id")]
+            found += own
+            left = [each for each in left if each not in own]
+        found += left
+    return found
+
+
+def _in_last_user(messages: list[Message]) -> list[Message]:
+    first = _num_systems(messages)
+    users = [at for at, each in enumerate(messages) if each["role"] == "user"]
+    if not (first and users):
+        return messages
+    last = messages[users[-1]]
+    for each in reversed(messages[:first]):
+        last = {**last, "content": _contents(each["content"], last["content"])}
+    return [*messages[first : users[-1]], last, *messages[users[-1] + 1 :]]
+
+
+def _num_systems(messages: Sequence[Message]) -> int:
+    """How many messages of the system the chat begins with."""
+    return next(
+        (at for at, each in enumerate(messages) if not _is_system(each)),
+        len(messages),
+    )
+
+
+def _is_system(message: Message) -> bool:
+    return message["role"] in ("system", "developer")
+
+
+def _with_question(messages: list[Message], question: str) -> list[Message]:
+    first = _num_systems(messages)
+    if first == len(messages) or messages[first]["role"] != "assistant":
+        return messages
+    return [*messages[:first], {"role": "user", "content": question}, *messages[first:]]
+
+
+def _without_lone_results(messages: Sequence[Message]) -> list[Message]:
+    calls: set[str] = set()
+    found: list[Message] = []
+    for message in messages:
+        calls |= {str(call.get("id")) for call in message.get("tool_calls", ())}
+        lone = message["role"] == "tool" and str(message.get("tool_call_id")) not in calls
+        found.append({"role": "user", "content": message["content"]} if lone else message)
+    return found
+
+
+def _is_joined(last: Message, message: Message, turns: Turns) -> bool:
+    role = message["role"]
+    if last["role"] != role:
+        return False
+    return turns.joins_users if role == "user" else turns.joins_assistants and role == "assistant"
+
+
+def _is_open(last: Message | None) -> bool:
+    """Whether an assistant still has to speak: it has called, or was told what came of that."""
+    return last is not None and (last["role"] == "tool" or "tool_calls" in last)
+
+
+def _joined(first: Message, second: Message) -> Message:
+    whole = {**second, **first}
+    whole["content"] = _contents(first["content"], second["content"])
+    for key in ("reasoning", "reasoning_content"):
+        if key in first and key in second:
+            whole[key] = first[key] + _BETWEEN + second[key]
+    if "tool_calls" in whole:
+        whole["tool_calls"] = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
+    return whole
+
+
+def _contents(first: Content | None, second: Content | None) -> Content | None:
+    if not first or not second:
+        return first or second
+    if isinstance(first, str) and isinstance(second, str):
+        return first + _BETWEEN + second
+    return [*_parts(first), {"type": "text", "text": _BETWEEN}, *_parts(second)]
+
+
+def _parts(content: Content) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content

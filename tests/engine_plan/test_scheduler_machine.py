@@ -96,6 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.drafter = Drafter(self.harness.core)
         self.drafts: tuple[int, int] | None = None
         self.number = 0
+        self.tenants = 1
         self.live: dict[RequestKey, EngineCoreRequest] = {}
         self.ended: dict[RequestKey, set[int]] = {}
 
@@ -104,6 +105,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return f"r{self.number}"
 
     def _add(self, request: EngineCoreRequest) -> None:
+        request = structs.replace(request, tenant=f"t{self.number % self.tenants}")
         code = self.harness.add(request)
         assert code in (None, RefusalCode.NEVER_FITS)
         if code is None:
@@ -190,6 +192,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(count):
             self._step()
             self._let_threads_end()
+
+    @rule(tenants=st.sampled_from((1, 2, 3)))
+    def share(self, tenants):
+        """Requests of so many tenants come from now on."""
+        self.tenants = tenants
 
     @rule(drafts=st.none() | st.tuples(st.integers(1, 6), st.integers(1, 5)))
     def draft(self, drafts):

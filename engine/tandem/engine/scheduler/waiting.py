@@ -98,7 +98,7 @@ class WaitingQueue:
         """Each tenant that has requests here, and the tokens that it has to compute, at least
         one for each request."""
         for tenant, heap in self._heaps.items():
-            yield tenant, heap.tokens + heap.count
+            yield tenant, max(heap.tokens, heap.count)
 
     def _place_of(self, request: Request) -> tuple[int, bool, Order]:
         return request.order[0], request.tenant not in self.first_tenants, request.order

@@ -1,0 +1,140 @@
+"""What one tenant waits for its first token while another one takes all that it is given.
+
+Starts `tandem up` (SmolLM2 on the CPU) with two API keys, measures a victim's time to the first
+token alone and next to each of ``hogs``, and prints a table. The victim's prompt has 9,000
+characters, so that it needs a thread of the router, and is cached, so that it needs little of a
+worker.
+
+    .venv/bin/python bench/router/fairness.py --only tokenize uploads
+
+The hog's own process, the router and the workers share the cores of one machine: on few cores the
+victim also waits for the hog's client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+import httpx
+from hogs import NAMES, be
+from stall import wait_ready
+
+from tandem.cli.ports import free_ports
+
+VICTIM, HOG = "key-of-the-victim", "key-of-the-hog"
+PROMPT = "The quick brown fox. " * 430
+PATIENCE = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Seconds to the first token, and the answers that were none."""
+
+    times: list[float]
+    failures: int
+
+    def text(self) -> str:
+        """Median and most, in milliseconds."""
+        if not self.times:
+            return f"{'-':>7} {'-':>7}   failed {self.failures}"
+        median, most = statistics.median(self.times) * 1000, max(self.times) * 1000
+        return f"{median:7.0f} {most:7.0f}   failed {self.failures}"
+
+
+def ask(client: httpx.Client, body: dict[str, object]) -> float | None:
+    """Seconds to the first token; None for a refusal."""
+    began = time.perf_counter()
+    try:
+        with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as stream:
+            for line in stream.iter_lines():
+                if line.startswith("data: {") and '"choices"' in line:
+                    return time.perf_counter() - began
+    except httpx.HTTPError:
+        pass
+    return None
+
+
+def measure(client: httpx.Client, count: int) -> Row:
+    """Ask so often, one after the other."""
+    times, failures = [], 0
+    for _ in range(count):
+        taken = ask(client, {"prompt": PROMPT, "max_tokens": 1, "temperature": 0})
+        if taken is None:
+            failures += 1
+        else:
+            times.append(taken)
+        time.sleep(0.3)
+    return Row(times, failures)
+
+
+def beside(name: str, url: str, rpc_port: int, client: httpx.Client, count: int) -> Row:
+    """Measure while a hog runs."""
+    hog = multiprocessing.Process(target=be, args=(name, url, rpc_port, HOG), daemon=True)
+    hog.start()
+    try:
+        time.sleep(6.0)
+        return measure(client, count)
+    finally:
+        hog.kill()
+        hog.join()
+        time.sleep(3.0)
+
+
+def store(client: httpx.Client) -> str:
+    """The id of a stored response."""
+    answer = client.post("/v1/responses", json={"input": "Keep this", "max_output_tokens": 1})
+    answer.raise_for_status()
+    return str(answer.json()["id"])
+
+
+def main() -> int:
+    """Print the table; 1 if a stored response of the victim was lost."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", default=NAMES, choices=NAMES)
+    parser.add_argument("--count", type=int, default=10, help="times that the victim asks")
+    parser.add_argument("--worker-flags", default="")
+    parser.add_argument("--prefill", type=int, default=0)
+    parser.add_argument("--out", default="", help="file for the figures as JSON")
+    options = parser.parse_args()
+    port, rpc_port = free_ports(2)
+    flags = ["--port", str(port), "--prefill", str(options.prefill)]
+    flags += [f"--worker-flags={options.worker_flags}"]
+    flags += [f"--router-flags=--api-key {VICTIM} --api-key {HOG} --grpc-port {rpc_port}"]
+    line = subprocess.Popen([sys.executable, "-m", "tandem.cli", "up", *flags])
+    url, kept, found = f"http://127.0.0.1:{port}", True, {}
+    headers = {"Authorization": f"Bearer {VICTIM}"}
+    try:
+        wait_ready(url, line)
+        with httpx.Client(base_url=url, headers=headers, timeout=PATIENCE) as client:
+            measure(client, 3)
+            print(f"{'hog':<18} {'p50 ms':>7} {'max ms':>7}", flush=True)
+            for name in ("(alone)", *options.only):
+                stored = store(client)
+                if name == "(alone)":
+                    row = measure(client, options.count)
+                else:
+                    row = beside(name, url, rpc_port, client, options.count)
+                lost = client.get(f"/v1/responses/{stored}").status_code != 200
+                kept = kept and not lost
+                words = "   stored response lost" if lost else ""
+                print(f"{name:<18} {row.text()}{words}", flush=True)
+                found[name] = {"seconds": row.times, "failures": row.failures, "lost": lost}
+    finally:
+        line.send_signal(signal.SIGINT)
+        line.wait(60)
+    if options.out:
+        with open(options.out, "w") as file:
+            json.dump(found, file, indent=1)
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

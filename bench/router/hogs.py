@@ -1,0 +1,208 @@
+"""Clients that take as much of a router and its workers as they are given, each by another way.
+
+Run by ``fairness.py`` in a process of its own, until it is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import h2.config
+import h2.connection
+import httpx
+
+MIB = 1 << 20
+COMPLETIONS = "/v1/completions"
+_REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+_LIST_SERVICES = b"\x3a\x01*"
+"""A ServerReflectionRequest that asks for the list of services."""
+
+
+class Hog:
+    """One client with a key of its own; ``run`` goes on without end."""
+
+    def __init__(self, url: str, rpc_port: int, key: str) -> None:
+        self.host, self.port = urlsplit(url).hostname, urlsplit(url).port
+        self.rpc_port = rpc_port
+        self.key = key
+        self.statuses: dict[str, int] = {}
+        limits = httpx.Limits(max_connections=None)
+        headers = {"Authorization": f"Bearer {key}"}
+        self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=600, limits=limits)
+        self._numbers = itertools.count()
+
+    async def run(self, name: str) -> None:
+        """Be the hog of this name."""
+        await _HOGS[name](self)
+
+    async def each(self, at_once: int, path: str, make: Callable[[int], dict[str, Any]]) -> None:
+        """Keep so many requests under way."""
+
+        async def one() -> None:
+            while True:
+                content = json.dumps(make(next(self._numbers)))
+                try:
+                    answer = await self.http.post(path, content=content)
+                    status = str(answer.status_code)
+                except httpx.HTTPError as error:
+                    status = type(error).__name__
+                self.statuses[status] = self.statuses.get(status, 0) + 1
+                if not status.startswith("2"):
+                    await asyncio.sleep(0.2)
+
+        await asyncio.gather(*(one() for _ in range(at_once)))
+
+    async def tokenize(self) -> None:
+        """60 texts of 3.9 million characters at once."""
+        await self.each(60, "/tokenize", lambda _: {"prompt": "word " * 780_000})
+
+    async def chats(self) -> None:
+        """60 chats of 4,096 messages at once."""
+        said = [
+            {"role": ("user", "assistant")[at % 2], "content": "word " * 30} for at in range(4096)
+        ]
+        await self.each(60, "/tokenize", lambda _: {"messages": said})
+
+    async def prompts(self) -> None:
+        """16 calls of 256 prompts."""
+        await self.each(
+            16,
+            COMPLETIONS,
+            lambda at: {"prompt": [f"{at} {n}" for n in range(256)], "max_tokens": 16},
+        )
+
+    async def long_prompts(self) -> None:
+        """16 prompts of some 2,000 tokens, none of which is cached."""
+        await self.each(
+            16,
+            COMPLETIONS,
+            lambda at: {"prompt": f"{at} " + "word " * 1_900, "max_tokens": 1},
+        )
+
+    async def prompt_logprobs(self) -> None:
+        """16 prompts of 1,500 tokens with the log-probabilities of all of them."""
+        body = {"max_tokens": 1, "prompt_logprobs": 20}
+        await self.each(16, COMPLETIONS, lambda at: {"prompt": f"{at} " + "a " * 750, **body})
+
+    async def choices(self) -> None:
+        """16 calls with 128 choices each."""
+        await self.each(
+            16, COMPLETIONS, lambda at: {"prompt": f"Story {at}", "n": 128, "max_tokens": 64}
+        )
+
+    async def responses(self) -> None:
+        """Stored responses of one token, one after the other."""
+        await self.each(8, "/v1/responses", lambda _: {"input": "Hi", "max_output_tokens": 1})
+
+    async def uploads(self) -> None:
+        """24 uploads of 31 MiB that stand still before their last byte."""
+        await asyncio.gather(*(self._upload() for _ in range(24)))
+
+    async def unread(self) -> None:
+        """64 streams that are not read."""
+        body = {"prompt": "Story:", "max_tokens": 1_500, "stream": True, "ignore_eos": True}
+        await asyncio.gather(*(self._unread(json.dumps(body).encode()) for _ in range(64)))
+
+    async def reflection(self) -> None:
+        """Four streams of gRPC reflection that ask without end."""
+        await asyncio.gather(*(self._flood() for _ in range(4)))
+
+    async def held(self) -> None:
+        """24 messages of gRPC of 31 MiB that stand still before their last byte."""
+        await asyncio.gather(*(self._hold() for _ in range(24)))
+
+    def _head(self, path: str, length: int) -> bytes:
+        lines = (
+            f"POST {path} HTTP/1.1",
+            f"Host: {self.host}:{self.port}",
+            f"Authorization: Bearer {self.key}",
+            "Content-Type: application/json",
+            f"Content-Length: {length}",
+        )
+        return "\r\n".join((*lines, "", "")).encode()
+
+    async def _upload(self) -> None:
+        size = 31 * MIB
+        while True:
+            reader, writer = await asyncio.open_connection(self.host, self.port)
+            writer.write(self._head(COMPLETIONS, size))
+            try:
+                for _ in range(31):
+                    writer.write(b" " * MIB)
+                    await writer.drain()
+                await reader.read()  # until the server has had enough
+            except OSError:
+                pass
+            writer.close()
+            await asyncio.sleep(0.2)
+
+    async def _unread(self, body: bytes) -> None:
+        while True:
+            raw = socket.create_connection((self.host, self.port))
+            raw.sendall(self._head(COMPLETIONS, len(body)) + body)
+            await asyncio.sleep(60)
+            raw.close()
+
+    async def _flood(self) -> None:
+        message = bytes(1) + len(_LIST_SERVICES).to_bytes(4, "big") + _LIST_SERVICES
+        await self._call(_REFLECTION, message * 1_000, goes_on=True)
+
+    async def _hold(self) -> None:
+        size = 31 * MIB
+        start = bytes(1) + size.to_bytes(4, "big")
+        await self._call("/tandem.v1.Inference/Generate", start + bytes(size - 1), goes_on=False)
+
+    async def _call(self, path: str, data: bytes, *, goes_on: bool) -> None:
+        """Calls of gRPC that send ``data``, once or again and again, and do not end."""
+        while True:
+            reader, writer = await asyncio.open_connection(self.host, self.rpc_port)
+            link = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+            link.initiate_connection()
+            head = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x")]
+            head += [("content-type", "application/grpc"), ("te", "trailers")]
+            head += [("authorization", f"Bearer {self.key}")]
+            link.send_headers(1, head)
+            left = data
+            try:
+                while True:
+                    while left and link.local_flow_control_window(1):
+                        room = min(link.local_flow_control_window(1), link.max_outbound_frame_size)
+                        link.send_data(1, left[:room])
+                        left = left[room:] or (data if goes_on else b"")
+                        if len(link._data_to_send) > MIB:
+                            break
+                    writer.write(link.data_to_send())
+                    await writer.drain()
+                    got = await reader.read(1 << 16)
+                    if not got:
+                        break
+                    for event in link.receive_data(got):
+                        size = getattr(event, "flow_controlled_length", 0)
+                        if size:
+                            link.acknowledge_received_data(size, 1)
+            except (OSError, h2.exceptions.ProtocolError):
+                pass
+            writer.close()
+            await asyncio.sleep(0.05 + random.random() / 10)
+
+
+_HOGS: dict[str, Callable[[Hog], Awaitable[None]]] = {
+    name: getattr(Hog, name)
+    for name in (
+        *("tokenize", "chats", "prompts", "long_prompts", "prompt_logprobs", "choices"),
+        *("responses", "uploads", "unread", "reflection", "held"),
+    )
+}
+NAMES = tuple(_HOGS)
+
+
+def be(name: str, url: str, rpc_port: int, key: str) -> None:
+    """Be a hog until the process is ended."""
+    asyncio.run(Hog(url, rpc_port, key).run(name))

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFEndian, GGUFWriter
+from gguf import GGUFEndian, GGUFReader, GGUFWriter
 from tests.hub.conftest import VOCAB
 
 from tandem.hub import prepare
 from tandem.hub.digest import sampled_digest
 from tandem.hub.gguf.head import head_bytes
-from tandem.hub.gguf.reader import GgufModel
 from tandem.hub.package import gguf_in
 
 Build = Callable[..., Path]
@@ -53,7 +52,7 @@ def test_a_file_that_was_edited_in_place_is_converted_anew(gguf_file: Build, tmp
 def test_the_head_ends_where_the_values_begin(gguf_file: Build, family: str):
     """But for padding, by the library's reader."""
     path = gguf_file(family, extra={"general.name": "n", "x.on": True, "x.list": [1.5, 2.0]})
-    begin = GgufModel(path)._reader.data_offset
+    begin = GGUFReader(path).data_offset
     assert begin - 32 < head_bytes(path) <= begin
 
 

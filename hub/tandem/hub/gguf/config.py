@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.hub.errors import UnsupportedModel
+from tandem.hub.gguf.keys import check_keys, head_dim_of
 from tandem.hub.gguf.reader import GgufModel, GgufTensor
 from tandem.hub.gguf.tokenizer import TokenType
 
@@ -22,6 +23,7 @@ ARCHITECTURES = {
 }
 """Families that can be converted, and transformers' class for each."""
 
+MAX_LAYERS = 1_024
 _ENDS = ("eos", "eot", "eom")
 _END_TEXTS = (
     "<|im_end|>",
@@ -50,24 +52,29 @@ def model_config(model: GgufModel, tensors: Mapping[str, GgufTensor], dtype: str
             f"model: {model.path.name} has architecture {family!r}; GGUF can be converted for "
             f"{sorted(ARCHITECTURES)}"
         )
-    heads = int(model.require_own("attention.head_count"))
-    hidden = int(model.require_own("embedding_length"))
-    head_dim = int(model.own("attention.key_length") or model.own("rope.dimension_count") or 0)
-    rope = _rope(model, tensors, head_dim or hidden // heads)
+    check_keys(model)
+    own = model.own
+    heads = model.integer(own("attention.head_count"))
+    kv_heads = model.integer(own("attention.head_count_kv"), default=heads, most=heads)
+    if heads % kv_heads:
+        key = own("attention.head_count_kv")
+        raise model.refusal(key, kv_heads, f"a divisor of the {heads} heads")
+    head_dim = head_dim_of(model)
+    rope = _rope(model, tensors, head_dim)
     config = {
         "architectures": [ARCHITECTURES[family]],
         "model_type": family,
         "dtype": dtype,
-        "vocab_size": tensors["token_embd.weight"].shape[0],
-        "hidden_size": hidden,
-        "intermediate_size": int(model.require_own("feed_forward_length")),
-        "num_hidden_layers": int(model.require_own("block_count")),
+        "vocab_size": _vocab_size(model, tensors),
+        "hidden_size": model.integer(own("embedding_length")),
+        "intermediate_size": model.integer(own("feed_forward_length")),
+        "num_hidden_layers": model.integer(own("block_count"), most=MAX_LAYERS),
         "num_attention_heads": heads,
-        "num_key_value_heads": int(model.own("attention.head_count_kv", heads)),
-        "head_dim": head_dim or hidden // heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": int(model.require_own("context_length")),
-        "rms_norm_eps": float(model.require_own("attention.layer_norm_rms_epsilon")),
+        "max_position_embeddings": model.integer(own("context_length")),
+        "rms_norm_eps": model.number(own("attention.layer_norm_rms_epsilon")),
         "rope_theta": rope["rope_theta"],
         "rope_parameters": rope,
         "tie_word_embeddings": "output.weight" not in tensors,
@@ -76,11 +83,25 @@ def model_config(model: GgufModel, tensors: Mapping[str, GgufTensor], dtype: str
     return config | _family_keys(model, tensors)
 
 
+def _vocab_size(model: GgufModel, tensors: Mapping[str, GgufTensor]) -> int:
+    """Return the rows of the table of embeddings, which has one for each token."""
+    table = tensors.get("token_embd.weight")
+    if table is None or len(table.shape) != 2:
+        raise UnsupportedModel(f"model: {model.path.name} lacks a matrix token_embd.weight")
+    rows, count = table.shape[0], len(model.texts("tokenizer.ggml.tokens"))
+    if not 1 <= count <= rows:
+        raise model.refusal("tokenizer.ggml.tokens of length", count, f"1 to {rows}")
+    if model.integer(key := model.own("vocab_size"), default=rows) != rows:
+        raise model.refusal(key, model.get(key), f"{rows}, the rows of token_embd.weight,")
+    return rows
+
+
 def generation_config(model: GgufModel) -> dict[str, Any]:
     """The content of generation_config.json: which tokens begin, end and pad."""
     ids = _token_ids(model)
-    named = [model.get(f"tokenizer.ggml.{key}_token_id") for key in _ENDS]
-    known = [int(end) for end in named if end is not None]
+    count = len(model.texts("tokenizer.ggml.tokens"))
+    named = [model.token_id(key, count) for key in _ENDS]
+    known = [end for end in named if end is not None]
     stops = list(dict.fromkeys([*known, *_called_ends(model, ids)]))
     if stops:
         ids["eos_token_id"] = stops[0] if len(stops) == 1 else stops
@@ -89,8 +110,8 @@ def generation_config(model: GgufModel) -> dict[str, Any]:
 
 def _called_ends(model: GgufModel, ids: Mapping[str, Any]) -> list[int]:
     used = (ids.get("bos_token_id"), ids.get("pad_token_id"))
-    tokens: list[str] = model.get("tokenizer.ggml.tokens") or []
-    kinds: list[int] = model.get("tokenizer.ggml.token_type") or []
+    tokens = model.texts("tokenizer.ggml.tokens")
+    kinds = model.get("tokenizer.ggml.token_type") or []
     return [
         at
         for at, (text, kind) in enumerate(zip(tokens, kinds, strict=False))
@@ -101,12 +122,18 @@ def _called_ends(model: GgufModel, ids: Mapping[str, Any]) -> list[int]:
 
 def _token_ids(model: GgufModel) -> dict[str, Any]:
     keys = {"bos": "bos", "eos": "eos", "pad": "padding"}
-    found = {name: model.get(f"tokenizer.ggml.{key}_token_id") for name, key in keys.items()}
-    return {f"{name}_token_id": int(value) for name, value in found.items() if value is not None}
+    count = len(model.texts("tokenizer.ggml.tokens"))
+    found = {name: model.token_id(key, count) for name, key in keys.items()}
+    return {f"{name}_token_id": value for name, value in found.items() if value is not None}
 
 
 def _family_keys(model: GgufModel, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
-    window = model.own("attention.sliding_window")
+    key = model.own("attention.sliding_window")
+    window = model.integer(key, least=0, default=0)
+    if window and model.architecture != "llama":
+        length = model.integer(model.own("context_length"))
+        if window < length:
+            raise model.refusal(key, window, f"0, or the context of {length} tokens,")
     biased = "blk.0.attn_q.bias" in tensors
     if model.architecture == "qwen2":
         return {"use_sliding_window": False}
@@ -116,31 +143,58 @@ def _family_keys(model: GgufModel, tensors: Mapping[str, GgufTensor]) -> dict[st
         return {
             "architectures": ["MistralForCausalLM"],
             "model_type": "mistral",
-            "sliding_window": int(window),
+            "sliding_window": window,
         }
     return {"attention_bias": biased, "mlp_bias": "blk.0.ffn_gate.bias" in tensors}
 
 
 def _rope(model: GgufModel, tensors: Mapping[str, GgufTensor], head_dim: int) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_theta": float(model.own("rope.freq_base", 10000.0))}
-    if "rope_freqs.weight" in tensors:
-        return rope | _llama3(model, tensors["rope_freqs.weight"], rope["rope_theta"], head_dim)
-    kind = model.own("rope.scaling.type", "none")
-    if kind == "none":
-        return rope | {"rope_type": "default"}
-    if kind not in ("linear", "yarn"):
+    rope: dict[str, Any] = {
+        "rope_theta": model.number(model.own("rope.freq_base"), default=10000.0)
+    }
+    kind = model.text(model.own("rope.scaling.type"), default="none")
+    if kind not in ("none", "linear", "yarn"):
         raise UnsupportedModel(
             f"model: {model.path.name} has rope.scaling.type {kind!r}; 'none', 'linear' and 'yarn' "
             f"are allowed"
         )
-    rope |= {"rope_type": kind, "factor": float(model.require_own("rope.scaling.factor"))}
-    if trained := model.own("rope.scaling.original_context_length"):
-        rope["original_max_position_embeddings"] = int(trained)
-    return rope
+    if "rope_freqs.weight" in tensors:
+        if kind != "none":
+            allowed = "'none' next to rope_freqs.weight"
+            raise model.refusal(model.own("rope.scaling.type"), kind, allowed)
+        return rope | _llama3(model, tensors["rope_freqs.weight"], rope["rope_theta"], head_dim)
+    if kind == "none":
+        return rope | {"rope_type": "default"}
+    factor = model.number(model.own("rope.scaling.factor"))
+    rope |= {"rope_type": kind, "factor": factor}
+    original = model.own("rope.scaling.original_context_length")
+    if model.get(original):
+        rope["original_max_position_embeddings"] = model.integer(original)
+    return rope | (_yarn(model, factor) if kind == "yarn" else {})
+
+
+def _yarn(model: GgufModel, factor: float) -> dict[str, Any]:
+    """Return what a file says of yarn besides its factor.
+
+    A file's attention factor multiplies what follows from ``factor``; transformers' replaces it.
+    """
+    found: dict[str, Any] = {}
+    for name in ("beta_fast", "beta_slow"):
+        key = model.own(f"rope.scaling.yarn_{name}")
+        if model.get(key) is not None:
+            found[name] = model.number(key)
+    for name in ("attn_factor", "yarn_attn_factor"):
+        times = model.number(model.own(f"rope.scaling.{name}"), default=1.0)
+        if times != 1.0:
+            found["attention_factor"] = times * (0.1 * math.log(max(factor, 1.0)) + 1.0)
+    return found
 
 
 def _llama3(model: GgufModel, stored: GgufTensor, theta: float, head_dim: int) -> dict[str, Any]:
     """The settings behind a file's per-frequency factors, found by trying the published ones."""
+    if stored.shape != (head_dim // 2,):
+        allowed = f"({head_dim // 2},)"
+        raise model.refusal("rope_freqs.weight of shape", stored.shape, allowed)
     factors = stored.rows()
     for factor in _LLAMA3_FACTORS:
         if np.allclose(factors, _llama3_factors(theta, head_dim, factor), rtol=1e-4):

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from tandem.hub.gguf import tensors as weights_of
 from tandem.hub.gguf.config import generation_config, model_config
+from tandem.hub.gguf.pooling import write_pooling
 from tandem.hub.gguf.reader import GgufModel
 from tandem.hub.gguf.tokenizer import write_tokenizer
 
@@ -35,6 +36,7 @@ def convert(source: Path, folder: Path, *, progress: bool = True, weights: bool 
     config = model_config(model, tensors, dtype)
     targets = weights_of.plan(tensors, config)
     write_tokenizer(model, folder)
+    write_pooling(model, config["hidden_size"], folder)
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", generation_config(model))
     if weights:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 _MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
+_MAX_COUNT = 4_000_000
+"""Keys, tensors, or values of a list: more of them, or lists in lists, are no model's."""
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of a value by its type's number, of those that are of one size."""
 _AFTER_DIMS = 4 + 8
@@ -26,18 +28,19 @@ def head_bytes(path: Path) -> int:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             try:
                 end = _Walk(content).end()
-            except (struct.error, KeyError, OverflowError, RecursionError):
+            except (struct.error, KeyError, OverflowError):
                 return 0
             return end if end <= len(content) else 0
 
 
 class _Walk:
     """Steps over what a file begins with. Raises struct.error at its end, KeyError for a type that
-    is not known, OverflowError and RecursionError for what no writer makes."""
+    is not known, OverflowError for what no writer makes."""
 
     def __init__(self, content: mmap.mmap) -> None:
         self._content = content
         self._at = len(_MAGIC)
+        self._left = _MAX_COUNT
         (version,) = struct.unpack_from("<I", content, self._at)
         self._at += 4
         order = "<" if version & 0xFFFF else ">"  # whoever wrote it, versions are small
@@ -46,6 +49,9 @@ class _Walk:
     def end(self) -> int:
         """Behind the last tensor's description."""
         tensors, keys = self._number(self._u64), self._number(self._u64)
+        self._left -= tensors + keys
+        if self._left < 0:
+            raise OverflowError
         for _ in range(keys):
             self._strings(1)
             self._values(self._number(self._u32), 1)
@@ -64,9 +70,11 @@ class _Walk:
         if kind == _STRING:
             self._strings(count)
         elif kind == _ARRAY:
-            for _ in range(count):
-                inner = self._number(self._u32)
-                self._values(inner, self._number(self._u64))
+            inner, size = self._number(self._u32), self._number(self._u64)
+            self._left -= size
+            if inner == _ARRAY or self._left < 0:
+                raise OverflowError
+            self._values(inner, size)
         else:
             self._at += _SIZES[kind] * count
 

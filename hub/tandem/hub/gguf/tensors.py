@@ -73,7 +73,8 @@ def transformers_name(name: str) -> str | None:
 
 
 def plan(tensors: Mapping[str, GgufTensor], config: Mapping[str, Any]) -> list[Target]:
-    """All tensors to write, in the file's order. Raises UnsupportedModel naming unknown ones."""
+    """All tensors to write, in the file's order. Raises UnsupportedModel naming those that are
+    unknown, missing, or of another shape than ``config`` says."""
     names = {name: transformers_name(name) for name in tensors if name not in _NOT_WEIGHTS}
     unknown = sorted(name for name, found in names.items() if found is None)
     if unknown:
@@ -81,11 +82,65 @@ def plan(tensors: Mapping[str, GgufTensor], config: Mapping[str, Any]) -> list[T
             f"model: {len(unknown)} tensors have no place in {config['architectures'][0]}: "
             f"{', '.join(unknown[:4])}"
         )
+    _check_shapes(tensors, config)
     return [
         Target(found, tensors[name], _row_order(name, config))
         for name, found in names.items()
         if found is not None
     ]
+
+
+def _check_shapes(tensors: Mapping[str, GgufTensor], config: Mapping[str, Any]) -> None:
+    needed = _needed(config)
+    for name, shape in needed.items():
+        found = tensors.get(name)
+        if found is None:
+            raise UnsupportedModel(f"model: the file lacks the tensor {name}")
+        if found.shape != shape:
+            raise UnsupportedModel(
+                f"model: the tensor {name} has shape {found.shape}; its keys make it {shape}"
+            )
+    for name, tensor in tensors.items():
+        weight = needed.get(f"{name.removesuffix('bias')}weight")
+        if name.endswith(".bias") and (weight is None or tensor.shape != weight[:1]):
+            raise UnsupportedModel(f"model: the tensor {name} has shape {tensor.shape}")
+        if name in ("output.weight", "rope_freqs.weight") or name.endswith(".bias"):
+            continue
+        if name not in needed:
+            raise UnsupportedModel(
+                f"model: the tensor {name} has no place among {config['num_hidden_layers']} layers"
+            )
+
+
+def _needed(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors that a model of ``config`` has."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    query = config["num_attention_heads"] * config["head_dim"]
+    keys = config["num_key_value_heads"] * config["head_dim"]
+    layer: dict[str, tuple[int, ...]] = {
+        "attn_norm": (hidden,),
+        "attn_q": (query, hidden),
+        "attn_k": (keys, hidden),
+        "attn_v": (keys, hidden),
+        "attn_output": (hidden, query),
+        "ffn_norm": (hidden,),
+        "ffn_gate": (inner, hidden),
+        "ffn_up": (inner, hidden),
+        "ffn_down": (hidden, inner),
+    }
+    if config["model_type"] == "qwen3":
+        layer |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), (config["head_dim"],))
+    top = {
+        "token_embd.weight": (config["vocab_size"], hidden),
+        "output_norm.weight": (hidden,),
+    }
+    if not config["tie_word_embeddings"]:
+        top["output.weight"] = (config["vocab_size"], hidden)
+    return top | {
+        f"blk.{index}.{name}.weight": shape
+        for index in range(config["num_hidden_layers"])
+        for name, shape in layer.items()
+    }
 
 
 def target_dtype(tensors: Mapping[str, GgufTensor]) -> str:

@@ -70,9 +70,13 @@ CUTS = {
 def write_tokenizer(model: GgufModel, folder: Path) -> None:
     """Writes tokenizer.json and tokenizer_config.json; raises UnsupportedModel for other kinds."""
     cut = _cut(model)
-    begins = bool(model.get("tokenizer.ggml.add_bos_token", cut.begins))
-    tokens: list[str] = model.require("tokenizer.ggml.tokens")
-    bos = model.get("tokenizer.ggml.bos_token_id")
+    begins = model.flag("tokenizer.ggml.add_bos_token", default=cut.begins)
+    ends = model.flag("tokenizer.ggml.add_eos_token", default=False)
+    tokens = model.texts("tokenizer.ggml.tokens")
+    first = model.token_id("bos", len(tokens)) if begins else None
+    last = model.token_id("eos", len(tokens)) if ends else None
+    if ends and last is None:
+        raise model.refusal("tokenizer.ggml.add_eos_token", ends, "false without eos_token_id")
     content = {
         "version": "1.0",
         "truncation": None,
@@ -80,23 +84,30 @@ def write_tokenizer(model: GgufModel, folder: Path) -> None:
         "added_tokens": _added_tokens(model, tokens),
         "normalizer": {"type": "NFC"} if cut.nfc else None,
         "pre_tokenizer": _pre_tokenizer(cut),
-        "post_processor": _begin_with(tokens[bos], bos) if begins and bos is not None else None,
+        "post_processor": _around(tokens, first, last),
         "decoder": _byte_level(use_regex=True),
         "model": _bpe(model, tokens, cut),
     }
     # Through the library: what it cannot read, nobody can.
-    Tokenizer.from_str(json.dumps(content)).save(str(folder / "tokenizer.json"), pretty=False)
-    _write_json(folder / "tokenizer_config.json", _tokenizer_config(model, tokens, begins))
+    try:
+        made = Tokenizer.from_str(json.dumps(content))
+    except Exception as error:  # the library raises nothing narrower
+        raise UnsupportedModel(
+            f"model: {model.path.name} has a vocabulary that is not byte-level BPE: {error}"
+        ) from error
+    made.save(str(folder / "tokenizer.json"), pretty=False)
+    config = _tokenizer_config(model, tokens, begins=begins, ends=ends)
+    _write_json(folder / "tokenizer_config.json", config)
 
 
 def _cut(model: GgufModel) -> Cut:
-    kind = model.require("tokenizer.ggml.model")
+    kind = model.text("tokenizer.ggml.model")
     if kind != "gpt2":
         raise UnsupportedModel(
             f"model: {model.path.name} has tokenizer.ggml.model {kind!r}; 'gpt2' (byte-level BPE) "
             f"is allowed"
         )
-    pre = model.get("tokenizer.ggml.pre", "default")
+    pre = model.text("tokenizer.ggml.pre", default="default")
     if pre not in CUTS:
         raise UnsupportedModel(
             f"model: {model.path.name} has tokenizer.ggml.pre {pre!r}; {sorted(CUTS)} are allowed"
@@ -105,7 +116,10 @@ def _cut(model: GgufModel) -> Cut:
 
 
 def _added_tokens(model: GgufModel, tokens: list[str]) -> list[dict[str, Any]]:
-    kinds: list[int] = model.get("tokenizer.ggml.token_type", [])
+    kinds = model.get("tokenizer.ggml.token_type", [])
+    if not isinstance(kinds, list) or len(kinds) not in (0, len(tokens)):
+        allowed = f"one number for each of the {len(tokens)} tokens"
+        raise model.refusal("tokenizer.ggml.token_type", kinds, allowed)
     return [
         {
             "id": token_id,
@@ -141,20 +155,36 @@ def _byte_level(*, use_regex: bool) -> dict[str, Any]:
     }
 
 
-def _begin_with(token: str, token_id: int) -> dict[str, Any]:
-    begin = {"SpecialToken": {"id": token, "type_id": 0}}
-    first = {"Sequence": {"id": "A", "type_id": 0}}
-    second = {"Sequence": {"id": "B", "type_id": 1}}
+def _around(tokens: list[str], first: int | None, last: int | None) -> dict[str, Any] | None:
+    """Return what puts a token before each text, and one behind it."""
+    ids = dict.fromkeys(each for each in (first, last) if each is not None)
+    if not ids:
+        return None
+
+    def part(sequence: str, type_id: int) -> list[dict[str, Any]]:
+        def special(token_id: int | None) -> list[dict[str, Any]]:
+            if token_id is None:
+                return []
+            return [{"SpecialToken": {"id": tokens[token_id], "type_id": type_id}}]
+
+        text = {"Sequence": {"id": sequence, "type_id": type_id}}
+        return [*special(first), text, *special(last)]
+
     return {
         "type": "TemplateProcessing",
-        "single": [begin, first],
-        "pair": [begin, first, {"SpecialToken": {"id": token, "type_id": 1}}, second],
-        "special_tokens": {token: {"id": token, "ids": [token_id], "tokens": [token]}},
+        "single": part("A", 0),
+        "pair": [*part("A", 0), *part("B", 1)],
+        "special_tokens": {
+            tokens[each]: {"id": tokens[each], "ids": [each], "tokens": [tokens[each]]}
+            for each in ids
+        },
     }
 
 
 def _bpe(model: GgufModel, tokens: list[str], cut: Cut) -> dict[str, Any]:
-    merges: list[str] = model.require("tokenizer.ggml.merges")
+    merges = model.texts("tokenizer.ggml.merges")
+    if wrong := next((each for each in merges if each.count(" ") != 1), None):
+        raise model.refusal("tokenizer.ggml.merges", wrong, "two parts with a space between them")
     return {
         "type": "BPE",
         "dropout": None,
@@ -169,18 +199,21 @@ def _bpe(model: GgufModel, tokens: list[str], cut: Cut) -> dict[str, Any]:
     }
 
 
-def _tokenizer_config(model: GgufModel, tokens: list[str], begins: bool) -> dict[str, Any]:
+def _tokenizer_config(
+    model: GgufModel, tokens: list[str], *, begins: bool, ends: bool
+) -> dict[str, Any]:
     named = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    ids = {name: model.get(f"tokenizer.ggml.{key}_token_id") for name, key in named.items()}
+    ids = {name: model.token_id(key, len(tokens)) for name, key in named.items()}
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": int(model.require_own("context_length")),
+        "model_max_length": model.integer(model.own("context_length")),
         "add_bos_token": begins,
+        **({"add_eos_token": True} if ends else {}),
         **{f"{name}_token": tokens[value] for name, value in ids.items() if value is not None},
     }
-    if template := model.get("tokenizer.chat_template"):
-        config["chat_template"] = template
+    if model.get("tokenizer.chat_template") is not None:
+        config["chat_template"] = model.text("tokenizer.chat_template")
     return config
 
 

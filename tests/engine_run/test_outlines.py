@@ -247,8 +247,6 @@ def test_what_is_drawn_is_valid(compiler: OutlinesCompiler, tokenizer: Tokenizer
         ({"json": {"allOf": [{}, {"type": "null"}]}}, "allOf of several at /,"),
         ({"json": {"anyOf": [{}], "required": ["a"]}}, "required beside anyOf at /,"),
         ({"json": {"oneOf": [{"type": "string"}, {"maxLength": 3}]}}, "oneOf at / whose parts"),
-        ({"json": {"type": "object", "depth": 3}}, "without depth at /,"),
-        ({"json": {"type": "integer", "maxDigits": 3}}, "without maxDigits at /,"),
         ({"json": {"type": "object", "minProperties": 1}}, "without minProperties at /,"),
         ({"json": {"patternProperties": {"a": {}}}}, "without patternProperties at /,"),
         ({"json": {"pattern": "a", "maxLength": 3}}, "maxLength beside pattern at /,"),

@@ -153,6 +153,12 @@ def _special_ids(path: Path) -> dict[str, int]:
 def _words_of_schema(error: str, wanted: StructuredOutputsParams) -> str:
     """The backend's words, and where in the schema the keyword stands that it does not know."""
     unknown = re.match(r"Unimplemented keys: \[(.*)\]", error)
+    unmet = re.match(r"Unsatisfiable schema: required property '(.*)' is unsatisfiable", error)
+    if unmet is not None:
+        return (
+            f"a schema that has a value for its required property {unmet[1]!r}: properties, "
+            "patternProperties and allOf exclude each other there"
+        )
     if unknown is None:
         return f"a schema that can be followed: {_words(error)}"
     keys = json.loads(f"[{unknown[1]}]")

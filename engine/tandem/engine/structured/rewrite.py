@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tandem.protocol.schema_words import FORMATS
+
 NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 """Keywords whose values are objects of schemas by name."""
 VALUES = frozenset({"const", "default", "enum", "example", "examples"})
@@ -110,6 +112,9 @@ def _count_in_integers(schema: dict[str, Any]) -> None:
 def _narrow_format(schema: dict[str, Any]) -> None:
     name = schema.get("format")
     if not isinstance(name, str):
+        return
+    if name not in FORMATS:
+        del schema["format"]
         return
     name = _NARROWER.get(name, name)
     patterns = _PATTERNS.get(name, ())

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from tandem.protocol.schema_words import says
 from tandem.text.parsers.tables import ParameterText
 from tandem.text.parsers.values import types_of
 
@@ -21,11 +22,6 @@ _ROOT = frozenset(
     {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 )
 _STRING = frozenset({"type", "enum", "const", "minLength", "maxLength"})
-_NOTES = frozenset(
-    {"$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated"}
-    | {"readOnly", "writeOnly"}
-)
-"""Keywords that demand nothing."""
 _DEFINED = re.compile(r"#/(\$defs|definitions)/[^/]+")
 _NULLS = ("null", "none")
 """Texts that are read as null where null is allowed."""
@@ -139,7 +135,7 @@ def _constants_of_all(several: Sequence[Any], at: str) -> list[Any] | None:
     together: list[Any] = []
     for each in several:
         is_null = _is_plain(each) and each["type"] == "null"
-        known = isinstance(each, Mapping) and each.keys() <= {"type", "enum", "const", *_NOTES}
+        known = isinstance(each, Mapping) and _said(each) <= {"type", "enum", "const"}
         if not known:
             return None
         values = [None] if is_null else _constants_of(each, at)
@@ -186,12 +182,17 @@ def _is_plain(schema: object) -> bool:
         return False
     kinds = schema.get("type")
     known = (each in ("string", "null") for each in (kinds if isinstance(kinds, list) else [kinds]))
-    return all(known) and schema.keys() <= {"type", *_NOTES}
+    return all(known) and _said(schema) <= {"type"}
+
+
+def _said(schema: Mapping[str, Any]) -> set[str]:
+    """Keywords that may say what is valid."""
+    return {keyword for keyword, value in schema.items() if says(keyword, value)}
 
 
 def _only(schema: Mapping[str, Any], known: frozenset[str], at: str) -> None:
-    for keyword in schema:
-        if keyword not in known and keyword not in _NOTES:
+    for keyword, value in schema.items():
+        if keyword not in known and says(keyword, value):
             allowed = ", ".join(sorted(known))
             raise NotFollowed(f"{at}/{keyword}", f"{allowed} in this model's format of calls")
 

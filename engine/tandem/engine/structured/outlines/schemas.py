@@ -22,7 +22,6 @@ from tandem.engine.structured.outlines.values import value_of
 from tandem.engine.structured.outlines.words import (
     ABOUT,
     FOLLOWED,
-    SILENT,
     TYPES,
     count,
     implied,
@@ -31,6 +30,7 @@ from tandem.engine.structured.outlines.words import (
     unmatched,
 )
 from tandem.engine.structured.schema import escaped
+from tandem.protocol.schema_words import says
 
 MAX_SCHEMAS = 4_000
 """Schemas in one another and beside another, references followed."""
@@ -110,7 +110,7 @@ class _Reader:
             return _ANYTHING
         if not isinstance(schema, dict):
             raise GrammarError(f"a schema that is an object, true or false at {at or '/'}")
-        said = {key: value for key, value in schema.items() if key not in SILENT}
+        said = {key: value for key, value in schema.items() if says(key, value)}
         if not at:
             said.pop("$id", None)
         for key in _WHOLE:

@@ -10,14 +10,6 @@ from tandem.engine.structured.grammar import GrammarError
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 MAX_COUNT = 20_000
 """Largest count of a keyword, such as minItems: larger ones take too many states."""
-SILENT = frozenset(
-    {
-        *("$schema", "$comment", "$defs", "definitions", "title", "description", "default"),
-        *("examples", "example", "deprecated", "readOnly", "writeOnly"),
-        *("contentEncoding", "contentMediaType", "contentSchema"),
-    }
-)
-"""Keywords that assert nothing."""
 FOLLOWED = frozenset(
     {
         *("properties", "required", "additionalProperties", "minProperties", "maxProperties"),

@@ -34,7 +34,7 @@ from tandem.protocol.errors import (
     RequestRefused,
 )
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
-from tandem.protocol.outputs import EngineCoreOutput, EngineOutput, PooledOutput
+from tandem.protocol.outputs import Accepted, EngineCoreOutput, EngineOutput, PooledOutput
 from tandem.protocol.pooling import PoolingParams
 from tandem.protocol.sampling import SamplingParams
 from tandem.text.chat_template import ChatOptions
@@ -141,7 +141,8 @@ class AsyncLLM(Texts):
     async def stream(
         self, prepared: PreparedRequest, context: RequestContext = ORDINARY
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Send the request and yield what comes, until every choice has ended.
+        """Send the request and yield what comes, until every choice has ended. An output without
+        choices, before all others, says that the request waits: if the context asks for that.
 
         Raises InvalidParameter for a ``request_id`` that is running, RequestRefused and
         RequestFailed as the client does, but for a deadline behind which the caller takes what
@@ -157,9 +158,12 @@ class AsyncLLM(Texts):
         try:
             source = self._client.stream(prepared.processed.request, context)
             # The protocol promises aclose, which AsyncIterator does not have.
-            closing = aclosing(cast("AsyncGenerator[EngineCoreOutput, None]", source))
+            closing = aclosing(cast("AsyncGenerator[EngineCoreOutput | Accepted, None]", source))
             async with closing as outputs:
                 async for output in outputs:
+                    if isinstance(output, Accepted):
+                        yield rendered(prepared.request_id, prepared.processed, state, ())
+                        continue
                     self.num_outputs += 1
                     if output.prompt_logprobs is None:
                         shown = state.feed(output)

@@ -6,7 +6,7 @@ from typing import Protocol
 from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import Command, Reply
 from tandem.protocol.context import ORDINARY, RequestContext
-from tandem.protocol.outputs import EngineOutput
+from tandem.protocol.outputs import Accepted, EngineOutput
 from tandem.protocol.requests import EngineCoreRequest
 
 
@@ -16,9 +16,10 @@ class EngineCoreClient(Protocol):
 
     def stream(
         self, request: EngineCoreRequest, context: RequestContext = ORDINARY
-    ) -> AsyncIterator[EngineOutput]:
+    ) -> AsyncIterator[EngineOutput | Accepted]:
         """Yield the outputs of all choices until each has finished; then stop. Of a request that is
-        pooled that is one ``PooledOutput``, of others each is an ``EngineCoreOutput``.
+        pooled that is one ``PooledOutput``, of others each is an ``EngineCoreOutput``. Before the
+        first there may be one ``Accepted``, if ``context.tells_accepted``.
 
         Positions of one choice come in order without gaps or repeats. Closing the iterator
         (``aclose``) aborts the request wherever it is and frees what it holds.

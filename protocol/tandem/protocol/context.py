@@ -43,6 +43,9 @@ class RequestContext:
     """When it came in, on the loop's (monotonic) clock; None takes the time of ``stream``."""
     route: Route | None = None
     """Of an operator's canary, which is counted apart; None for users."""
+    tells_accepted: bool = False
+    """Whether the caller wants an ``Accepted`` before the outputs, once the request waits in a
+    queue or at a worker."""
     takes_partial: bool = False
     """Whether what there is at its deadline is an answer to its caller."""
     ended: list[int] | None = None

@@ -56,6 +56,7 @@ from tandem.router.middleware.unexpected import Unexpected
 from tandem.router.openai import chat, completions, embeddings, models, scores, tokenize
 from tandem.router.openai.answers.sse import ClientGone
 from tandem.router.openai.bodies.bounds import RequestBounds
+from tandem.router.openai.answers.keep_alive import KeepAlives
 from tandem.router.openai.bodies.embeds import EmbedsIntake
 from tandem.router.openai.bodies.unknown_fields import UnknownFields
 from tandem.router.openai.errors import ErrorAnswer, answer_of
@@ -156,6 +157,7 @@ class Router:
         llm = AsyncLLM(
             dispatcher,
             tokenizer,
+        tokenizer.chat_templates.learn()
             incarnation=pool.me,
             beside=beside,
             salt=None if config.share_prefix_cache else salted,
@@ -291,6 +293,7 @@ def create_app(config: RouterConfig) -> FastAPI:
     )
     app.add_middleware(
         Authorization, routes=table, authorizer=authorizer, canary=Canary(config.canary_token_file)
+        keep_alives=KeepAlives(config.sse_keep_alive),
     )
     if config.allowed_origins:
         app.add_middleware(CORSMiddleware, **cors_options(config))

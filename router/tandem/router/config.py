@@ -71,6 +71,9 @@ _BOUNDS: dict[str, tuple[int, int | None]] = {
 """Whole numbers, with the least and the most that they may be."""
 
 
+MIN_SSE_KEEP_ALIVE = 0.02
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig(TracingConfig):
     """All that ``create_app`` needs. Times are seconds, sizes as named."""
@@ -232,6 +235,11 @@ class RouterConfig(TracingConfig):
     )
     max_backlog_bytes: int = setting(
         256 << 20, "Of all answers, what may stay unread; beyond it the one with most is given up."
+    sse_keep_alive: float = setting(
+        5.0,
+        "The headers of a stream go out before its first token, and a comment wherever nothing "
+        "was sent for this long. 0: headers with the first token, and no comments.",
+    )
     )
     max_bodies_bytes: int = setting(
         512 << 20, "Bodies that are held until they are understood, all together; above it: 503."
@@ -354,6 +362,10 @@ class RouterConfig(TracingConfig):
             for name in ("discovery_namespace", "discovery_selector"):
                 if not getattr(self, name):
                     raise InvalidParameter(name, "", "a value, as discovery is kubernetes")
+        check_positive("sse_keep_alive", self.sse_keep_alive, or_zero=True)
+        if 0 < self.sse_keep_alive < MIN_SSE_KEEP_ALIVE:
+            allowed = f"0, or {MIN_SSE_KEEP_ALIVE:g} seconds or more"
+            raise InvalidParameter("sse_keep_alive", self.sse_keep_alive, allowed)
         for endpoint in self.workers:
             check_endpoint("workers", endpoint)
         self._check_secrets()

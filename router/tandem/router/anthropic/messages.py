@@ -27,7 +27,7 @@ from tandem.router.openai.service import (
     PlainRoute,
     Service,
     blaming,
-    context_of,
+    event_stream,
     note_answer,
     read,
     service_of,
@@ -76,8 +76,7 @@ async def create_message(request: Request) -> Response:
     )
     if body.stream:
         end_with(request.scope, writer.failed)
-        gone = service.counters(context_of(request)).request_cancelled
-        return EventStream(_events(asked, body), seconds=service.stream_seconds, gone=gone)
+        return event_stream(service, request, _events(asked, body))
     async with while_connected(request.receive):
         return await _whole(asked, body)
 
@@ -108,15 +107,17 @@ def _understood(body: MessagesBody, service: Service) -> tuple[ChatBody, AnswerR
 
 async def _read(
     asked: Asked, body: CountBody
-) -> AsyncGenerator[tuple[bytes, RequestOutput, CompletionOutput], None]:
+) -> AsyncGenerator[tuple[bytes, RequestOutput, CompletionOutput | None], None]:
     """Events, and what they came from, step by step. Closing it aborts the request."""
     begun = False
     with _in_own_words(body):
         outputs = chat_outputs(asked.service, asked.chat, asked.request, asked.reader)
         async with aclosing(outputs):
             async for _, output in outputs:
+                if not output.outputs:
+                    begun = True
+                    yield asked.writer.begin(output), output, None
                 for choice in output.outputs:
-                    # Not before the model speaks: what refuses the request decides the status.
                     opening = b"" if begun else asked.writer.begin(output)
                     begun = True
                     said = asked.writer.take(asked.reader.read(output, choice))
@@ -128,7 +129,8 @@ async def _whole(asked: Asked, body: CountBody) -> Response:
     last: tuple[RequestOutput, CompletionOutput] | None = None
     async with aclosing(_read(asked, body)) as steps:
         async for _, output, choice in steps:
-            last = output, choice
+            if choice is not None:
+                last = output, choice
     assert last is not None, "a stream that ends without an error has said something"
     ending = _ending(asked, *last)
     asked.writer.end(*ending)
@@ -142,7 +144,8 @@ async def _events(asked: Asked, body: CountBody) -> AsyncGenerator[bytes, None]:
         async for said, output, choice in steps:
             if said:
                 yield said
-            last = output, choice
+            if choice is not None:
+                last = output, choice
     assert last is not None, "a stream that ends without an error has said something"
     yield asked.writer.end(*_ending(asked, *last))
 

@@ -32,6 +32,8 @@ from tandem.router.placement.base import Placement
 from tandem.router.workers.pool import Worker
 from tandem.router.workers.seams import LegEvent
 
+TAKEN_AFTER = 1.0
+"""Seconds without a refusal after which a request counts as taken by its workers."""
 BAD_ENDS = frozenset({FinishReason.ABORT, FinishReason.ERROR})
 """With which an attempt has failed."""
 
@@ -312,6 +314,11 @@ class Attempt:
         return self.failure(leg, event.cause, event.message, own=self.decoding)
 
     def heard(self, leg: Leg) -> None:
+    def is_taken(self, now: float) -> bool:
+        """Whether all workers have accepted it, or have had time enough to refuse it."""
+        accepted = all(leg.state is not LegState.SENT for leg in self.legs)
+        return accepted or now - self.started_at > TAKEN_AFTER
+
         """An output of ``leg`` was read."""
         if leg.spoke:
             return

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator
+from contextlib import aclosing, contextmanager
 
 import msgspec
 
@@ -19,13 +20,14 @@ from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, Reply
 from tandem.protocol.context import ORDINARY, RequestContext, Route
 from tandem.protocol.errors import FailCause, RequestFailed, RequestRefused
-from tandem.protocol.outputs import EngineCoreOutput, EngineOutput, PooledOutput
+from tandem.protocol.outputs import Accepted, EngineCoreOutput, EngineOutput, PooledOutput
 from tandem.protocol.recording import current, marked
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SEED_BITS, seeded
 from tandem.router.admission.queue import AdmissionQueue
 from tandem.router.admission.turns import Turns
 from tandem.router.dispatch.attempt import BAD_ENDS, Attempt, Leg
+from tandem.router.dispatch.begun import begun
 from tandem.router.dispatch.calling import call_all
 from tandem.router.dispatch.deadlines import (
     DispatchLimits,
@@ -52,9 +54,9 @@ from tandem.router.dispatch.verdicts import (
 )
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.base import Placement, PlacementPolicy
+from tandem.router.tenant import current_tenant
 from tandem.router.workers.pool import WorkerPool
 
-from tandem.router.tenant import current_tenant
 logger = logging.getLogger(__name__)
 
 
@@ -133,16 +135,14 @@ class Dispatcher:
 
     async def stream(
         self, request: EngineCoreRequest, context: RequestContext = ORDINARY
-    ) -> AsyncIterator[EngineOutput]:
+    ) -> AsyncIterator[EngineOutput | Accepted]:
         """See ``EngineCoreClient.stream``. ``request.key`` is replaced by the router's own."""
         loop = asyncio.get_running_loop()
-        came = loop.time() if context.arrived is None else context.arrived
-        job = self._open(request, context.route, came)
-        timer = loop.call_at(job.deadline, job.expire)
-        recording = job.recording
-        watch = Stopwatch(job.metrics, came, recording, takes_partial=context.takes_partial)
-        try:
-            await self._enter(job, loop)
+        with self._under_way(request, context, loop) as (job, watch):
+            recording = job.recording
+            async with aclosing(self._entered(job, loop, context)) as waits:
+                async for accepted in waits:
+                    yield accepted
             watch.admitted(request)
             while not job.ledger.done:
                 attempt = await self._begin(job, loop)
@@ -151,7 +151,9 @@ class Dispatcher:
                     item = attempt.pop()
                     if item is None:
                         failure = check_deadlines(job, attempt)
-                        if failure is None:
+                        if job.tells_accepted and job.is_taken(attempt, loop.time()):
+                            yield Accepted(job.name, attempt.number)
+                        elif failure is None:
                             await attempt.wait(recording)
                     elif isinstance(item[1], EngineCoreOutput):
                         output, failure = self._write(job, attempt, item[0], item[1])
@@ -170,6 +172,18 @@ class Dispatcher:
                         failure = attempt.judge(item[0], item[1])
                         raise_if_too_late(job, failure, loop.time())
                 self._end(job, failure, loop.time())
+
+    @contextmanager
+    def _under_way(
+        self, request: EngineCoreRequest, context: RequestContext, loop: asyncio.AbstractEventLoop
+    ) -> Iterator[tuple[Job, Stopwatch]]:
+        """A request from its arrival to its end, whatever ends it."""
+        came = loop.time() if context.arrived is None else context.arrived
+        job = self._open(request, context.route, came)
+        timer = loop.call_at(job.deadline, job.expire)
+        watch = Stopwatch(job.metrics, came, job.recording, takes_partial=context.takes_partial)
+        try:
+            yield job, watch
         except (RequestFailed, RequestRefused) as error:
             watch.failed(error)
             raise
@@ -203,6 +217,19 @@ class Dispatcher:
         )
         self._jobs[name] = job
         return job
+
+    async def _entered(
+        self, job: Job, loop: asyncio.AbstractEventLoop, context: RequestContext
+    ) -> AsyncGenerator[Accepted, None]:
+        """Wait for a turn, and yield once if that takes long and the caller is to learn of it."""
+        if not context.tells_accepted:
+            await self._enter(job, loop)
+            return
+        async with begun(self._enter(job, loop)) as entering:
+            job.tells_accepted = entering.done()
+            if not entering.done():
+                yield Accepted(job.name, 0)
+            await entering
 
     async def _enter(self, job: Job, loop: asyncio.AbstractEventLoop) -> None:
         """Wait for a turn, within the deadline, which a call's last prompts may find passed."""

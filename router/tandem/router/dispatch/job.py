@@ -71,6 +71,8 @@ class Job:
         self.given_up = False
         """Whether its client does not read, and too much waits for it."""
         self.admitted = False
+        self.tells_accepted = False
+        """Whether the caller is still to learn that the request waits."""
         self.cached: int | None = None
         """Prompt tokens that were cached, as was first told: each attempt and choice tells it."""
         self._cached_passed_on = False
@@ -96,6 +98,13 @@ class Job:
         if self.attempt is not None:
             self.attempt.let_go()
             self.attempt.wake()
+
+    def is_taken(self, attempt: Attempt, now: float) -> bool:
+        """Whether the caller learns now that the request waits at its workers; true once at most,
+        and never after the first token."""
+        taken = not self.ledger.num_tokens and attempt.is_taken(now)
+        self.tells_accepted = not (taken or self.ledger.num_tokens)
+        return taken
 
     def failed(self, failure: AttemptFailure, workers: Sequence[Worker]) -> None:
         """An attempt on these workers is over: rule out what it showed to be of no use."""

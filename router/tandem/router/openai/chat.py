@@ -13,14 +13,14 @@ from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.router.openai.answers.chat_reader import ChatReader, reader_of
 from tandem.router.openai.answers.chunks import DONE, ChunkWriter, chat_writer, usage
 from tandem.router.openai.answers.logprobs import chat_logprobs, prompt_logprobs, size_of
-from tandem.router.openai.answers.sse import EventStream, while_connected
+from tandem.router.openai.answers.sse import while_connected
 from tandem.router.openai.bodies.schemas import ChatBody, StreamOptions
 from tandem.router.openai.chat_run import chat_outputs
 from tandem.router.openai.generate import Answer, begin_for
 from tandem.router.openai.service import (
     PlainRoute,
     Service,
-    context_of,
+    event_stream,
     read,
     service_of,
 )
@@ -38,9 +38,7 @@ async def create_chat_completion(request: Request) -> Response:
     reader = await service.llm.beside.run(size, reader_of, body, service.parsers)
     answer = begin_for(request, body, "chatcmpl", service.model_name(body.model))
     if body.stream:
-        events = _events(service, body, request, answer, reader)
-        gone = service.counters(context_of(request)).request_cancelled
-        return EventStream(events, seconds=service.stream_seconds, gone=gone)
+        return event_stream(service, request, _events(service, body, request, answer, reader))
     async with while_connected(request.receive):
         return await _whole(service, body, request, answer, reader)
 

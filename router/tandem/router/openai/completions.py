@@ -14,8 +14,9 @@ from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.llm.prepared import PreparedRequest
 from tandem.protocol.sampling import OutputKind
 from tandem.router.openai.answers.chunks import DONE, ChunkWriter, completion_writer, usage
+from tandem.router.openai.answers.keep_alive import COMMENT
 from tandem.router.openai.answers.logprobs import prompt_logprobs, size_of
-from tandem.router.openai.answers.sse import EventStream, while_connected
+from tandem.router.openai.answers.sse import while_connected
 from tandem.router.openai.bodies.schemas import CompletionBody, StreamOptions
 from tandem.router.openai.choices import Choices, choices_of
 from tandem.router.openai.generate import Answer, Outputs, Totals, begin_for, prepare_all, run
@@ -24,6 +25,7 @@ from tandem.router.openai.service import (
     Service,
     blaming,
     context_of,
+    event_stream,
     input_options,
     read,
     service_of,
@@ -40,9 +42,7 @@ async def create_completion(request: Request) -> Response:
     service = service_of(request)
     answer = begin_for(request, body, "cmpl", service.model_name(body.model))
     if body.stream:
-        events = _events(service, body, request, answer)
-        gone = service.counters(context_of(request)).request_cancelled
-        return EventStream(events, seconds=service.stream_seconds, gone=gone)
+        return event_stream(service, request, _events(service, body, request, answer))
     async with while_connected(request.receive):
         return await _whole(service, body, request, answer)
 
@@ -170,6 +170,9 @@ async def _events(
         totals, counts = Totals(), running or bool(options.include_usage)
         async with aclosing(_outputs(service, body, request, prepared)) as outputs:
             async for prompt, output in outputs:
+                if not output.outputs:
+                    yield COMMENT
+                    continue
                 if counts:
                     totals.put(prompt, output)
                 for choice in output.outputs:

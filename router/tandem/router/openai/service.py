@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
@@ -21,7 +21,8 @@ from tandem.protocol.context import RequestContext
 from tandem.protocol.errors import InvalidParameter, RequestRefused
 from tandem.protocol.recording import current, marked
 from tandem.router.metrics import RouterMetrics
-from tandem.router.openai.answers.sse import ClientGone
+from tandem.router.openai.answers.keep_alive import KeepAlives
+from tandem.router.openai.answers.sse import ClientGone, EventStream
 from tandem.router.openai.bodies.body import Body
 from tandem.router.openai.bodies.bounds import SMALL_BYTES, RequestBounds, understand
 from tandem.router.openai.bodies.embeds import EmbedsIntake
@@ -85,6 +86,8 @@ class Service:
     embeds: EmbedsIntake = field(default_factory=EmbedsIntake)
     """Whether and how prompts of embeddings are taken."""
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
+    keep_alives: KeepAlives = field(default_factory=lambda: KeepAlives(0.0))
+    """Sends comments in streams that are silent."""
 
     def counters(self, context: RequestContext) -> RouterMetrics:
         """Where a request is counted."""
@@ -138,7 +141,27 @@ def service_of(request: Request) -> Service:
 def context_of(request: Request) -> RequestContext:
     """What the layers above noted of a request."""
     state: dict[str, Any] = request.scope["state"]
-    return RequestContext(arrived=state["arrived"], route=state.get("route"))
+    route = state.get("route")
+    return RequestContext(
+        arrived=state["arrived"],
+        route=route,
+        # A canary reads in its headers which workers have answered.
+        tells_accepted=route is None
+        and bool(state.get("streams"))
+        and service_of(request).keep_alives.are_sent,
+    )
+
+
+def event_stream(
+    service: Service, request: Request, events: AsyncGenerator[bytes, None]
+) -> EventStream:
+    """Return the answer that sends ``events``."""
+    return EventStream(
+        events,
+        seconds=service.stream_seconds,
+        gone=service.counters(context_of(request)).request_cancelled,
+        keep_alives=service.keep_alives,
+    )
 
 
 def is_request_id(value: str) -> bool:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from time import monotonic
+from typing import Any, cast
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -18,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from tandem.protocol.errors import TandemError
 from tandem.protocol.recording import Recording
 from tandem.router.openai.answers.chunks import DONE
+from tandem.router.openai.answers.keep_alive import COMMENT, KeepAlives
 from tandem.router.openai.answers.last_words import last_words
 from tandem.router.openai.errors import answer_of
 from tandem.router.timeline.recorder import comment_of
@@ -56,7 +58,8 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
 
 
 class EventStream(Response):
-    """Sends the bytes of ``events`` as they come. The headers go out with the first.
+    """Sends the bytes of ``events`` as they come. The headers go out with the first, and comments
+    wherever nothing comes for a while.
 
     An error before the first event is raised: it decides the status. A later one becomes the last
     words that the request's API has for it. A client that does not read for ``seconds`` in all,
@@ -71,12 +74,33 @@ class EventStream(Response):
         *,
         seconds: float,
         gone: Callable[[], None],
+        keep_alives: KeepAlives,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._seconds = seconds
         self._gone = gone
+        self._keep_alives = keep_alives
+        self._send_part: Send | None = None
+        self._is_quiet = False
+        """Whether nothing was sent since the last ``keep_alive``."""
+
+    def keep_alive(self) -> None:
+        """Send a comment if nothing was sent since the last call. A client that does not read gets
+        none: nothing may collect for it, and it has its own deadline."""
+        if not self._is_quiet or self._send_part is None:
+            self._is_quiet = True
+            return
+        message = {"type": "http.response.body", "body": COMMENT, "more_body": True}
+        sending = cast("Coroutine[Any, Any, None]", self._send_part(message))
+        try:
+            # A server that has room writes at once; where it has none it waits, and is left.
+            sending.send(None)
+        except StopIteration:
+            pass
+        else:
+            sending.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application. Raises what comes before the first event, ClientGone too."""
@@ -113,8 +137,11 @@ class EventStream(Response):
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         await _send_part(send, first)
+        self._send_part = send_part
+        self._keep_alives.add(self)
         try:
             async for chunk in events:
+                self._is_quiet = False
                 if chunk is DONE and asked is not None:
                     await _send_part(send_part, comment_of(asked))
                     asked = None
@@ -133,6 +160,8 @@ class EventStream(Response):
             if answer.status == 500:
                 logger.exception("a stream failed")
             await _send_part(send, last_words(scope, answer))
+        finally:
+            self._keep_alives.discard(self)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

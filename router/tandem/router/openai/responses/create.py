@@ -19,7 +19,7 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.router.openai.answers.answer_reader import AnswerReader, check_calls
 from tandem.router.openai.answers.last_words import end_with
 from tandem.router.openai.answers.logprobs import chat_logprobs
-from tandem.router.openai.answers.sse import EventStream, while_connected
+from tandem.router.openai.answers.sse import while_connected
 from tandem.router.openai.bodies.bounds import too_many
 from tandem.router.openai.bodies.schemas import ChatBody
 from tandem.router.openai.chat_run import outputs_of, prepare_chat
@@ -34,7 +34,7 @@ from tandem.router.openai.service import (
     PlainRoute,
     Service,
     blaming,
-    context_of,
+    event_stream,
     note_answer,
     read,
     request_id_of,
@@ -74,8 +74,7 @@ async def create_response(request: Request) -> Response:
     note_answer(request, asked.response_id)
     if body.stream:
         end_with(request.scope, asked.writer.failed)
-        gone = service.counters(context_of(request)).request_cancelled
-        return EventStream(_events(asked), seconds=service.stream_seconds, gone=gone)
+        return event_stream(service, request, _events(asked))
     async with while_connected(request.receive):
         return await _whole(asked)
 
@@ -137,7 +136,7 @@ async def _prepare(asked: Asked) -> PreparedRequest:
 
 async def _read(
     asked: Asked,
-) -> AsyncGenerator[tuple[bytes, RequestOutput, CompletionOutput], None]:
+) -> AsyncGenerator[tuple[bytes, RequestOutput, CompletionOutput | None], None]:
     """Events, and what they came from, step by step. Closing it aborts the request."""
     begun = False
     with _in_own_words():
@@ -145,8 +144,10 @@ async def _read(
         outputs = outputs_of(asked.service, asked.chat, asked.request, prepared)
         async with aclosing(outputs):
             async for _, output in outputs:
+                if not output.outputs:
+                    begun = True
+                    yield asked.writer.begin(), output, None
                 for choice in output.outputs:
-                    # Not before the model speaks: what refuses the request decides the status.
                     opening = b"" if begun else asked.writer.begin()
                     begun = True
                     logprobs = chat_logprobs(choice.logprobs)
@@ -165,7 +166,8 @@ async def _whole(asked: Asked) -> Response:
     last: tuple[RequestOutput, CompletionOutput] | None = None
     async with aclosing(_read(asked)) as steps:
         async for _, output, choice in steps:
-            last = output, choice
+            if choice is not None:
+                last = output, choice
     assert last is not None, "a stream that ends without an error has said something"
     content = (await _end(asked, *last))[0]
     return Response(content, media_type="application/json")
@@ -177,7 +179,8 @@ async def _events(asked: Asked) -> AsyncGenerator[bytes, None]:
         async for said, output, choice in steps:
             if said:
                 yield said
-            last = output, choice
+            if choice is not None:
+                last = output, choice
     assert last is not None, "a stream that ends without an error has said something"
     yield (await _end(asked, *last))[1]
 

@@ -12,8 +12,10 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 from tests.waiting import wait_for
 
+from tandem.protocol.errors import RequestRefused
 from tandem.protocol.requests import EngineCoreRequest
-from tandem.router.tenant import Tenant
+from tandem.router.openai.bodies.embeds import EmbedsIntake
+from tandem.router.tenant import Tenant, current_tenant
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
@@ -149,6 +151,19 @@ def test_records_of_calls_are_their_tenants_and_the_administrators(
         for key in (ONE, TWO, ADMIN)
     ]
     assert placed == [1, 1, 2]
+
+
+async def test_embeddings_that_a_tenant_holds_leave_room_for_another() -> None:
+    """Two thirds of all are the most that one holds next to others."""
+    intake = EmbedsIntake(enabled=True, max_held_bytes=900)
+    current_tenant.set(Tenant("hog"))
+    with intake.holding(["x" * 800]):
+        with pytest.raises(RequestRefused, match="or over the part of this client"):
+            intake.holding(["x" * 40]).__enter__()
+        current_tenant.set(Tenant("victim"))
+        with intake.holding(["x" * 200]):
+            assert intake.held_bytes == 750
+    assert intake.held_bytes == 0
 
 
 def test_records_of_a_tenant_survive_those_of_another(serve: Serve, decode: Make) -> None:

@@ -15,9 +15,9 @@ ONE, MANY = weigh(SMALL), weigh(LARGE)
 class Box:
     """An inbox that notes whether it was given up."""
 
-    def __init__(self, backlog: Backlog, *, awaited: bool) -> None:
+    def __init__(self, backlog: Backlog, *, awaited: bool, tenant: str = "") -> None:
         self.given_up = False
-        self.inbox: Inbox[str] = Inbox(backlog, self._overflow)
+        self.inbox: Inbox[str] = Inbox(backlog, self._overflow, tenant)
         self.inbox.awaited = awaited
 
     def put(self, *events: EngineCoreOutput) -> None:
@@ -103,6 +103,18 @@ def test_of_all_that_is_left_the_largest_goes_at_once() -> None:
     most.put(SMALL)
     assert [each.given_up for each in (due, little, most)] == [False, False, True]
     assert backlog.held == 10 * ONE
+
+
+def test_the_tenant_that_holds_most_goes_before_the_largest_answer() -> None:
+    """Many small answers that one tenant does not read cost no other tenant its own."""
+    backlog = Backlog(total_bytes=10 * ONE)
+    hog = [Box(backlog, awaited=False, tenant="hog") for _ in range(6)]
+    victim = Box(backlog, awaited=False, tenant="victim")
+    victim.put(*[SMALL] * 5)
+    for each in hog:
+        each.put(SMALL, SMALL, SMALL)
+    assert not victim.given_up
+    assert any(each.given_up for each in hog)
 
 
 def test_a_large_answer_that_is_about_to_be_read_costs_nobody_elses() -> None:

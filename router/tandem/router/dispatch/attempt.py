@@ -156,6 +156,7 @@ class Attempt:
         loop: asyncio.AbstractEventLoop,
         *,
         backlog: Backlog | None = None,
+        tenant: str = "",
         num_open: int = 1,
         all_said: Callable[[], None] = lambda: None,
         overflow: Callable[[], None] = lambda: None,
@@ -171,7 +172,7 @@ class Attempt:
         self.decoding = False
         """The worker that runs to the end has spoken: the hand-off, if any, is over."""
         self._loop = loop
-        self._inbox: Inbox[Leg] = Inbox(backlog or Backlog(), overflow)
+        self._inbox: Inbox[Leg] = Inbox(backlog or Backlog(), overflow, tenant)
         self._open = num_open
         self._ended: set[int] = set()
         self._all_said = all_said

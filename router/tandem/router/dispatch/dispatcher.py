@@ -296,6 +296,7 @@ class Dispatcher:
             placement,
             loop,
             backlog=self.backlog,
+            tenant=job.request.tenant,
             num_open=job.request.params.n - len(job.ledger.finished_choices),
             all_said=lambda: self._leave(job),
             overflow=lambda: self._give_up(job),  # not the attempt: it would hold itself

@@ -10,7 +10,7 @@ is no sign of stillness, and its client is judged by what is still here a while 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -65,8 +65,9 @@ class Backlog:
         self._inboxes.discard(inbox)
 
     def make_room(self) -> None:
-        """Have the largest answer given up if too much waits in all: of those whose readers leave
-        it here, unless what came for others in one turn of the loop is more than that by far."""
+        """Have the largest answer of the tenant that holds most given up if too much waits in all:
+        of those whose readers leave it here, unless what came for others in one turn of the loop is
+        more than that by far."""
         if self.held <= self.total_bytes:
             self._look_beyond = self.total_bytes
         if self.held <= self._look_beyond:
@@ -80,14 +81,20 @@ class Backlog:
             self._look_beyond = self.held + self.total_bytes // _LOOKS
             return
         self._look_beyond = self.total_bytes
-        max(found, key=lambda inbox: inbox.behind).overflow()
+        behind: Counter[str] = Counter()
+        for each in found:
+            behind[each.tenant] += each.behind
+        most = max(behind, key=behind.__getitem__)
+        of_tenant = [each for each in found if each.tenant == most]
+        max(of_tenant, key=lambda inbox: inbox.behind).overflow()
 
 
 class Inbox(Generic[_Leg]):
     """Of one attempt; read in the order of arrival."""
 
-    def __init__(self, backlog: Backlog, overflow: Callable[[], None]) -> None:
+    def __init__(self, backlog: Backlog, overflow: Callable[[], None], tenant: str = "") -> None:
         """``overflow`` is called when too much waits; it should ``clear``."""
+        self.tenant = tenant
         self.held = 0
         """Bytes that wait."""
         self.awaited = False

@@ -6,13 +6,16 @@ sent again, so that all of them together are bounded. What they hold is read bes
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.llm.beside import Beside
 from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode, RequestRefused
 from tandem.router.config import RouterConfig
+from tandem.router.held_bytes import FREE_FACTOR
+from tandem.router.tenant import tenant_id
 from tandem.text.embeds import decoded, read_embeds
 from tandem.text.embeds.checks import NO_EMBEDS
 from tandem.text.prompts import EmbedsPrompt
@@ -30,6 +33,7 @@ class EmbedsIntake:
     max_held_bytes: int = 512 << 20
     """Of all prompts that wait or run; one is taken whatever its size."""
     held_bytes: int = 0
+    _by_tenant: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, config: RouterConfig) -> EmbedsIntake:
@@ -47,15 +51,27 @@ class EmbedsIntake:
         if given and not self.enabled:
             raise InvalidParameter(NAME, given[0] if len(given) == 1 else list(given), NO_EMBEDS)
         size = sum(map(len, given)) // 4 * 3
-        if size and self.held_bytes and self.held_bytes + size > self.max_held_bytes:
+        tenant = tenant_id()
+        if size and self.held_bytes and not self._has_room(tenant, size):
             message = f"{self.held_bytes} bytes of {NAME} are held; with {size} more they are"
-            message = f"{message} over {self.max_held_bytes}"
+            message = f"{message} over {self.max_held_bytes}, or over the part of this client"
             raise RequestRefused(Refusal(code=RefusalCode.CAPACITY, message=message))
-        self.held_bytes += size
+        self._hold(tenant, size)
         try:
             yield
         finally:
-            self.held_bytes -= size
+            self._hold(tenant, -size)
+
+    def _has_room(self, tenant: str, size: int) -> bool:
+        """Whether so many bytes more may be held. A tenant leaves some free to others."""
+        free = self.max_held_bytes - self.held_bytes - size
+        return free >= 0 and (not tenant or self._by_tenant[tenant] + size <= FREE_FACTOR * free)
+
+    def _hold(self, tenant: str, size: int) -> None:
+        self.held_bytes += size
+        self._by_tenant[tenant] += size
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant]
 
     async def read(self, given: list[str], beside: Beside) -> list[EmbedsPrompt]:
         """The prompts; each text is let go of when it is read. Raises InvalidParameter that names

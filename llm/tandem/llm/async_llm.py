@@ -241,11 +241,11 @@ class AsyncLLM(Texts):
         InvalidParameter that calls each by its one of ``names``, or "prompt", and RequestRefused
         where nobody pools."""
         inputs, wanted = await self._pooling(params)
+        options = self._salted(options)
         keys = [self._next_key() for _ in prompts]
         processed = await self._tokenized(
             sum(map(prompt_weight, prompts)) + PROMPT_COSTS * len(prompts),
             lambda: inputs.process_all_pooling(prompts, wanted, keys, options, names=names),
-        options = self._salted(options)
         )
         return [
             PreparedRequest(request_id=key.request, processed=each)
@@ -341,15 +341,11 @@ class AsyncLLM(Texts):
 
     def _filled(self, options: InputOptions | None, given: Params) -> InputOptions | None:
         """With the model's own max_tokens, which gives way where there is no room for so many."""
+        options = self._salted(options)
         if self._default_max_tokens is None or isinstance(given, SamplingParams):
             return options
         return replace(options or InputOptions(), default_max_tokens=self._default_max_tokens)
 
-        options = self._salted(options)
-    async def _pooling(self, params: PoolingParams | None) -> tuple[InputProcessor, PoolingParams]:
-        """Who processes prompts that are pooled, and verified ``params``."""
-        inputs = await self._input_processor()
-        if inputs.card.pooling is None:
     def _salted(self, options: InputOptions | None) -> InputOptions | None:
         """With the cache salt of the tenant that asks."""
         if self._salt is None:
@@ -357,6 +353,10 @@ class AsyncLLM(Texts):
         options = options or InputOptions()
         return replace(options, cache_salt=self._salt(options.cache_salt))
 
+    async def _pooling(self, params: PoolingParams | None) -> tuple[InputProcessor, PoolingParams]:
+        """Who processes prompts that are pooled, and verified ``params``."""
+        inputs = await self._input_processor()
+        if inputs.card.pooling is None:
             message = "the workers are of a build that gives no vectors"
             raise RequestRefused(Refusal(code=RefusalCode.UNSUPPORTED, message=message))
         return inputs, inputs.card.pooling.check_task(params or PoolingParams())

@@ -54,9 +54,9 @@ from tandem.router.middleware.trace import Trace
 from tandem.router.middleware.turns import InTurn
 from tandem.router.middleware.unexpected import Unexpected
 from tandem.router.openai import chat, completions, embeddings, models, scores, tokenize
+from tandem.router.openai.answers.keep_alive import KeepAlives
 from tandem.router.openai.answers.sse import ClientGone
 from tandem.router.openai.bodies.bounds import RequestBounds
-from tandem.router.openai.answers.keep_alive import KeepAlives
 from tandem.router.openai.bodies.embeds import EmbedsIntake
 from tandem.router.openai.bodies.unknown_fields import UnknownFields
 from tandem.router.openai.errors import ErrorAnswer, answer_of
@@ -68,9 +68,9 @@ from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.policy import placement_policy
 from tandem.router.routes import Dispatch, RouteTable
 from tandem.router.server import RpcServer, make_server
+from tandem.router.tenant import salted, tenant_id
 from tandem.router.timeline.recorder import Recorder
 from tandem.router.ui import page
-from tandem.router.tenant import salted, tenant_id
 from tandem.router.workers.pool import WorkerPool
 from tandem.text.isolated_templates import IsolatedTemplates
 from tandem.text.parsers.model import ModelParsers
@@ -154,10 +154,10 @@ class Router:
         tokenizer.max_text_chars = config.max_text_chars
         templates = IsolatedTemplates(max_chars=config.max_text_chars)
         tokenizer.chat_templates.isolated = templates
+        tokenizer.chat_templates.learn()
         llm = AsyncLLM(
             dispatcher,
             tokenizer,
-        tokenizer.chat_templates.learn()
             incarnation=pool.me,
             beside=beside,
             salt=None if config.share_prefix_cache else salted,
@@ -284,6 +284,7 @@ def create_app(config: RouterConfig) -> FastAPI:
         allow_request_priority=config.allow_request_priority,
         embeds=EmbedsIntake.of(config),
         unknown_fields=UnknownFields(ignored=config.ignore_unknown_fields),
+        keep_alives=KeepAlives(config.sse_keep_alive),
     )
     _handle_errors(app, table, router.metrics.request_cancelled)
     app.add_middleware(InTurn, turns=turns)
@@ -293,7 +294,6 @@ def create_app(config: RouterConfig) -> FastAPI:
     )
     app.add_middleware(
         Authorization, routes=table, authorizer=authorizer, canary=Canary(config.canary_token_file)
-        keep_alives=KeepAlives(config.sse_keep_alive),
     )
     if config.allowed_origins:
         app.add_middleware(CORSMiddleware, **cors_options(config))

@@ -142,6 +142,11 @@ class RouterConfig(TracingConfig):
     enable_admin_api: bool = setting(
         False, "Open administration to everyone; only if there are no keys at all."
     )
+    share_prefix_cache: bool = setting(
+        False,
+        "Let requests of different API keys share cached prefixes. Then the time and cached_tokens "
+        "of an answer can tell one client what another one has asked.",
+    )
     request_timeout: float = setting(600.0, "Deadline of a request, from arrival to last token.")
     max_attempts: int = setting(
         3,
@@ -150,11 +155,6 @@ class RouterConfig(TracingConfig):
     )
     worker_wait: float = setting(
         5.0, "How long a request waits for a worker when none that could take it is up."
-    share_prefix_cache: bool = setting(
-        False,
-        "Let requests of different API keys share cached prefixes. Then the time and cached_tokens "
-        "of an answer can tell one client what another one has asked.",
-    )
     )
     resume_wait: float = setting(
         30.0,
@@ -230,16 +230,16 @@ class RouterConfig(TracingConfig):
     write_timeout: float = setting(
         30.0, "A client that reads nothing of its answer for this long is cut off."
     )
-    max_stream_backlog_bytes: int = setting(
-        4 << 20, "Of one answer, what may stay unread for half a second; then it is given up."
-    )
-    max_backlog_bytes: int = setting(
-        256 << 20, "Of all answers, what may stay unread; beyond it the one with most is given up."
     sse_keep_alive: float = setting(
         5.0,
         "The headers of a stream go out before its first token, and a comment wherever nothing "
         "was sent for this long. 0: headers with the first token, and no comments.",
     )
+    max_stream_backlog_bytes: int = setting(
+        4 << 20, "Of one answer, what may stay unread for half a second; then it is given up."
+    )
+    max_backlog_bytes: int = setting(
+        256 << 20, "Of all answers, what may stay unread; beyond it the one with most is given up."
     )
     max_bodies_bytes: int = setting(
         512 << 20, "Bodies that are held until they are understood, all together; above it: 503."
@@ -350,6 +350,10 @@ class RouterConfig(TracingConfig):
             check_positive(name, getattr(self, name))
         check_positive("worker_wait", self.worker_wait, or_zero=True)
         check_positive("resume_wait", self.resume_wait, or_zero=True)
+        check_positive("sse_keep_alive", self.sse_keep_alive, or_zero=True)
+        if 0 < self.sse_keep_alive < MIN_SSE_KEEP_ALIVE:
+            allowed = f"0, or {MIN_SSE_KEEP_ALIVE:g} seconds or more"
+            raise InvalidParameter("sse_keep_alive", self.sse_keep_alive, allowed)
         self._check_placement()
         check_beats(self.beat_interval, self.beat_timeout)
         if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
@@ -362,10 +366,6 @@ class RouterConfig(TracingConfig):
             for name in ("discovery_namespace", "discovery_selector"):
                 if not getattr(self, name):
                     raise InvalidParameter(name, "", "a value, as discovery is kubernetes")
-        check_positive("sse_keep_alive", self.sse_keep_alive, or_zero=True)
-        if 0 < self.sse_keep_alive < MIN_SSE_KEEP_ALIVE:
-            allowed = f"0, or {MIN_SSE_KEEP_ALIVE:g} seconds or more"
-            raise InvalidParameter("sse_keep_alive", self.sse_keep_alive, allowed)
         for endpoint in self.workers:
             check_endpoint("workers", endpoint)
         self._check_secrets()

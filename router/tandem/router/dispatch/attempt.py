@@ -314,12 +314,12 @@ class Attempt:
             )
         return self.failure(leg, event.cause, event.message, own=self.decoding)
 
-    def heard(self, leg: Leg) -> None:
     def is_taken(self, now: float) -> bool:
         """Whether all workers have accepted it, or have had time enough to refuse it."""
         accepted = all(leg.state is not LegState.SENT for leg in self.legs)
         return accepted or now - self.started_at > TAKEN_AFTER
 
+    def heard(self, leg: Leg) -> None:
         """An output of ``leg`` was read."""
         if leg.spoke:
             return

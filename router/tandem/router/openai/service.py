@@ -27,8 +27,8 @@ from tandem.router.openai.bodies.body import Body
 from tandem.router.openai.bodies.bounds import SMALL_BYTES, RequestBounds, understand
 from tandem.router.openai.bodies.embeds import EmbedsIntake
 from tandem.router.openai.bodies.pooling_schemas import PooledBody
-from tandem.router.openai.bodies.schemas import GenerationBody
 from tandem.router.openai.bodies.reading import Reading, note_ignored
+from tandem.router.openai.bodies.schemas import GenerationBody
 from tandem.router.openai.bodies.unknown_fields import UnknownFields
 from tandem.router.openai.errors import HttpProblem, body_too_slow, unknown_model
 from tandem.text.input_processor import InputOptions, TruncationSide
@@ -110,16 +110,16 @@ async def read(model: type[_AnyBody], request: Request) -> _AnyBody:
         body = await read_body(request)
     size = len(body) if len(body) > SMALL_BYTES else 0
     request.scope["state"]["body_bytes"] = size
+    reading = Reading(service.unknown_fields)
     with marked("parse"):
         parsed = await service.llm.beside.run(
             size, understand, model, body, service.bounds, reading
-    reading = Reading(service.unknown_fields)
         )
+    note_ignored(request.scope, reading.ignored)
+    return parsed
 
 
 async def read_body(request: Request) -> bytes:
-    note_ignored(request.scope, reading.ignored)
-    return parsed
     """The whole body. Raises HttpProblem (408) when it comes too slowly, ClientGone."""
     seconds = service_of(request).body_seconds
     try:

@@ -24,10 +24,23 @@ def test_standard_library_is_not_shadowed():
 
 
 @pytest.mark.parametrize("portion", PORTIONS)
-def test_namespace_has_no_owner(portion: str):
-    """No folder claims ``tandem`` for itself, and none is a package at the top level."""
+def test_one_portion_has_the_names_of_the_whole(portion: str):
+    """One ``tandem/__init__.py`` finds all portions; a second one would hide them."""
     assert not (ROOT / portion / "__init__.py").exists()
-    assert not (ROOT / portion / "tandem" / "__init__.py").exists()
+    assert (ROOT / portion / "tandem" / "__init__.py").exists() is (portion == "llm")
+
+
+def test_names_of_programs_come_from_the_package_itself():
+    """``from tandem import LLM`` works without loading an engine; a wrong name has the nearest."""
+    script = (
+        "import sys\n"
+        "from tandem import LLM, SamplingParams, StructuredOutputsParams\n"
+        "import tandem, tandem.operator.api, tandem.engine.config\n"
+        "assert 'torch' not in sys.modules\n"
+        "tandem.SamplingParam\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd="/")
+    assert "no attribute 'SamplingParam'; SamplingParams is the nearest" in done.stderr
 
 
 @pytest.mark.parametrize("portion", PORTIONS)

@@ -117,7 +117,7 @@ def test_an_agent_keeps_nothing_of_a_producer_that_it_has_no_descriptors_for(
     """Who registers again every two seconds would cost it those that others give back."""
     worker = AgentWorker(folder, 0)
     slab, size = HostCopier().share(worker.slab)
-    slots, _ = HostCopier().share(worker.slots.rows)
+    slots, room = HostCopier().share(worker.slots.rows)
     before, dup, asked = of_memory(), os.dup, []
 
     def first_only(descriptor: int) -> int:
@@ -127,7 +127,7 @@ def test_an_agent_keeps_nothing_of_a_producer_that_it_has_no_descriptors_for(
         return dup(descriptor)
 
     monkeypatch.setattr(os, "dup", first_only)
-    said = Give(VERSION, new_incarnation(), b"s" * 16, (size, 4096, 4096), 4096, "host")
+    said = Give(VERSION, new_incarnation(), b"s" * 32, (size, room, room), 4096, "host")
     with pytest.raises(OSError, match="Too many open files"):
         Registered(said, [slab, slots, slots])
     assert len(asked) == 2

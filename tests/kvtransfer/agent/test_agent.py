@@ -306,7 +306,7 @@ def agent_card(consumer: AgentWorker, peer: Incarnation, folder: Path) -> bytes:
     """The card that the consumer was given."""
     secret = consumer.transport._secrets[peer]
     place = place_of(folder)
-    return wire.encode(wire.AgentCard(place, peer, secret))
+    return wire.encode(wire.AgentCard(wire.VERSION, place, peer, secret))
 
 
 def test_the_agent_is_named_once_and_its_socket_swept(folder: Path) -> None:

@@ -66,7 +66,7 @@ def test_a_producer_of_a_gpu_that_cannot_be_used_is_rejected(
     slab, size = HostCopier().share(producer.slab)
     line = Line(folder)
     assert isinstance(heard(line), Hello)
-    line.say(Give(VERSION, new_incarnation(), b"s" * 16, (size, 4096, 4096), 4096, GPU), [slab] * 3)
+    line.say(Give(VERSION, new_incarnation(), b"s" * 32, (size, 4096, 4096), 4096, GPU), [slab] * 3)
     answer = heard(line)
     assert isinstance(answer, Rejected)
     assert "cannot use its GPUs: CUDA error" in answer.reason

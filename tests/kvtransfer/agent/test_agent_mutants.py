@@ -75,7 +75,7 @@ def a_wrong_secret(_: Any) -> None:
     with _ends() as (folder, _, consumer, producer):
         running = Running(folder)
         peer = test_agent.linked(consumer, producer)
-        consumer.transport._secrets[peer] = bytes(16)
+        consumer.transport._secrets[peer] = bytes(32)
         assert test_agent.read(consumer, peer, block(0, 0)) is Progress.FAILED
         running.stop()
 
@@ -109,7 +109,7 @@ _register = Asker._register
 _kept: list[Any] = []
 
 
-def _same_slots(asker: Asker, line: Any) -> None:
+def _same_slots(asker: Asker, line: Any, hello: Any) -> None:
     made = asker._copier.make
 
     class Keeping:
@@ -122,7 +122,7 @@ def _same_slots(asker: Asker, line: Any) -> None:
             return _kept[0]
 
     copier, asker._copier = asker._copier, Keeping()
-    _register(asker, line)
+    _register(asker, line, hello)
     asker._copier = copier
 
 
@@ -147,7 +147,7 @@ GUARDS: dict[str, tuple[object, str, object, Callable[[Any], None]]] = {
         a_tag_that_comes_back,
     ),
     "unmapping behind the last copy": (Producer, "close", _close_at_once, memory_under_a_copy),
-    "the producer's secret": (registrations, "compare_digest", lambda *_: True, a_wrong_secret),
+    "the producer's secret": (registrations, "is_proof", lambda *_: True, a_wrong_secret),
     "the bounds of memory": (registrations, "_is_within", lambda *_: True, places_beyond_the_end),
 }
 

@@ -30,11 +30,14 @@ from tandem.kvtransfer.nodeagent import server
 from tandem.kvtransfer.transports.agent import wire
 from tandem.kvtransfer.transports.agent.wire import encode
 from tandem.kvtransfer.transports.base import Progress
+from tandem.kvtransfer.transports.mapped.proofs import COPYING, key_for
 from tandem.kvtransfer.transports.mapped.wire import place_of
 
 SECONDS = 10.0
 SLOTS = 4
 ME = b"c" * 16
+FRESH = b"n" * 32
+SECRET = b"s" * 32
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +67,17 @@ def producer(running: Running, folder: Path) -> Iterator[AgentWorker]:
 
 def call(folder: Path) -> socket.socket:
     """A connection that has been greeted."""
+    return called(folder)[0]
+
+
+def called(folder: Path) -> tuple[socket.socket, bytes]:
+    """The same, and the agent's fresh bytes."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sock.settimeout(SECONDS)
     sock.connect(str(folder / wire.SOCKET_NAME))
-    assert isinstance(wire.to_worker.decode(sock.recv(wire.MAX_MESSAGE)), wire.Hello)
-    return sock
+    hello = wire.to_worker.decode(sock.recv(wire.MAX_MESSAGE))
+    assert isinstance(hello, wire.Hello)
+    return sock, hello.challenge
 
 
 def heard(sock: socket.socket) -> Any:
@@ -100,30 +109,32 @@ def spoiled(message: Any, spoil: Spoil | None, at: int, value: Any) -> bytes:
 
 
 _ID = st.sampled_from([ME, b"x" * 16, b"", b"y" * 17])
+_LONG = st.sampled_from([FRESH, b"x" * 32, b"", b"y" * 33])
 _SIZE = NUMBER | st.sampled_from([BYTES, BLOCKS * BYTES, SLOTS * BYTES])
 _GIVE = st.builds(
     wire.Give,
-    st.sampled_from([1, 1, 1, 2]),
+    st.sampled_from([2, 2, 2, 1, 3]),
     _ID,
-    _ID,
+    _LONG,
     st.tuples(_SIZE, _SIZE, _SIZE),
     _SIZE,
     st.sampled_from(["host", "host", "GPU-none", "", "x" * 65]),
 )
 _TAKE = st.builds(
     wire.Take,
-    st.sampled_from([1, 1, 1, 2]),
+    st.sampled_from([2, 2, 2, 1, 3]),
     _ID,
     _SIZE,
     NUMBER,
     _SIZE,
     st.sampled_from(["host", "host", "GPU-none"]),
+    _LONG,
 )
 _COPY = st.builds(
     wire.Copy,
     NUMBER,
     _ID,
-    _ID,
+    _LONG,
     _ID,
     st.sampled_from(wire.Ground),
     st.lists(NUMBER, max_size=4).map(tuple),
@@ -146,10 +157,12 @@ _COPY = st.builds(
         max_size=4,
     )
 )
-@example(messages=[(wire.Take(1, ME, 1 << 40, 256, 1, "host"), None, 0, None, ["slab"])])
-@example(messages=[(wire.Give(1, ME, ME, (1 << 47,) * 3, 1, "host"), None, 0, None, ["slab"] * 3)])
-@example(messages=[(wire.Give(1, ME, ME, (1, 1, 1), 1, "host"), None, 0, None, ["pipe"] * 3)])
-@example(messages=[(wire.Take(1, ME, 4096, 1, 1, "host"), None, 0, None, ["unsealed"])])
+@example(messages=[(wire.Take(2, ME, 1 << 40, 256, 1, "host", FRESH), None, 0, None, ["slab"])])
+@example(
+    messages=[(wire.Give(2, ME, FRESH, (1 << 47,) * 3, 1, "host"), None, 0, None, ["slab"] * 3)]
+)
+@example(messages=[(wire.Give(2, ME, FRESH, (1, 1, 1), 1, "host"), None, 0, None, ["pipe"] * 3)])
+@example(messages=[(wire.Take(2, ME, 4096, 1, 1, "host", FRESH), None, 0, None, ["unsealed"])])
 def test_whatever_callers_say_the_agent_goes_on(
     running: Running, producer: AgentWorker, folder: Path, messages: list[Any]
 ) -> None:
@@ -172,7 +185,7 @@ def test_whatever_callers_say_the_agent_goes_on(
     wait_for(lambda: descriptors() <= before, seen=lambda: descriptors() - before)
 
 
-_SECRET = st.sampled_from([None, None, None, b"wrong" + bytes(11)])
+_SECRET = st.sampled_from([None, None, None, b"wrong" + bytes(27)])
 _NAMES = st.sampled_from([None, None, None, b"unknown" + bytes(9)])
 
 
@@ -195,14 +208,17 @@ def test_no_request_writes_outside_its_slot(
     what is wrong, counted, and nothing is written; else the slot has the producer's bytes."""
     card = producer.card  # type: ignore[attr-defined]
     more["places"] = tuple(more["places"])
-    request = wire.Copy(
-        number=9, producer=name or card.incarnation, secret=secret or card.secret, **more
-    )
+    name_there = name or card.incarnation
     memory = SharedMemory.make(SLOTS * 2 * BYTES)
     view = memory.map()
     view[:] = b"\1" * len(view)
-    with closing(call(folder)) as sock, closing(memory):
-        said = wire.Take(1, ME, 2 * BYTES, SLOTS, BYTES, "host")
+    sock, challenge = called(folder)
+    key = key_for(secret or card.secret, COPYING)
+    connection = wire.Connection(challenge, FRESH)
+    proof = wire.consumers_proof(key, connection, name_there, more["consumer"])
+    request = wire.Copy(number=9, producer=name_there, proof=proof, **more)
+    with closing(sock), closing(memory):
+        said = wire.Take(2, ME, 2 * BYTES, SLOTS, BYTES, "host", FRESH)
         socket.send_fds(sock, [encode(said)], [memory.descriptor])
         assert isinstance(heard(sock), wire.Registered)
         counted = running.agent.counts.copy()
@@ -212,6 +228,7 @@ def test_no_request_writes_outside_its_slot(
     if isinstance(answer, wire.Copied):
         tags = 16 * len(request.places) if request.ground is wire.Ground.BLOCKS else 0
         assert (answer.number, len(answer.tags)) == (9, tags)
+        assert answer.proof == wire.agents_proof(key, connection, request, answer.tags)
         assert length <= 2 * BYTES
         assert (name, secret, request.consumer) == (None, None, ME)
         filled = 7 if request.ground is wire.Ground.BLOCKS else 0
@@ -219,8 +236,8 @@ def test_no_request_writes_outside_its_slot(
         view[begin : begin + length] = b"\1" * length
     else:
         assert isinstance(answer, wire.Refused)
-        key = f"refused: {answer.fault.name.lower()}"
-        assert running.agent.counts[key] == counted[key] + 1
+        counter = f"refused: {answer.fault.name.lower()}"
+        assert running.agent.counts[counter] == counted[counter] + 1
         expected = (
             (request.consumer != ME, wire.Fault.STALE),
             (name is not None, wire.Fault.UNKNOWN),
@@ -246,9 +263,9 @@ def test_who_says_nothing_or_hears_nothing_is_let_go_of(
     memory = SharedMemory.make(BYTES)
     memory.map()[:] = bytes([1]) * BYTES
     with closing(call(folder)) as deaf, closing(memory):
-        take = wire.Take(1, ME, BYTES, 1, BYTES, "host")
+        take = wire.Take(2, ME, BYTES, 1, BYTES, "host", FRESH)
         socket.send_fds(deaf, [encode(take)], [memory.descriptor])
-        stale = wire.Copy(1, ME, ME, b"z" * 16, wire.Ground.BLOCKS, (0,), BYTES, 0)
+        stale = wire.Copy(1, ME, FRESH, b"z" * 16, wire.Ground.BLOCKS, (0,), BYTES, 0)
         deaf.setblocking(False)
         for _ in range(100_000):
             try:
@@ -304,10 +321,10 @@ def quiet() -> Iterator[None]:
 
 
 _ANSWER = st.one_of(
-    st.builds(wire.Hello, st.sampled_from([1, 1, 2])),
+    st.builds(wire.Hello, st.sampled_from([2, 2, 1]), st.just(FRESH)),
     st.just(wire.Registered()),
     st.builds(wire.Rejected, st.text(max_size=9)),
-    st.builds(wire.Copied, st.integers(0, 5) | NUMBER, st.binary(max_size=40)),
+    st.builds(wire.Copied, st.integers(0, 5) | NUMBER, st.binary(max_size=40), st.just(FRESH)),
     st.builds(wire.Refused, st.integers(0, 5) | NUMBER, st.sampled_from(wire.Fault)),
     st.just(wire.Counts({"x": 1})),
 )
@@ -323,13 +340,12 @@ _ANSWER = st.one_of(
     ),
     greets=st.booleans(),
 )
-@example(answers=[(wire.Copied(0, bytes(16)), None, 0, None)] * 2, greets=True)
-@example(answers=[(wire.Copied(3, bytes(16)), None, 0, None)], greets=True)
-def test_whatever_an_agent_says_reads_end_and_write_their_block_alone(
+@example(answers=[(wire.Copied(0, bytes(16), FRESH), None, 0, None)] * 2, greets=True)
+@example(answers=[(wire.Copied(3, bytes(16), FRESH), None, 0, None)], greets=True)
+def test_whatever_an_agent_without_the_key_says_reads_fail_and_write_nothing(
     answers: list[Any], greets: bool, quiet: None
 ) -> None:
-    """One that follows no protocol: the read ends, done only if it was told so, and no descriptor
-    stays open."""
+    """One that has not the producer's key: the read fails, and no descriptor stays open."""
     before = descriptors()
     with tempfile.TemporaryDirectory(prefix="kv-") as name:
         folder = Path(name)
@@ -338,21 +354,20 @@ def test_whatever_an_agent_says_reads_end_and_write_their_block_alone(
         with closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as odd:
             odd.bind(str(folder / wire.SOCKET_NAME))
             odd.listen(1)
-            card = wire.AgentCard(place_of(folder), ME, ME)
+            card = wire.AgentCard(wire.VERSION, place_of(folder), ME, SECRET)
             taker.transport.connect(ME, "", encode(card))  # type: ignore[arg-type]
             agent, _ = odd.accept()
         read = taker.transport.read(ME, [block(2, 1)])  # type: ignore[arg-type]
         with closing(agent), suppress(BrokenPipeError, ConnectionResetError):
             if greets:
-                agent.send(encode(wire.Hello(wire.VERSION)))
+                agent.send(encode(wire.Hello(wire.VERSION, FRESH)))
             for message, spoil, at, value in answers:
                 agent.send(spoiled(message, spoil, at, value)[: wire.MAX_MESSAGE])
                 taker.transport.advance()
         how = ended(taker.transport, read)
         taker.transport.stop()
-        assert how is Progress.FAILED or (greets and answers)
-        for place in range(BLOCKS):
-            assert (taker.slab[place] == 5).all() or (place == 2 and how is Progress.DONE)
+        assert how is Progress.FAILED
+        assert (taker.slab == 5).all()
     del taker, agent, odd
     if descriptors() > before:  # a look at all objects takes long in a process that has many
         gc.collect()

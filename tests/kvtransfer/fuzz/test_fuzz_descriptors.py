@@ -9,26 +9,21 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.kvtransfer.fuzz.words import fuzzing
+from tests.kvtransfer.mapped import hand
 from tests.kvtransfer.mapped.test_mapped import block, ended
 from tests.kvtransfer.mapped.worker import BLOCKS, BYTES, Worker
 from tests.waiting import wait_for
 
 from tandem.kernels.memory.shared import SharedMemory
-from tandem.kvtransfer.memory.blocks import TAG_BYTES
+from tandem.kvtransfer.memory.blocks import TAG_BYTES, TURN_BYTES
 from tandem.kvtransfer.transports.base import Progress
-from tandem.kvtransfer.transports.mapped.wire import (
-    GREETING,
-    MAGIC,
-    SIZES,
-    MappedCard,
-    decode_card,
-    encode_card,
-)
+from tandem.kvtransfer.transports.mapped.wire import ANSWER, MAGIC, SIZES, decode_card
 
 SECONDS = 10.0
 PIECES = st.lists(st.binary(min_size=1, max_size=50), max_size=4)
@@ -69,52 +64,77 @@ def taker(folder: Path) -> Iterator[Worker]:
     made.transport.stop()
 
 
-def _called(giver: Worker, folder: Path, pieces: list[bytes], fds: int) -> tuple[bytes, list[int]]:
-    """What a caller is given that says these pieces, descriptors with the first, and listens."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-        caller.settimeout(SECONDS)
-        caller.connect(str(folder / giver.card.name))  # type: ignore[attr-defined]
-        with suppress(BrokenPipeError, ConnectionResetError):
-            for number, piece in enumerate(pieces):
-                if number == 0 and fds:
-                    socket.send_fds(caller, [piece], [caller.fileno()] * fds)
+class Said(NamedTuple):
+    """Some bytes of the right answer, other bytes after them, and descriptors with the first."""
+
+    right: int
+    pieces: list[bytes]
+    files: int
+
+    def __call__(self, answer: bytes) -> list[bytes]:
+        """As they are sent."""
+        return [answer[: self.right], *self.pieces] if self.right else self.pieces
+
+
+def _called(giver: Worker, folder: Path, said: Said) -> tuple[bytes, list[int]]:
+    """What a caller is given that says this, and listens."""
+    card = giver.card  # type: ignore[attr-defined]
+    caller, challenge = hand.called(str(folder / card.name))
+    mine, theirs = socket.socketpair()
+    with caller, mine:
+        with theirs, suppress(BrokenPipeError, ConnectionResetError):
+            right = hand.answer(card, challenge, theirs)
+            for number, piece in enumerate(said(right)):
+                files = [theirs.fileno()] * (said.files if number == 0 else 0)
+                if files:
+                    socket.send_fds(caller, [piece], files)
                 else:
                     caller.sendall(piece)
             caller.shutdown(socket.SHUT_WR)
-        with suppress(ConnectionResetError):
-            data, given_fds, _, _ = socket.recv_fds(caller, 200, 8)
-            return data, list(given_fds)
-        return b"", []
+        return hand.taken(mine)
 
 
 @fuzzing(150)
-@given(pieces=PIECES, right=st.integers(0, 40), fds=st.integers(0, 3))
+@given(
+    said=st.builds(
+        Said, st.integers(0, ANSWER.size) | st.just(ANSWER.size), PIECES, st.integers(0, 3)
+    )
+)
+@example(said=Said(ANSWER.size, [], 0))
+@example(said=Said(ANSWER.size, [], 2))
+@example(said=Said(ANSWER.size, [], 3))
+@example(said=Said(ANSWER.size - 1, [], 1))
 def test_who_greets_with_anything_else_is_given_nothing(
-    giver: Worker, folder: Path, pieces: list[bytes], right: int, fds: int
+    giver: Worker, folder: Path, said: Said
 ) -> None:
-    """Beginnings of the right greeting, other bytes, descriptors beside them: each caller that said
+    """Beginnings of the right answer, other bytes, descriptors beside them: each caller that said
     something is counted once and closed, nothing stays open, and the next right one is served."""
-    greeting = GREETING.pack(MAGIC, giver.incarnation, giver.card.secret)  # type: ignore[attr-defined]
-    said = [greeting[:right], *pieces] if right else pieces
-    if b"".join(said).startswith(greeting):  # what follows is not heard any more
+    if said.right == ANSWER.size and said.files == 1:  # what follows is not heard any more
         return
     before, counted = descriptors(), giver.garbage
-    assert _called(giver, folder, said, fds) == (b"", [])
-    if said:
+    assert _called(giver, folder, said) == (b"", [])
+    if said.right or said.pieces:
         wait_for(lambda: giver.garbage == counted + 1)
-    data, given_fds = _called(giver, folder, [greeting[:17], greeting[17:]], 0)
+    card = giver.card  # type: ignore[attr-defined]
+    data, given_fds = hand.asked(str(folder / card.name), card)
     for each in given_fds:
         os.close(each)
     assert len(given_fds) == 3
     assert SIZES.unpack(data)[0] == MAGIC
     wait_for(lambda: descriptors() <= before, seen=lambda: descriptors() - before)
-    assert giver.garbage == counted + bool(said)
+    assert giver.garbage == counted + bool(said.right or said.pieces)
     assert (giver.slab == 7).all()
 
 
 def _memory(size: int) -> int:
     made = SharedMemory.make(size)
-    return made.descriptor
+    made.map()[:] = bytes(size)
+    with closing(made):
+        return made.share()
+
+
+def _writable(size: int) -> int:
+    return SharedMemory.make(size).descriptor
 
 
 def _unsealed(size: int) -> int:
@@ -132,7 +152,9 @@ def _pipe() -> int:
 KINDS: dict[str, Callable[[], int]] = {
     "slab": lambda: _memory(BLOCKS * BYTES),
     "less": lambda: _memory(BYTES // 2),
-    "tags": lambda: _memory(BLOCKS * TAG_BYTES),
+    "tags": lambda: _memory(BLOCKS * (TAG_BYTES + TURN_BYTES)),
+    "writable": lambda: _writable(BLOCKS * BYTES),
+    "ring": lambda: _writable(2 * BYTES * 4),
     "unsealed": lambda: _unsealed(BLOCKS * BYTES),
     "pipe": _pipe,
     "zero": lambda: os.open("/dev/zero", os.O_RDWR),
@@ -145,13 +167,14 @@ _SIZE = st.sampled_from(
         1,
         BYTES,
         BLOCKS * BYTES,
-        BLOCKS * TAG_BYTES,
+        BLOCKS * (TAG_BYTES + TURN_BYTES),
         1 << 40,
         (1 << 63) - 1,
         1 << 63,
         (1 << 64) - 1,
     ]
 )
+_RIGHT = (BLOCKS * BYTES, BLOCKS * BYTES, BLOCKS * (TAG_BYTES + TURN_BYTES))
 _SIZES = st.builds(lambda a, b, c: SIZES.pack(MAGIC, a, b, c), _SIZE, _SIZE, _SIZE)
 
 
@@ -162,6 +185,8 @@ _SIZES = st.builds(lambda a, b, c: SIZES.pack(MAGIC, a, b, c), _SIZE, _SIZE, _SI
     cut=st.integers(0, 60),
 )
 @example(answer=SIZES.pack(MAGIC, BLOCKS * BYTES, BYTES, 64), kinds=["slab"] * 3, cut=0)
+@example(answer=SIZES.pack(MAGIC, *_RIGHT), kinds=["slab", "slab", "tags"], cut=0)
+@example(answer=SIZES.pack(MAGIC, *_RIGHT), kinds=["slab", "writable", "tags"], cut=0)
 @example(answer=SIZES.pack(MAGIC, 1 << 63, BYTES, 64), kinds=["slab"] * 3, cut=0)
 @example(answer=SIZES.pack(MAGIC, BYTES, BYTES, (1 << 64) - 1), kinds=["slab"] * 3, cut=0)
 @example(answer=SIZES.pack(MAGIC, BYTES, BYTES, 64), kinds=["unsealed", "slab", "tags"], cut=0)
@@ -177,17 +202,15 @@ def test_whatever_is_given_is_refused_or_read_within_its_bounds(
         odd.bind(str(name))
         odd.listen(1)
         peer = taker.incarnation
-        card = encode_card(MappedCard(name.name, b"s" * 16, b"i" * 16))
-        taker.transport.connect(peer, "127.0.0.1", card)
+        taker.transport.connect(peer, "127.0.0.1", hand.encoded(name.name))
         read = taker.transport.read(peer, [block(2, 1)])
         caller, _ = odd.accept()
         with caller:
             fds = [KINDS[kind]() for kind in kinds]
             first = answer[: cut or None]
-            if first:
-                socket.send_fds(caller, [first], fds)
-                with suppress(BrokenPipeError):
-                    caller.sendall(answer[len(first) :])
+            hand.challenge_to(caller)
+            taker.transport.advance()
+            hand.give(caller, hand.card_of(name.name), taker.incarnation, first, fds)
             for each in fds:
                 os.close(each)
         how = ended(taker.transport, read)
@@ -195,8 +218,8 @@ def test_whatever_is_given_is_refused_or_read_within_its_bounds(
         taker.transport.close(peer)
     if how is Progress.DONE:
         assert first == answer
-        assert len(kinds) >= 3
-        assert "unsealed" not in kinds[:3]
+        assert len(kinds) == 3
+        assert not {"unsealed", "writable", "ring"} & set(kinds)
     for place in range(BLOCKS):
         assert place == 2 or not taker.slab[place].any()
     taker.slab.zero_()

@@ -13,9 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
-from tests.kvtransfer.mapped.worker import BLOCKS, BYTES, KEY, SECONDS, TAG, Worker
+from tests.kvtransfer.mapped import hand
+from tests.kvtransfer.mapped.worker import BLOCKS, BYTES, KEY, TAG, Worker
 from tests.waiting import wait_for
 
 from tandem.kvtransfer.errors import TransportError
@@ -23,14 +25,7 @@ from tandem.kvtransfer.memory.blocks import CLEARED
 from tandem.kvtransfer.transports.base import Check, Extent, Place, Progress, Region, Transport
 from tandem.kvtransfer.transports.mapped import giving
 from tandem.kvtransfer.transports.mapped.copiers import HostCopier
-from tandem.kvtransfer.transports.mapped.wire import (
-    GREETING,
-    MAGIC,
-    SIZES,
-    MappedCard,
-    decode_card,
-    encode_card,
-)
+from tandem.kvtransfer.transports.mapped.wire import ANSWER, MAGIC, SIZES, decode_card
 from tandem.protocol.ids import Incarnation
 
 
@@ -223,7 +218,7 @@ def test_reads_before_the_memory_came_end_with_the_link(
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as mute:
         mute.bind(str(folder / "00.sock"))
         mute.listen(1)
-        card = encode_card(MappedCard("00.sock", b"s" * 16, b"i" * 16))
+        card = hand.encoded("00.sock")
         consumer.transport.connect(producer.incarnation, "127.0.0.1", card)
         read = consumer.transport.read(producer.incarnation, [block(0, 0)])
         consumer.transport.advance()
@@ -260,14 +255,16 @@ def test_an_answer_that_is_none_fails_the_link(
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as odd, tempfile.TemporaryFile() as null:
         odd.bind(str(folder / "00.sock"))
         odd.listen(1)
-        card = encode_card(MappedCard("00.sock", b"s" * 16, b"i" * 16))
+        card = hand.card_of("00.sock")
         before = copies_of(null.fileno())
-        consumer.transport.connect(producer.incarnation, "127.0.0.1", card)
+        consumer.transport.connect(producer.incarnation, "127.0.0.1", hand.encoded("00.sock"))
         read = consumer.transport.read(producer.incarnation, [block(0, 0)])
         caller, _ = odd.accept()
         with caller:
-            if data:
-                socket.send_fds(caller, [data], [null.fileno()] * descriptors)
+            hand.challenge_to(caller)
+            consumer.transport.advance()
+            files = [null.fileno()] * descriptors
+            hand.give(caller, card, consumer.incarnation, data, files)
         assert ended(consumer.transport, read) is Progress.FAILED
         consumer.transport.close(producer.incarnation)
         assert copies_of(null.fileno()) == before
@@ -281,28 +278,31 @@ def test_who_greets_wrongly_is_given_nothing(
     monkeypatch.setattr(giving, "GREETING_SECONDS", 0.3)
     card = decode_card(producer.transport.serve(producer.slots, producer.blocks))
     path = str(producer.transport._folder / card.name)
-    right = GREETING.pack(MAGIC, card.incarnation, card.secret)
-    wrong = [
-        b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-        GREETING.pack(MAGIC, card.incarnation, b"x" * 16),
-        GREETING.pack(MAGIC, b"x" * 16, card.secret),
-        right + b"x",
-        right[:-1],
+    other = [
+        msgspec.structs.replace(card, secret=b"x" * 32),
+        msgspec.structs.replace(card, incarnation=b"x" * 16),
+        msgspec.structs.replace(card, name="00.sock"),
     ]
-    for number, greeting in enumerate(wrong, 1):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-            caller.settimeout(SECONDS)
-            caller.connect(path)
-            caller.send(greeting)
-            with contextlib.suppress(ConnectionResetError):  # what was said too much was not read
-                data, descriptors, _, _ = socket.recv_fds(caller, 100, 3)
-                assert (data, list(descriptors)) == (b"", [])
+    web = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    wrong: list[Callable[[bytes, socket.socket], bytes]] = [
+        lambda _challenge, _pair: web,
+        *(partial(hand.answer, each) for each in other),
+        lambda challenge, pair: hand.answer(card, challenge, pair) + b"x",
+        lambda challenge, pair: hand.answer(card, challenge, pair)[:-1],
+        lambda _challenge, _pair: b"TDMFDS01" + card.incarnation + card.secret,
+        lambda challenge, pair: ANSWER.pack(
+            MAGIC, *ANSWER.unpack(hand.answer(card, challenge, pair))[1:3], card.secret
+        ),
+    ]
+    for number, made in enumerate(wrong, 1):
+        caller, challenge = hand.called(path)
+        mine, theirs = socket.socketpair()
+        with caller, mine:
+            with theirs:
+                socket.send_fds(caller, [made(challenge, theirs)], [theirs.fileno()])
+            assert hand.taken(mine) == (b"", [])
         until(partial(counted, producer, number))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-        caller.settimeout(SECONDS)
-        caller.connect(path)
-        caller.send(right)
-        data, descriptors, _, _ = socket.recv_fds(caller, 100, 3)
-        for each in descriptors:
-            os.close(each)
+    data, descriptors = hand.asked(path, card)
+    for each in descriptors:
+        os.close(each)
     assert (len(data), len(descriptors)) == (SIZES.size, 3)

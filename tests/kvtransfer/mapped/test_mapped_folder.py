@@ -6,11 +6,13 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import pytest
 import torch
 from tests.kvtransfer.descriptors import of_memory
+from tests.kvtransfer.mapped import hand
 from tests.kvtransfer.mapped.test_mapped import block, ended, until
 from tests.kvtransfer.mapped.worker import BLOCKS, BYTES, Worker
 
@@ -22,7 +24,6 @@ from tandem.kvtransfer.transports.choose import make_transports
 from tandem.kvtransfer.transports.mapped import giving
 from tandem.kvtransfer.transports.mapped.wire import (
     Given,
-    MappedCard,
     decode_card,
     encode_card,
     open_folder,
@@ -32,7 +33,7 @@ from tandem.protocol.ids import new_incarnation
 
 def test_a_worker_of_another_machine_has_no_socket_here(consumer: Worker) -> None:
     """Said at once, when the link is made."""
-    card = encode_card(MappedCard("ab.sock", b"s" * 16, b"i" * 16))
+    card = hand.encoded("ab.sock")
     with pytest.raises(TransportError, match=r"ab\.sock"):
         consumer.transport.connect(new_incarnation(), "127.0.0.1", card)
 
@@ -41,7 +42,7 @@ def test_a_worker_of_another_machine_has_no_socket_here(consumer: Worker) -> Non
 def test_a_card_names_a_socket_and_no_other_file(name: str) -> None:
     """What a peer says is no path."""
     with pytest.raises(TransportError, match="not a card"):
-        decode_card(encode_card(MappedCard(name, b"s" * 16, b"i" * 16)))
+        decode_card(hand.encoded(name))
 
 
 def test_sockets_of_killed_workers_are_swept(producer: Worker, folder: Path) -> None:
@@ -128,19 +129,39 @@ def test_a_socket_that_was_taken_away_comes_back(
     assert place.exists()
 
 
-def test_cards_with_and_without_a_place_are_read_at_both_ends() -> None:
-    """Of workers before and after it was said."""
+class Before(msgspec.Struct, frozen=True, array_like=True):
+    """The card of the release before the greeting had a version."""
 
-    class Before(msgspec.Struct, frozen=True, array_like=True):
-        name: str
-        secret: bytes
-        incarnation: bytes
+    name: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]+\.sock\Z")]
+    secret: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    incarnation: bytes
+    place: bytes = b""
 
-    old = Before("ab.sock", b"s" * 16, b"i" * 16)
-    new = decode_card(msgspec.msgpack.encode(old))
-    assert (new.name, new.place) == ("ab.sock", b"")
-    said = encode_card(MappedCard("ab.sock", b"s" * 16, b"i" * 16, b"p" * 16))
-    assert msgspec.msgpack.decode(said, type=Before) == old
+
+def test_a_producer_of_another_release_is_refused_by_its_card(
+    consumer: Worker, folder: Path
+) -> None:
+    """The link goes another way at once, and the reason names both versions; nobody is called."""
+    old = msgspec.msgpack.encode(Before("ab.sock", b"s" * 16, b"i" * 16))
+    newer = encode_card(msgspec.structs.replace(hand.card_of("ab.sock"), version=3))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as there:
+        there.bind(str(folder / "ab.sock"))
+        there.listen(1)
+        there.setblocking(False)
+        for card, version in ((old, 1), (newer, 3)):
+            with pytest.raises(TransportError, match=f"version {version} .* allowed: 2") as caught:
+                consumer.transport.connect(new_incarnation(), "127.0.0.1", card)
+            assert not isinstance(caught.value, NoSocketYet)
+        with pytest.raises(BlockingIOError):
+            there.accept()
+
+
+def test_an_older_release_does_not_take_a_card_of_this_one(producer: Worker) -> None:
+    """It would send the secret in clear."""
+    card = producer.transport.serve(producer.slots, producer.blocks)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(card, type=Before)
+    assert decode_card(card).version == 2
 
 
 def test_a_folder_that_cannot_be_looked_through_ends_no_worker(
@@ -216,6 +237,9 @@ def test_the_folder_is_ours_alone(folder: Path, monkeypatch: pytest.MonkeyPatch)
         open_folder(None)
     with pytest.raises(TransportError, match="kv_node_folder"):
         open_folder(str(folder / "nothing"))
+    (folder / "link").symlink_to(own)
+    with pytest.raises(TransportError, match=r"kv_node_folder: .*/link is not a folder"):
+        open_folder(str(folder / "link"))
     long = folder / ("x" * 80)
     long.mkdir()
     with pytest.raises(TransportError, match="too long"):

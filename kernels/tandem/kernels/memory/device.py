@@ -8,6 +8,8 @@ driver's C interface, so that no package is needed for six functions. Freed with
 from __future__ import annotations
 
 import ctypes
+import os
+import stat
 import weakref
 from functools import cache
 
@@ -208,11 +210,24 @@ def descriptor_of(tensor: Tensor) -> tuple[int, int]:
     return descriptor.value, size.value
 
 
+_OTHERS = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFBLK, stat.S_IFLNK)
+"""Kinds of files that no driver exports memory by."""
+
+
+def check_descriptor(descriptor: int) -> None:
+    """Raise DeviceMemoryError for a file, a folder, a pipe or a socket: the driver is not asked to
+    import these. The driver refuses other devices, and more bytes than the memory has."""
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind in _OTHERS:
+        raise DeviceMemoryError(f"a descriptor is not of a GPU's memory: its kind is {kind:#o}")
+
+
 def map_range(descriptor: int, size: int, device: int, *, writable: bool = False) -> DeviceRange:
     """Map another process's range from its start on, ``size`` bytes and what lies behind them in
     the last grain of memory, to be read (and written, if ``writable``) by a device of this one; the
     descriptor stays the caller's. Raises DeviceMemoryError, also where the range's GPU cannot be
     reached from here."""
+    check_descriptor(descriptor)
     handle, address = ctypes.c_ulonglong(), ctypes.c_ulonglong()
     whole = _whole_grains(size, _properties_of(device))
     length, zero = ctypes.c_size_t(whole), ctypes.c_ulonglong(0)

@@ -1,8 +1,10 @@
 """Host memory that several processes of one machine see.
 
 An anonymous file that each of them maps; gone with the last of them, however it ends. Where the
-system can, it is sealed: no holder of a descriptor can shorten it under the others' mappings, whose
-next access would kill them, nor map it to be written once it has been shared.
+system can, it is sealed: no holder of a descriptor can change its size under the others' mappings,
+whose next access would kill them. Once it has been shared to be read, no holder can write it, map
+it to be written, punch holes into it or change its seals. Memory of another process is checked for
+the same seals before it is used.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import stat
 import tempfile
 import weakref
 from typing import TYPE_CHECKING
@@ -20,8 +23,11 @@ if TYPE_CHECKING:
 
 _SEALED = hasattr(os, "memfd_create")
 _ADD_SEALS, _GET_SEALS = 1033, 1034
-_SHRINK, _GROW, _FUTURE_WRITE = 0x2, 0x4, 0x10
+_SEAL, _SHRINK, _GROW, _FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10
 """Of linux/fcntl.h; Python names not all of them."""
+_SHARED = _SEAL | _SHRINK | _GROW | _FUTURE_WRITE
+"""Seals of memory that another process reads or writes."""
+_STAT_BLOCK = 512
 _ranges: dict[int, tuple[SharedMemory, int]] = {}
 """By address: what ``shared_tensor`` made and is still mapped."""
 
@@ -52,17 +58,34 @@ class SharedMemory:
 
     @classmethod
     def given(cls, descriptor: int, size: int) -> SharedMemory:
-        """What another process made; the descriptor stays the caller's. Raises OSError where it is
-        no such memory, or could be shortened while it is mapped here."""
-        if _SEALED and not fcntl.fcntl(descriptor, _GET_SEALS) & _SHRINK:
-            raise OSError("its size is not sealed")
+        """Return memory that another process made to be read; the descriptor stays the caller's.
+        Raises OSError if it is not such memory, has another size or lacks a seal."""
+        _check(descriptor, size)
+        _check_seals(descriptor)
         return cls(descriptor, size)
 
+    @classmethod
+    def lent(cls, descriptor: int, size: int) -> mmap.mmap:
+        """Map memory that another process made to be written by this one; the descriptor stays the
+        caller's. It is sealed first, so that its pages stay those that its owner has touched: no
+        write here makes a page, whatever the owner does later. Raises OSError if it is not such
+        memory, has another size, cannot be sealed or has a page that was not touched."""
+        _check(descriptor, size)
+        mapping = cls(descriptor, size).map()  # before the seal, which forbids it
+        try:
+            _seal(descriptor, _SHARED)
+            _check_seals(descriptor)
+            check_touched(descriptor, size)  # after the seal: holes cannot be made any more
+        except OSError:
+            mapping.close()
+            raise
+        return mapping
+
     def share(self, *, writable: bool = False) -> int:
-        """A new descriptor for other processes, which the caller closes: they may only read, unless
-        the memory is theirs to write, too."""
+        """Return a new descriptor for other processes, which the caller closes: they may only read,
+        unless the memory is theirs to write, too. They seal it then."""
         if not writable:
-            _seal(self.descriptor, _FUTURE_WRITE)
+            _seal(self.descriptor, _SHARED)
         return os.dup(self.descriptor)
 
     def map(self, *, writable: bool = True) -> mmap.mmap:
@@ -107,6 +130,32 @@ def descriptor_of(tensor: Tensor, *, writable: bool = False) -> tuple[int, int]:
     make it."""
     memory, size = _ranges[tensor.data_ptr()]
     return memory.share(writable=writable), size
+
+
+def check_touched(descriptor: int, size: int) -> None:
+    """Raise OSError unless each page of sealed memory is there: reading it makes none."""
+    if _SEALED and os.fstat(descriptor).st_blocks * _STAT_BLOCK < size:
+        raise OSError("it has pages that its owner has not touched")
+
+
+def _check(descriptor: int, size: int) -> None:
+    """Raise OSError unless this is anonymous memory of just this size."""
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError("it is not memory")
+    if found.st_size != size:
+        raise OSError(f"it has {found.st_size} bytes, not {size}")
+
+
+def _check_seals(descriptor: int) -> None:
+    """Raise OSError if a holder of the descriptor could still change it; only memory has seals."""
+    if not _SEALED:
+        return
+    missing = _SHARED & ~fcntl.fcntl(descriptor, _GET_SEALS)
+    if missing & (_SHRINK | _GROW):
+        raise OSError("its size is not sealed")
+    if missing:
+        raise OSError("its bytes or its seals are not sealed")
 
 
 def _seal(descriptor: int, seals: int) -> None:

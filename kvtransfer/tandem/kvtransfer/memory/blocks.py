@@ -124,6 +124,7 @@ class SharedTags(BlockTags):
         weakref.finalize(self, self._memory.close)
         # Read and written by slices alone, which both have.
         self._bytes = self._memory.map()  # type: ignore[assignment]
+        self._bytes[:] = bytes(self._memory.size)  # pages of this process, whichever reads them
 
     def share(self) -> tuple[int, int]:
         """A descriptor of tags and turns, which the caller closes, and their bytes."""

@@ -12,6 +12,7 @@ from collections.abc import Generator
 
 import msgspec
 
+from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.nodeagent.registrations import Consumer, Producer
 from tandem.kvtransfer.transports.agent.wire import (
     MAX_FILES,
@@ -21,6 +22,8 @@ from tandem.kvtransfer.transports.agent.wire import (
     encode,
     to_agent,
 )
+from tandem.kvtransfer.transports.mapped.files import close_all, receive
+from tandem.kvtransfer.transports.mapped.proofs import fresh
 
 _CREDENTIALS = struct.Struct("3i")
 _SO_PEERGROUPS = 59
@@ -29,13 +32,6 @@ _MAX_GROUPS = 256
 """Of a caller, that can be asked for; who is in more has none but its own."""
 _BATCH = 64
 """Messages that one caller is heard at a time."""
-
-
-def user_of(sock: socket.socket) -> int:
-    """Number of the user whose process is at the other end of a connection."""
-    said = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    user: int = _CREDENTIALS.unpack(said)[1]
-    return user
 
 
 class Garbage(Exception):
@@ -50,6 +46,7 @@ class Caller:
         sock.setblocking(False)
         self.sock = sock
         self.since = time.monotonic()
+        self.challenge = fresh()
         self.producer: Producer | None = None
         self.consumer: Consumer | None = None
         self.ended = False
@@ -83,21 +80,20 @@ class Caller:
         it. At the connection's end ``ended`` is set. Raises Garbage."""
         for _ in range(_BATCH):
             try:
-                data, files, flags, _ = socket.recv_fds(self.sock, MAX_MESSAGE, MAX_FILES)
+                data, files = receive(self.sock, MAX_MESSAGE, MAX_FILES)
             except BlockingIOError:
                 return
+            except TransportError as error:
+                raise Garbage(str(error)) from error
             except OSError:
-                data, files, flags = b"", [], 0
+                data, files = b"", []
             try:
                 if not data:  # its end; or an empty packet, which says nothing either
                     self.ended = True
                     return
-                if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                    raise Garbage("a message that is longer than any, or has more descriptors")
                 yield self._read(data), files
             finally:
-                for each in files:
-                    os.close(each)
+                close_all(files)
 
     def _read(self, data: bytes) -> ToAgent:
         try:

@@ -2,7 +2,7 @@
 
 A source of the host is read through its descriptor, without a mapping: reading pages that its owner
 never touched makes none. A ring of the host has to be touched by its owner, whose memory its pages
-count as then.
+count as then; it is sealed before that is checked, so that the owner cannot take pages out later.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.transports.agent.wire import HOST, MAX_RING_BYTES
 from tandem.kvtransfer.transports.mapped.batches import Batch
 from tandem.kvtransfer.transports.mapped.copiers import Mark, Through
-
-_STAT_BLOCK = 512
 
 
 class Source(Protocol):
@@ -56,9 +54,12 @@ class HostSource:
     """A range in memory of the host."""
 
     def __init__(self, descriptor: int, size: int) -> None:
-        """Keeps a descriptor of its own. Raises TransportError."""
-        if os.fstat(descriptor).st_size < size:
-            raise TransportError(f"the memory has not the {size} bytes that are said of it")
+        """Keeps a descriptor of its own. Raises TransportError if it is not sealed memory of this
+        size."""
+        try:
+            SharedMemory.given(descriptor, size)
+        except OSError as error:
+            raise TransportError(f"a producer's memory is refused: {error}") from error
         self.size = size
         self.descriptor = os.dup(descriptor)
 
@@ -73,11 +74,10 @@ class HostRing:
     """Landing slots in memory of the host, whose copies are over when ``copy`` returns."""
 
     def __init__(self, descriptor: int, size: int) -> None:
-        """Raises TransportError for what is not touched, could be shortened or is no memory."""
-        if os.fstat(descriptor).st_blocks * _STAT_BLOCK < size:
-            raise TransportError("the landing slots have pages that their owner has not touched")
+        """Raises TransportError for what is not memory of this size, cannot be sealed or has a page
+        that its owner has not touched."""
         try:
-            self._mapping: mmap.mmap = SharedMemory.given(descriptor, size).map()
+            self._mapping: mmap.mmap = SharedMemory.lent(descriptor, size)
         except (OSError, ValueError, OverflowError) as error:
             raise TransportError(f"landing slots cannot be mapped: {error}") from error
         self.size = size
@@ -177,6 +177,7 @@ def open_source(where: str, descriptor: int, size: int) -> Source:
     if where == HOST:
         return HostSource(descriptor, size)
     _index_of(where)
+    _check_device_memory(descriptor)
     return DeviceSource(descriptor, size)
 
 
@@ -186,7 +187,17 @@ def open_ring(where: str, descriptor: int, size: int) -> Ring:
         raise TransportError(f"{size} bytes of landing slots; allowed: {MAX_RING_BYTES}")
     if where == HOST:
         return HostRing(descriptor, size)
-    return DeviceRing(descriptor, size, _index_of(where))
+    index = _index_of(where)
+    _check_device_memory(descriptor)
+    return DeviceRing(descriptor, size, index)
+
+
+def _check_device_memory(descriptor: int) -> None:
+    """Raise TransportError for what cannot be a descriptor of a GPU's memory."""
+    try:
+        device.check_descriptor(descriptor)
+    except DeviceMemoryError as error:
+        raise TransportError(str(error)) from error
 
 
 def _index_of(where: str) -> int:

@@ -8,17 +8,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hmac import compare_digest
 
 import numpy as np
 
 from tandem.kernels.memory.device import DeviceMemoryError
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.nodeagent.memory import Ring, Source, open_ring, open_source
-from tandem.kvtransfer.transports.agent.wire import Copy, Fault, Give, Ground, Take
+from tandem.kvtransfer.transports.agent.wire import (
+    Connection,
+    Copied,
+    Copy,
+    Fault,
+    Give,
+    Ground,
+    Take,
+    agents_proof,
+    consumers_proof,
+)
 from tandem.kvtransfer.transports.base import Region
 from tandem.kvtransfer.transports.mapped.batches import Batch, Reach
 from tandem.kvtransfer.transports.mapped.copiers import Mark
+from tandem.kvtransfer.transports.mapped.proofs import is_proof
 from tandem.kvtransfer.transports.mapped.tags import Numbers, PeerTags, Turns
 
 logger = logging.getLogger(__name__)
@@ -32,7 +42,7 @@ class Producer:
     def __init__(self, said: Give, descriptors: Sequence[int]) -> None:
         """The descriptors stay the caller's. Raises TransportError, and OSError where this process
         has no descriptor left."""
-        self.incarnation, self.secret = said.incarnation, said.secret
+        self.incarnation, self.key = said.incarnation, said.key
         self.block_bytes = said.block_bytes
         self.sources: dict[Ground, Source] = {}
         self.under_way = 0
@@ -64,9 +74,11 @@ class Producer:
 class Consumer:
     """Landing slots to be written."""
 
-    def __init__(self, said: Take, descriptor: int) -> None:
-        """The descriptor stays the caller's. Raises TransportError."""
+    def __init__(self, said: Take, descriptor: int, challenge: bytes) -> None:
+        """The descriptor stays the caller's; ``challenge`` is what the agent sent on this
+        connection. Raises TransportError."""
         self.incarnation = said.incarnation
+        self.connection = Connection(challenge, said.challenge)
         self.slot_bytes, self.num_slots = said.slot_bytes, said.num_slots
         self.block_bytes = said.block_bytes
         self.ring: Ring = open_ring(said.where, descriptor, said.slot_bytes * said.num_slots)
@@ -118,6 +130,12 @@ class Running:
             return b""
         return self.producer.tags.tags_of(self.blocks, self.turns)
 
+    def answer(self) -> Copied:
+        """Return what the consumer is sent, with a proof that the producer is registered here."""
+        tags, connection = self.tags(), self.consumer.connection
+        proof = agents_proof(self.producer.key, connection, self.request, tags)
+        return Copied(self.request.number, tags, proof)
+
     def end(self) -> None:
         """Its memory may go now, as far as it was waited for."""
         self.producer.copy_ended()
@@ -133,8 +151,8 @@ class Producers:
     def why_not(self, said: Give) -> str | None:
         """What stands against a registration: another's name."""
         there = self.known.get(said.incarnation)
-        if there is not None and not compare_digest(there.secret, said.secret):
-            return "a producer of this incarnation is registered with another secret"
+        if there is not None and not is_proof(there.key, said.key):
+            return "a producer of this incarnation is registered with another key"
         return None
 
     def enter(self, producer: Producer) -> None:
@@ -152,7 +170,8 @@ class Producers:
         producer = self.known.get(request.producer)
         if producer is None:
             return Fault.UNKNOWN
-        if not compare_digest(request.secret, producer.secret):
+        connection, names = consumer.connection, (request.producer, consumer.incarnation)
+        if not is_proof(request.proof, consumers_proof(producer.key, connection, *names)):
             return Fault.DENIED
         batch = _batch_of(request, consumer.slot_bytes)
         if not _is_within(request, batch, producer, consumer):

@@ -17,13 +17,12 @@ from collections import Counter
 from pathlib import Path
 
 from tandem.kvtransfer.errors import TransportError
-from tandem.kvtransfer.nodeagent.caller import Caller, Garbage, user_of
+from tandem.kvtransfer.nodeagent.caller import Caller, Garbage
 from tandem.kvtransfer.nodeagent.registrations import Consumer, Producer, Producers, Running
 from tandem.kvtransfer.nodeagent.turns import InTurn
 from tandem.kvtransfer.transports.agent.wire import (
     SOCKET_NAME,
     VERSION,
-    Copied,
     Copy,
     Counts,
     Fault,
@@ -36,6 +35,7 @@ from tandem.kvtransfer.transports.agent.wire import (
     Take,
     ToAgent,
 )
+from tandem.kvtransfer.transports.mapped.files import user_of
 from tandem.kvtransfer.waiting import nap_before, watch
 from tandem.link.naps import nap_precisely, sleep_on
 
@@ -165,7 +165,7 @@ class NodeAgent:
             return
         self._callers[sock] = caller
         self._selector.register(sock, selectors.EVENT_READ)
-        caller.say(Hello(VERSION))
+        caller.say(Hello(VERSION, caller.challenge))
 
     def _hear(self, caller: Caller) -> None:
         try:
@@ -206,7 +206,7 @@ class NodeAgent:
             return f"the worker speaks version {said.version}, the agent {VERSION}"
         try:
             if isinstance(said, Take):
-                caller.consumer = Consumer(said, files[0])
+                caller.consumer = Consumer(said, files[0], caller.challenge)
             else:
                 refused = self._producers.why_not(said)
                 if refused is not None:
@@ -255,7 +255,7 @@ class NodeAgent:
             self.counts["copies"] += 1
             self.counts["bytes"] += len(request.places) * request.size
             if not caller.ended:
-                caller.say(Copied(request.number, copy.tags()), request.slot)
+                caller.say(copy.answer(), request.slot)
             copy.end()
 
     def _close(self, caller: Caller) -> None:

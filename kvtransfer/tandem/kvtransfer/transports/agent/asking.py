@@ -13,20 +13,26 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 from torch import Tensor
 
 from tandem.kvtransfer.errors import NoAgentYet, TransportError
 from tandem.kvtransfer.transports.agent.line import Line, check_hello
 from tandem.kvtransfer.transports.agent.wire import (
     VERSION,
+    Connection,
     Copied,
     Copy,
+    Hello,
     Refused,
     Registered,
     Rejected,
     Take,
+    agents_proof,
+    consumers_proof,
 )
 from tandem.kvtransfer.transports.mapped.copiers import Copier, Source
+from tandem.kvtransfer.transports.mapped.proofs import fresh, is_proof
 from tandem.protocol.ids import Incarnation
 
 logger = logging.getLogger(__name__)
@@ -42,10 +48,13 @@ class Asker:
         self._folder, self._copier, self._incarnation = folder, copier, incarnation
         self._sizes = (1, 1, 1)
         self._line: Line | None = None
-        self._greeted = False
+        self._greeted: Connection | None = None
         self.memory: Tensor | None = None
         """The landing slots of the agent that is there: mapped as long as anybody refers to it."""
-        self._unsaid: deque[Copy] = deque()
+        self._unsaid: deque[tuple[Copy, bytes]] = deque()
+        """Requests, and the key of the producer of each."""
+        self._asked: dict[int, tuple[Copy, bytes]] = {}
+        """By number: those that were said, and have no answer."""
         self._heard_at = 0.0
         self.slots: Source | None = None
         """The same as a source, which need not keep it."""
@@ -77,12 +86,12 @@ class Asker:
                 self._line = Line(self._folder)
             except TransportError as error:
                 raise NoAgentYet(str(error)) from error
-            self._greeted, self._heard_at = False, time.monotonic()
+            self._greeted, self._heard_at = None, time.monotonic()
 
-    def ask(self, request: Copy) -> None:
-        """As soon as the agent can hear it: now, as a rule. Raises TransportError when it is
-        gone."""
-        self._unsaid.append(request)
+    def ask(self, request: Copy, key: bytes) -> None:
+        """As soon as the agent can hear it: now, as a rule. ``key`` is the producer's, and proves
+        the request. Raises TransportError when it is gone."""
+        self._unsaid.append((request, key))
         if self._line is not None:
             self._say(self._line)
 
@@ -94,17 +103,17 @@ class Asker:
         self._say(self._line)
         while (message := self._line.hear()) is not None:
             self._heard_at = time.monotonic()
-            if not self._greeted:
-                check_hello(message)
-                self._register(self._line)
+            if self._greeted is None:
+                self._register(self._line, check_hello(message))
             elif isinstance(message, Copied | Refused):
+                self._check(message, self._greeted)
                 yield message
             elif isinstance(message, Rejected):
                 raise TransportError(f"the node's agent does not copy for us: {message.reason}")
             elif not isinstance(message, Registered):
                 raise TransportError("the node's agent does not follow the protocol")
             self._say(self._line)
-        if self._greeted and not awaited:
+        if self._greeted is not None and not awaited:
             self._heard_at = time.monotonic()
         elif time.monotonic() - self._heard_at > AGENT_SECONDS:
             raise TransportError(f"the node's agent has been silent for {AGENT_SECONDS:g} s")
@@ -113,22 +122,39 @@ class Asker:
         """Forget the agent; it lets go of the slots when it sees that."""
         if self._line is not None:
             self._line.close()
-        self._line = self.memory = self.slots = None
+        self._line = self.memory = self.slots = self._greeted = None
         self._unsaid.clear()
+        self._asked.clear()
 
-    def _register(self, line: Line) -> None:
+    def _check(self, answer: Copied | Refused, said: Connection) -> None:
+        """Raise TransportError for what was not asked, and for a copy by an agent that has not the
+        key of its producer."""
+        request, key = self._asked.pop(answer.number, (None, b""))
+        if request is None:
+            raise TransportError("the node's agent answers what it was not asked")
+        if isinstance(answer, Copied):
+            expected = agents_proof(key, said, request, answer.tags)
+            if not is_proof(answer.proof, expected):
+                raise TransportError("the node's agent has not the producer's key")
+
+    def _register(self, line: Line, hello: Hello) -> None:
         slot_bytes, num_slots, block_bytes = self._sizes
         self.memory, self.slots = self._copier.make(slot_bytes * num_slots)
         descriptor, _ = self._copier.share(self.memory, writable=True)
-        where = self._copier.where()
+        where, greeted = self._copier.where(), Connection(hello.challenge, fresh())
         try:
-            said = Take(VERSION, self._incarnation, slot_bytes, num_slots, block_bytes, where)
+            named = VERSION, self._incarnation
+            said = Take(*named, slot_bytes, num_slots, block_bytes, where, greeted.consumers)
             if not line.say(said, [descriptor]):
                 raise TransportError("the node's agent takes no registration")
         finally:
             os.close(descriptor)
-        self._greeted = True
+        self._greeted = greeted
 
     def _say(self, line: Line) -> None:
-        while self._greeted and self._unsaid and line.say(self._unsaid[0]):
-            self._unsaid.popleft()
+        while self._greeted is not None and self._unsaid:
+            request, key = self._unsaid[0]
+            proof = consumers_proof(key, self._greeted, request.producer, request.consumer)
+            if not line.say(msgspec.structs.replace(request, proof=proof)):
+                return
+            self._asked[request.number] = self._unsaid.popleft()

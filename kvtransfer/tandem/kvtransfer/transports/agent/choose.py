@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.transports.agent.line import agent_folder
 from tandem.kvtransfer.transports.agent.sizes import LandingSizes
 from tandem.kvtransfer.transports.agent.transport import AgentTransport
 from tandem.kvtransfer.transports.mapped.choose import make_copier
@@ -18,6 +19,6 @@ def make_agent(
     if on_gpu != (name == "cuda_p2p_agent"):
         where, allowed = ("a GPU", "cuda_p2p_agent") if on_gpu else ("the host", "shm_agent")
         raise TransportError(f"kv_connector: {name}, with KV in memory of {where}: try {allowed}")
-    place = open_folder(config.kv_node_folder)
+    place = agent_folder(open_folder(config.kv_node_folder))
     sizes = LandingSizes(config, on_gpu=on_gpu)
     return AgentTransport(name, incarnation, make_copier(on_gpu), place, sizes, on_gpu=on_gpu)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-import struct
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,16 +20,30 @@ from tandem.kvtransfer.transports.agent.wire import (
     encode,
     to_worker,
 )
+from tandem.kvtransfer.transports.mapped.files import user_of
 
-_CREDENTIALS = struct.Struct("3i")
+_BESIDE = "-agent"
+
+
+def agent_folder(folder: Path) -> Path:
+    """Return where workers that meet in ``folder`` find their agent: the folder of this name with
+    ``-agent`` at its end if only root can have put it there, as in pods, else the same folder."""
+    beside = folder.with_name(folder.name + _BESIDE)
+    try:
+        above, found = folder.parent.stat(), beside.lstat()
+    except OSError:
+        return folder
+    is_roots = above.st_uid == 0 and not above.st_mode & 0o022
+    return beside if is_roots and stat.S_ISDIR(found.st_mode) else folder
 
 
 class Line:
     """Open from construction to ``close``."""
 
     def __init__(self, folder: Path) -> None:
-        """Call the agent. Raises NoAgentYet where none listens, or this process has no descriptor
-        left to call it by; TransportError where one of another user listens."""
+        """Call the agent. Raises NoAgentYet if none listens, or this process has no descriptor
+        left to call it by; TransportError for a link or a file in its place, and if one of another
+        user listens."""
         path = folder / SOCKET_NAME
         try:
             self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -37,16 +51,19 @@ class Line:
             raise NoAgentYet(f"no socket for the agent of this node: {error}") from error
         try:
             self._sock.setblocking(False)
+            if not stat.S_ISSOCK(path.lstat().st_mode):
+                raise TransportError(f"{path} is not a socket")
             self._sock.connect(str(path))
-            said = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            trusted = {0, folder.stat().st_uid}
+            user, trusted = user_of(self._sock), {0, folder.lstat().st_uid}
+            if user not in trusted:
+                said = f"{path} is user {user}'s, not root's or the folder's owner's"
+                raise TransportError(said)
         except OSError as error:
             self.close()
             raise NoAgentYet(f"no agent of this node at {path}: {error}") from error
-        user = _CREDENTIALS.unpack(said)[1]
-        if user not in trusted:
+        except TransportError:
             self.close()
-            raise TransportError(f"{path} is user {user}'s, not root's or the folder's owner's")
+            raise
 
     def fileno(self) -> int:
         """Readable when something came."""
@@ -89,10 +106,11 @@ class Line:
         self._sock.close()
 
 
-def check_hello(message: ToWorker) -> None:
-    """Raise TransportError unless this is an agent's first word, of this version."""
+def check_hello(message: ToWorker) -> Hello:
+    """Return an agent's first message; TransportError for another one, or of another version."""
     if not isinstance(message, Hello):
         raise TransportError(f"the node's agent began with {type(message).__name__}")
     if message.version != VERSION:
         said = f"the node's agent speaks version {message.version}"
         raise TransportError(f"{said}, allowed is {VERSION}")
+    return message

@@ -36,7 +36,8 @@ from tandem.kvtransfer.transports.agent.wire import (
 from tandem.kvtransfer.transports.base import Extent, Progress, Region, Ticket
 from tandem.kvtransfer.transports.mapped.batches import Batch
 from tandem.kvtransfer.transports.mapped.copiers import Copier, Mark, traits_of
-from tandem.kvtransfer.transports.mapped.wire import Given, place_of
+from tandem.kvtransfer.transports.mapped.proofs import COPYING, PROOF_BYTES, key_for
+from tandem.kvtransfer.transports.mapped.wire import SECRET_BYTES, Given, place_of
 from tandem.kvtransfer.waiting import is_foretold
 from tandem.protocol.ids import Incarnation
 
@@ -115,10 +116,11 @@ class AgentTransport:
         found = [self._copier.share(blocks.slab), self._copier.share(memory.rows)]
         found.append(blocks.tags.share())
         (a, na), (b, nb), (c, nc) = found
-        sizes, secret = (na, nb, nc), os.urandom(16)
-        card = AgentCard(place_of(self._folder), self._incarnation, secret)
+        sizes, secret = (na, nb, nc), os.urandom(SECRET_BYTES)
+        card = AgentCard(VERSION, place_of(self._folder), self._incarnation, secret)
         block_bytes, where = blocks.slab.shape[1], self._copier.where()
-        said = Give(VERSION, self._incarnation, secret, sizes, block_bytes, where)
+        key = key_for(secret, COPYING)
+        said = Give(VERSION, self._incarnation, key, sizes, block_bytes, where)
         self._giver = Giver(self._folder, said, Given((a, b, c), sizes))
         self._giver.start()
         return encode(card)
@@ -340,13 +342,14 @@ class AgentTransport:
                 Copy(
                     number=slot,
                     producer=piece.peer,
-                    secret=self._secrets[piece.peer],
+                    proof=bytes(PROOF_BYTES),  # the asker's
                     consumer=self._incarnation,
                     ground=_GROUNDS[batch.remote],
                     places=tuple(batch.sources.tolist()),
                     size=int(batch.sizes[0]),
                     slot=slot,
-                )
+                ),
+                key_for(self._secrets[piece.peer], COPYING),
             )
 
     def _fail(self, ticket: Ticket, read: _Read) -> None:

@@ -2,19 +2,24 @@
 
 The agent speaks first (``Hello``). A worker answers with one registration, its descriptors beside
 it; it ends with the connection. A consumer asks for copies then, each of which is answered once.
+
+A producer registers the key that its secret gives for this purpose. A consumer that has the secret
+proves it for its connection, and the agent proves with each copy that it has the producer's key.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Annotated, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.transports.mapped.proofs import proof_of
+from tandem.kvtransfer.transports.mapped.wire import check_version
 
-VERSION = 1
+VERSION = 2
 SOCKET_NAME = "agent.sock"
 MAX_MESSAGE = 16 << 10
 """Bytes of a packet."""
@@ -29,7 +34,9 @@ HOST = "host"
 """Where memory lies that is no GPU's."""
 
 Id = Annotated[bytes, Meta(min_length=16, max_length=16)]
-"""An incarnation, a secret, or the digest of a place."""
+"""An incarnation, or the digest of a place."""
+Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
+"""A key, a proof, or bytes that have never been sent."""
 Number = Annotated[int, Meta(ge=0, lt=1 << 60)]
 Size = Annotated[int, Meta(ge=1, lt=1 << 48)]
 Where = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -49,7 +56,7 @@ class Fault(IntEnum):
     UNKNOWN = 0
     """No producer of that incarnation is registered; it may come."""
     DENIED = 1
-    """The secret is not the producer's."""
+    """The consumer has not proved the producer's secret."""
     STALE = 2
     """The request is of another consumer than the connection."""
     OUTSIDE = 3
@@ -64,6 +71,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """The agent is there."""
 
     version: Number
+    challenge: Annotated[bytes, Meta(max_length=32)] = b""
+    """Fresh bytes; nothing from an agent of version 1."""
 
 
 class Give(msgspec.Struct, frozen=True, array_like=True, tag="give"):
@@ -71,7 +80,7 @@ class Give(msgspec.Struct, frozen=True, array_like=True, tag="give"):
 
     version: Number
     incarnation: Id
-    secret: Id
+    key: Bytes32
     sizes: tuple[Size, Size, Size]
     block_bytes: Size
     where: Where
@@ -86,6 +95,8 @@ class Take(msgspec.Struct, frozen=True, array_like=True, tag="take"):
     num_slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
     block_bytes: Size
     where: Where
+    challenge: Bytes32
+    """Fresh bytes."""
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True, tag="status"):
@@ -107,7 +118,8 @@ class Copy(msgspec.Struct, frozen=True, array_like=True, tag="copy"):
 
     number: Number
     producer: Id
-    secret: Id
+    proof: Bytes32
+    """See ``consumers_proof``."""
     consumer: Id
     ground: Ground
     places: Annotated[tuple[Number, ...], Meta(min_length=1, max_length=MAX_PLACES)]
@@ -122,6 +134,8 @@ class Copied(msgspec.Struct, frozen=True, array_like=True, tag="copied"):
     number: Number
     tags: bytes
     """Of blocks, 16 bytes each: as they were behind the copy, zeros where one changed during it."""
+    proof: Bytes32
+    """See ``agents_proof``."""
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
@@ -138,12 +152,14 @@ class Counts(msgspec.Struct, frozen=True, array_like=True, tag="counts"):
 
 
 class AgentCard(msgspec.Struct, frozen=True, array_like=True):
-    """How a consumer asks the agent for P's blocks."""
+    """How a consumer asks the agent for P's blocks. A release before the version was sent has the
+    place first, and so neither takes the other's card."""
 
+    version: Annotated[int, Meta(ge=1)]
     place: Id
     """Of the folder in which P meets the agent."""
     incarnation: Id
-    secret: Id
+    secret: Bytes32
 
 
 ToAgent = Give | Take | Copy | Status
@@ -158,8 +174,27 @@ encode = msgspec.msgpack.encode
 
 
 def decode_card(data: bytes) -> AgentCard:
-    """From WELCOME, or TransportError."""
+    """From WELCOME, or TransportError, which names the versions if the release is another one."""
+    check_version(data, VERSION, "the agent's protocol")
     try:
         return _cards.decode(data)
     except msgspec.MsgspecError as error:
         raise TransportError(f"not a card of a node's agent: {error}") from error
+
+
+class Connection(NamedTuple):
+    """Fresh bytes of both ends of a consumer's connection; proofs of another do not serve here."""
+
+    agents: bytes
+    consumers: bytes
+
+
+def consumers_proof(key: bytes, said: Connection, producer: bytes, consumer: bytes) -> bytes:
+    """Return what shows the agent that a consumer has the producer's secret."""
+    return proof_of(key, b"consumer", *said, producer, consumer)
+
+
+def agents_proof(key: bytes, said: Connection, request: Copy, tags: bytes) -> bytes:
+    """Return what shows a consumer that the producer has registered with this agent."""
+    number = request.number.to_bytes(8, "little")
+    return proof_of(key, b"agent", *said, request.producer, request.consumer, number, tags)

@@ -1,14 +1,13 @@
-"""P's half: a thread that gives descriptors of this worker's memory to peers that greet rightly.
+"""P's half: a thread that gives descriptors of this worker's memory to peers that prove its secret.
 
-Whatever does not follow the protocol (garbage, a wrong secret, silence before the greeting, more
-callers than there are places) loses its connection and is counted. The place of the socket may be
-made ready, or taken away, at any time: name and secret are known before, and stay.
+Whatever does not follow the protocol (garbage, a wrong proof, silence before the greeting, another
+user, more callers than there are places) loses its connection and is counted. The place of the
+socket may be made ready, or taken away, at any time: name and secret are known before, and stay.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
 import os
 import selectors
@@ -19,12 +18,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.transports.mapped.files import (
+    close_all,
+    name_of,
+    receive,
+    stream_of,
+    user_of,
+)
+from tandem.kvtransfer.transports.mapped.proofs import MAPPING, fresh, is_proof, key_for
 from tandem.kvtransfer.transports.mapped.wire import (
-    GREETING,
+    ANSWER,
+    CHALLENGE,
     MAGIC,
+    PROOF,
     SECRET_BYTES,
     SIZES,
     Given,
+    Greeting,
     socket_name,
 )
 from tandem.protocol.ids import Incarnation
@@ -38,6 +48,21 @@ LONGEST_PAUSE_SECONDS = 2.0
 """Between two tries to listen."""
 LOOK_SECONDS = 30.0
 """Between two looks whether the socket is still at its place."""
+
+
+class _Caller:
+    """A connection that has not proved anything."""
+
+    def __init__(self) -> None:
+        self.challenge = fresh()
+        self.since = time.monotonic()
+        self.said = bytearray()
+        self.files: list[int] = []
+
+    def close(self) -> None:
+        """Close what came."""
+        close_all(self.files)
+        self.files.clear()
 
 
 class DescriptorServer:
@@ -58,7 +83,7 @@ class DescriptorServer:
         self.secret = os.urandom(SECRET_BYTES)
         self.path = folder / socket_name(incarnation)
         self._given = given
-        self._expected = GREETING.pack(MAGIC, incarnation, self.secret)
+        self._incarnation, self._key = incarnation, key_for(self.secret, MAPPING)
         self._on_garbage = on_garbage
         self._on_change = on_change
         self.unmet: str | None = None
@@ -70,8 +95,7 @@ class DescriptorServer:
         self._pause, self._due = FIRST_PAUSE_SECONDS, 0.0
         self._listen()
         self._stop_reader, self._stop_writer = socket.socketpair()
-        self._callers: dict[socket.socket, tuple[bytearray, float]] = {}
-        """What each has said so far, and since when it is here."""
+        self._callers: dict[socket.socket, _Caller] = {}
         self._thread = threading.Thread(target=self._run, name="kv-descriptors", daemon=True)
 
     def start(self) -> None:
@@ -109,8 +133,8 @@ class DescriptorServer:
             else:
                 self._hear(key.fileobj)
         now = time.monotonic()
-        for caller, (_, since) in list(self._callers.items()):
-            if now - since > GREETING_SECONDS:
+        for caller, known in list(self._callers.items()):
+            if now - known.since > GREETING_SECONDS:
                 self._on_garbage()
                 self._close(caller)
         if now >= self._due:
@@ -163,35 +187,60 @@ class DescriptorServer:
             logger.warning("a peer's call for descriptors could not be taken: %s", error)
             time.sleep(0.05)  # out of descriptors: do not spin at the door
             return
-        if len(self._callers) >= MAX_CALLERS:
+        caller.setblocking(False)
+        try:
+            stranger = user_of(caller) not in (None, os.geteuid())
+            known = _Caller()
+            if stranger or len(self._callers) >= MAX_CALLERS:
+                raise TransportError("a caller of another user, or one too many")
+            caller.send(CHALLENGE.pack(MAGIC, known.challenge))  # a fresh socket's buffer holds it
+        except (OSError, TransportError):
             self._on_garbage()
             caller.close()
             return
-        caller.setblocking(False)
-        self._callers[caller] = (bytearray(), time.monotonic())
+        self._callers[caller] = known
         self._selector.register(caller, selectors.EVENT_READ)
 
     def _hear(self, caller: socket.socket) -> None:
-        said, _ = self._callers[caller]
+        known = self._callers[caller]
         try:
-            data = caller.recv(GREETING.size + 1 - len(said))
+            data, files = receive(caller, ANSWER.size + 1 - len(known.said), 1)
+            known.said += data
+            known.files += files
+            if data and len(known.said) < ANSWER.size and len(known.files) <= 1:
+                return
+            if known.said:  # a caller that leaves without a word has done nothing
+                self._answer(known)
         except BlockingIOError:
             return
-        except OSError:
-            data = b""
-        said += data
-        if data and len(said) < GREETING.size:
-            return
-        if hmac.compare_digest(bytes(said), self._expected):
-            with contextlib.suppress(OSError):  # who left is not to be told
-                sizes = SIZES.pack(MAGIC, *self._given.sizes)
-                socket.send_fds(caller, [sizes], list(self._given.descriptors))
-        elif said:
+        except (OSError, TransportError) as error:
+            logger.debug("a caller is given no descriptors: %s", error)
             self._on_garbage()
         self._close(caller)
 
+    def _answer(self, known: _Caller) -> None:
+        """Give the descriptors to a caller that has proved the secret, by sockets that nothing
+        between both ends can have. Raises TransportError for any other, OSError."""
+        if len(known.said) != ANSWER.size or len(known.files) != 1:
+            raise TransportError(f"{len(known.said)} bytes, {len(known.files)} descriptors")
+        magic, consumer, nonce, proof = ANSWER.unpack(known.said)
+        if magic != MAGIC:
+            raise TransportError(f"it begins with {magic!r}, allowed: {MAGIC!r}")
+        with stream_of(known.files.pop()) as pair:
+            name = self.path.name.encode()
+            greeting = Greeting(name, self._incarnation, consumer, known.challenge, nonce)
+            named = name_of(pair)
+            if not is_proof(proof, greeting.consumers(self._key, named)):
+                raise TransportError("it has not the secret")
+            mine, theirs = socket.socketpair()
+            with mine, theirs, contextlib.suppress(OSError):  # a peer that left
+                own = greeting.producers(self._key, named, name_of(theirs))
+                socket.send_fds(pair, [PROOF.pack(MAGIC, own)], [theirs.fileno()])
+                sizes = SIZES.pack(MAGIC, *self._given.sizes)
+                socket.send_fds(mine, [sizes], list(self._given.descriptors))
+
     def _close(self, caller: socket.socket) -> None:
-        del self._callers[caller]
+        self._callers.pop(caller).close()
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(caller)
         caller.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.kernels.memory.shared import SharedMemory
+from tandem.kernels.memory.shared import SharedMemory, check_touched
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.memory.blocks import TAG_BYTES, TURN_BYTES
 
@@ -17,8 +17,10 @@ class PeerTags:
     """Mapped on construction; unmapped when nothing refers to it."""
 
     def __init__(self, descriptor: int, size: int) -> None:
-        """The descriptor stays the caller's. Raises TransportError."""
+        """The descriptor stays the caller's. Raises TransportError, also for pages that P has not
+        touched: reading them would make them this process's."""
         try:
+            check_touched(descriptor, size)
             mapping = SharedMemory.given(descriptor, size).map(writable=False)
         except (OSError, ValueError, OverflowError) as error:
             raise TransportError(f"a peer's tags cannot be mapped: {error}") from error

@@ -1,59 +1,102 @@
-"""D's half of getting descriptors: one call at P's socket, that never blocks."""
+"""D's half of getting descriptors: one call at P's socket, that never blocks.
+
+Nothing is taken before P has proved the secret, and then only by a socket that P made. See
+``wire`` for the messages.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
+import stat
+import time
 from pathlib import Path
 
 from tandem.kvtransfer.errors import NoSocketYet, TransportError
+from tandem.kvtransfer.transports.mapped.files import (
+    close_all,
+    name_of,
+    receive,
+    stream_of,
+    user_of,
+)
+from tandem.kvtransfer.transports.mapped.proofs import MAPPING, fresh, is_proof, key_for
 from tandem.kvtransfer.transports.mapped.wire import (
-    GREETING,
+    ANSWER,
+    CHALLENGE,
     MAGIC,
+    PROOF,
     SIZES,
     Given,
+    Greeting,
     MappedCard,
     place_of,
 )
+from tandem.protocol.ids import Incarnation
+
+GREETING_SECONDS = 10.0
+"""From the call to the last descriptor."""
 
 
 class Call:
     """To one producer; ``poll`` until it gives or raises."""
 
-    def __init__(self, folder: Path, card: MappedCard) -> None:
-        """Begin. Raises TransportError where there is no such socket: another machine's worker; and
-        where this process has no descriptor left. NoSocketYet where both meet in one folder."""
+    def __init__(self, folder: Path, card: MappedCard, incarnation: Incarnation) -> None:
+        """Begin. Raises TransportError if there is no such socket (another machine's worker), it
+        is not a socket, or this process has no descriptor left. NoSocketYet if both meet in one
+        folder."""
         self._near = _is_place(folder, card.place)
         self._path = str(folder / card.name)
-        self._greeting = GREETING.pack(MAGIC, card.incarnation, card.secret)
-        self._greeted = False
+        self._card, self._incarnation = card, incarnation
+        self._key = key_for(card.secret, MAPPING)
+        self._until = time.monotonic() + GREETING_SECONDS
+        self._connected = False
+        self._greeting: Greeting | None = None
+        self._sent = b""
+        """Names the socket that was sent to P."""
+        self._pair: socket.socket | None = None
+        """Where P proves the secret; nothing else has this end."""
+        self._theirs: socket.socket | None = None
+        """Where P gives; nothing else has the other end."""
         try:
             self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
             raise self._failed(error) from error
         self._sock.setblocking(False)
         try:
-            self._greet()
+            self._connect()
         except BlockingIOError:
             return  # there are many callers: ``poll`` tries again
         except OSError as error:
             self.close()
             raise self._failed(error) from error
+        except TransportError:
+            self.close()
+            raise
 
     def poll(self) -> Given | None:
         """What P gave, which the caller closes; None as long as it has not. Raises
         TransportError."""
         try:
-            self._greet()
-            return self._receive()
+            self._connect()
+            if self._greeting is None:
+                self._greeting = self._answer()
+            if self._theirs is None:
+                self._theirs = self._check(self._greeting)
+            return self._take(self._theirs)
         except BlockingIOError:
+            if time.monotonic() > self._until:
+                said = f"{self._path} has not greeted within {GREETING_SECONDS:g} s"
+                raise TransportError(said) from None
             return None
         except OSError as error:
             raise self._failed(error) from error
 
     def close(self) -> None:
         """Give the call up."""
-        self._sock.close()
+        for each in (self._sock, self._pair, self._theirs):
+            if each is not None:
+                each.close()
 
     def _failed(self, error: OSError) -> TransportError:
         # A socket that is there and not for this user will not be, however long one waits.
@@ -61,27 +104,61 @@ class Call:
         kind = NoSocketYet if self._near and not forbidden else TransportError
         return kind(f"no descriptors from {self._path}: {error}")
 
-    def _greet(self) -> None:
-        if not self._greeted:
-            self._sock.connect(self._path)
-            self._sock.send(self._greeting)  # a fresh socket's buffer holds it
-            self._greeted = True
+    def _connect(self) -> None:
+        if self._connected:
+            return
+        if not stat.S_ISSOCK(os.lstat(self._path).st_mode):
+            raise TransportError(f"{self._path} is not a socket")
+        self._sock.connect(self._path)
+        self._connected = True
+        user = user_of(self._sock)
+        if user not in (None, os.geteuid()):
+            raise TransportError(f"{self._path} is of user {user}, not of {os.geteuid()}")
 
-    def _receive(self) -> Given:
-        data, descriptors, _, _ = socket.recv_fds(self._sock, SIZES.size, 3)
-        try:
-            if len(data) != SIZES.size or len(descriptors) != 3:
-                raise TransportError(f"{self._path} gave {len(descriptors)} descriptors, not 3")
-            magic, *sizes = SIZES.unpack(data)
-            if magic != MAGIC or not all(sizes):
-                raise TransportError(f"{self._path} does not follow the protocol")
-        except TransportError:
-            for each in descriptors:
-                os.close(each)
-            raise
-        return Given(
-            (descriptors[0], descriptors[1], descriptors[2]), (sizes[0], sizes[1], sizes[2])
-        )
+    def _answer(self) -> Greeting:
+        """Prove the secret for P's challenge."""
+        data, _ = self._receive(self._sock, CHALLENGE.size, files=0)
+        card, (_, challenge) = self._card, CHALLENGE.unpack(data)
+        names = card.name.encode(), card.incarnation, self._incarnation
+        greeting = Greeting(*names, challenge, fresh())
+        self._pair, theirs = socket.socketpair()
+        self._pair.setblocking(False)
+        with theirs:
+            self._sent = name_of(theirs)
+            proof = greeting.consumers(self._key, self._sent)
+            said = ANSWER.pack(MAGIC, greeting.consumer, greeting.answer, proof)
+            socket.send_fds(self._sock, [said], [theirs.fileno()])
+        return greeting
+
+    def _check(self, greeting: Greeting) -> socket.socket:
+        """Return the socket that P has sent with its proof."""
+        assert self._pair is not None, "it has answered"
+        data, (descriptor,) = self._receive(self._pair, PROOF.size, files=1)
+        found = stream_of(descriptor)
+        expected = greeting.producers(self._key, self._sent, name_of(found))
+        if not is_proof(PROOF.unpack(data)[1], expected):
+            found.close()
+            raise TransportError(f"{self._path} has not proved the producer's secret")
+        return found
+
+    def _take(self, sock: socket.socket) -> Given:
+        data, files = self._receive(sock, SIZES.size, files=3)
+        _, *sizes = SIZES.unpack(data)
+        if not all(sizes):
+            close_all(files)
+            raise TransportError(f"{self._path} gave memory of no bytes: {sizes}")
+        return Given((files[0], files[1], files[2]), (sizes[0], sizes[1], sizes[2]))
+
+    def _receive(self, sock: socket.socket, size: int, *, files: int) -> tuple[bytes, list[int]]:
+        """Return a message with just so many descriptors. Raises TransportError for another."""
+        data, found = receive(sock, size, files)
+        if (len(data), len(found), data[:8]) == (size, files, MAGIC):
+            return data, found
+        close_all(found)
+        if data[:6] == MAGIC[:6] and data[:8] != MAGIC:
+            raise TransportError(f"{self._path} greets by {data[:8]!r}, allowed: {MAGIC!r}")
+        got = f"{len(data)} bytes and {len(found)} descriptors"
+        raise TransportError(f"{self._path} does not follow the protocol: it gave {got}")
 
 
 def _is_place(folder: Path, place: bytes) -> bool:

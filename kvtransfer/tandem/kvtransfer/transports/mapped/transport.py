@@ -22,6 +22,7 @@ from tandem.kvtransfer.transports.mapped.peer import PeerMemory
 from tandem.kvtransfer.transports.mapped.tags import Turns
 from tandem.kvtransfer.transports.mapped.taking import Call
 from tandem.kvtransfer.transports.mapped.wire import (
+    VERSION,
     Given,
     MappedCard,
     decode_card,
@@ -118,7 +119,7 @@ class MappedTransport:
         except TransportError:
             place = b""
         server = self._server
-        card = MappedCard(server.path.name, server.secret, self._incarnation, place)
+        card = MappedCard(VERSION, server.path.name, server.secret, self._incarnation, place)
         return encode_card(card)
 
     @property
@@ -136,10 +137,10 @@ class MappedTransport:
         self._block_bytes = blocks.slab.shape[1]
 
     def connect(self, peer: Incarnation, host: str, card: bytes) -> None:
-        """Call the producer's socket. Raises TransportError where it is not on this machine,
-        NoSocketYet where it is, and cannot be called."""
+        """Call the producer's socket. Raises TransportError if it is not on this machine or of
+        another release, NoSocketYet if it is here and cannot be called."""
         self.close(peer)
-        self._peers[peer] = _Peer(Call(self._folder, decode_card(card)))
+        self._peers[peer] = _Peer(Call(self._folder, decode_card(card), self._incarnation))
 
     def read(self, peer: Incarnation, extents: Sequence[Extent]) -> Ticket:
         """Begin the copies, or keep them until the peer's memory is mapped."""

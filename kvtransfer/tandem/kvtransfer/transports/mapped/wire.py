@@ -1,30 +1,41 @@
-"""What crosses the Unix socket: a greeting, and the sizes of what the descriptors beside them are.
+"""What crosses the Unix socket of a worker before its memory does, and the card that names it.
 
-The greeting carries P's incarnation and a secret that P gave to D over the authenticated control
-link; the answer is one message with the descriptors of slab, slots and tags.
+P sends CHALLENGE to each caller. D answers with ANSWER and one end of a pair of sockets; P sends
+PROOF there, and one end of a pair of its own; by that P sends SIZES and the descriptors of slab,
+slots and tags. D's proof covers D's pair, P's covers both, so that only P has the one and only D
+has the other. The secret comes over the authenticated control link, and never crosses this socket.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import struct
 import tempfile
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.transports.mapped.files import close_all
+from tandem.kvtransfer.transports.mapped.proofs import proof_of
 from tandem.protocol.ids import Incarnation
 
-MAGIC = b"TDMFDS01"
-GREETING = struct.Struct("<8s16s16s")
-"""Magic, P's incarnation, P's secret."""
+VERSION = 2
+"""Of the greeting; a worker of another release is met by another transport."""
+MAGIC = b"TDMFDS02"
+CHALLENGE = struct.Struct("<8s32s")
+"""Magic, P's fresh bytes."""
+ANSWER = struct.Struct("<8s16s32s32s")
+"""Magic, D's incarnation, D's fresh bytes, D's proof."""
+PROOF = struct.Struct("<8s32s")
+"""Magic, P's proof."""
 SIZES = struct.Struct("<8sQQQ")
 """Magic, then bytes of the ranges: slab, slots, tags."""
-SECRET_BYTES = 16
+SECRET_BYTES = 32
 MAX_PATH = 76
 """Bytes of the folder's path: with the socket's name the kernel takes 107."""
 
@@ -37,19 +48,41 @@ class Given(NamedTuple):
 
     def close(self) -> None:
         """Close the descriptors; what is mapped stays."""
-        for each in self.descriptors:
-            os.close(each)
+        close_all(self.descriptors)
+
+
+class Greeting(NamedTuple):
+    """What both proofs of one greeting cover."""
+
+    name: bytes
+    """Of P's socket in its folder."""
+    producer: bytes
+    consumer: bytes
+    """Incarnations."""
+    challenge: bytes
+    answer: bytes
+    """Fresh bytes of P and of D."""
+
+    def consumers(self, key: bytes, pair: bytes) -> bytes:
+        """Return D's proof; ``pair`` names the socket that D sends."""
+        return proof_of(key, b"consumer", *self, pair)
+
+    def producers(self, key: bytes, pair: bytes, own: bytes) -> bytes:
+        """Return P's proof; ``own`` names the socket that P sends."""
+        return proof_of(key, b"producer", *self, pair, own)
 
 
 class MappedCard(msgspec.Struct, frozen=True, array_like=True):
-    """How to get P's descriptors."""
+    """How to get P's descriptors. A release before the version was sent has the name first, and so
+    neither takes the other's card."""
 
+    version: Annotated[int, Meta(ge=1)]
     name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"\A[0-9a-f]+\.sock\Z")]
     """Of the socket, in the folder that both ends know."""
     secret: Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
     incarnation: Annotated[bytes, Meta(min_length=16, max_length=16)]
     place: Annotated[bytes, Meta(max_length=16)] = b""
-    """Of the folder; nothing where it cannot be told, or from a worker that does not say it yet."""
+    """Of the folder; nothing if it cannot be told."""
 
 
 _cards = msgspec.msgpack.Decoder(MappedCard)  # built once: threads must not do it side by side
@@ -61,11 +94,24 @@ def encode_card(card: MappedCard) -> bytes:
 
 
 def decode_card(data: bytes) -> MappedCard:
-    """From WELCOME, or TransportError."""
+    """From WELCOME, or TransportError, which names the versions if the release is another one."""
+    check_version(data, VERSION, "the greeting of mapped memory")
     try:
         return _cards.decode(data)
     except msgspec.MsgspecError as error:
         raise TransportError(f"not a card of mapped memory: {error}") from error
+
+
+def check_version(card: bytes, allowed: int, what: str) -> None:
+    """Raise TransportError for a card of another version; one that begins with something else than
+    a number is of version 1."""
+    try:
+        first = msgspec.msgpack.decode(card, type=list[Any])[0]
+    except (msgspec.MsgspecError, UnicodeDecodeError, IndexError):
+        return  # not a card: its decoder says why
+    version = first if isinstance(first, int) else 1
+    if version != allowed:
+        raise TransportError(f"the producer has version {version} of {what}, allowed: {allowed}")
 
 
 def place_of(folder: Path) -> bytes:
@@ -89,8 +135,8 @@ def open_folder(given: str | None) -> Path:
     else may enter. Raises TransportError."""
     if given is not None:
         folder = Path(given)
-        if not folder.is_dir():
-            raise TransportError(f"kv_node_folder: {given} is no folder")
+        if folder.is_symlink() or not folder.is_dir():
+            raise TransportError(f"kv_node_folder: {given} is not a folder")
     else:
         folder = Path(tempfile.gettempdir()) / f"tandem-kv-{os.getuid()}"
         try:
@@ -98,7 +144,7 @@ def open_folder(given: str | None) -> Path:
             found = folder.lstat()
         except OSError as error:
             raise TransportError(f"no folder for sockets: {error}") from error
-        if found.st_uid != os.getuid() or found.st_mode & 0o077 or not folder.is_dir():
+        if found.st_uid != os.getuid() or found.st_mode & 0o077 or not stat.S_ISDIR(found.st_mode):
             raise TransportError(f"{folder} is not this user's alone: give --kv-node-folder")
     if len(os.fsencode(folder)) > MAX_PATH:
         raise TransportError(f"kv_node_folder: {folder} is too long, allowed: {MAX_PATH} bytes")

@@ -14,8 +14,10 @@ from typing import Any
 from tandem.engine.config.encoder import EncoderFacts
 from tandem.engine.config.families import family_of
 from tandem.engine.config.files import read_json
+from tandem.engine.config.known_keys import check_keys
 from tandem.engine.config.pooling import of_encoder, pooling_of, with_modules
 from tandem.engine.config.quantization import QuantFacts, quantization_of
+from tandem.engine.config.tied import check_tied
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.pooling import ModelPooling
 
@@ -96,8 +98,11 @@ def read_facts(folder: str | Path) -> ModelFacts:
     path = Path(folder)
     config: Mapping[str, Any] = read_json(path / CONFIG, needed=True)
     config = family_of(_architecture(config)).completed(config, path)
+    check_keys(config)
     facts = facts_of(config, read_json(path / GENERATION_CONFIG, needed=False))
     tied, vocab_size = facts.tie_word_embeddings, facts.vocab_size
+    if tied and facts.encoder is None:
+        check_tied(path)
     pooling = with_modules(facts.pooling, path, tied=tied, vocab_size=vocab_size)
     return replace(facts, pooling=pooling)
 
@@ -193,18 +198,21 @@ def _head_dim(config: Mapping[str, Any], hidden_size: int, num_heads: int) -> in
 
 
 def _rope(config: Mapping[str, Any]) -> RopeFacts:
-    new = config.get("rope_parameters") or {}
-    old = config.get("rope_scaling") or {}
-    merged = {**old, **new}
-    name = "rope_parameters.rope_theta" if "rope_theta" in new else "rope_theta"
-    theta = _number(name, merged.get("rope_theta", config.get("rope_theta") or _DEFAULT_THETA))
+    """Read as transformers 5 does: rope_scaling, if it says anything, replaces rope_parameters."""
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    said = config.get(key) or {}
+    if not isinstance(said, Mapping) or any(isinstance(each, Mapping) for each in said.values()):
+        allowed = "an object of numbers: one rotary embedding for all layers"
+        raise InvalidParameter(f"{CONFIG}: {key}", said, allowed)
+    name = f"{key}.rope_theta" if "rope_theta" in said else "rope_theta"
+    theta = _number(name, said.get("rope_theta", config.get("rope_theta") or _DEFAULT_THETA))
     if theta <= 0:
         raise InvalidParameter(f"{CONFIG}: {name}", theta, "a number above 0")
-    partial = merged.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    partial = said.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     return RopeFacts(
         theta=theta,
-        kind=str(merged.get("rope_type", merged.get("type", "default"))),
-        scaling={key: value for key, value in merged.items() if key not in _ROPE_MAIN},
+        kind=str(said.get("rope_type", said.get("type", "default"))),
+        scaling={key: value for key, value in said.items() if key not in _ROPE_MAIN},
         partial=_number("partial_rotary_factor", partial),
     )
 

@@ -8,6 +8,7 @@ form, is nobody's.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 INDEX = "model.safetensors.index.json"
@@ -41,20 +42,42 @@ def unindexed(folder: Path) -> tuple[Path, ...]:
     return (single,) if single.is_file() else tuple(sorted(folder.glob("*.safetensors")))
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a tensor is, by the header of its file."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+    """Offset of its values in the file, in bytes."""
+    size: int
+    """Bytes of its values."""
+
+
 def shape_of(folder: Path, tensor: str) -> tuple[int, ...] | None:
-    """By the header of the file that has the tensor. None where none has it or can be read, of
-    which whoever loads weights says more."""
+    """By the header of the file that has the tensor; None as ``stored_in`` says."""
+    found = stored_in(folder, tensor)
+    return None if found is None else found.shape
+
+
+def stored_in(folder: Path, tensor: str) -> Stored | None:
+    """Return where a tensor is. None if no file has it or can be read: the loader says why."""
     try:
         owners = indexed(folder)
         files = unindexed(folder) if owners is None else [owners[tensor]]
-        found = (_shape_in(path, tensor) for path in files)
-        return next((shape for shape in found if shape is not None), None)
+        found = (_stored_in(path, tensor) for path in files)
+        return next((each for each in found if each is not None), None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def _shape_in(path: Path, tensor: str) -> tuple[int, ...] | None:
+def _stored_in(path: Path, tensor: str) -> Stored | None:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(min(length, _MOST_BYTES)))
-    return tuple(header[tensor]["shape"]) if tensor in header else None
+    if tensor not in header:
+        return None
+    said = header[tensor]
+    start, end = said["data_offsets"]
+    return Stored(path, tuple(said["shape"]), said["dtype"], 8 + length + start, end - start)

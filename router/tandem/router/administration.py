@@ -69,6 +69,12 @@ async def reset_prefix_cache(request: Request) -> Response:
     return _said(await service_of(request).llm.call(CommandName.RESET_PREFIX_CACHE))
 
 
+@routes.post("/flush_cache")
+async def flush_cache(request: Request) -> Response:
+    """As /reset_prefix_cache, by SGLang's name."""
+    return await reset_prefix_cache(request)
+
+
 @routes.post("/start_profile")
 async def start_profile(request: Request) -> Response:
     """Have every worker record its steps, for 20 s at most; 503 when one does not."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 
+import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -49,6 +50,7 @@ from tandem.router.middleware.auth import Authorization
 from tandem.router.middleware.canary import Canary
 from tandem.router.middleware.cors import cors_options
 from tandem.router.middleware.limits import BodyLimit
+from tandem.router.middleware.origins import Origins, OwnPagesOnly
 from tandem.router.middleware.stopping import Ending, Stopping
 from tandem.router.middleware.trace import Trace
 from tandem.router.middleware.turns import InTurn
@@ -68,6 +70,7 @@ from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.policy import placement_policy
 from tandem.router.routes import Dispatch, RouteTable
 from tandem.router.server import RpcServer, make_server
+from tandem.router.shared_answers import SharedAnswers
 from tandem.router.tenant import salted, tenant_id
 from tandem.router.timeline.recorder import Recorder
 from tandem.router.ui import page
@@ -227,10 +230,13 @@ def create_app(config: RouterConfig) -> FastAPI:
         raise InvalidParameter("grpc_port", config.grpc_port, allowed)
     router = Router.of(config)
     readiness = ops.Readiness(
-        router.fleet, prefill=config.ready_prefill, decode=config.ready_decode
+        router.fleet,
+        prefill=config.ready_prefill,
+        decode=config.ready_decode,
+        health_waits=config.health_waits,
     )
 
-    authorizer = Authorizer(config)
+    authorizer, answers = Authorizer(config), SharedAnswers()
     turns = router.turns
 
     @asynccontextmanager
@@ -241,6 +247,7 @@ def create_app(config: RouterConfig) -> FastAPI:
             async with router.running(), quiet, rpc as app.state.rpc:
                 yield
         finally:  # with nothing open any more: a collector may keep it waiting
+            answers.close()
             await asyncio.to_thread(app.state.recorder.end)
 
     registered = _registered(config)
@@ -256,12 +263,14 @@ def create_app(config: RouterConfig) -> FastAPI:
     table = RouteTable(registered)
     app.router.middleware_stack = Dispatch(app.router.app)
     app.openapi = cache(partial(document, app, authorizer, registered))  # type: ignore[method-assign]
+    app.state.document = cache(lambda: msgspec.json.encode(app.openapi()))
     router.metrics.begin_answers(paths_of_workers())
     app.state.router = router
     app.state.fleet = router.fleet
     app.state.live = router.live
     app.state.explanations = router.dispatcher.explanations
     app.state.readiness = readiness
+    app.state.answers = answers
     app.state.responses = ResponseStore(
         most=config.max_stored_responses,
         most_bytes=config.max_stored_response_bytes,
@@ -292,11 +301,14 @@ def create_app(config: RouterConfig) -> FastAPI:
     app.add_middleware(
         BodyLimit, max_body_bytes=config.max_body_bytes, max_bodies_bytes=config.max_bodies_bytes
     )
+    origins, canary = Origins(config), Canary(config.canary_token_file)
     app.add_middleware(
-        Authorization, routes=table, authorizer=authorizer, canary=Canary(config.canary_token_file)
+        Authorization, routes=table, authorizer=authorizer, canary=canary, origins=origins
     )
     if config.allowed_origins:
         app.add_middleware(CORSMiddleware, **cors_options(config))
+    if origins.is_loopback:
+        app.add_middleware(OwnPagesOnly, origins=origins)
     app.state.ending = Ending()
     app.add_middleware(Stopping, ending=app.state.ending)
     app.state.recorder = recorder = _recorder(config, router)

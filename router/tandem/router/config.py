@@ -122,6 +122,11 @@ class RouterConfig(TracingConfig):
     allowed_origins: tuple[str, ...] = setting(
         (), "Origin whose web pages may ask, or *; may be given more than once. None: no CORS."
     )
+    allowed_host: tuple[str, ...] = setting(
+        (),
+        "Name that requests may have as Host while --host is a loopback address, next to the names "
+        "of that address; may be given more than once.",
+    )
     allowed_methods: tuple[str, ...] = setting(("*",), "Method that such pages may use, or *.")
     allowed_headers: tuple[str, ...] = setting(("*",), "Header that such pages may send, or *.")
     allow_credentials: bool = setting(
@@ -275,6 +280,13 @@ class RouterConfig(TracingConfig):
     stall_timeout: float = setting(
         120.0, "A worker that beats but makes no progress with work pending this long is lost."
     )
+    health: str = setting(
+        "auto",
+        "What /health answers. ready: 503 until the fleet is first ready, then 200 while requests "
+        "could be served. live: 200 while the process answers. auto: live with discovery "
+        "kubernetes, where it is a liveness probe, else ready.",
+        choices=("auto", "ready", "live"),
+    )
     ready_prefill: int = setting(
         0,
         "Prefill workers with a link to a decode worker before /ready first answers 200; with "
@@ -369,6 +381,11 @@ class RouterConfig(TracingConfig):
         for endpoint in self.workers:
             check_endpoint("workers", endpoint)
         self._check_secrets()
+
+    @property
+    def health_waits(self) -> bool:
+        """Whether ``/health`` waits until the fleet can serve."""
+        return self.health == "ready" or (self.health == "auto" and self.discovery == "static")
 
     def _check_placement(self) -> None:
         if self.handoff_patience is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -13,6 +15,7 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.router.config import RouterConfig
 from tandem.router.live.fleet_view import LiveFleet
 from tandem.router.openai.service import service_of
+from tandem.router.shared_answers import SharedAnswers
 from tandem.router.tenant import current_tenant
 from tandem.router.timeline.recorder import Recorder
 from tandem.router.timeline.view import full, listed
@@ -27,7 +30,8 @@ MOST_CALLS = 100
 @routes.get("/debug/canary")
 async def debug_canary(request: Request) -> Response:
     """What the operator's canaries counted, as a Prometheus exposition: not scraped with users'."""
-    text = service_of(request).canary_metrics.text()
+    answers: SharedAnswers = request.app.state.answers
+    text = await answers.get("canary", service_of(request).canary_metrics.reading, owner="canary")
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
@@ -35,14 +39,14 @@ async def debug_canary(request: Request) -> Response:
 async def debug_fleet(request: Request) -> Response:
     """Workers, links between them, what waits for what, and how fast it goes."""
     live: LiveFleet = request.app.state.live
-    return _json(live.to_json())
+    return await _shared(request, "fleet", live.to_json)
 
 
 @routes.get("/debug/fabric")
 async def debug_fabric(request: Request) -> Response:
     """The links by which KV goes: each one's transport, GB/s, state and why."""
     live: LiveFleet = request.app.state.live
-    return _json(live.fabric())
+    return await _shared(request, "fabric", live.fabric)
 
 
 @routes.get("/debug/requests")
@@ -51,12 +55,16 @@ async def debug_requests(request: Request, limit: str | None = None) -> Response
     for name, value in request.query_params.items():
         if name != "limit":
             raise InvalidParameter(name[:80], value, "only limit may be asked")
+    most = _limit(limit)
     recorder: Recorder = request.app.state.recorder
-    now = time.monotonic()
     reader = current_tenant.get()
-    latest = recorder.ring.latest(_limit(limit), reader)
-    kept = recorder.ring.num_kept(reader)
-    return _json({"kept": kept, "requests": [listed(each, now) for each in latest]})
+
+    def read() -> object:
+        now, kept = time.monotonic(), recorder.ring.num_kept(reader)
+        latest = recorder.ring.latest(most, reader)
+        return {"kept": kept, "requests": [listed(each, now) for each in latest]}
+
+    return await _shared(request, f"requests {most}", read)
 
 
 @routes.get("/debug/requests/{request_id:path}")
@@ -68,14 +76,19 @@ async def debug_request(request: Request, request_id: str) -> Response:
     if recording is None:
         message = f"no call {request_id[:80]!r} is kept; {recorder.ring.num_kept(reader)} are"
         raise HTTPException(404, message)
-    return _json(full(recording, time.monotonic()))
+    return await _shared(
+        request, f"request {request_id}", lambda: full(recording, time.monotonic())
+    )
 
 
 @routes.get("/debug/placements")
 async def debug_placements(request: Request) -> Response:
     """Where the latest attempts went, what each way was to come to, and what came of it."""
     reader = current_tenant.get()
-    return _json({"placements": request.app.state.explanations.to_json(reader)})
+    explanations = request.app.state.explanations
+    return await _shared(
+        request, "placements", lambda: {"placements": explanations.to_json(reader)}
+    )
 
 
 @routes.get("/tokenizer_info")
@@ -85,8 +98,29 @@ async def tokenizer_info(request: Request) -> Response:
     if not config.enable_tokenizer_info_endpoint:
         raise HTTPException(404, "not told without --enable-tokenizer-info-endpoint")
     tokenizer = service_of(request).llm.tokenizer
-    # What stands in a file of its own is a part of it all the same.
-    return _json({"chat_template": tokenizer.chat_templates.text or None, **tokenizer.config})
+    # The template is a part of the settings, also if it has a file of its own.
+    return await _shared(
+        request,
+        "tokenizer",
+        lambda: {"chat_template": tokenizer.chat_templates.text or None, **tokenizer.config},
+    )
+
+
+@routes.get("/get_model_info")
+async def get_model_info(request: Request) -> Response:
+    """What SGLang says of a model, as far as it is known here."""
+    service = service_of(request)
+    card = await service.llm.card()
+    name = service.model_name(None)
+    content = {
+        "model_path": name,
+        "tokenizer_path": name,
+        "is_generation": card.pooling is None or card.pooling.generates,
+        "preferred_sampling_params": None,
+        "max_model_len": card.max_model_len,
+        "vocab_size": card.vocab_size,
+    }
+    return Response(msgspec.json.encode(content), media_type="application/json")
 
 
 def _limit(asked: str | None) -> int:
@@ -97,5 +131,10 @@ def _limit(asked: str | None) -> int:
     return int(asked)
 
 
-def _json(content: object) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")
+async def _shared(request: Request, name: str, read: Callable[[], object]) -> Response:
+    """Return what ``read`` gives in the loop's thread, for all calls of this tenant together."""
+    answers: SharedAnswers = request.app.state.answers
+    tenant = current_tenant.get()
+    owner = f"{tenant.id} {tenant.is_admin}"
+    content = await answers.get(name, lambda: partial(msgspec.json.encode, read()), owner=owner)
+    return Response(content, media_type="application/json")

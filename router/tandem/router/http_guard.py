@@ -26,12 +26,13 @@ from tandem.router.http_limits import (
     malformed,
     written,
 )
+from tandem.router.http_parser import framing_problem, host_of
 from tandem.router.middleware.answer import send_error
 from tandem.router.openai.errors import ErrorAnswer
 
 SPARE_CONNECTIONS = 32
 """Beyond the cap, for probes: a full house is no reason to be restarted."""
-PROBES = frozenset({"/health", "/ready", "/metrics"})
+PROBES = frozenset({"/health", "/live", "/ping", "/ready", "/metrics"})
 MAX_PIPELINED = 16
 MAX_FRAMING = 9
 """Bytes of chunk framing for each byte of a body: chunks of one byte need six."""
@@ -138,8 +139,20 @@ class GuardedProtocol(EndingProtocol):
         self._count(len(name) + len(value))
         super().on_header(name, value)
 
+    def on_head_again(self) -> None:
+        """The parts of this head come a second time, and count once."""
+        super().on_head_again()
+        self._named = self._num_headers = 0
+
     def on_headers_complete(self) -> None:
         """Now the body has its time."""
+        problem = framing_problem(self.parser.get_http_version(), self.headers)
+        if problem is not None:
+            self._give_up(malformed(problem))
+        host = host_of(self.url)
+        if host is not None:
+            others = [each for each in self.headers if each[0] != b"host"]
+            self.headers[:] = [(b"host", host), *others]
         super().on_headers_complete()
         self._enter(_Phase.BODY, self.limits.body_seconds)
         self._parts_before.append((self._num_parts, self._parts_bytes))

@@ -17,6 +17,8 @@ from typing import Any
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from tandem.router.http_parser import RequestParser
+
 
 class JoinedTransport(asyncio.Transport):
     """What one answer begins to write to: holds the headers until more comes, but never beyond
@@ -100,6 +102,18 @@ class UnchunkedCycle(RequestResponseCycle):
 
 class JoinedProtocol(HttpToolsProtocol):
     """For ``uvicorn.run(http=...)``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.parser: RequestParser = RequestParser(self)  # type: ignore[assignment]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing more is parsed."""
+        self.parser.close()
+        super().connection_lost(exc)
+
+    def on_head_again(self) -> None:
+        """The parts of this head come a second time."""
 
     def on_headers_complete(self) -> None:
         """A request came, and its answer begins; its task has not run yet."""

@@ -6,7 +6,9 @@ a token costs no look-up. Gauges are read when they are scraped, from those who 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -51,7 +53,8 @@ STATUSES = (200, 429, 500, 503, 504)
 MISTAKES = frozenset({RefusalCode.INVALID, RefusalCode.NEVER_FITS, RefusalCode.UNSUPPORTED})
 """Refusals of what a client did wrong (400): the service has not failed."""
 
-GaugeReader = Callable[[], Mapping[tuple[str, ...], float]]
+GaugeReading = Mapping[tuple[str, ...], float]
+GaugeReader = Callable[[], GaugeReading]
 
 
 class Totals(NamedTuple):
@@ -77,6 +80,7 @@ class RouterMetrics:
 
     def __init__(self, model_name: str = "") -> None:
         self.registry = CollectorRegistry()
+        self._gauges: list[_ReadGauge] = []
         self._model_name = model_name
         self._requests()
         self._dispatch()
@@ -90,11 +94,24 @@ class RouterMetrics:
 
     def gauge(self, name: str, text: str, labels: tuple[str, ...], read: GaugeReader) -> None:
         """A gauge whose values are read at each scrape; label values absent then are absent."""
-        self.registry.register(_ReadGauge(name, text, labels, read))
+        gauge = _ReadGauge(name, text, labels, read)
+        self.registry.register(gauge)
+        self._gauges.append(gauge)
 
     def text(self) -> bytes:
-        """Exposition for ``/metrics``."""
+        """Return the exposition for ``/metrics``."""
         return generate_latest(self.registry)
+
+    def reading(self) -> Callable[[], bytes]:
+        """Read all gauges, and return what writes the exposition: that may run in a thread."""
+        return partial(self._written, {gauge.name: dict(gauge.read()) for gauge in self._gauges})
+
+    def _written(self, readings: Mapping[str, GaugeReading]) -> bytes:
+        _read_before.values = readings
+        try:
+            return generate_latest(self.registry)
+        finally:
+            del _read_before.values
 
     def totals(self) -> Totals:
         """The main counters as they stand: for a few reads a second, not for each token."""
@@ -360,8 +377,15 @@ def _sum(metric: Counter | Histogram, ending: str) -> float:
     return sum(value for _, value in _samples(metric, ending, ""))
 
 
+_read_before = threading.local()
+"""The gauges' values for an exposition that this thread writes."""
+
+
 class _ReadGauge(Collector):
-    """Reads its values when it is scraped, so that what is gone leaves no series behind."""
+    """Reads its values when it is scraped, so that what is gone leaves no series behind.
+
+    In a thread it shows what the loop's thread has read before.
+    """
 
     kind = "gauge"
 
@@ -369,11 +393,13 @@ class _ReadGauge(Collector):
         self.name = name
         self.documentation = text
         self.labels = labels
-        self._read = read
+        self.read = read
 
     def collect(self) -> Iterable[Metric]:
         family = GaugeMetricFamily(self.name, self.documentation, labels=self.labels)
-        for labels, value in self._read().items():
+        before: Mapping[str, GaugeReading] | None = getattr(_read_before, "values", None)
+        values = self.read() if before is None else before[self.name]
+        for labels, value in values.items():
             family.add_metric(labels, value)
         yield family
 

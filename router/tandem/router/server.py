@@ -33,7 +33,7 @@ BODY_GRACE = 5.0
 trickles is cut."""
 
 
-ANSWERED_TO_THE_END = frozenset({"/health", "/metrics"})
+ANSWERED_TO_THE_END = frozenset({"/health", "/live", "/ping", "/metrics"})
 _STOPS = shutting_down("The server stops; try again")
 
 
@@ -174,6 +174,7 @@ def make_server(app: Any, config: RouterConfig, **options: Any) -> Server:
         log_config=None,
         access_log=False,
         server_header=False,
+        reset_contextvars=True,  # a request's tenant is not the next one's on its connection
         timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]  # any seconds
         **options,
     )

@@ -270,7 +270,7 @@ def test_body_limit(serve: Serve, decode: Make) -> None:
 
 def test_body_that_does_not_come(serve: Serve, decode: Make) -> None:
     """Half a body: 408 after a while; a client that leaves before that is just gone."""
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
     impatient = serve(decode(), body_timeout=0.2)
     with socket.create_connection(impatient.socket.getsockname()) as slow:
         slow.sendall(head)

@@ -25,7 +25,8 @@ def test_time_to_first_token_counts_from_arrival(serve: Serve, decode: Make) -> 
     wait_for(lambda: not calls)
     with socket.create_connection(("127.0.0.1", served.socket.getsockname()[1]), 10) as client:
         head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
         )
         client.sendall(head.encode() + body[:10])
         wait_for(lambda: calls)  # the head has been read

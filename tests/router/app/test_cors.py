@@ -36,8 +36,8 @@ def test_no_page_may_ask_by_default(well: Served) -> None:
     """Preflight is refused and no answer bears a header that a browser looks for."""
     answer = well.post("/v1/chat/completions", json=CHAT, headers={"Origin": PAGE})
 
-    assert answer.status_code == 200
-    assert preflight(well).status_code == 405
+    assert answer.status_code == 403
+    assert preflight(well).status_code == 403
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
@@ -69,7 +69,8 @@ def test_other_pages_and_methods_may_not(serve: Serve, decode: Make) -> None:
     served.wait_started()
     other = served.post("/v1/chat/completions", json={}, headers={"Origin": "https://evil.example"})
 
-    assert preflight(served, "https://evil.example").status_code == 400
+    assert preflight(served, "https://evil.example").status_code == 403
+    assert other.status_code == 403
     assert preflight(served).status_code == 400
     assert preflight(served, method="GET").status_code == 200
     assert "access-control-allow-origin" not in other.headers

@@ -19,7 +19,7 @@ from tandem.router import full_passes
 from tandem.router.full_passes import MOST, WORTH, is_due, paced
 
 BODY = b'{"prompt": "Hi", "max_tokens": 100, "stream": true}'
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%s\r\n"
 CLOSE = b"Connection: close\r\n"
 
 

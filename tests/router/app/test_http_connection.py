@@ -19,8 +19,8 @@ from tandem.router.closing import Closing
 from tandem.router.http_guard import SPARE_CHUNKS, GuardedProtocol, guarded
 from tandem.router.http_limits import ConnectionLimits
 
-CHUNKED = b"POST /read HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-SIZED = b"POST /held HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx"
+CHUNKED = b"POST /read HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+SIZED = b"POST /held HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx"
 
 
 class App:
@@ -120,7 +120,7 @@ async def test_what_follows_the_end_is_not_parsed(client: Connection) -> None:
     """It goes nowhere, and its end is no request's."""
     await client.says(CHUNKED + b"no size\r\n")
     assert client.app.said == [("/read", "http.disconnect")]
-    await client.says(b"GET /now HTTP/1.1\r\nHost: a\r\n\r\n")
+    await client.says(b"GET /now HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert client.wire.written.count(b"HTTP/1.1 ") == 1
     assert not client.wire.is_closed
 
@@ -129,10 +129,10 @@ async def test_a_whole_request_is_answered_and_the_end_waits_for_the_client(
     client: Connection,
 ) -> None:
     """Who says more behind its last request would lose the answer, too."""
-    await client.says(b"GET /now HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    await client.says(b"GET /now HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     assert client.wire.written.endswith(b"\r\n\r\nok")
     assert client.wire.is_ended
-    await client.says(b"GET /now HTTP/1.1\r\nHost: a\r\n\r\n")
+    await client.says(b"GET /now HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert not client.wire.is_closed
     assert client.app.said == [("/now", "")]
 
@@ -141,9 +141,9 @@ async def test_a_request_that_comes_as_the_connection_ends_does_not_begin(
     client: Connection,
 ) -> None:
     """Nobody would hear its answer; its client sees the end, and asks again elsewhere."""
-    await client.says(b"GET /now HTTP/1.1\r\nHost: a\r\n\r\n")
+    await client.says(b"GET /now HTTP/1.1\r\nHost: localhost\r\n\r\n")
     client.protocol.timeout_keep_alive_handler()
-    await client.says(b"GET /now HTTP/1.1\r\nHost: a\r\n\r\n")
+    await client.says(b"GET /now HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert client.app.said == [("/now", "")]
     assert client.wire.is_ended
     assert not client.wire.is_closed
@@ -175,7 +175,7 @@ async def test_headers_that_are_held_go_nowhere_behind_the_end(client: Connectio
     problems: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, problem: problems.append(problem))
-    client.protocol.data_received(b"GET /begins HTTP/1.1\r\nHost: a\r\n\r\n")
+    client.protocol.data_received(b"GET /begins HTTP/1.1\r\nHost: localhost\r\n\r\n")
     await asyncio.sleep(0)
     assert client.protocol.cycle.response_started
     await client.says(b"no request\r\n\r\n")
@@ -198,8 +198,8 @@ async def test_an_empty_line_behind_a_request_is_no_head() -> None:
 
 async def test_the_answer_that_runs_hears_that_its_client_left(client: Connection) -> None:
     """Not the last request alone that came; and what waited does not begin."""
-    await client.says(b"GET /leaves HTTP/1.1\r\nHost: a\r\n\r\n")
-    await client.says(b"GET /read HTTP/1.1\r\nHost: a\r\n\r\n")
+    await client.says(b"GET /leaves HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await client.says(b"GET /read HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert client.wire.is_read  # else nobody would hear it leave
     client.leaves()
     await asyncio.sleep(0)
@@ -221,7 +221,7 @@ async def test_who_has_many_requests_wait_is_not_listened_to(client: Connection)
 async def test_nothing_is_left_of_a_connection(error: Exception | None) -> None:
     """Neither a timer nor a circle keeps it when it is lost."""
     client = Connection()
-    await client.says(b"GET /now HTTP/1.1\r\nHost: a\r\n\r\n")
+    await client.says(b"GET /now HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert client.protocol.idle
     client.leaves(error)
     await asyncio.sleep(0)

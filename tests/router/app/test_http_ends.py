@@ -23,10 +23,10 @@ from tandem.router.http_guard import GuardedProtocol
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
 Connect = Callable[[Served], socket.socket]
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 SIZED = HEAD + b"Content-Length: 4000000\r\n\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-GET = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 PATIENCE = 60.0
 """Seconds that the router gives who owes it something: more than a test may take."""
 
@@ -131,7 +131,7 @@ def test_who_lingers_takes_no_room(serve: Serve, decode: Make, connect: Connect)
     served.wait_started()
     lingering(served, connect)
     wire = connect(served)
-    wire.sendall(b"GET /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    wire.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     assert b" 200 OK" in heard(wire)
 
 

@@ -16,8 +16,8 @@ from tests.waiting import wait_for
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
-GET = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+GET = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def flood(wire: socket.socket, data: bytes, most: int) -> int:
     ("begin", "more"),
     [
         (b"GET /", b"x" * 10_000),
-        (b"GET /health HTTP/1.1\r\nX-Long: ", b"x" * 10_000),
-        (b"GET /health HTTP/1.1\r\n", b"X-A: b\r\n" * 1_000),
+        (b"GET /live HTTP/1.1\r\nX-Long: ", b"x" * 10_000),
+        (b"GET /live HTTP/1.1\r\n", b"X-A: b\r\n" * 1_000),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1;" + b"x" * 10_000),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"X-Trailer: b\r\n" * 1_000),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: ", b"b" * 10_000),
@@ -84,7 +84,7 @@ def test_a_head_ends_somewhere(
     assert sent < 20_000_000  # what the kernel's buffers on both sides may hold, at most
     answer = all_of(wire)
     assert answer == b"" or answer.split(b" ")[1] in (b"400", b"431", b"401")
-    assert served.get("/health") == {"status": "ok"}
+    assert served.get("/live") == {"status": "ok"}
 
 
 def test_a_head_that_is_too_large_is_told_so(serve: Serve, decode: Make, connect: Connect) -> None:
@@ -93,7 +93,7 @@ def test_a_head_that_is_too_large_is_told_so(serve: Serve, decode: Make, connect
     served.wait_started()
     for head in (b"X-A: " + b"x" * 70_000, b"X-A: b\r\n" * 129):
         wire = connect(served)
-        wire.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n" + head.rstrip() + b"\r\n\r\n")
+        wire.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n" + head.rstrip() + b"\r\n\r\n")
         status, _, rest = all_of(wire).partition(b"\r\n")
         assert status.split()[1] == b"431"
         assert json.loads(rest.partition(b"\r\n\r\n")[2])["error"]["code"] == "head_too_large"
@@ -170,7 +170,7 @@ def test_after_an_unwanted_body_the_connection_idles(
     served = serve(decode(), wait=False)
     served.wait_started()
     wire = connect(served)
-    wire.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n")
+    wire.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n")
     assert b"200 OK" in wire.recv(1 << 16)
     wire.sendall(b"abcd")
     (connection,) = served.server.server_state.connections
@@ -189,12 +189,12 @@ def test_connections_are_counted(serve: Serve, decode: Make, connect: Connect) -
     wait_for(lambda: len(served.server.server_state.connections) == 4)
 
     late = connect(served)
-    late.sendall(b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n")
+    late.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert b" 503 " in all_of(late)
     probe = connect(served)
     probe.sendall(GET)
     assert b" 200 OK" in probe.recv(1 << 16)
-    busy[0].sendall(b"health HTTP/1.1\r\nHost: a\r\n\r\n")
+    busy[0].sendall(b"live HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert b" 200 OK" in busy[0].recv(1 << 16)
     (idle,) = [each for each in served.server.server_state.connections if each.idle][:1]  # type: ignore[union-attr]
     welcome = connect(served)

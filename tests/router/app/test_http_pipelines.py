@@ -9,7 +9,7 @@ from tests.router.app.test_http_connection import CHUNKED, SIZED, Connection
 
 from tandem.router.http_guard import SPARE_CHUNKS
 
-LARGE = b"POST /read HTTP/1.1\r\nHost: a\r\nContent-Length: 200000\r\n\r\n"
+LARGE = b"POST /read HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n"
 
 
 @pytest.mark.parametrize(

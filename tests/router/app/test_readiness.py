@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests import clear_text
@@ -11,6 +12,7 @@ from tests.router.http_server import Served
 from tests.waiting import wait_for
 
 from tandem.protocol.pooling import ModelPooling
+from tandem.router.config import RouterConfig
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
@@ -32,7 +34,7 @@ def test_ready_waits_for_the_fleet(serve: Serve, prefill: Make, decode: Make) ->
 
     assert clear_text.get(served.url + "/ready").status_code == 503
     assert served.get("/ready")["reason"].startswith("0 of 1 prefill workers")
-    assert served.get("/health") == {"status": "ok"}
+    assert served.get("/live") == {"status": "ok"}
     p = prefill()
     loop_add(served, p)
     fleet = served.get("/debug/fleet")
@@ -88,3 +90,52 @@ def test_prefill_workers_alone_are_not_ready_to_draw_tokens(serve: Serve, prefil
     wait_for(lambda: served.server.started)
     wait_for(lambda: served.get("/debug/fleet")["workers"])
     assert served.get("/ready")["reason"] == "0 of 1 decode workers are up"
+
+
+def health(served: Served) -> list[int]:
+    """Statuses of what balancers ask."""
+    pinged = served.post("/ping").status_code
+    paths = ("/health", "/ping", "/live")
+    return [clear_text.get(served.url + path).status_code for path in paths] + [pinged]
+
+
+def test_health_waits_for_the_fleet_and_then_for_what_can_serve(
+    serve: Serve, prefill: Make, decode: Make
+) -> None:
+    """503 with the reason until all of it was there once, and again when nobody is left."""
+    d = decode(links_up=False)
+    served = serve(d, wait=False, ready_prefill=1)
+    served.wait_started()
+    wait_for(lambda: served.get("/debug/fleet")["workers"])
+    assert served.get("/health")["reason"].startswith("0 of 1 prefill workers")
+    assert health(served) == [503, 503, 200, 503]
+    p = prefill()
+    loop_add(served, p)
+    d.links_up = True
+    wait_for(lambda: health(served) == [200] * 4)
+    p.stop()
+    wait_for(lambda: len(served.get("/debug/fleet")["workers"]) == 1)
+    assert health(served) == [200] * 4
+    d.stop()
+    wait_for(lambda: health(served) == [503, 503, 200, 503])
+
+
+def test_health_of_a_liveness_probe_waits_for_nobody(serve: Serve) -> None:
+    """With --health live; the default where pods are discovered, which are killed by it."""
+    served = serve(wait=False, health="live")
+    served.wait_started()
+    assert health(served) == [200] * 4
+    model: Any = {"model": "m", "allow_plaintext": True}
+    pods: Any = {"discovery_namespace": "n", "discovery_selector": "a=b"}
+    assert RouterConfig(**model).health_waits
+    assert not RouterConfig(**model, **pods, discovery="kubernetes").health_waits
+    assert RouterConfig(**model, **pods, discovery="kubernetes", health="ready").health_waits
+
+
+def test_balancers_of_habit_get_their_answers(serve: Serve, decode: Make) -> None:
+    """vLLM's /load and SGLang's /get_model_info and /flush_cache."""
+    served = serve(decode(), enable_admin_api=True, served_model_name=("fake",))
+    assert served.get("/load") == {"server_load": 0}
+    told = served.get("/get_model_info")
+    assert (told["model_path"], told["is_generation"]) == ("fake", True)
+    assert served.post("/flush_cache").json()["ok"] is True

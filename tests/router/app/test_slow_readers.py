@@ -141,7 +141,7 @@ def test_a_socket_that_is_not_read_is_cut(serve: Serve, decode: Make) -> None:
     served = serve(d, write_timeout=0.3)
     body = {"prompt": "a", "max_tokens": 1_900, "n": 16, "logprobs": 5, "stream": True}
     content = json.dumps(body).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
     with closing(socket.socket()) as wire:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         wire.connect(served.socket.getsockname())

@@ -115,7 +115,7 @@ Connect = Callable[[Served], socket.socket]
 
 def get(path: str, *more: str) -> bytes:
     """A request."""
-    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: a", *more, "", ""]).encode()
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: localhost", *more, "", ""]).encode()
 
 
 def left_unread(

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tandem.router.access import Access, Authorizer
 from tandem.router.middleware.answer import send_error
 from tandem.router.middleware.canary import Canary
+from tandem.router.middleware.origins import Origins
 from tandem.router.openai.errors import HttpProblem, bad_request
 from tandem.router.routes import RouteTable
 from tandem.router.tenant import Tenant, current_tenant
@@ -24,12 +25,18 @@ class Authorization:
     """Puts the route, and the tenant for which it runs, into the scope."""
 
     def __init__(
-        self, app: ASGIApp, routes: RouteTable, authorizer: Authorizer, canary: Canary
+        self,
+        app: ASGIApp,
+        routes: RouteTable,
+        authorizer: Authorizer,
+        canary: Canary,
+        origins: Origins,
     ) -> None:
         self._app = app
         self._routes = routes
         self._authorizer = authorizer
         self._canary = canary
+        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
@@ -53,6 +60,8 @@ class Authorization:
 
     def _check(self, access: Access, scope: Scope) -> Tenant:
         headers = dict(scope["headers"])
+        if access is Access.ADMIN and not self._authorizer.has_keys:
+            self._origins.check_origin(scope, by_name=True)
         canary = self._canary.check(access, scope, headers)
         return canary or self._authorizer.check(access, headers)
 

@@ -1,0 +1,132 @@
+"""The parser of HTTP/1.1 requests: every request to upgrade is answered as HTTP/1.1.
+
+httptools ends a message at the head of a request to upgrade and takes its body for another
+protocol. RFC 9110, section 7.8, lets a server ignore the request, which clients rely on that ask
+for h2c with every call. So a new parser gets that head again without its upgrade, then the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import httptools
+
+_DROPPED = frozenset({b"upgrade", b"http2-settings"})
+
+
+class Receiver(Protocol):
+    """A connection, as the parser calls it."""
+
+    url: bytes
+    headers: list[tuple[bytes, bytes]]
+
+    def on_message_begin(self) -> None: ...
+    def on_url(self, url: bytes) -> None: ...
+    def on_header(self, name: bytes, value: bytes) -> None: ...
+    def on_headers_complete(self) -> None: ...
+    def on_body(self, body: bytes) -> None: ...
+    def on_message_complete(self) -> None: ...
+    def on_head_again(self) -> None:
+        """The parts of this head come a second time."""
+
+
+class RequestParser:
+    """httptools' parser with the same methods, as far as uvicorn calls them."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self.on_message_begin = receiver.on_message_begin
+        self.on_url = receiver.on_url
+        self.on_header = receiver.on_header
+        self.on_body = receiver.on_body
+        self._begin()
+
+    def _begin(self) -> None:
+        self._upgrades = False
+        self._parser = httptools.HttpRequestParser(self)
+        # As uvicorn does: what follows a request that ends its connection is no error.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def close(self) -> None:
+        """Let go of the connection: nothing more is parsed."""
+        del self._parser
+
+    def feed_data(self, data: bytes) -> None:
+        """Parse more of what came. Raises HttpParserError."""
+        while True:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                head = self._plain_head()
+                self._receiver.on_head_again()
+                self._begin()
+                data = head + data[upgrade.args[0] :]
+            else:
+                return
+
+    def on_headers_complete(self) -> None:
+        """Pass a head on, unless it comes again without its upgrade."""
+        self._upgrades = self._parser.should_upgrade()
+        if not self._upgrades:
+            self._receiver.on_headers_complete()
+        elif self._parser.get_method() == b"CONNECT":
+            raise httptools.HttpParserError("CONNECT is not a method of this server")
+
+    def on_message_complete(self) -> None:
+        """Pass the end of a request on."""
+        if not self._upgrades:
+            self._receiver.on_message_complete()
+
+    def get_http_version(self) -> str:
+        """See httptools."""
+        version: str = self._parser.get_http_version()
+        return version
+
+    def get_method(self) -> bytes:
+        """See httptools."""
+        method: bytes = self._parser.get_method()
+        return method
+
+    def should_keep_alive(self) -> bool:
+        """See httptools."""
+        keeps: bool = self._parser.should_keep_alive()
+        return keeps
+
+    def should_upgrade(self) -> bool:
+        """Return False: no request upgrades."""
+        return False
+
+    def _plain_head(self) -> bytes:
+        receiver, version = self._receiver, self.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.get_method(), receiver.url, version)]
+        for name, value in receiver.headers:
+            if name == b"connection":
+                options = [each.strip() for each in value.split(b",")]
+                value = b", ".join(each for each in options if each.lower() not in _DROPPED)
+            if name not in _DROPPED and (value or name != b"connection"):
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
+
+
+def framing_problem(version: str, headers: list[tuple[bytes, bytes]]) -> str | None:
+    """Return why a request's end cannot be known for certain, or None (RFC 9112, section 6)."""
+    if version not in ("1.0", "1.1"):
+        return f"HTTP/{version} is not served here; HTTP/1.1 is"
+    codings = [value for name, value in headers if name == b"transfer-encoding"]
+    if codings and version == "1.0":
+        return "Transfer-Encoding: not allowed in HTTP/1.0; Content-Length is"
+    if codings and [value.strip().lower() for value in codings] != [b"chunked"]:
+        text = b", ".join(codings)[:64].decode("latin-1")
+        return f"Transfer-Encoding: {text!r} is not allowed; chunked alone is"
+    if sum(name == b"host" for name, _ in headers) > 1:
+        return "Host: given more than once"
+    return None
+
+
+def host_of(url: bytes) -> bytes | None:
+    """Return the host of an absolute URL, which goes before the header's (RFC 9112, section 3.2.2);
+    None if the URL is a path."""
+    if url.startswith(b"/"):
+        return None
+    _, found, rest = url.partition(b"://")
+    return rest.partition(b"/")[0].partition(b"?")[0].rpartition(b"@")[2] if found else None

@@ -81,7 +81,7 @@ def test_flags_and_environment_reach_the_turns(monkeypatch: pytest.MonkeyPatch):
     def said(prefill: str = "", decode: str = "") -> list[str]:
         supervisor = Supervisor(UpConfig(model="m", prefill_flags=prefill, decode_flags=decode))
         supervisor.check_flags()
-        supervisor._plan("path", "name")
+        supervisor._plan("path", ("name",))
         return list(supervisor._turns.described())
 
     assert not said("--device cpu")

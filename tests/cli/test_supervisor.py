@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence, Mapping
 from types import SimpleNamespace
 
 import pytest
@@ -48,11 +48,11 @@ class Stack(Supervisor):
         (port,) = free_ports(1)
         super().__init__(UpConfig(model="m", port=port, prefill=0, ready_seconds=300.0))
 
-    def _prepare(self, dummy: bool) -> tuple[str, str]:
+    def _prepare(self, dummy: bool) -> tuple[str, tuple[str, ...]]:
         self.now += 3600.0
-        return "path", "name"
+        return "path", ("name",)
 
-    def _plan(self, path: str, name: str) -> list[Child]:
+    def _plan(self, path: str, names: Sequence[str]) -> list[Child]:
         return [Sleeper("decode-0", ["decode"], "")]
 
     def _greet(self, name: str) -> None:

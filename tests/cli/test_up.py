@@ -135,7 +135,7 @@ def test_flags_of_workers_reach_every_worker_and_those_of_a_role_it_alone():
     rest, roles = take_roles(words, ROLES)
     given = parse("up", "", [Section("Stack", UpConfig), *sections_for(ROLES)], rest)
     overrides = Overrides(environment=environment_of(given, UpConfig), flags=roles)
-    children = plan(UpConfig(), "model", "name", range(1, 9), [], overrides)
+    children = plan(UpConfig(), "model", ("name",), range(1, 9), [], overrides)
 
     told = {child.name: child for child in children}
     shared = {"TANDEM_MAX_NUM_SEQS": "8", "TANDEM_ENABLE_PREFIX_CACHING": "false"}
@@ -164,7 +164,7 @@ def test_what_the_router_needs_as_well_is_one_flag():
     rest, roles = take_roles(["--enable-prompt-embeds", "--max-num-seqs", "8"], ROLES)
     given = parse("up", "", [Section("Stack", UpConfig), *sections_for(ROLES)], rest)
     overrides = Overrides(environment=environment_of(given, UpConfig), flags=roles)
-    children = plan(UpConfig(), "model", "name", range(1, 9), [], overrides)
+    children = plan(UpConfig(), "model", ("name",), range(1, 9), [], overrides)
     told = {child.name: child for child in children}
     told_router = {"TANDEM_ENABLE_PROMPT_EMBEDS": "true"}
     assert told["router"].environment == told_router
@@ -210,7 +210,7 @@ def bounds_of_steps(words: str) -> dict[str, str | None]:
     overrides = Overrides(environment=environment_of(given, UpConfig), flags=roles)
     supervisor = Supervisor(UpConfig(**given[UpConfig]), overrides)
     supervisor.check_flags()
-    children = plan(supervisor.config, "model", "name", range(1, 9), [], supervisor.overrides)
+    children = plan(supervisor.config, "model", ("name",), range(1, 9), [], supervisor.overrides)
     told: dict[str, str | None] = {}
     for child in children:
         here = dict(pairwise(child.arguments)).get("--max-itl-ms")
@@ -249,7 +249,7 @@ def test_elastic_placement_of_the_environment_counts_too(monkeypatch: pytest.Mon
 def test_quoted_words_of_such_a_string_stay_together():
     """As a shell would split them."""
     config = UpConfig(decode_flags="--triton-cache-dir '/tmp/a folder'", prefill=0)
-    decode, _ = plan(config, "model", "name", [1, 2, 3, 4], [])
+    decode, _ = plan(config, "model", ("name",), [1, 2, 3, 4], [])
     assert decode.arguments[-2:] == ["--triton-cache-dir", "/tmp/a folder"]
 
 
@@ -304,7 +304,7 @@ def test_workers_with_gpus_meet_in_a_folder_of_this_user(monkeypatch):
     supervisor = Supervisor(UpConfig(model="m", prefill=1, decode=1))
 
     def folders() -> set[str | None]:
-        children = supervisor._plan("p", "m")
+        children = supervisor._plan("p", ("m",))
         return {each.environment.get(up.ENV_FOLDER) for each in children}
 
     monkeypatch.setattr(up, "visible_gpus", lambda: ["0", "1"])

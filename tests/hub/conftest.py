@@ -12,6 +12,16 @@ from safetensors.numpy import save_file
 
 VOCAB = ["<|end|>", "<think>", "a", "b", "Ġ", "1", "2", "ĠĠ", "ab", "Ġa"]
 MERGES = ["a b", "Ġ Ġ", "Ġ a"]
+SERVABLE = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 16,
+    "max_position_embeddings": 4_096,
+    "dtype": "float32",
+}
+"""What config.json says of a model that can be served."""
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INNER = 4, 2, 8, 32, 64
 
 

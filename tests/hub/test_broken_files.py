@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.hub.conftest import SERVABLE
 
 from tandem.cli.__main__ import main
 from tandem.cli.ports import free_ports
@@ -154,7 +155,7 @@ def test_every_command_says_so_in_a_line(
     command: str, model_folder: Build, capsys: pytest.CaptureFixture[str]
 ):
     """Exit status 2, no traceback, no usage, no process started."""
-    folder = model_folder()
+    folder = model_folder(**SERVABLE)
     (folder / "model.safetensors").write_bytes(b"")
     (port,) = free_ports(1)
     assert main(shlex.split(f"{command} --model {folder} --port {port}")) == 2

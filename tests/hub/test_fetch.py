@@ -31,6 +31,8 @@ class SmallHub(ThreadingHTTPServer):
         self.gated = False
         self.commit = COMMIT
         self.asked: list[str] = []
+        self.sent: dict[str, int] = {}
+        """Bytes of bodies by file."""
 
     @property
     def url(self) -> str:
@@ -74,7 +76,15 @@ class _Handler(BaseHTTPRequestHandler):
         if not file.is_file():
             return self._answer(404, {"X-Error-Code": "EntryNotFound"})
         headers = {"X-Repo-Commit": self.server.commit, "ETag": f'"{name}"'}
-        return self._answer(200, headers, file.read_bytes())
+        body, asked = file.read_bytes(), self.headers.get("Range", "")
+        status = 206 if asked.startswith("bytes=") else 200
+        if status == 206:
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            headers["Content-Range"] = f"bytes {asked.removeprefix('bytes=')}/{len(body)}"
+            body = body[int(first) : int(last) + 1]
+        if self.command != "HEAD":
+            self.server.sent[name] = self.server.sent.get(name, 0) + len(body)
+        return self._answer(status, headers, body)
 
     def _answer(self, status: int, headers: dict[str, str], body: bytes = b"") -> None:
         self.send_response(status)

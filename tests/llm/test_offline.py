@@ -1,6 +1,7 @@
 """Batches through a whole engine in this process: scheduler, cache, client, text."""
 
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,9 @@ def test_stop_strings_free_the_engine(llm: LLM) -> None:
         assert text.startswith(output.outputs[0].text + text[3:5])
 
 
-def test_the_bar_counts_requests(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_line_counts_requests_where_there_is_no_terminal(
+    llm: LLM, capfd: pytest.CaptureFixture[str]
+) -> None:
     """On the error stream, so that output may be piped."""
     llm.generate(["a", "b"], {"max_tokens": 1})
 
@@ -153,19 +156,51 @@ def test_the_bar_counts_requests(llm: LLM, capfd: pytest.CaptureFixture[str]) ->
     assert shown.out == ""
 
 
-def test_without_rich_there_is_no_bar(
+def test_without_rich_there_are_lines(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """And no error."""
+    """On a terminal, too, and no error."""
     monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
 
     with progress.BatchProgress(3, shown=True) as bar:
         bar.done(5)
 
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "1/3 requests" in err
+
+
+def test_lines_come_while_the_first_request_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    """By what the engine has answered so far: a batch of one long request is not silent."""
+    outputs = iter(range(0, 10_000, 50))
+    written = threading.Event()
+
+    def num_outputs() -> int:
+        number = next(outputs)
+        if number >= 200:
+            written.set()
+        return number
+
+    with progress.BatchProgress(1, shown=True, num_outputs=num_outputs, every=0.01):
+        assert written.wait(30)
+
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) >= 3
+    assert all(line.startswith("tandem: 0/1 requests answered in") for line in lines)
+
+
+def test_nothing_is_written_where_progress_is_turned_off(
+    llm: LLM, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As with ``use_tqdm=False`` elsewhere."""
+    llm.generate("a", {"max_tokens": 1}, use_tqdm=False)
     assert capfd.readouterr() == ("", "")
 
 
 def test_an_engine_setting_that_does_not_exist_is_named(smollm2: Path) -> None:
     """Settings are the engine's, by their flat names."""
-    with pytest.raises(InvalidParameter, match=r"^max_num_seq:"):
+    with pytest.raises(
+        InvalidParameter, match="no option 'max_num_seq'; the nearest is 'max_num_seqs'"
+    ):
         LLM(str(smollm2), executor=SimExecutor(8), max_num_seq=3)

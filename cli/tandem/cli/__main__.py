@@ -82,6 +82,10 @@ def main(argv: list[str] | None = None) -> int:
     from tandem.protocol.errors import TandemError
 
     arguments = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        from tandem.cli.secret_flags import hide_secrets
+
+        hide_secrets(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if arguments else 2

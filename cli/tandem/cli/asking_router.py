@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 
 from tandem.cli import loopback
+from tandem.cli.secret_flags import api_key_of
 from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.names import ROUTER_PORT
 
@@ -29,7 +30,9 @@ def check_url(param: str, url: str) -> None:
 
 
 def key_headers(key: str | None) -> dict[str, str]:
-    """Headers that carry an API key. Raises InvalidParameter, which does not show it."""
+    """Headers that carry an API key, the environment's if none is given. Raises InvalidParameter,
+    which does not show it."""
+    key = api_key_of(key)
     if key is None:
         return {}
     if not (key.isascii() and key.isprintable() and key.strip()):

@@ -17,6 +17,7 @@ from tandem.cli import loopback
 from tandem.cli.answer_drawn import AnswerDrawn
 from tandem.cli.asking_router import check_url, key_headers
 from tandem.cli.command import Parser
+from tandem.cli.secret_flags import ENV_API_KEY
 from tandem.protocol.names import ROUTER_PORT
 
 _HELP = "Type a message. /reset starts over, /system TEXT sets the system prompt, /quit leaves."
@@ -32,7 +33,9 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--max-tokens", type=int, default=512, help="of one answer, thoughts included"
     )
-    parser.add_argument("--api-key", help="sent as a bearer token")
+    parser.add_argument(
+        "--api-key", help=f"sent as a bearer token; {ENV_API_KEY} says the same, unseen"
+    )
     parser.add_argument("message", nargs="*", help="one message: answer it and leave")
     options = parser.read(argv)
     check_url("--url", options.url)

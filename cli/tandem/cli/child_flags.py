@@ -14,7 +14,7 @@ from typing import Any
 from tandem.cli.command import UsageError, read_command_line
 from tandem.cli.flags import Section
 from tandem.cli.ports import LOOPBACK
-from tandem.cli.worker_settings import worker_sections
+from tandem.cli.worker_settings import engine_values, worker_sections
 from tandem.engine.config import EngineConfig
 from tandem.engine.config.engine import SECTIONS, defaults_of, resolve_device
 from tandem.kvtransfer.config import KVTransferConfig
@@ -45,10 +45,8 @@ def check_worker(
 ) -> tuple[ServerConfig, dict[str, Any]]:
     """The shell's settings, and the engine's that were given. Raises ChildFlagsError."""
     given = _read(role, flags, environ)
-    engine: dict[str, Any] = dict(given[EngineConfig])
-    for settings in SECTIONS.values():
-        engine |= given[settings]
-    with _named(_whose(role)):
+    engine = engine_values(given)
+    with named(role):
         KVTransferConfig(**given[KVTransferConfig])
         PrefillConfig(**given.get(PrefillConfig, {}))
         device = resolve_device(given[EngineConfig].get("device", "auto"))
@@ -85,22 +83,22 @@ def check_host(role: str, host: str) -> None:
 def check_router(flags: list[str], environ: Mapping[str, str]) -> RouterConfig:
     """The router's settings. Raises ChildFlagsError."""
     given = _read("router", flags, environ)
-    with _named(_whose("router")):
+    with named("router"):
         return RouterConfig(**given[RouterConfig])
 
 
 def sections_of(role: str) -> list[Section]:
     """What the command of a process of the stack takes."""
     if role == "router":
-        from tandem.cli.router import LogConfig
+        from tandem.cli.router import router_sections
 
-        return [Section("Router", RouterConfig), Section("Logging", LogConfig)]
+        return router_sections()
     own = [Section("Prefill", PrefillConfig)] if role == "prefill" else []
     return [*worker_sections(), *own]
 
 
 def _read(role: str, flags: list[str], environ: Mapping[str, str]) -> dict[type, dict[str, Any]]:
-    with _named(_whose(role)):
+    with named(role):
         return read_command_line(role, "", sections_of(role), flags, environ)
 
 
@@ -109,9 +107,9 @@ def _whose(role: str) -> str:
 
 
 @contextmanager
-def _named(whose: str) -> Iterator[None]:
-    """Says whose flags an error is about."""
+def named(role: str) -> Iterator[None]:
+    """Name the processes whose flags an error is about."""
     try:
         yield
     except (InvalidParameter, UsageError) as error:
-        raise ChildFlagsError(f"flags of {whose}: {error}") from error
+        raise ChildFlagsError(f"flags of {_whose(role)}: {error}") from error

@@ -98,7 +98,8 @@ class Child:
         assert process.stdout is not None
         with process.stdout as lines:
             for line in lines:
-                log.write(f"{self.name:<10} | {line}")
+                is_object = line.startswith("{") and line.endswith("}\n")
+                log.write(line if is_object else f"{self.name:<10} | {line}")
                 log.flush()
 
     def join_output(self) -> None:

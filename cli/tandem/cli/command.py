@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from tandem.cli.flags import Section, add_flags, environment, flag_of, read_settings
+from tandem.cli.other_flags import RefusedFlag, translated
 from tandem.protocol.errors import InvalidParameter, TandemError
 
 _ARGUMENT = re.compile(r"argument (?P<flag>\S+): (?P<what>.*)", re.DOTALL)
 _WRONG_TYPE = re.compile(r"invalid (?P<kind>int|float) value: (?P<value>.*)", re.DOTALL)
+NAMES = "served_model_name"
 _OF_FLAGS = "_flags"
 """Ending of settings whose value is itself a list of flags."""
 
@@ -36,6 +38,11 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
+
+    @property
+    def flags(self) -> frozenset[str]:
+        """Every flag, as it is written."""
+        return frozenset(self._option_string_actions)
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError in words of ours."""
@@ -102,7 +109,15 @@ def read_command_line(
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=38, width=100),
     )
     add_flags(parser, sections, takes_file=takes_file)
+    try:
+        argv = translated(argv, parser.flags, command)
+    except RefusedFlag as error:
+        raise UsageError(str(error), f"tandem {command}") from None
     parsed = parser.read(_joined(argv, sections), takes_model=takes_model)
+    if takes_model and parsed.model is None and len(getattr(parsed, NAMES, None) or ()) > 1:
+        names = " ".join(getattr(parsed, NAMES))
+        text = f"--served-model-name: {names!r} may hold the model; give it first, or by --model"
+        raise UsageError(text, f"tandem {command}")
     return read_settings(parsed, sections, environ)
 
 

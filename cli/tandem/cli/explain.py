@@ -10,6 +10,7 @@ from urllib.parse import quote
 from tandem.cli.asking_router import RouterClient
 from tandem.cli.command import Parser
 from tandem.cli.explained import drawn
+from tandem.cli.secret_flags import ENV_API_KEY
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import ROUTER_PORT
 
@@ -27,7 +28,9 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument("request_id", help="the call's x-request-id, or the id of its answer")
     parser.add_argument("--url", default=f"http://127.0.0.1:{ROUTER_PORT}", help="the router's URL")
-    parser.add_argument("--api-key", help="sent as a bearer token")
+    parser.add_argument(
+        "--api-key", help=f"sent as a bearer token; {ENV_API_KEY} says the same, unseen"
+    )
     parser.add_argument("--width", type=int, default=100, help="columns of the drawing")
     options = parser.read(argv)
     if not 60 <= options.width <= 400:

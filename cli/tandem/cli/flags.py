@@ -8,11 +8,14 @@ by ``--config``. A flag wins over the environment, that over the file, that over
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from tandem.protocol.settings import Setting, settings_of
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
+_SIZE = re.compile(r"(?P<number>\d[\d_]{0,20}(\.\d{1,6})?)(?P<letter>[kmgtKMGT])(iB|i|B)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +74,17 @@ def read_settings(
             if value == "" and each.default != "":
                 raise InvalidParameter(name, value, "a value; leave it out for the default")
             if value is not None:
-                given[each.name] = convert(name, value, each.type, each.choices)
+                given[each.name] = convert(name, _chosen(value, each), each.type, each.choices)
     unknown = set(from_file) - known
     if unknown:
         name = sorted(unknown)[0]
         raise InvalidParameter(f"config file: {name}", from_file[name], "a key that --help lists")
     return result
+
+
+def _chosen(value: Any, each: Setting) -> Any:
+    """Return the choice that an alias stands for, else ``value``."""
+    return each.aliases.get(value, value) if isinstance(value, str) else value
 
 
 def _lookup(
@@ -124,6 +133,8 @@ def _add_flag(group: argparse._ArgumentGroup, each: Setting) -> None:
         options["metavar"] = {int: "N", float: "X"}.get(kind, "VALUE")
     if kind is tuple:
         options["action"] = "append"
+    if each.name == "served_model_name" and kind is tuple:  # as other servers take it
+        options |= {"action": "extend", "nargs": "+"}
     group.add_argument(flag_of(each.name), help=text, **options)
 
 
@@ -162,11 +173,23 @@ def convert(name: str, value: Any, hint: Any, allowed: tuple[str, ...] = ()) -> 
 
 def _items(name: str, value: Any) -> tuple[str, ...]:
     """A list's items. An empty one is refused: a key that was meant would be no key at all."""
-    given = value if isinstance(value, list | tuple) else str(value).split(",")
+    given = value if isinstance(value, list | tuple) else _split(name, str(value))
     items = [str(item).strip() for item in given]
     if not items or not all(items):
         raise InvalidParameter(name, value, "one value or more, none empty; leave it out for none")
     return tuple(items)
+
+
+def _split(name: str, text: str) -> list[Any]:
+    """Items between commas, or of a JSON list, whose items may hold commas."""
+    if not text.startswith("["):
+        return list(text.split(","))
+    try:
+        items = json.loads(text)
+    except ValueError as error:
+        allowed = f"values between commas, or a JSON list ({error})"
+        raise InvalidParameter(name, "a list" if "key" in name.lower() else text, allowed) from None
+    return items if isinstance(items, list) else [items]
 
 
 def _boolean(name: str, value: Any) -> bool:
@@ -184,10 +207,26 @@ def _number(name: str, value: Any, kind: type) -> Any:
     if isinstance(value, bool):
         raise InvalidParameter(name, value, "a number")
     try:
-        return kind(str(value).replace("_", "")) if kind is int else kind(value)
+        return whole_number(str(value)) if kind is int else kind(value)
     except (TypeError, ValueError) as error:
         word = "an integer" if kind is int else "a number"
         raise InvalidParameter(name, value, word) from error
+
+
+def whole_number(text: str) -> int:
+    """Return the integer that ``text`` spells, such as ``4_096``, ``32k`` or ``1.5M``.
+
+    Small letters are powers of 1,000, capitals of 1,024. Raises ValueError.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        return int(text.replace("_", ""))
+    letter = found["letter"]
+    base = 1_000 if letter.islower() else 1_024
+    exact = Decimal(found["number"].replace("_", "")) * base ** ("kmgt".index(letter.lower()) + 1)
+    if exact != exact.to_integral_value():
+        raise ValueError(f"{text} is no whole number")
+    return int(exact)
 
 
 def environment() -> Mapping[str, str]:

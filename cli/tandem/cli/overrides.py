@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.cli.child_flags import sections_of
+from tandem.cli.command import UsageError
 from tandem.cli.flags import Section, flag_of, plain_type
+from tandem.cli.other_flags import RefusedFlag, with_routers
 from tandem.cli.worker_settings import worker_sections
 from tandem.prefill.config import PrefillConfig
 from tandem.protocol.names import ENV_PREFIX
@@ -21,6 +23,7 @@ from tandem.protocol.names import ENV_PREFIX
 ROLES = ("prefill", "decode", "router")
 FILLED = frozenset({
     "model", "revision", "served_model_name", "host", "port", "probe_port", "log_level",
+    "log_format",
     "kv_control_host", "kv_control_port", "kv_data_port",
 })  # fmt: skip
 """Settings that the stack gives each of its workers, or has under the same name itself."""
@@ -53,8 +56,24 @@ def sections_for(roles: Iterable[str]) -> list[Section]:
 def described(doc: str | None, roles: Sequence[str]) -> str:
     """First line of a command's docstring, and which flags it takes beyond those that it lists."""
     dotted = ", ".join(f"--{role}.FLAG" for role in roles)
-    text = f"Flags from Workers on are for every worker; {dotted} is for that role alone."
+    text = f"Flags from Workers on are for every worker; {dotted} is for that role alone. "
+    text += "Flags that only the router has may be given without its name."
     return f"{(doc or '').splitlines()[0]} {text}"
+
+
+def of_router(command: str, argv: Sequence[str], sections: Iterable[Section]) -> list[str]:
+    """Return ``argv`` with flags that the router alone has under its prefix, as
+    ``--router.api-key``. Raises UsageError."""
+    own = {"--help", "--config"} | _flags_of(sections)
+    try:
+        return with_routers(argv, own, _flags_of(sections_of("router")), command)
+    except RefusedFlag as error:
+        raise UsageError(str(error), f"tandem {command}") from None
+
+
+def _flags_of(sections: Iterable[Section]) -> set[str]:
+    names = {flag_of(each.name) for section in sections for each in section.flags()}
+    return names | {f"--no-{name[2:]}" for name in names}
 
 
 def take_roles(argv: Sequence[str], roles: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
@@ -79,12 +98,12 @@ def take_roles(argv: Sequence[str], roles: Sequence[str]) -> tuple[list[str], di
     return rest, taken
 
 
-def environment_of(given: Mapping[type, Mapping[str, Any]], own: type) -> dict[str, str]:
-    """Variables that say what was given, but for the settings of the command's ``own`` class."""
+def environment_of(given: Mapping[type, Mapping[str, Any]], *own: type) -> dict[str, str]:
+    """Variables that say what was given, but for the settings of the command's ``own`` classes."""
     return {
         ENV_PREFIX + name.upper(): _text(value)
         for settings, values in given.items()
-        if settings is not own
+        if settings not in own
         for name, value in values.items()
     }
 

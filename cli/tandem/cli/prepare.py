@@ -60,8 +60,9 @@ def described(config: PrepareConfig) -> dict[str, Any]:
     from tandem.hub import prepare
 
     _check_package(config)
-    prepared = prepare(config.model, revision=config.source_revision, progress=False)
-    _check_servable(prepared.path)
+    prepared = prepare(
+        config.model, revision=config.source_revision, progress=False, check=_check_servable
+    )
     return {**_facts(prepared), "path": str(prepared.path), "revision": prepared.revision}
 
 
@@ -108,7 +109,11 @@ def _fetch(config: PrepareConfig, target: Path, note: str) -> None:
 
     def build(folder: Path) -> None:
         prepared = prepare(
-            config.model, revision=config.source_revision, cache_dir=scratch, progress=False
+            config.model,
+            revision=config.source_revision,
+            cache_dir=scratch,
+            progress=False,
+            check=_check_servable,
         )
         shutil.copytree(prepared.path, folder, copy_function=_link, dirs_exist_ok=True)
         (folder / note).write_text(prepared.revision or "")
@@ -156,10 +161,9 @@ def _version(package: str) -> str | None:
 
 
 def _check_servable(folder: Path) -> None:
-    from tandem.engine.config import read_facts
-    from tandem.engine.config.families import check_servable
+    from tandem.engine.config.servable import check_model
 
-    check_servable(read_facts(folder))
+    check_model(folder)
 
 
 def reason_of(error: Exception) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tandem.cli.command import parse
@@ -10,6 +12,7 @@ from tandem.cli.flags import Section
 from tandem.cli.loading import loading
 from tandem.cli.logs import set_up_logging
 from tandem.cli.stack_dump import dump_on_signal
+from tandem.hub.model_files import ModelFiles
 from tandem.protocol.settings import setting
 from tandem.router.config import RouterConfig
 
@@ -28,7 +31,7 @@ class LogConfig:
 
 def run(argv: list[str]) -> int:
     """Serve until a signal."""
-    sections = [Section("Router", RouterConfig), Section("Logging", LogConfig)]
+    sections = router_sections()
     given: dict[type, dict[str, Any]] = parse("router", __doc__.splitlines()[0], sections, argv)
     log = LogConfig(**given[LogConfig])
     set_up_logging(log.log_level, log.log_format)
@@ -36,5 +39,31 @@ def run(argv: list[str]) -> int:
     with loading():
         from tandem.router.app import serve
 
-    serve(RouterConfig(**given[RouterConfig]), log_level=log.log_level)
+    serve(prepared_config(given), log_level=log.log_level)
     return 0
+
+
+def router_sections() -> list[Section]:
+    """Settings of the command, as --help shows them."""
+    return [
+        Section("Router", RouterConfig),
+        Section("Model files", ModelFiles),
+        Section("Logging", LogConfig),
+    ]
+
+
+def prepared_config(given: Mapping[type, Mapping[str, Any]]) -> RouterConfig:
+    """The router's config, its model fetched or converted as far as a router reads it.
+
+    A folder is taken as it is: the router's image has no hub.
+    """
+    config = RouterConfig(**given[RouterConfig])
+    files = ModelFiles(**given[ModelFiles])
+    if not config.model or (Path(config.model).is_dir() and not files):
+        return config
+    from tandem.hub import prepare
+    from tandem.hub.source import served_name
+
+    prepared = prepare(config.model, weights=False, files=files)
+    names = config.served_model_name or (served_name(config.model),)
+    return replace(config, model=str(prepared.path), served_model_name=names)

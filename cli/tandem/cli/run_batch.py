@@ -26,6 +26,7 @@ from tandem.cli.batch.files import opened, places
 from tandem.cli.batch.lines import check_lines, read_lines
 from tandem.cli.command import Parser, words
 from tandem.cli.own_server import check_flags, own_server
+from tandem.cli.secret_flags import ENV_API_KEY
 from tandem.link.descriptors import raise_descriptor_limit
 from tandem.protocol.errors import InvalidParameter
 
@@ -47,7 +48,9 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--url", help="a server that runs")
     parser.add_argument("--model", help="what a server is started for, as `tandem serve` takes it")
     parser.add_argument("--serve-flags", default="", help="flags of that `tandem serve`, a word")
-    parser.add_argument("--api-key", help="sent as a bearer token")
+    parser.add_argument(
+        "--api-key", help=f"sent as a bearer token; {ENV_API_KEY} says the same, unseen"
+    )
     parser.add_argument(
         "--concurrency",
         type=int,

@@ -6,17 +6,25 @@ from dataclasses import replace
 
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
-from tandem.cli.overrides import Overrides, described, environment_of, sections_for, take_roles
+from tandem.cli.overrides import (
+    Overrides,
+    described,
+    environment_of,
+    of_router,
+    sections_for,
+    take_roles,
+)
 from tandem.cli.up import Supervisor
 from tandem.cli.up_config import UpConfig
+from tandem.hub.model_files import ModelFiles
 
 
 def run(argv: list[str]) -> int:
     """Serve until a signal."""
-    words, roles = take_roles(argv, ("router",))
     server = Section("Server", UpConfig, frozenset({"prefill", "decode", "prefill_flags"}))
     sections = [server, *sections_for(("decode",))]
+    words, roles = take_roles(of_router("serve", argv, sections), ("router",))
     given = parse("serve", described(__doc__, ("router",)), sections, words)
     config = replace(UpConfig(**given[UpConfig]), prefill=0, decode=1)
-    overrides = Overrides(environment=environment_of(given, UpConfig), flags=roles)
-    return Supervisor(config, overrides).run()
+    overrides = Overrides(environment=environment_of(given, UpConfig, ModelFiles), flags=roles)
+    return Supervisor(config, overrides, ModelFiles(**given[ModelFiles])).run()

@@ -13,6 +13,7 @@ from tandem.cli.command import words
 from tandem.cli.gpus import environment_of
 from tandem.cli.overrides import FOR_ALL, Overrides
 from tandem.cli.ports import LOOPBACK
+from tandem.cli.secret_flags import take_secrets
 from tandem.cli.up_config import UpConfig
 
 PORTS_PER_WORKER = 4
@@ -31,14 +32,15 @@ class Ports:
 def plan(
     config: UpConfig,
     model: str,
-    name: str,
+    names: Sequence[str],
     ports: Sequence[int],
     gpus: list[str],
     overrides: Overrides = Overrides(),  # noqa: B008 - frozen, and holds nothing
 ) -> list[Child]:
     """All processes of a stack, the router last. Raises InvalidParameter for an open quote."""
     numbers = iter(ports)
-    shared = ["--served-model-name", name, "--log-level", config.log_level]
+    shared = ["--served-model-name", names[0], "--log-level", config.log_level]
+    shared += ["--log-format", config.log_format]
     children: list[Child] = []
     workers: list[int] = []
     for role, index, flags in _roles(config):
@@ -48,13 +50,17 @@ def plan(
         child.environment = {**overrides.environment, **environment_of(len(children), gpus)}
         workers.append(own.worker)
         children.append(child)
-    flags_of_router = [*shared, "--ready-prefill", str(config.prefill)]
+    further_names = [word for name in names[1:] for word in ("--served-model-name", name)]
+    flags_of_router = [*shared, *further_names, "--ready-prefill", str(config.prefill)]
     flags_of_router += ["--ready-decode", str(config.decode)]
     flags_of_router += words("router_flags", config.router_flags)
     flags_of_router += overrides.flags.get("router", ())
     router = router_child(model, config.host, config.port, workers, flags_of_router)
     told = overrides.environment
     router.environment = {name: told[name] for name in FOR_ALL & told.keys()}
+    for child in [*children, router]:
+        child.arguments, keys = take_secrets(child.arguments)
+        child.environment |= keys
     return [*children, router]
 
 

@@ -13,6 +13,7 @@ from rich.live import Live
 from tandem.cli.asking_router import RouterClient
 from tandem.cli.command import Parser
 from tandem.cli.fleet_drawn import Frame, drawn
+from tandem.cli.secret_flags import ENV_API_KEY
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import ROUTER_PORT
 
@@ -27,7 +28,9 @@ def run(argv: list[str]) -> int:
     """Show it until Ctrl-C; 1 when the router does not answer, or refuses."""
     parser = Parser(prog="tandem top", description=__doc__)
     parser.add_argument("--url", default=f"http://127.0.0.1:{ROUTER_PORT}", help="the router's URL")
-    parser.add_argument("--api-key", help="sent as a bearer token")
+    parser.add_argument(
+        "--api-key", help=f"sent as a bearer token; {ENV_API_KEY} says the same, unseen"
+    )
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks")
     parser.add_argument("--once", action="store_true", help="print one frame and leave")
     parser.add_argument(

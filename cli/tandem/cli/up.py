@@ -12,24 +12,28 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from tandem.cli.child_flags import check_host, check_kept, check_router, check_worker
+from tandem.cli.child_flags import check_host, check_kept, check_router, check_worker, named
 from tandem.cli.children import Child
 from tandem.cli.command import parse
 from tandem.cli.elastic_steps import bound_steps
 from tandem.cli.flags import Section
 from tandem.cli.gpu_turns import SHARE, Turns, check_shares, sharers
 from tandem.cli.gpus import visible_gpus
+from tandem.cli.greeting import example, greeting
 from tandem.cli.listening import check_address
-from tandem.cli.logs import set_up_logging
+from tandem.cli.logs import json_line, set_up_logging
 from tandem.cli.overrides import (
     ROLES,
     Overrides,
     described,
     environment_of,
+    of_router,
     sections_for,
     take_roles,
 )
@@ -38,6 +42,10 @@ from tandem.cli.stack import PORTS_PER_WORKER, plan, router_url
 from tandem.cli.stack_dump import dump_on_signal
 from tandem.cli.stopping import Graces, stop
 from tandem.cli.up_config import UpConfig
+from tandem.engine.config import ModelFacts
+from tandem.engine.config.servable import check_model
+from tandem.hub.model_files import ModelFiles
+from tandem.hub.source import served_name
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.transports.mapped.wire import open_folder
 from tandem.protocol.names import ENV_PREFIX
@@ -51,24 +59,35 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def run(argv: list[str]) -> int:
     """Run until a signal; 1 if the stack could not serve or a part died too often."""
-    words, roles = take_roles(argv, ROLES)
     sections = [Section("Stack", UpConfig), *sections_for(ROLES)]
+    words, roles = take_roles(of_router("up", argv, sections), ROLES)
     given = parse("up", described(__doc__, ROLES), sections, words)
-    overrides = Overrides(environment=environment_of(given, UpConfig), flags=roles)
-    return Supervisor(UpConfig(**given[UpConfig]), overrides).run()
+    overrides = Overrides(environment=environment_of(given, UpConfig, ModelFiles), flags=roles)
+    files = ModelFiles(**given[ModelFiles])
+    return Supervisor(UpConfig(**given[UpConfig]), overrides, files).run()
 
 
 class Supervisor:
     """The children of one stack and the loop that watches them."""
 
-    def __init__(self, config: UpConfig, overrides: Overrides | None = None) -> None:
+    def __init__(
+        self,
+        config: UpConfig,
+        overrides: Overrides | None = None,
+        files: ModelFiles | None = None,
+    ) -> None:
         self.config = config
+        self._files = files
         self.overrides = overrides if overrides is not None else Overrides()
         self.children: list[Child] = []
         self._due: list[Child] = []
         """Those to be started as soon as they may."""
         self._engines: dict[str, dict[str, Any]] = {}
         """Settings of the engine that each role was given."""
+        self._facts: ModelFacts | None = None
+        self._request: tuple[str, dict[str, Any]] | None = None
+        """A request that the model can answer."""
+        self._has_keys = False
         self._turns = Turns()
         self._stop = threading.Event()
         self._hurried = threading.Event()
@@ -76,19 +95,19 @@ class Supervisor:
 
     def run(self) -> int:
         """Check, prepare, start, watch, stop."""
-        set_up_logging(self.config.log_level)
+        set_up_logging(self.config.log_level, self.config.log_format)
         dump_on_signal()
         for number in SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_signal)  # unless nohup said to outlive the terminal
         check_address(self.config.host, self.config.port)
         graces, dummy = self.check_flags()
-        path, name = self._prepare(dummy)
+        path, names = self._prepare(dummy)
         self._interruptible = False
         check_address(self.config.host, self.config.port)
-        self.children = self._plan(path, name)
+        self.children = self._plan(path, names)
         try:
-            return self._serve(name)
+            return self._serve(names[0])
         finally:
             self._say("stopping")
             stop(self.children, graces, hurried=self._hurried.is_set, say=self._say)
@@ -123,7 +142,7 @@ class Supervisor:
         count = PORTS_PER_WORKER * (config.prefill + config.decode)
         drains, dummy, router = [0.0], False, RouterConfig()
         engines = self._engines
-        planned = plan(config, config.model, "model", [1] * count, [], self.overrides)
+        planned = plan(config, config.model, ("model",), [1] * count, [], self.overrides)
         for child in planned:
             role, *flags = child.arguments
             check_kept(role, flags)
@@ -137,24 +156,39 @@ class Supervisor:
                 engines[role] = engine
         if any(SHARE in each for each in engines.values()):  # else the driver need not be asked
             check_shares(sharers(planned, visible_gpus(), engines))
+        self._has_keys = bool(router.api_key or router.api_keys_dir)
         bounded = bound_steps(router, engines, self.overrides.flags)
         self.overrides = replace(self.overrides, flags=bounded)
         return Graces(router.drain_timeout, max(drains)), dummy
 
-    def _prepare(self, dummy: bool) -> tuple[str, str]:
+    def _prepare(self, dummy: bool) -> tuple[str, tuple[str, ...]]:
         from tandem.hub import prepare
 
         config = self.config
-        prepared = prepare(config.model, revision=config.revision, weights=not dummy)
-        self._say(f"model {prepared.source}: {prepared.path}")
-        return str(prepared.path), self.config.served_model_name or served_name(prepared.source)
 
-    def _plan(self, path: str, name: str) -> list[Child]:
+        def check(folder: Path) -> None:
+            for role, engine in self._engines.items():
+                with named(role):
+                    self._facts = check_model(folder, engine)
+
+        prepared = prepare(
+            config.model,
+            revision=config.revision,
+            weights=not dummy,
+            check=check,
+            files=self._files,
+        )
+        self._say(f"model {prepared.source}: {prepared.path}")
+        if self._facts is not None:
+            self._request = example(self._facts, prepared.path)
+        return str(prepared.path), config.served_model_name or (served_name(prepared.source),)
+
+    def _plan(self, path: str, names: Sequence[str]) -> list[Child]:
         config = self.config
         count = PORTS_PER_WORKER * (config.prefill + config.decode)
         ports = free_ports(count, but={config.port})
         gpus = visible_gpus()
-        children = plan(config, path, name, ports, gpus, self.overrides)
+        children = plan(config, path, names, ports, gpus, self.overrides)
         shared = sharers(children, gpus, self._engines)
         self._turns = Turns(shared, patience=config.ready_seconds)
         meeting = meeting_folder() if gpus and config.prefill and config.decode else {}
@@ -196,13 +230,8 @@ class Supervisor:
     def _greet(self, name: str) -> None:
         url = router_url(self.config.host, self.config.port)
         self._say(f"serving {name} at {url}")
-        body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": '
-        body += '"What is the capital of France?"}], "temperature": 0}'
-        print(
-            f"\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
-            f"    -d '{body}'\n\n  Ctrl-C stops everything.\n",
-            flush=True,
-        )
+        if self._request is not None and self.config.log_format == "text":
+            print(greeting(url, name, self._request, has_keys=self._has_keys), flush=True)
 
     def _watch(self) -> int:
         while not self._stop.wait(POLL_SECONDS):
@@ -220,7 +249,10 @@ class Supervisor:
 
     def _say(self, text: str) -> None:
         with suppress(OSError):  # the terminal is gone: the processes still have to end
-            print(f"tandem | {text}", flush=True)
+            if self.config.log_format == "json":
+                print(json_line("info", __name__, text), file=sys.stderr, flush=True)
+            else:
+                print(f"tandem | {text}", flush=True)
 
 
 def meeting_folder() -> dict[str, str]:
@@ -232,9 +264,3 @@ def meeting_folder() -> dict[str, str]:
     except TransportError as error:
         print(f"tandem | KV is not copied from GPU to GPU: {error}", flush=True)
         return {}
-
-
-def served_name(source: str) -> str:
-    """The name clients use for a model source: the last part, without scheme and ending."""
-    name = source.rstrip("/").rpartition("/")[2].rpartition(":")[2]
-    return name.removesuffix(".gguf") or source

@@ -19,7 +19,9 @@ class UpConfig:
         DEFAULT_MODEL, "Folder, GGUF file, hub id, or package:NAME of an installed package."
     )
     revision: str | None = setting(None, "Revision of a hub id.")
-    served_model_name: str | None = setting(None, "Name under which the model is served.")
+    served_model_name: tuple[str, ...] = setting(
+        (), "Names under which the model is served, one or several; answers have the first."
+    )
     prefill: int = setting(1, "Prefill workers; 0 serves without hand-off.")
     decode: int = setting(
         1, "Decode workers; 0 gives vectors and scores alone, by prefill workers."
@@ -34,9 +36,12 @@ class UpConfig:
         300.0, "Give up if the processes, once started, cannot serve by then.", unit="s"
     )
     log_level: str = setting(
-        "warning",
+        "info",
         "Least severe messages to show of the processes.",
         choices=("debug", "info", "warning", "error"),
+    )
+    log_format: str = setting(
+        "text", "Lines of text, or a JSON object a line.", choices=("text", "json")
     )
 
     def __post_init__(self) -> None:

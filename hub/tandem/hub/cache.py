@@ -10,8 +10,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from tandem.hub.errors import CacheBusy
 from tandem.protocol.names import ENV_CACHE
 
@@ -39,6 +37,8 @@ def build_once(
     """
     if entry.is_dir():
         return entry
+    from filelock import FileLock, Timeout  # the router's image has none, and fetches nothing
+
     entry.parent.mkdir(parents=True, exist_ok=True)
     lock = entry.with_name(f"{entry.name}.lock")
     try:

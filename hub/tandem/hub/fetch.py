@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import TypeVar
 
 import httpx2
-from huggingface_hub import constants, hf_hub_download, snapshot_download
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_session,
+    hf_hub_download,
+    hf_hub_url,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -22,6 +30,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from tandem.hub import folder
 from tandem.hub.errors import AccessDenied, HubError, ModelNotFound, Offline
@@ -31,10 +40,13 @@ _BELOW = "*/*"
 _FETCH = TypeVar("_FETCH")
 
 
-def fetch_folder(repo_id: str, *, revision: str | None, weights: bool) -> tuple[Path, str]:
+def fetch_folder(
+    repo_id: str, *, revision: str | None, weights: bool, check: Callable[[Path], None]
+) -> tuple[Path, str]:
     """Local folder and commit of a repository; without ``weights`` only what describes the model.
 
-    Raises Offline, ModelNotFound, AccessDenied, or UnsupportedModel for a broken index of weights.
+    ``check`` gets the folder when it has what describes the model, before any weights. Raises what
+    it does; Offline, ModelNotFound, AccessDenied, or UnsupportedModel for what is no model here.
     """
 
     def fetched(at: str | None, wanted: list[str], unwanted: str | None = None) -> Path:
@@ -49,12 +61,48 @@ def fetch_folder(repo_id: str, *, revision: str | None, weights: bool) -> tuple[
 
     path = fetched(revision, _DESCRIPTION)
     commit = path.name
+    if not (path / "config.json").is_file():
+        folder.explain_no_config(repo_id, _names(repo_id, commit))
+    check(path)
     if weights:
         named = folder.indexed_files(path)
         fetched(commit, [folder.SINGLE] if named is None else [escape(name) for name in named])
         if named is None and not (path / folder.SINGLE).is_file():
             fetched(commit, ["*.safetensors"], _BELOW)
+            if not any(path.glob("*.safetensors")):
+                folder.explain_no_weights(repo_id, _names(repo_id, commit))
     return path, commit
+
+
+def _names(repo_id: str, commit: str) -> list[str]:
+    """Names of all files of a repository; none where the hub does not answer."""
+    try:
+        return list(HfApi().list_repo_files(repo_id, revision=commit))
+    except (OSError, OfflineModeIsEnabled, httpx2.HTTPError):
+        return []
+
+
+def fetch_start(repo_id: str, file: str, *, revision: str | None, size: int) -> bytes:
+    """The first ``size`` bytes of a file, without fetching the rest; nothing where the hub does not
+    give them: ``fetch_file`` says why."""
+    known = try_to_load_from_cache(repo_id, file, revision=revision)
+    if isinstance(known, str):
+        with Path(known).open("rb") as local:
+            return local.read(size)
+    url = hf_hub_url(repo_id, file, revision=revision)
+    headers = {**build_hf_headers(), "Range": f"bytes=0-{size - 1}"}
+    start = b""
+    try:
+        with get_session().stream("GET", url, headers=headers, follow_redirects=True) as answer:
+            if answer.status_code not in (200, 206):
+                return b""
+            for piece in answer.iter_raw():
+                start += piece
+                if len(start) >= size:
+                    break
+    except (OSError, OfflineModeIsEnabled, httpx2.HTTPError):
+        return b""
+    return start[:size]
 
 
 def fetch_file(repo_id: str, file: str, *, revision: str | None) -> tuple[Path, str]:

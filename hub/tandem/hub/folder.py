@@ -7,8 +7,10 @@ and not a worker's traceback. Values are not checked; the loader does that.
 
 import hashlib
 import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tandem.hub.digest import sampled_digest
 from tandem.hub.errors import ModelNotFound, UnsupportedModel
@@ -16,6 +18,19 @@ from tandem.hub.safetensors_files import check_pointer, check_whole
 
 _INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+_OTHER_KINDS = {
+    "adapter_config.json": "a LoRA adapter, which is not served; merge it into its base model",
+    "model_index.json": "a pipeline of diffusers, which is not served",
+    "params.json": "Mistral's own format; a folder in Hugging Face's layout is needed",
+}
+"""Files of what is no model in Hugging Face's layout."""
+_OTHER_TOKENIZERS = (
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
 _VOLATILE = ("_name_or_path", "transformers_version")
 """Keys of config.json that say where a model was, not what it is."""
 
@@ -25,15 +40,56 @@ def check(path: Path, *, weights: bool) -> None:
 
     With ``weights=False`` a config.json is enough.
     """
+    if not (path / "config.json").exists():
+        explain_no_config(path, (file.name for file in path.iterdir()))
     config = read_json(path / "config.json")
     if not config.get("architectures") and not config.get("model_type"):
         raise UnsupportedModel(
             f"model: {path / 'config.json'} has neither architectures nor model_type"
         )
     if weights:
+        check_tokenizer(path)
         for file in weight_files(path):
             _check_weights(file)
-        _check_tokenizer(path)
+
+
+def explain_no_config(path: Path | str, names: Iterable[str]) -> NoReturn:
+    """Raise for a folder or repository without config.json, by the names of its files."""
+    names = sorted(names)
+    ggufs = [name for name in names if name.endswith(".gguf")]
+    if ggufs:
+        raise UnsupportedModel(
+            f"model: {path} holds GGUF files and no config.json; name one of them: "
+            f"{_several([f'{path}/{name}' for name in ggufs])}"
+        )
+    for name, what in _OTHER_KINDS.items():
+        if name in names:
+            raise UnsupportedModel(f"model: {path} has {name} and no config.json: {what}")
+    raise ModelNotFound(f"model: there is no {path}/config.json")
+
+
+def explain_no_weights(path: Path | str, names: Iterable[str]) -> NoReturn:
+    """Raise for a folder or repository without safetensors, by the names of its files."""
+    names = sorted(names)
+    ggufs = [name for name in names if name.endswith(".gguf")]
+    if ggufs:
+        raise UnsupportedModel(
+            f"model: {path} holds GGUF, not safetensors; give the file itself: "
+            f"{_several([f'{path}/{name}' for name in ggufs])}"
+        )
+    others = [name for name in names if re.search(r"\.(bin|pt\w*|pkl|ckpt)$", name)]
+    others += [name for name in names if re.search(r"\.(h5|msgpack|onnx|ot)$", name)]
+    if others:
+        raise UnsupportedModel(
+            f"model: {path} has weights in {others[0]}, which may run code when loaded; "
+            f"only safetensors are allowed (transformers' from_pretrained(...).save_pretrained "
+            f"writes them)"
+        )
+    raise ModelNotFound(f"model: {path} has no *.safetensors")
+
+
+def _several(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def fingerprint(path: Path, *, weights: bool) -> str:
@@ -68,7 +124,7 @@ def weight_files(path: Path) -> list[Path]:
     if missing:
         raise ModelNotFound(f"model: {path} lacks {_listed(missing)}, which {_INDEX} names")
     if not files:
-        _explain_no_weights(path)
+        explain_no_weights(path, (file.name for file in path.iterdir()))
     return files
 
 
@@ -115,24 +171,8 @@ def _check_weights(file: Path) -> None:
         raise UnsupportedModel(f"model: {file} cannot be read: {error.strerror}") from error
 
 
-def _explain_no_weights(path: Path) -> None:
-    ggufs = sorted(path.glob("*.gguf"))
-    if ggufs:
-        raise UnsupportedModel(
-            f"model: {path} holds GGUF, not safetensors; give the file itself: {ggufs[0]}"
-        )
-    others = sorted(file.name for file in path.glob("*.bin")) + sorted(
-        file.name for file in path.glob("*.pt*")
-    )
-    if others:
-        raise UnsupportedModel(
-            f"model: {path} has weights in {others[0]}, which may run code when loaded; "
-            f"only safetensors are allowed"
-        )
-    raise ModelNotFound(f"model: {path} has no *.safetensors")
-
-
-def _check_tokenizer(path: Path) -> None:
+def check_tokenizer(path: Path) -> None:
+    """Raise ModelNotFound or UnsupportedModel for a folder without a tokenizer that is read."""
     if (path / "tokenizer.json").is_file():
         read_json(path / "tokenizer.json")
         return
@@ -141,4 +181,12 @@ def _check_tokenizer(path: Path) -> None:
             f"model: {path} has tokenizer.model only; tokenizer.json is needed "
             f"(transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...) makes one)"
         )
-    raise ModelNotFound(f"model: there is no {path / 'tokenizer.json'}")
+    others = [name for name in _OTHER_TOKENIZERS if (path / name).is_file()]
+    if others:
+        raise UnsupportedModel(
+            f"model: {path} has {others[0]} and no tokenizer.json, which is needed; "
+            f"--tokenizer names a model that has the same tokens and a tokenizer.json"
+        )
+    raise ModelNotFound(
+        f"model: there is no {path / 'tokenizer.json'}; --tokenizer names another model's"
+    )

@@ -5,7 +5,10 @@ call it, and so does the init container of a pod. What it needs for GGUF and for
 when such a source is named: a folder needs neither.
 """
 
+import json
 import re
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +18,8 @@ from tandem.hub.digest import sampled_digest
 from tandem.hub.errors import UnsupportedModel
 from tandem.hub.gguf import VERSION
 from tandem.hub.gguf.head import head_bytes
+from tandem.hub.gguf_start import START_BYTES, sketch
+from tandem.hub.model_files import ModelFiles, linked, name_of
 from tandem.hub.package import gguf_in
 from tandem.hub.source import Folder, GgufFile, HubRepo, Package, parse
 
@@ -40,16 +45,43 @@ def prepare(
     cache_dir: Path | None = None,
     progress: bool = True,
     weights: bool = True,
+    check: Callable[[Path], object] | None = None,
+    files: ModelFiles | None = None,
 ) -> PreparedModel:
     """The folder for ``source``, converted or fetched if need be.
 
     ``weights=False`` prepares what describes the model only: enough for a router (where the source
     has a tokenizer) and for a worker with dummy weights. A GGUF file is converted once and kept
-    under ``cache_dir``. ``progress`` draws a bar on a terminal. Raises a HubError.
+    under ``cache_dir``. ``progress`` draws a bar on a terminal. ``check`` gets a folder that holds
+    config.json before any weights are fetched, converted or read, and raises for a model that
+    cannot be served. ``files`` stand in place of the model's own. Raises a HubError, and what
+    ``check`` does.
     """
-    where, commit = _locate(source, revision=revision, weights=weights)
+    files = files if files is not None else ModelFiles()
+    tokenizer = None
+    if files.tokenizer:
+        tokenizer = prepare(
+            files.tokenizer, cache_dir=cache_dir, progress=progress, weights=False
+        ).path
+
+    def described(path: Path) -> None:
+        folder.check(path, weights=False)
+        with tempfile.TemporaryDirectory(prefix="tandem-") as scratch:
+            if files:
+                linked(path, Path(scratch), files, tokenizer)
+                path = Path(scratch)
+            if weights:
+                folder.check_tokenizer(path)
+            if check is not None:
+                check(path)
+
+    where, commit = _locate(source, revision=revision, weights=weights, check=described)
     if where.is_file():
         where = _converted(where, cache_root(cache_dir), progress=progress, weights=weights)
+    if files:
+        original = where
+        entry = cache_root(cache_dir) / "views" / name_of(original, files, tokenizer)
+        where = build_once(entry, lambda target: linked(original, target, files, tokenizer))
     folder.check(where, weights=weights)
     return PreparedModel(
         path=where,
@@ -59,23 +91,55 @@ def prepare(
     )
 
 
-def _locate(source: str, *, revision: str | None, weights: bool) -> tuple[Path, str | None]:
+def _locate(
+    source: str, *, revision: str | None, weights: bool, check: Callable[[Path], None]
+) -> tuple[Path, str | None]:
+    """Where a source is, fetched if need be, after ``check`` of what describes it."""
     found = parse(source)
     if revision is not None and not isinstance(found, HubRepo):
         raise UnsupportedModel(
             f"revision: {revision!r} was given with {source!r}; only a hub id has revisions"
         )
     match found:
-        case Folder(path) | GgufFile(path):
+        case Folder(path):
+            check(path)
             return path, None
+        case GgufFile(path):
+            return _judged(path, check), None
         case Package(name):
-            return gguf_in(name), None
+            return _judged(gguf_in(name), check), None
         case HubRepo(repo_id, file):
             from tandem.hub import fetch
 
-            if file is not None:
-                return fetch.fetch_file(repo_id, file, revision=revision)
-            return fetch.fetch_folder(repo_id, revision=revision, weights=weights)
+            if file is None:
+                return fetch.fetch_folder(repo_id, revision=revision, weights=weights, check=check)
+            start = fetch.fetch_start(repo_id, file, revision=revision, size=START_BYTES)
+            _judge(start, f"{repo_id}/{file}", check)
+            return fetch.fetch_file(repo_id, file, revision=revision)
+
+
+def _judged(path: Path, check: Callable[[Path], None]) -> Path:
+    """``path`` of a GGUF file, after ``check``."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(START_BYTES)
+    except OSError:
+        return path  # the converter names what is wrong
+    _judge(start, path.name, check)
+    return path
+
+
+def _judge(start: bytes, name: str, check: Callable[[Path], None]) -> None:
+    """Have ``check`` judge a GGUF file by its first bytes, as far as these say what it is."""
+    from tandem.hub.gguf.config import ARCHITECTURES
+
+    config = sketch(start, name, ARCHITECTURES)
+    if config is None:
+        return
+    with tempfile.TemporaryDirectory(prefix="tandem-gguf-") as scratch:
+        (Path(scratch) / "config.json").write_text(json.dumps(config))
+        (Path(scratch) / "tokenizer.json").write_text("{}")  # it is made of the file's own keys
+        check(Path(scratch))
 
 
 def _converted(path: Path, root: Path, *, progress: bool, weights: bool) -> Path:

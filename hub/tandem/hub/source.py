@@ -98,3 +98,9 @@ def _remote(text: str) -> HubRepo:
             f"no package:NAME and none of {sorted(ALIASES)}"
         )
     return HubRepo(found["repo"], found["file"])
+
+
+def served_name(text: str) -> str:
+    """Return the name that clients use: the source's last part, without scheme and ending."""
+    name = text.rstrip("/").rpartition("/")[2].rpartition(":")[2]
+    return name.removesuffix(".gguf") or text

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
         RequestOutput,
         ScoringRequestOutput,
     )
-    from tandem.protocol.pooling import PoolingParams
-    from tandem.protocol.sampling import SamplingParams
-from tandem.protocol.structured import StructuredOutputsParams
+    from tandem.llm.params import PoolingParams, SamplingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -39,12 +37,12 @@ _HOMES = {
     "LLM": "tandem.llm.offline",
     "ClassificationRequestOutput": "tandem.llm.outputs",
     "EmbeddingRequestOutput": "tandem.llm.outputs",
-    "PoolingParams": "tandem.protocol.pooling",
+    "PoolingParams": "tandem.llm.params",
     "PoolingRequestOutput": "tandem.llm.outputs",
     "RequestOutput": "tandem.llm.outputs",
-    "SamplingParams": "tandem.protocol.sampling",
+    "SamplingParams": "tandem.llm.params",
     "ScoringRequestOutput": "tandem.llm.outputs",
-    "StructuredOutputsParams": "tandem.protocol.structured",
+    "StructuredOutputsParams": "tandem.llm.params",
 }
 
 

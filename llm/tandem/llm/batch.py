@@ -8,12 +8,14 @@ from typing import Any
 
 import msgspec
 
+from tandem.llm import params
 from tandem.llm.llm_engine import LLMEngine, Told
 from tandem.llm.outputs import RequestOutput
 from tandem.llm.progress import BatchProgress
 from tandem.llm.sampling import Params, params_from
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import OutputKind, SamplingParams
+from tandem.text.input_processor import InputOptions
 
 Messages = Sequence[Mapping[str, Any]]
 """One chat."""
@@ -66,15 +68,17 @@ def run_batch(
     return [answers[index] for index in range(total)]
 
 
-def one_each(given: Params | Sequence[Params], count: int) -> list[Params]:
-    """Verified parameters for each request, to be answered once, at the end."""
+def one_each(
+    given: Params | Sequence[Params], count: int
+) -> tuple[list[Params], list[InputOptions | None]]:
+    """Verified parameters for each request, to be answered once, at the end, and its options."""
     if not isinstance(given, Sequence):
-        return [_at_the_end(given)] * count
+        return [_at_the_end(given)] * count, [options_of(given)] * count
     if len(given) != count:
         raise InvalidParameter(
             "sampling_params", f"{len(given)} of them", f"one, or one for each of {count}"
         )
-    return [_at_the_end(each) for each in given]
+    return [_at_the_end(each) for each in given], [options_of(each) for each in given]
 
 
 def chats_of(messages: Messages | Sequence[Messages]) -> list[Any]:
@@ -87,9 +91,20 @@ def chats_of(messages: Messages | Sequence[Messages]) -> list[Any]:
     return list(messages) if several else [messages]
 
 
+def options_of(given: Params) -> InputOptions | None:
+    """The default number of tokens, where ``given`` leaves it open: it gives way to the context."""
+    if isinstance(given, params.SamplingParams):
+        is_open = given.max_tokens == params.DEFAULT_MAX_TOKENS
+    else:
+        is_open = not isinstance(given, SamplingParams) and "max_tokens" not in (given or {})
+    return InputOptions(default_max_tokens=params.DEFAULT_MAX_TOKENS) if is_open else None
+
+
 def _at_the_end(given: Params) -> Params:
     """The same, for one answer at the end; what a mapping leaves open stays so."""
-    params = params_from(given)
+    checked = params_from(given)
     if isinstance(given, SamplingParams):
-        return msgspec.structs.replace(params, output_kind=OutputKind.FINAL_ONLY)
+        if options_of(given) is not None:
+            checked = msgspec.structs.replace(checked, max_tokens=None)
+        return msgspec.structs.replace(checked, output_kind=OutputKind.FINAL_ONLY)
     return {**(given or {}), "output_kind": OutputKind.FINAL_ONLY}

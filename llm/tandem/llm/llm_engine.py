@@ -99,6 +99,11 @@ class LLMEngine:
         """What is served."""
         return self._call(self._llm.card())
 
+    @property
+    def num_outputs(self) -> int:
+        """What the engine has said to all requests so far, a token or several each."""
+        return self._llm.num_outputs
+
     def get_metrics(self) -> list[Metric]:
         """What the engine has counted until now; nothing where it is not in this process."""
         return read(self._collect())
@@ -115,6 +120,10 @@ class LLMEngine:
     def is_sleeping(self) -> bool:
         """Whether requests are refused until ``wake_up``."""
         return self._call(self._llm.is_sleeping())
+
+    def reset_prefix_cache(self) -> bool:
+        """Drop what is cached of prompts. False where KV is held that may not go yet."""
+        return self._call(self._llm.reset_prefix_cache()).ok
 
     def profile(self, name: CommandName) -> str:
         """Start or stop a profile; the file. Raises RequestFailed in the engine's words."""

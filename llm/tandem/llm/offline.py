@@ -11,8 +11,7 @@ has none. The same scheduler, kernels and sampler as a worker's; prompts run as 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from threading import Lock
 from types import TracebackType
@@ -34,8 +33,9 @@ from tandem.llm.outputs import (
     ScoringRequestOutput,
     data_of,
 )
+from tandem.llm.params import SamplingParams, json_text, known_options
 from tandem.llm.progress import BatchProgress
-from tandem.llm.sampling import Params
+from tandem.llm.sampling import Params, defaults_of
 from tandem.llm.scoring import Side
 from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import (
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from tandem.engine.stat_loggers.base import StatLogger
     from tandem.engine.stat_loggers.choose import StatFunction
 
-_log = logging.getLogger(__name__)
 AHEAD = 2
 """Requests given to the engine at once, in multiples of what it runs at once: enough that it never
 waits, few enough that a batch of a million prompts is not all tokenized before the first answer."""
@@ -74,9 +73,12 @@ class LLM:
         self,
         model: str,
         *,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Tokenizer | str | None = None,
         executor: Executor | None = None,
-        trust_remote_code: bool = False,
+        hf_overrides: Mapping[str, Any] | str | None = None,
+        chat_template: str | None = None,
+        generation_config: str = "auto",
+        override_generation_config: Mapping[str, Any] | str | None = None,
         stat_loggers: Sequence[StatLogger | StatFunction] = (),
         log_stats_interval: float = 0.0,
         **options: Any,
@@ -85,32 +87,48 @@ class LLM:
 
         ``options`` are engine settings by their flat names (``max_model_len``, ``dtype``,
         ``max_num_seqs``, ...). ``executor`` runs the steps (the model on this machine's device, as
-        ``distributed_executor_backend`` says, if none is given). ``trust_remote_code`` is a
-        permission that nothing here makes use of: no model's own code is ever run, and a warning
-        says so. ``stat_loggers`` are told what the engine does: each is a ``StatLogger``, or a
-        function that gets a report at each interval and a final one. With ``log_stats_interval``
-        that is so many seconds and a line is logged, too; 0 is ten seconds and no line. Raises a
-        UnusableFolder or InvalidParameter.
+        ``distributed_executor_backend`` says, if none is given). ``tokenizer`` is another model's,
+        by its source. ``hf_overrides`` replace keys of config.json, ``override_generation_config``
+        those of generation_config.json. Options of other servers that need nothing here are
+        accepted with a warning. ``stat_loggers`` are told what the engine does: each is a
+        ``StatLogger``, or a function that gets a report at each interval and a final one. With
+        ``log_stats_interval`` that is so many seconds and a line is logged, too; 0 is ten seconds
+        and no line. Raises UnusableFolder or InvalidParameter.
         """
         from prometheus_client import CollectorRegistry
 
-        from tandem.engine.config import EngineConfig
-        from tandem.hub import prepare
+        from tandem.engine.config import EngineConfig, engine_settings
+        from tandem.engine.config.servable import check_model
+        from tandem.hub import ModelFiles, prepare
         from tandem.hub.source import has_commits
 
         if not 0 <= log_stats_interval <= MAX_INTERVAL_S:
             allowed = f"seconds from 0 to {MAX_INTERVAL_S:g}"
             raise InvalidParameter("log_stats_interval", log_stats_interval, allowed)
 
-        if trust_remote_code:
-            _log.warning("trust_remote_code is not needed: no model's own code is ever run")
+        options = known_options(options, {each.name for each in engine_settings()})
+        files = ModelFiles(
+            tokenizer=tokenizer if isinstance(tokenizer, str) else "",
+            chat_template=chat_template or "",
+            generation_config=generation_config,
+            hf_overrides=json_text(hf_overrides),
+            override_generation_config=json_text(override_generation_config),
+        )
         weights = options.get("load_format") != "dummy"
         commit = options.pop("revision", None) if has_commits(model) else None
-        prepared = prepare(model, revision=commit, weights=weights)
+        prepared = prepare(
+            model,
+            revision=commit,
+            weights=weights,
+            check=lambda folder: check_model(folder, options),
+            files=files,
+        )
         if weights:
             options.setdefault("revision", prepared.fingerprint)
         config = EngineConfig.of(prepared.path, **options)
-        self.tokenizer = tokenizer if tokenizer is not None else Tokenizer.load(prepared.path)
+        self.tokenizer: Tokenizer = (
+            tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(prepared.path)
+        )
         registry = CollectorRegistry()
 
         async def make() -> AsyncLLM:
@@ -137,6 +155,20 @@ class LLM:
         """Held by the batch that steps the engine: another thread's waits."""
         self.engine = LLMEngine(make, collect=registry.collect)
         """For loops of one's own: add requests, step."""
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is taken where no sampling parameters are given: the model's own defaults."""
+        known = SamplingParams.__struct_fields__
+        found = defaults_of(self.tokenizer.generation)
+        return SamplingParams(**{name: value for name, value in found.items() if name in known})
+
+    def reset_prefix_cache(self) -> bool:
+        """Drop what is cached of prompts. False where KV is held that may not go yet."""
+        return self.engine.reset_prefix_cache()
 
     def get_metrics(self) -> list[Metric]:
         """What the engine has counted until now, under the names that a server's /metrics shows."""
@@ -165,11 +197,13 @@ class LLM:
         goes on, and the error's ``answers`` are those until then, by the places of their prompts.
         """
         parsed = parse_prompts(prompts)
-        params = one_each(sampling_params, len(parsed))
+        params, options = one_each(sampling_params, len(parsed))
         self.engine.check(parsed, params)
 
         def adder(index: int) -> Add:
-            return lambda name: self.engine.add_request(name, parsed[index], params[index])
+            return lambda name: self.engine.add_request(
+                name, parsed[index], params[index], options=options[index]
+            )
 
         return self._run(map(adder, range(len(parsed))), len(parsed), use_tqdm=use_tqdm)
 
@@ -180,15 +214,37 @@ class LLM:
         *,
         chat: ChatOptions | None = None,
         use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answers to one chat or several, in order. Raises as ``generate`` does; where ``chat``
-        brings a template, chats are looked at when their turn comes."""
+        brings a template, chats are looked at when their turn comes.
+
+        ``chat`` has all that the options after it say one by one; only one of the two is given.
+        """
+        options_given = ChatOptions(
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            documents=documents,
+            template_kwargs=chat_template_kwargs or {},
+        )
+        if chat is not None and options_given != ChatOptions():
+            raise InvalidParameter("chat", chat, "None beside options of its own")
+        chat = options_given if chat is None else chat
         chats = chats_of(messages)
-        params = one_each(sampling_params, len(chats))
+        params, options = one_each(sampling_params, len(chats))
         self.engine.check_chats(chats, params, chat)
 
         def adder(index: int) -> Add:
-            return lambda name: self.engine.add_chat(name, chats[index], params[index], chat=chat)
+            return lambda name: self.engine.add_chat(
+                name, chats[index], params[index], options=options[index], chat=chat
+            )
 
         return self._run(map(adder, range(len(chats))), len(chats), use_tqdm=use_tqdm)
 
@@ -342,8 +398,11 @@ class LLM:
     ) -> None:
         self.close()
 
+    def _progress(self, total: int, shown: bool) -> BatchProgress:
+        return BatchProgress(total, shown=shown, num_outputs=lambda: self.engine.num_outputs)
+
     def _run(self, adders: Iterable[Add], total: int, *, use_tqdm: bool) -> list[RequestOutput]:
-        with self._batch, BatchProgress(total, shown=use_tqdm) as progress:
+        with self._batch, self._progress(total, use_tqdm) as progress:
             return run_batch(
                 self.engine, adders, self._names, progress, total=total, at_once=self._window
             )

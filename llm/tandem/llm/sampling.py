@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from tandem.llm import params
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams, from_mapping
 
@@ -52,6 +53,8 @@ def params_from(
 
     ``stop`` and ``bad_words`` may be single strings. Raises InvalidParameter.
     """
+    if isinstance(given, params.SamplingParams):
+        return params.wire(given)
     if isinstance(given, SamplingParams):
         return given.verify()
     fields = {**(defaults or {}), **(given or {})}

@@ -6,8 +6,9 @@ helpers below.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from types import MappingProxyType
 from typing import Any, TypeVar, get_type_hints
 
 from tandem.protocol.errors import InvalidParameter
@@ -26,6 +27,8 @@ class Setting:
     default: Any
     help: str
     choices: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other words for choices."""
     unit: str = ""
     group: str = ""
     """Name of the config class, for grouped help."""
@@ -37,10 +40,11 @@ def setting(
     help: str,  # noqa: A002  the word that argparse and users know
     *,
     choices: tuple[str, ...] = (),
+    aliases: Mapping[str, str] = MappingProxyType({}),
     unit: str = "",
 ) -> _Value:
     """A dataclass field with its default, meaning, allowed words and unit."""
-    metadata = {"help": help, "choices": choices, "unit": unit}
+    metadata = {"help": help, "choices": choices, "aliases": aliases, "unit": unit}
     value: _Value = field(default=default, metadata=metadata)
     return value
 
@@ -63,6 +67,7 @@ def settings_of(config: type) -> Iterator[Setting]:
             default=None if missing else each.default,
             help=each.metadata["help"],
             choices=each.metadata["choices"],
+            aliases=each.metadata.get("aliases", {}),
             unit=each.metadata["unit"],
             group=config.__name__,
             required=missing,
@@ -112,8 +117,12 @@ def check_flag(param: str, value: object) -> None:
 
 
 def check_choices(config: object) -> None:
-    """Raise InvalidParameter for a value that is not among its setting's choices."""
+    """Raise InvalidParameter for a value that is not among its setting's choices; an alias is
+    replaced by its choice."""
     for each in settings_of(type(config)):
         value = getattr(config, each.name)
+        if isinstance(value, str) and value in each.aliases:
+            value = each.aliases[value]
+            object.__setattr__(config, each.name, value)
         if each.choices and value not in each.choices:
             raise InvalidParameter(each.name, value, f"one of {', '.join(each.choices)}")

@@ -14,6 +14,13 @@ from tandem.protocol.settings import (
 )
 
 DTYPES = ("float32", "bfloat16", "float16")
+DTYPE_ALIASES = {
+    "half": "float16",
+    "fp16": "float16",
+    "float": "float32",
+    "fp32": "float32",
+    "bf16": "bfloat16",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +38,7 @@ class ModelConfig:
         "auto",
         "Type of weights and activations; auto is what the checkpoint says.",
         choices=("auto", *DTYPES),
+        aliases=DTYPE_ALIASES,
     )
     max_model_len: int | None = setting(
         None,

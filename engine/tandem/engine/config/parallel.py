@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.settings import check_choices, check_integer, setting
 
 
@@ -22,4 +23,7 @@ class ParallelConfig:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check_integer("tensor_parallel_size", self.tensor_parallel_size, 1, 1)
+        check_integer("tensor_parallel_size", self.tensor_parallel_size, 1)
+        if self.tensor_parallel_size > 1:
+            allowed = "1: in this version one GPU computes a model; several workers share the load"
+            raise InvalidParameter("tensor_parallel_size", self.tensor_parallel_size, allowed)

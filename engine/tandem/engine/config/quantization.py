@@ -24,6 +24,10 @@ _FP8: Mapping[str, tuple[Any, ...]] = {
     "expert_dtype": ("fp8", None),
 }
 """Key to the values that are read; the last one None where the key may be absent."""
+_NEAREST = (
+    "; the nearest is the same model in bfloat16, in fp8 with blocks of 128 by 128 (as Qwen3-8B-FP8"
+    " is), or as a GGUF file, whose weights are converted"
+)
 _KEPT = ("modules_to_not_convert", "ignored_layers")
 """Keys of layers that are left plain: the list of transformers and vLLM's."""
 
@@ -42,7 +46,7 @@ class QuantFacts:
 
 def quantization_of(config: Mapping[str, Any]) -> QuantFacts | None:
     """The form of a parsed config.json's weights; None is plain. Raises InvalidParameter."""
-    found = config.get("quantization_config")
+    found = config.get("quantization_config", config.get("compression_config"))
     if found is None:
         return None
     if not isinstance(found, Mapping):
@@ -50,7 +54,7 @@ def quantization_of(config: Mapping[str, Any]) -> QuantFacts | None:
     for name, allowed in _FP8.items():
         if found.get(name) not in allowed:
             words = ", ".join(str(each) for each in allowed if each is not None)
-            raise InvalidParameter(f"{_FIELD}.{name}", found.get(name), f"one of {words}")
+            raise InvalidParameter(f"{_FIELD}.{name}", found.get(name), f"one of {words}{_NEAREST}")
     unknown = sorted(
         name
         for name, value in found.items()

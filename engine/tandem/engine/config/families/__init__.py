@@ -6,7 +6,8 @@ is a file of this folder and its class in ``_ALL``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from tandem.engine.config.families.base import Family
 from tandem.engine.config.families.bert import Bert
@@ -15,12 +16,13 @@ from tandem.engine.config.families.llama import Llama
 from tandem.engine.config.families.qwen2 import Qwen2
 from tandem.engine.config.families.qwen3 import Qwen3
 from tandem.engine.config.families.roberta import Roberta
+from tandem.engine.config.nearest import explained
 from tandem.protocol.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from tandem.engine.config.facts import ModelFacts
 
-__all__ = ["FAMILIES", "Family", "check_servable", "family_of"]
+__all__ = ["FAMILIES", "Family", "check_architecture", "check_servable", "family_of"]
 
 _ALL: tuple[type[Family], ...] = (Llama, Qwen2, Qwen3, Bert, Roberta, ColBert)
 FAMILIES: dict[str, Family] = {
@@ -38,10 +40,16 @@ def family_of(architecture: str) -> Family:
     return FAMILIES.get(architecture) or Family()
 
 
+def check_architecture(config: Mapping[str, Any]) -> None:
+    """Raise InvalidParameter for a parsed config.json whose architecture no family here computes,
+    before any other key is judged: other architectures name other keys."""
+    names = config.get("architectures")
+    first = names[0] if isinstance(names, list) and names else None
+    if isinstance(first, str) and first not in FAMILIES:
+        raise InvalidParameter("config.json: architectures", first, explained(first, FAMILIES))
+
+
 def check_servable(facts: ModelFacts) -> None:
     """Raise InvalidParameter, naming the field, for a model that no family here computes."""
-    if facts.architecture not in FAMILIES:
-        raise InvalidParameter(
-            "config.json: architectures", facts.architecture, f"one of {', '.join(FAMILIES)}"
-        )
+    check_architecture({"architectures": [facts.architecture]})
     FAMILIES[facts.architecture].check(facts)

@@ -1,0 +1,81 @@
+"""Checks that this machine can serve a model, from what describes it: no weights, no torch.
+
+The process that a user started asks this before weights are fetched, converted or read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tandem.engine.config.engine import EngineConfig
+from tandem.engine.config.facts import CONFIG, ModelFacts, read_facts
+from tandem.engine.config.families import check_architecture, check_servable
+from tandem.engine.config.files import read_json
+from tandem.protocol.errors import InvalidParameter
+
+_DEVICES = ("nvidia[0-9]*", "dxg", "nvhost-gpu", "nvgpu")
+"""Files in /dev that a CUDA device has: discrete ones, those of WSL, Tegra."""
+_QUANTISED = {
+    "hf_quant_config.json": "TensorRT Model Optimizer",
+    "quantize_config.json": "AutoGPTQ",
+    "quant_config.json": "AutoAWQ",
+}
+"""Files next to config.json that say the weights are quantised, and by which tool."""
+_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+"""Kinds of rotary embedding that are computed (``layers/rotary``)."""
+
+
+def check_model(folder: str | Path, settings: Mapping[str, Any] | None = None) -> ModelFacts:
+    """Return the model's facts. Raises InvalidParameter that names what cannot be served.
+
+    ``settings`` are the engine's by their flat names.
+    """
+    settings = {name: value for name, value in (settings or {}).items() if name != "model"}
+    check_device(settings.get("device") or "auto")
+    path = Path(folder)
+    check_architecture(read_json(path / CONFIG, needed=True))
+    facts = read_facts(path)
+    check_servable(facts)
+    _check_rope(facts)
+    if facts.quantization is None:
+        _check_plain(path)
+    if facts.dtype is None:  # of a GGUF file it is known when its tensors are read
+        settings.pop("kv_cache_dtype", None)
+    EngineConfig.of(path, facts=facts, **settings)
+    return facts
+
+
+def check_device(device: str) -> None:
+    """Raise InvalidParameter for a device that this machine does not have."""
+    if device != "cuda":
+        return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible in ("", "-1"):
+        allowed = f"cpu, or auto: CUDA_VISIBLE_DEVICES={visible!r} hides every GPU"
+        raise InvalidParameter("device", device, allowed)
+    if not any(True for each in _DEVICES for _ in Path("/dev").glob(each)):
+        raise InvalidParameter("device", device, "cpu, or auto: this machine shows no NVIDIA GPU")
+
+
+def _check_rope(facts: ModelFacts) -> None:
+    rope = facts.rope
+    if facts.encoder is None and (rope.kind not in _KINDS or rope.partial != 1.0):
+        raise InvalidParameter(
+            f"{CONFIG}: rope_parameters",
+            {"rope_type": rope.kind, "partial_rotary_factor": rope.partial},
+            f"rope_type one of {', '.join(_KINDS)}, over the whole head",
+        )
+
+
+def _check_plain(folder: Path) -> None:
+    for name, tool in _QUANTISED.items():
+        if (folder / name).is_file():
+            raise InvalidParameter(
+                "model",
+                str(folder / name),
+                f"weights that {tool} has not quantised: the same model in bfloat16, or in fp8 "
+                f"with blocks of 128 by 128",
+            )

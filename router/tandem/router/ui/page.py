@@ -1,4 +1,4 @@
-"""``/ui`` and the files that it is made of.
+"""``/ui`` and ``/docs``, and the files that they are made of.
 
 They hold nothing of the service, so no key is asked for them; what the page shows comes from
 answers that do ask for one, which its user gives it. Nothing is loaded from anywhere else, and the
@@ -39,8 +39,9 @@ _KINDS = {
     "svg": "image/svg+xml",
 }
 _STATIC = {each.name: each.read_bytes() for each in (files(__package__) / "static").iterdir()}
-_PAGE = "index.html"
-PATHS = frozenset({"/ui", *(f"/ui/{name}" for name in _STATIC if name != _PAGE)})
+_PAGES = {"index.html": ("/ui",), "docs.html": ("/docs", "/redoc")}
+"""Pages by their files, at their own paths."""
+PATHS = frozenset(path for name in _STATIC for path in _PAGES.get(name, (f"/ui/{name}",)))
 """All of them, by the paths they have."""
 
 
@@ -50,8 +51,8 @@ def _serve(name: str) -> None:
     async def serve() -> Response:
         return Response(content, media_type=kind, headers=_HEADERS)
 
-    path = "/ui" if name == _PAGE else f"/ui/{name}"
-    routes.add_api_route(path, serve, methods=["GET"], name=f"ui {name}")
+    for path in _PAGES.get(name, (f"/ui/{name}",)):
+        routes.add_api_route(path, serve, methods=["GET"], name=f"ui {path}")
 
 
 for _name in _STATIC:

@@ -20,6 +20,7 @@ class Owner:
 
     max_message_bytes = 1_000
     max_header_bytes = 2_048
+    max_headers = 16
     max_calls = 10
     header_seconds = write_seconds = 60.0
 

@@ -17,6 +17,8 @@ _BY_HAND, _BY_H2, _A_CALL = 1, 5, 64
 """Of a frame: about 2 µs each."""
 _BYTES = 7
 """Bits of a length that weigh nothing."""
+_HEAD_BYTES = 256
+"""Bytes of a call's headers that weigh half of one each: every one may be a header."""
 _EARNED_BY_CALL = 32
 _EARNED_IN_A_SECOND = 512
 _SENT_BYTES = 4
@@ -57,4 +59,6 @@ def _weight_of(frame: Frame) -> int:
     kind = frame.kind
     if kind == WINDOW_UPDATE or (kind == PING and not frame.flags):
         return _BY_HAND
-    return (_A_CALL if kind == HEADERS else _BY_H2) + (len(frame.whole) >> _BYTES)
+    if kind == HEADERS:
+        return _A_CALL + (min(len(frame.whole), _HEAD_BYTES) >> 1)
+    return _BY_H2 + (len(frame.whole) >> _BYTES)

@@ -6,11 +6,46 @@ import re
 from collections.abc import Iterable, Mapping
 
 from h2.connection import H2Connection
+from hpack import Decoder, HeaderTuple
+from hpack.exceptions import OversizedHeaderListError
 
 _TABLE_BYTES = 4_096
 """Of headers said before, which later ones name by their number: what HTTP/2 begins with."""
 _TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+
+
+class BoundedDecoder(Decoder):
+    """Takes so many headers at most in one block.
+
+    One byte names a header of the table, so that the bytes of a block bound its headers too late: a
+    block of two kilobytes takes as long as a hundred calls.
+    """
+
+    def __init__(self, most: int, num_bytes: int) -> None:
+        super().__init__(max_header_list_size=num_bytes)
+        self._most = most
+        self._left = most
+
+    def decode(self, data: bytes, raw: bool = False) -> Iterable[HeaderTuple]:
+        """Decode a block. Raises HPACKError."""
+        self._left = self._most
+        return super().decode(data, raw)
+
+    def _decode_indexed(self, data: bytes | memoryview) -> tuple[HeaderTuple, int]:
+        self._count()
+        return super()._decode_indexed(data)
+
+    def _decode_literal(
+        self, data: bytes | memoryview, should_index: bool
+    ) -> tuple[HeaderTuple, int]:
+        self._count()
+        return super()._decode_literal(data, should_index)
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise OversizedHeaderListError(f"more than {self._most} headers")
 
 
 def headers_of(given: Iterable[tuple[bytes | str, bytes | str]] | None) -> dict[str, str]:

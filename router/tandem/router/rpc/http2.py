@@ -35,7 +35,7 @@ from tandem.router.held_bytes import HeldBytes
 from tandem.router.rpc.call import Call
 from tandem.router.rpc.calm import TURN, Calm
 from tandem.router.rpc.frames import Frame, Frames, pong_to, room_of, takes_leave
-from tandem.router.rpc.heads import bound_table, headers_of, timeout_of
+from tandem.router.rpc.heads import BoundedDecoder, bound_table, headers_of, timeout_of
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,8 @@ class Owner(Protocol):
 
     max_message_bytes: int
     max_header_bytes: int
+    max_headers: int
+    """Of one call."""
     max_calls: int
     """Of one connection."""
     held: HeldBytes
@@ -113,7 +115,7 @@ class Connection(asyncio.Protocol):
                 SettingCodes.MAX_HEADER_LIST_SIZE: self._owner.max_header_bytes,
             },
         )
-        self.h2.decoder.max_header_list_size = self._owner.max_header_bytes
+        self.h2.decoder = BoundedDecoder(self._owner.max_headers, self._owner.max_header_bytes)
         self.h2.initiate_connection()
         self.flush()
         self._closing.arm(self._owner.header_seconds, transport.abort)

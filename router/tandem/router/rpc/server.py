@@ -69,6 +69,7 @@ class Server:
     ) -> None:
         self.max_message_bytes = config.max_body_bytes
         self.max_header_bytes = config.max_header_bytes
+        self.max_headers = config.max_headers
         self.max_calls = config.max_connections_per_client or config.max_connections
         self.held = HeldBytes(config.max_bodies_bytes)
         self.header_seconds = config.header_timeout

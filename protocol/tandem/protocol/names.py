@@ -70,6 +70,11 @@ CANARY_TOKEN_FILE = "token"
 PATH_MODELS = "/models"
 PATH_CACHE = "/cache"
 PATH_NODE = "/run/tandem/node"
+"""Folder of a service's own on the node: its workers meet there."""
+PATH_NODE_AGENT = "/run/tandem/node-agent"
+"""Folder of the node's agent, next to the other: workers may only read it."""
+AGENT_FOLDER = "agent"
+"""Of the node's volume, next to those of services."""
 
 EXIT_MODEL_REFUSED = 3
 """Of ``tandem prepare``: the model is not there or cannot be served, and trying again is idle."""

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kvtransfer.agent import test_agent
+from tests.kvtransfer.agent import test_agent, test_agent_strangers
 from tests.kvtransfer.agent.agents import AgentWorker, Running
 from tests.kvtransfer.mapped.test_mapped import block, until
 from tests.kvtransfer.model.mutations import NoQuarantine
 from tests.kvtransfer.test_mutants import harm_of
 
+from tandem.kernels.memory import shared
 from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.kvtransfer.nodeagent import registrations
 from tandem.kvtransfer.nodeagent.registrations import Producer
+from tandem.kvtransfer.transports.agent import asking
 from tandem.kvtransfer.transports.agent.asking import Asker
 from tandem.kvtransfer.transports.base import Progress
 from tandem.kvtransfer.transports.mapped.tags import PeerTags
@@ -77,6 +79,25 @@ def a_wrong_secret(_: Any) -> None:
         peer = test_agent.linked(consumer, producer)
         consumer.transport._secrets[peer] = bytes(32)
         assert test_agent.read(consumer, peer, block(0, 0)) is Progress.FAILED
+        running.stop()
+        assert running.agent.counts["copies"] == 0
+
+
+def an_agent_without_the_key(_: Any) -> None:
+    """See test_agent_strangers."""
+    with _ends() as (folder, _, consumer, _producer):
+        test_agent_strangers.test_an_agent_that_has_not_the_producers_key_brings_nothing(
+            folder, consumer, "none"
+        )
+
+
+def holes_in_a_ring(_: Any) -> None:
+    """See test_agent_strangers."""
+    with _ends() as (folder, _, _consumer, producer):
+        running = Running(folder)
+        test_agent_strangers.test_a_ring_cannot_be_punched_once_it_is_registered(
+            running, folder, producer
+        )
         running.stop()
 
 
@@ -148,6 +169,8 @@ GUARDS: dict[str, tuple[object, str, object, Callable[[Any], None]]] = {
     ),
     "unmapping behind the last copy": (Producer, "close", _close_at_once, memory_under_a_copy),
     "the producer's secret": (registrations, "is_proof", lambda *_: True, a_wrong_secret),
+    "the agent's proof": (asking, "is_proof", lambda *_: True, an_agent_without_the_key),
+    "the seals of a ring": (shared, "_SHARED", 0x2 | 0x4, holes_in_a_ring),
     "the bounds of memory": (registrations, "_is_within", lambda *_: True, places_beyond_the_end),
 }
 

@@ -22,6 +22,7 @@ from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.fetching import fetch_container, without_job
 from tandem.operator.desired.merge import MAIN, merged
 from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.desired.node_folder import check_node_folders
 from tandem.operator.desired.policy import grace_seconds, is_restricted, probe_port
 from tandem.operator.desired.protect import TemplateConflict, check_protected
 from tandem.operator.desired.revision import source_digest
@@ -66,6 +67,7 @@ def pod_template(facts: Facts, role: Role, part: RolePart, user: Manifest | None
         user = without_job(facts, role, user)
     result: Manifest = merged(own, user, path=field)
     check_protected(own, result, field=field)
+    check_node_folders(own, result, field=field)
     result["spec"]["tolerations"] = with_gone_nodes(result["spec"].get("tolerations"))
     beyond = None if facts.settings.allow_privileged_pods else beyond_baseline(result["spec"])
     if beyond is not None:

@@ -13,6 +13,7 @@ from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.merge import main_of
 from tandem.operator.desired.model import delivery
 from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.desired.node_folder import node_folders
 from tandem.operator.desired.pod import RolePart, pod_template
 from tandem.operator.desired.policy import (
     CONNECTORS,
@@ -26,7 +27,6 @@ from tandem.operator.desired.tracing import tracing_flags
 from tandem.protocol import names
 
 _PROBE_PORT = "http-metrics"
-_NODE_VOLUME = "tandem-node"
 _UCX_TLS = {
     TransportChoice.TCP: "tcp,cuda_copy,self",
     TransportChoice.RDMA: "rc,cuda_copy,cuda_ipc,self",
@@ -38,7 +38,7 @@ def worker_template(facts: Facts, role: Role) -> Manifest:
     """Pod template of a role. Raises TemplateConflict."""
     spec = facts.spec
     section = worker_role(spec, role)
-    volumes, mounts = _node_folder(facts)
+    volumes, mounts = node_folders(facts)
     part = RolePart(
         command=["tandem"],
         args=worker_arguments(facts, role),
@@ -154,11 +154,3 @@ def _env(facts: Facts) -> list[Manifest]:
     if choice in _UCX_TLS:
         values["UCX_TLS"] = _UCX_TLS[choice]
     return [{"name": name, "value": value} for name, value in values.items()]
-
-
-def _node_folder(facts: Facts) -> tuple[list[Manifest], list[Manifest]]:
-    source = node_local_volume(facts.spec)
-    if source is None:
-        return [], []
-    mount = {"name": _NODE_VOLUME, "mountPath": names.PATH_NODE}
-    return [{"name": _NODE_VOLUME, **source}], [mount]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from tests.router.app.test_access import Ran, answer_of
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 
+CLIENTS = Path(__file__).parents[2] / "clients"
 BODY = json.dumps({"model": "fake", "prompt": "Hi", "max_tokens": 1}).encode()
 SIZED = b"Content-Length: %d\r\n" % len(BODY)
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
@@ -136,3 +141,34 @@ def test_the_host_of_an_absolute_url_goes_before_the_header(server: Served) -> N
         (ran,) = send(server, request)
         assert ran
         assert ran.status == status, request
+
+
+def run(served: Served, *command: str) -> str:
+    """What a program of others writes."""
+    found = shutil.which(command[0])
+    if found is None:
+        pytest.skip(f"{command[0]} is not installed")
+    env = {**os.environ, "TANDEM_CLIENTS_URL": served.url, "TANDEM_CLIENTS_KEY": "k"}
+    done = subprocess.run([found, *command[1:]], env=env, timeout=120, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def test_javas_client_gets_its_answers(
+    serve: Callable[..., Served], decode: Callable[..., FakeWorker]
+) -> None:
+    """A chat and a stream, by the client's defaults: it asks for h2c with every call."""
+    served = serve(decode(), served_model_name=("smol",))
+    lines = run(served, "java", str(CLIENTS / "java/Client.java")).splitlines()
+    whole, streamed = map(json.loads, lines)
+    assert whole["text"] == streamed["text"] != ""
+    assert whole["version"] == "HTTP_1_1"
+
+
+@pytest.mark.parametrize("flag", ["--http2", "--http1.1", "--http1.0"])
+def test_curl_gets_its_answer(server: Served, flag: str) -> None:
+    """Also where it asks for h2c first."""
+    body, url = BODY.decode(), server.url + "/v1/completions"
+    told = run(server, "curl", "-sS", flag, url, "-d", body, "-w", "%{http_version} %{http_code}")
+    assert told.endswith(" 200")
+    assert '"text_completion"' in told

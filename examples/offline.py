@@ -6,7 +6,7 @@
 
 import sys
 
-from tandem.llm import LLM, SamplingParams
+from tandem import LLM, SamplingParams
 
 PROMPTS = ["Hello, my name is", "The capital of France is", "The future of AI is"]
 

@@ -53,12 +53,12 @@ def test_offline(smollm2: Path) -> None:
 
 
 def test_by_hand_and_online(smollm2: Path) -> None:
-    """Three processes become a line, a client is answered by it, and a signal ends all three."""
+    """Of its default model: three processes become a line, a client is answered by it, and a signal ends all three."""
     (port,) = free_ports(1)
     script = str(EXAMPLES / "by_hand.sh")
     environ = {**os.environ, "TANDEM_KV_SECRET": "s" * 32}
     process = subprocess.Popen(
-        [script, str(smollm2), str(port)], env=environ, start_new_session=True
+        [script, "smollm2", str(port)], env=environ, start_new_session=True
     )
     try:
         url = f"http://127.0.0.1:{port}"

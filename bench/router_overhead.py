@@ -163,7 +163,7 @@ async def read_stream(port: int, path: str, body: dict[str, object]) -> int:
     """Chunks of one stream."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     content = json.dumps({**body, "stream": True}).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
     writer.write(head.encode() + content)
     count = 0
     while True:
@@ -217,7 +217,7 @@ async def wait_ready(port: int) -> None:
             except OSError:
                 await asyncio.sleep(0.1)
                 continue
-            writer.write(b"GET /ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            writer.write(b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             line = await reader.readline()
             writer.close()
             if b"200" in line:

@@ -32,7 +32,8 @@ def first_token_ms(wire: socket.socket, tokens: int, vocabulary: int) -> float:
     """Ask for one token after a random prompt. Raises ConnectionError when the server ends it."""
     asked = {"prompt": random.choices(range(vocabulary), k=tokens), "max_tokens": 1}
     body = json.dumps({**asked, "stream": True, "temperature": 0, "ignore_eos": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     sent, first, seen = time.perf_counter(), None, b""
     wire.sendall(head.encode() + body)
     while END not in seen:

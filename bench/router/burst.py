@@ -34,7 +34,8 @@ def request_bytes(prompt: list[int], tokens: int) -> bytes:
     """One request as it goes over the wire."""
     body = {"prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}
     content = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+    head += f"Content-Length: {len(content)}\r\n\r\n"
     return head.encode() + content
 
 

@@ -27,7 +27,7 @@ FLAGS = {
         ),
         *("--max-num-batched-tokens", "128", "--drain-seconds", f"{DRAIN_SECONDS:g}"),
     ],
-    "router_flags": ["--request-timeout", "60"],
+    "router_flags": ["--request-timeout", "60", "--enable-admin-api"],
 }
 """Little of everything, so that there are chunks, parts, preemptions and evictions."""
 

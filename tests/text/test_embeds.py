@@ -220,6 +220,21 @@ def test_entries_that_overlap():
         read(bytes(data))
 
 
+@pytest.mark.parametrize("offset", [0, 1 << 12, 1 << 31, (1 << 32) - 2])
+@pytest.mark.parametrize("entries", [(0,), (1,), (0, 1)])
+def test_entries_beyond_the_end(entries, offset):
+    """A directory whose entries begin behind it, one of them or all: words, and no other error."""
+    data = bytearray(rezipped(pickle_of()))
+    at = 0
+    for index in range(2):
+        at = data.index(b"PK\x01\x02", at) + 4
+        if index in entries:
+            begin = min(len(data) + offset, (1 << 32) - 2)
+            struct.pack_into("<I", data, at + 38, begin)
+    with pytest.raises(InvalidParameter, match="lies beyond its end"):
+        read(bytes(data))
+
+
 def test_base64():
     """Whole, in pieces longer than are decoded at a time, and everything that is none."""
     data = os.urandom(200_000)

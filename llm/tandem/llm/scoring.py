@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import mul
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from tandem.llm.prepared import PreparedRequest
 from tandem.protocol.context import ORDINARY, RequestContext
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.pooling import LateInteractionMode, PoolingParams, PoolingTask
-from tandem.text.input_processor import InputOptions
+from tandem.text.input_processor import InputOptions, TruncationSide, tokens_kept
 from tandem.text.prompts import TextPrompt, TokensPrompt
 
 _Answer = TypeVar("_Answer")
@@ -137,11 +137,18 @@ async def _by_head(
     *,
     typed: bool,
 ) -> PreparedScores:
-    """``typed``: the model tells tokens of the second text by their type."""
+    """``typed``: the model tells tokens of the second text by their type. A pair that is too long
+    loses a part of its second text, never of its first."""
+    options, limit = options or InputOptions(), (await llm.card()).max_model_len
+    keep = tokens_kept(options, limit, limit)
+    from_left = options.truncation_side is TruncationSide.LEFT
+    options = replace(options, truncate_prompt_tokens=None, truncation_side=None)
     made = []
     for one, two in places:
         names = first.name(one), second.name(two)
-        ids, at = await llm.encode_pair(first.texts[one], second.texts[two], params=names)
+        ids, at = await llm.encode_pair(
+            first.texts[one], second.texts[two], params=names, keep=keep, from_left=from_left
+        )
         prompt = TokensPrompt(tuple(ids))
         asked = msgspec.structs.replace(params, second_text_at=at) if typed else params
         made.append(await llm.prepare_pooling(prompt, asked, options=options, param=names[1]))

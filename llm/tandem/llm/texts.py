@@ -34,12 +34,25 @@ class Texts:
         )
 
     async def encode_pair(
-        self, first: str, second: str, *, params: tuple[str, str]
+        self,
+        first: str,
+        second: str,
+        *,
+        params: tuple[str, str],
+        keep: int | None = None,
+        from_left: bool = False,
     ) -> tuple[list[int], int | None]:
         """Ids of two texts as one prompt, joined as the tokenizer joins pairs, and where tokens of
-        the second's own type begin; InvalidParameter names a text by ``params``."""
+        the second's own type begin; the second is cut to ``keep`` ids of both. InvalidParameter
+        names a text by ``params``."""
         return await self.beside.run(
-            len(first) + len(second), self.tokenizer.encode_pair, first, second, params=params
+            len(first) + len(second),
+            self.tokenizer.encode_pair,
+            first,
+            second,
+            params=params,
+            keep=keep,
+            from_left=from_left,
         )
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

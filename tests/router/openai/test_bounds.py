@@ -49,7 +49,7 @@ OVER: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETIONS, {**TEXT, "allowed_token_ids": [1] * 60_000}, "allowed_token_ids", "50000"),
     (COMPLETIONS, {**TEXT, "prompt": "a" * 4_000_001}, "prompt", "2048"),
     (CHATS, {**CHAT, "messages": CHAT["messages"] * 4097}, "messages", "4096"),
-    (CHATS, {**CHAT, "documents": [{}] * 1025}, "documents", "1024"),
+    (CHATS, {**CHAT, "documents": [{}] * 2049}, "documents", "2048"),
     ("/tokenize", {"prompt": "a" * 4_000_001}, "prompt", "4000000"),
     ("/tokenize", {"messages": CHAT["messages"] * 4097}, "messages", "4096"),
 ]

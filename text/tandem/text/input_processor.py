@@ -63,7 +63,8 @@ class InputOptions:
     """Add the model's BOS and the like; None is yes for texts, no for chats (templates do)."""
     truncate_prompt_tokens: int | None = None
     """Keep this many tokens of a longer prompt; -1 keeps what fits."""
-    truncation_side: TruncationSide = TruncationSide.LEFT
+    truncation_side: TruncationSide | None = None
+    """None is the left of a prompt that is continued, and the right of one that is pooled."""
     cache_salt: str | None = None
     """Requests share cached prefixes only with requests of the same salt."""
     default_max_tokens: int | None = None
@@ -290,7 +291,7 @@ class InputProcessor:
         size = self.card.prompt_embeds
         check_embeds(given, params, param=param, hidden_size=size, add_special_tokens=special)
         kept = self._kept(options, self._room(params))
-        from_left = options.truncation_side is TruncationSide.LEFT
+        from_left = options.truncation_side is not TruncationSide.RIGHT
         embeds = kept_embeds(given, kept, from_left=from_left)
         self._fit(params, embeds.num_tokens, param, options)
         embeds.verify_values(param)
@@ -321,7 +322,7 @@ class InputProcessor:
         keep = self._kept(options, self._room(params))
         if keep is None:
             return ids
-        return ids[-keep:] if options.truncation_side is TruncationSide.LEFT else ids[:keep]
+        return ids[:keep] if options.truncation_side is TruncationSide.RIGHT else ids[-keep:]
 
     def _room(self, params: SamplingParams) -> int:
         """Tokens of a prompt that fit before what is to be generated."""
@@ -329,18 +330,7 @@ class InputProcessor:
 
     def _kept(self, options: InputOptions, room: int) -> int | None:
         """Tokens that a prompt is cut to; None cuts none."""
-        keep = options.truncate_prompt_tokens
-        if keep == WHOLE_CONTEXT:
-            return room
-        if keep is not None and (
-            isinstance(keep, bool) or not 1 <= keep <= self.card.max_model_len
-        ):
-            raise InvalidParameter(
-                "truncate_prompt_tokens",
-                keep,
-                f"an integer from 1 to {self.card.max_model_len}, or -1 for what fits",
-            )
-        return keep
+        return tokens_kept(options, room, self.card.max_model_len)
 
     def _fit_pooled(
         self, ids: list[int], pooling: PoolingParams, options: InputOptions, param: str
@@ -392,6 +382,18 @@ class InputProcessor:
             salt=options.cache_salt,
         )
         return tuple(hash_blocks(root, ids, block_size, embeds))
+
+
+def tokens_kept(options: InputOptions, room: int, max_model_len: int) -> int | None:
+    """Return how many tokens a prompt is cut to, ``room`` for what fits; None cuts none. Raises
+    InvalidParameter."""
+    keep = options.truncate_prompt_tokens
+    if keep == WHOLE_CONTEXT:
+        return room
+    if keep is not None and (isinstance(keep, bool) or not 1 <= keep <= max_model_len):
+        allowed = f"an integer from 1 to {max_model_len}, or -1 for what fits"
+        raise InvalidParameter("truncate_prompt_tokens", keep, allowed)
+    return keep
 
 
 def _value(prompt: Prompt) -> str | list[int]:

@@ -132,12 +132,20 @@ class Tokenizer:
         return [each.ids for each in encoded]
 
     def encode_pair(
-        self, first: str, second: str, *, params: tuple[str, str]
+        self,
+        first: str,
+        second: str,
+        *,
+        params: tuple[str, str],
+        keep: int | None = None,
+        from_left: bool = False,
     ) -> tuple[list[int], int | None]:
         """Ids of two texts as one prompt, joined as the model's tokenizer joins pairs, and where
         the second begins, if the tokenizer gives its tokens a type of their own.
 
-        Raises InvalidParameter that names a text by ``params``, as ``encode`` does.
+        At most ``keep`` ids: the second text is cut, at its end or ``from_left``. Raises
+        InvalidParameter that names a text by ``params``, as ``encode`` does, and the first if it
+        alone leaves no token of the second.
         """
         limit = self.max_text_chars
         for text, param in zip((first, second), params, strict=True):
@@ -147,8 +155,16 @@ class Tokenizer:
             if not text.isascii():
                 _check_unicode(text, param)
         (joined,) = self._backend.encode_batch_fast([(first, second)], add_special_tokens=True)
-        types = joined.type_ids
-        return joined.ids, types.index(1) if 1 in types else None
+        ids, types = joined.ids, joined.type_ids
+        dropped = 0 if keep is None else len(ids) - keep
+        if dropped > 0:
+            places = [at for at, text in enumerate(joined.sequence_ids) if text == 1]
+            if dropped >= len(places):
+                allowed = f"fewer tokens: with it no token of {params[1]} is among the {keep} kept"
+                raise InvalidParameter(params[0], first, allowed)
+            start = places[0] if from_left else places[-1] + 1 - dropped
+            del ids[start : start + dropped]
+        return ids, types.index(1) if 1 in types else None
 
     def offsets(self, text: str, ids: Sequence[int]) -> list[int] | None:
         """Where in ``text`` each of its ``ids`` begins, in characters; None where ``ids`` are not

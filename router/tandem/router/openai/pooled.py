@@ -25,7 +25,7 @@ from tandem.protocol.errors import InvalidParameter, Refusal, RequestRefused
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.pooling import MAX_TOKEN_VALUES, PoolingParams
 from tandem.router.openai.answers.chunks import usage
-from tandem.router.openai.bodies.bounds import too_many
+from tandem.router.openai.bodies.bounds import MAX_INPUTS, too_many
 from tandem.router.openai.bodies.pooling_schemas import PooledBody
 from tandem.router.openai.generate import Answer, begin_for
 from tandem.router.openai.service import (
@@ -90,8 +90,9 @@ class PooledCall:
 
     def bound(self, param: str, values: Sequence[object]) -> None:
         """Raise InvalidParameter for more inputs than one call may have."""
-        if len(values) > self.service.bounds.prompts:
-            raise too_many(param, values, self.service.bounds.prompts)
+        most = max(MAX_INPUTS, self.service.bounds.prompts)
+        if len(values) > most:
+            raise too_many(param, values, most)
 
     async def pool(self, prepared: Sequence[PreparedRequest]) -> list[PooledRequestOutput]:
         """What they come to, in order; the first failure ends all."""

@@ -218,7 +218,7 @@ def options_of(body: GenerationBody | PooledBody, service: Service) -> InputOpti
         raise InvalidParameter(
             "cache_salt", body.cache_salt, f"a text of at most {MAX_CACHE_SALT} characters"
         )
-    side = TruncationSide(body.truncation_side) if body.truncation_side else TruncationSide.LEFT
+    side = TruncationSide(body.truncation_side) if body.truncation_side else None
     return InputOptions(
         add_special_tokens=body.add_special_tokens,
         truncate_prompt_tokens=body.truncate_prompt_tokens,

@@ -97,6 +97,8 @@ def _directory(data: bytes) -> tuple[dict[str, _Entry], list[int]]:
         place, name, entry = _entry(data, place, start + size)
         if name in entries:
             raise NotATensor("the zip has two entries of one name")
+        if entry.start >= start:
+            raise NotATensor("an entry of the zip lies beyond its end")
         entries[name] = entry
     if place != start + size:
         raise NotATensor("the zip's directory is not that of one tensor")

@@ -24,6 +24,8 @@ from tandem.router.openai.bodies.shape import check_shape
 SMALL_BYTES = IN_LOOP
 """Of a body that is parsed in the loop."""
 MAX_DOCUMENTS = 1_024
+MAX_INPUTS = 2_048
+"""Inputs of a call that are answered by vectors or scores, as OpenAI's servers take."""
 MAX_FIELDS = 128
 
 _AnyBody = TypeVar("_AnyBody", bound=Body)
@@ -56,7 +58,7 @@ class RequestBounds:
                 "stop_sequences": 1_024,
                 "stop_token_ids": MAX_STOP_TOKEN_IDS,
                 "tools": MAX_DOCUMENTS,
-                "documents": MAX_DOCUMENTS,
+                "documents": MAX_INPUTS,
                 "chat_template_kwargs": MAX_FIELDS,
                 "modalities": MAX_FIELDS,
             },

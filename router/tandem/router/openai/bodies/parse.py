@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from tandem.router.openai.bodies.body import Body
+from tandem.router.openai.bodies.numbers import check_finite
 from tandem.router.openai.bodies.reading import Reading
 from tandem.router.openai.errors import HttpProblem, bad_request
 from tandem.router.openai.written import MAX_NAME, shortened, written
@@ -22,6 +23,7 @@ def parse(model: type[_AnyBody], body: bytes, reading: Reading) -> _AnyBody:
     except ValidationError as error:
         raise _problem(error, body, model) from error
     parsed.check(reading)
+    check_finite(body)
     return parsed
 
 

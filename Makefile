@@ -65,7 +65,7 @@ CLIENTS := $(CURDIR)/.tools/clients
 
 .PHONY: clients
 clients: setup  ## Try others' clients, unmodified, against a stack (wants Node, Go and Rust)
-	for place in packages instructor lm-eval aiperf guidellm; do UV_PROJECT_ENVIRONMENT=$(CLIENTS)/$$place \
+	for place in packages agents instructor lm-eval aiperf guidellm; do UV_PROJECT_ENVIRONMENT=$(CLIENTS)/$$place \
 		$(UV) sync --quiet --project tests/clients --locked --only-group $$place || exit 1; done
 	mkdir -p $(CLIENTS)/node && cp tests/clients/node/* $(CLIENTS)/node
 	npm ci --silent --no-audit --no-fund --prefix $(CLIENTS)/node

@@ -13,13 +13,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 KEY = "clients"
 SUITE_SECONDS = 1500.0
-APART = {name: [f"test_{name}.py"] for name in ("instructor", "aiperf", "guidellm")}
+SCRIPTED_SECONDS = 30.0
+APART = {
+    "agents": ["test_agents.py", "test_openai_agents.py"],
+    **{name: [f"test_{name}.py"] for name in ("instructor", "aiperf", "guidellm")},
+}
 """Files of tests by the environment that they want; all others run in ``packages``."""
 
 
@@ -67,6 +74,24 @@ def run(python: Path, files: list[str], env: dict[str, str]) -> list[list[str]] 
     return None if done.returncode else json.loads(shown.read_text())
 
 
+@contextmanager
+def scripted(wanted: bool) -> Iterator[str]:
+    """The address of the model that follows a script; none where no agent is tried."""
+    if not wanted:
+        yield ""
+        return
+    command = [sys.executable, "-m", "tests.clients.scripted"]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as server:
+        assert server.stdout is not None
+        assert server.stdin is not None
+        try:
+            yield server.stdout.readline().strip()
+        finally:
+            server.stdin.close()
+            server.wait(SCRIPTED_SECONDS)
+
+
 def main() -> int:
     """Raise the stack, run all, write what was shown."""
     from client import held_after
@@ -81,27 +106,35 @@ def main() -> int:
     shown: dict[str, dict[str, list[str]]] = {}
     failed = []
     flags = {"router_flags": ["--api-key", KEY], "prefill": options.prefill}
-    with Stack.running(str(model), folder / "stack.log", **flags) as stack:
+    wanted = suites(options.only)
+    with (
+        scripted("agents" in wanted) as address,
+        Stack.running(str(model), folder / "stack.log", **flags)
+        if set(wanted) != {"agents"}
+        else nullcontext() as stack,
+    ):
         env = {
             **os.environ,
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # it would fetch a list of prices
             "TANDEM_CLIENTS_ENVIRONMENTS": str(options.environments.absolute()),
             "TANDEM_CLIENTS_KEY": KEY,
             "TANDEM_CLIENTS_MODEL": str(model),
+            "TANDEM_CLIENTS_SCRIPTED": address,
             "TANDEM_CLIENTS_SHOWN": str(folder / "shown.json"),
-            "TANDEM_CLIENTS_URL": stack.url,
-            "TANDEM_CLIENTS_WORKERS": " ".join(
-                f"http://127.0.0.1:{port}/metrics" for port in stack.probes.values()
-            ),
         }
-        for place, files in suites(options.only).items():
+        if stack is not None:
+            env["TANDEM_CLIENTS_URL"] = stack.url
+            env["TANDEM_CLIENTS_WORKERS"] = " ".join(
+                f"http://127.0.0.1:{port}/metrics" for port in stack.probes.values()
+            )
+        for place, files in wanted.items():
             python = options.environments.absolute() / place / "bin" / "python"
             found = run(python, files, env)
             if found is None:
                 failed.append(place)
             for client, feature, test in found or []:
                 shown.setdefault(client, {}).setdefault(feature, []).append(test)
-        if left := held_after(stack, 20.0):
+        if stack is not None and (left := held_after(stack, 20.0)):
             failed.append(f"still held: {left}")
     if failed:
         print(f"failed: {', '.join(failed)}; log in {folder}")

@@ -17,6 +17,7 @@ from tandem.engine.config.files import read_json
 from tandem.engine.config.known_keys import check_keys
 from tandem.engine.config.pooling import of_encoder, pooling_of, with_modules
 from tandem.engine.config.quantization import QuantFacts, quantization_of
+from tandem.engine.config.sentences import max_length_of
 from tandem.engine.config.tied import check_tied
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.pooling import ModelPooling
@@ -75,13 +76,21 @@ class ModelFacts:
     """What the model gives beside tokens, or in their place."""
     encoder: EncoderFacts | None = None
     """Of a model that keeps no KV and draws no tokens."""
+    text_length: int | None = None
+    """Tokens of a text, at most, as sentence-transformers' files say."""
 
     @property
     def derived_max_len(self) -> int:
         """Longest sequence the positions allow, rope scaling counted in.
 
-        llama3 and longrope state the scaled length themselves; yarn scales the original one.
+        llama3 and longrope state the scaled length themselves; yarn scales the original one. Texts
+        that are made to vectors may be shorter by the folder's own word.
         """
+        length = self._scaled_length
+        return length if self.text_length is None else min(length, self.text_length)
+
+    @property
+    def _scaled_length(self) -> int:
         if self.rope.kind not in ("linear", "dynamic", "yarn"):
             return self.max_position_embeddings
         factor = self.rope.scaling.get("factor")
@@ -104,7 +113,7 @@ def read_facts(folder: str | Path) -> ModelFacts:
     if tied and facts.encoder is None:
         check_tied(path)
     pooling = with_modules(facts.pooling, path, tied=tied, vocab_size=vocab_size)
-    return replace(facts, pooling=pooling)
+    return replace(facts, pooling=pooling, text_length=max_length_of(path))
 
 
 def facts_of(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelFacts:

@@ -14,11 +14,10 @@ import msgspec
 
 from tandem.engine.config.encoder import EncoderFacts
 from tandem.engine.config.files import read_any, read_json
+from tandem.engine.config.sentences import MODULES, SENTENCE_CONFIG
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.pooling import Activation, ModelPooling, PoolingType
 
-MODULES = "modules.json"
-SENTENCE_CONFIG = "config_sentence_transformers.json"
 CLASSIFIER = "ForSequenceClassification"
 BODY = "Model"
 

@@ -18,7 +18,6 @@ from tandem.kvtransfer.control.server import ControlServer
 from tandem.kvtransfer.errors import AddressInUse
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.handoff.messages import (
-    HANDOFF_VERSION,
     Gone,
     GoneReason,
     Message,
@@ -31,6 +30,7 @@ from tandem.kvtransfer.progress import ProgressBoard
 from tandem.link.liveness import LinkTimes
 from tandem.link.session import Terms
 from tandem.link.sockets import MAX_LINKS
+from tandem.protocol.card import HANDOFF_VERSION
 from tandem.protocol.ids import NOBODY, Incarnation, new_incarnation
 from tandem.protocol.link import read_header
 from tandem.protocol.messages import Beat, Reset, Welcome, encode

@@ -181,6 +181,7 @@ class Answers(Probes):
         super().__init__(60.0, lambda _key: None)
         self.is_right = True
         self.asked = 0
+        self.questions: list[Question] = []
 
     def poll(
         self, key: Key, questions: Iterable[Question], *, about: Set[str], links: int
@@ -191,6 +192,7 @@ class Answers(Probes):
             del known.asked[name]
         for question in (asked := list(questions)):
             self.asked += 1
+            self.questions.append(question)
             reason = Reason.CANARY_OK if self.is_right else Reason.CANARY_FAILED
             said = Verdict(
                 ok=self.is_right, reason=reason, message="asked", targets=question.targets, at=0

@@ -93,7 +93,12 @@ SITUATIONS: dict[str, Callable[[], Picture]] = {
     ),
     "the first revision's routers find no image": lambda: down(first(), Role.ROUTER, problem=PULL),
     "routers have keys that workers refuse": lambda: down(
-        first(refusals={Role.ROUTER: "keys do not fit"}), Role.ROUTER
+        first(refusals={Role.ROUTER: Problem(Reason.KEYS_REFUSED, "keys do not fit")}),
+        Role.ROUTER,
+    ),
+    "routers and workers are of two wires": lambda: down(
+        first(refusals={Role.ROUTER: Problem(Reason.WIRE_REFUSED, "another protocol")}),
+        Role.ROUTER,
     ),
     "the first revision finds no node": lambda: down(first(), Role.DECODE, problem=NOWHERE),
     "the first question was answered wrong": lambda: first(canary=FAILED, links=UP),
@@ -102,6 +107,9 @@ SITUATIONS: dict[str, Callable[[], Picture]] = {
     "decode is gone from a stable service": lambda: down(serving(), Role.DECODE),
     "KV links are down": lambda: serving(links=Links(healthy=0, total=1)),
     "answers come from decode alone": lambda: serving(canary=FELL_BACK),
+    "the service is full, and the canary waits": lambda: first(
+        canary=verdict(OLD_NAME, Reason.CANARY_QUEUED, "HTTP 429"), links=UP
+    ),
     "the canary fails": lambda: serving(canary=FAILED),
     "a new revision is tried": lambda: picture(decided(Phase.PILOT), canary=GOOD, links=UP),
     "a new revision's canary fails": lambda: picture(

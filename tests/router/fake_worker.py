@@ -212,6 +212,8 @@ class FakeWorker:
         self.bytes_per_s, self.waiting_bytes, self.probed_bytes_per_s = 0.0, 0, 0.0
         self.resets: list[str] = []
         self.num_greeted, self.silent = 0, False
+        self.refusal = ""
+        """What it answers to each HELLO in place of a WELCOME."""
         self._routers: dict[bytes, _Router] = {}
         self._turns: list[tuple[float, Turn, Iterator[float]]] = []
         self.commands: list[Command] = []
@@ -366,6 +368,10 @@ class FakeWorker:
         identity, head, payload = parts
         header, message = read_header(head), decode_to_worker(payload)
         router = self._routers.get(identity)
+        if isinstance(message, Hello) and self.refusal:
+            link = HandLink(self.incarnation, header.source)
+            self._write(identity, [link.seal(), encode(Reset(self.refusal))])
+            return
         if isinstance(message, Hello):
             router = self._routers[identity] = _Router(identity, HandLink(self.incarnation))
         if router is None or not router.link.accept(header):

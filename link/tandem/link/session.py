@@ -91,6 +91,11 @@ class Terms:
             return f"fingerprint {hello.fingerprint}; here it is {self.fingerprint}"
         return None
 
+    def is_other_version(self, refusal: str) -> bool:
+        """Whether a RESET in place of a WELCOME says that the other end speaks another version.
+        Every release says so in these words, before it looks at anything else."""
+        return refusal.startswith(f"{self.protocol} {self.version}; ")
+
 
 class Session:
     """Begins DOWN; the caller's with ``greet``, the answerer's with ``answer``."""

@@ -61,6 +61,11 @@ class OperatorMetrics:
         self.objects = Gauge(
             f"{prefix}cached_objects", "Services and children held in memory.", registry=registry
         )
+        self.undeclared_fields = Gauge(
+            f"{prefix}undeclared_status_fields",
+            "Status fields that the cluster's CRDs, of an earlier release, lack.",
+            registry=registry,
+        )
         self.services = Gauge(
             f"{prefix}services",
             "LLMServices last listed; -1 before the first list, as of a standby.",

@@ -21,6 +21,7 @@ from tandem.operator.cluster.fence import Fence
 from tandem.operator.cluster.mirror import Mirror
 from tandem.operator.cluster.repair import Repairs
 from tandem.operator.cluster.store import CHILDREN, Store
+from tandem.operator.cluster.undeclared import Undeclared
 from tandem.operator.look import Why
 from tandem.operator.loop import queue as queues
 from tandem.operator.loop import watch
@@ -116,6 +117,7 @@ class Operator:
             keywatch,
             refusals,
             reach,
+            Undeclared(self._metrics.undeclared_fields.set),
         )
         listing = _thread(self._resync.run, self._stop)
         while not self._stop.is_set() and not self._resync.filled.wait(0.2):

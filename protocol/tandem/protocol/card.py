@@ -11,6 +11,10 @@ from tandem.protocol.pooling import ModelPooling
 
 PROTOCOL_VERSION = 4
 """Raised whenever a frame, the hash or the layout changes meaning."""
+HANDOFF_VERSION = 8
+"""Raised whenever a message between workers, or a slot's header, changes meaning."""
+WIRE = f"{PROTOCOL_VERSION}.{HANDOFF_VERSION}"
+"""Of routers and workers that serve together: pods of another wire have no link to them."""
 
 
 class WorkerRole(StrEnum):

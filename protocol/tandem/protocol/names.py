@@ -34,6 +34,8 @@ LABEL_MODEL = "tandem.dev/model"
 
 ANNOTATION_ADMITTED = "tandem.dev/admitted"
 """``true`` on a worker pod admits its revision; no such pod at all admits every revision."""
+ANNOTATION_WIRE = "tandem.dev/wire"
+"""``card.WIRE`` of the release that made a pod's template; absent in earlier ones."""
 ANNOTATION_DRAINING = "tandem.dev/draining"
 """``true`` on a worker pod that is about to be deleted: place nothing new there."""
 ANNOTATION_KEYS_WANTED = "tandem.dev/keys-wanted"

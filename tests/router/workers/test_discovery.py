@@ -11,7 +11,7 @@ from tests.router.behaviours import ANSWER, Make
 from tests.router.builders import Stack, make_request, tokens_of
 from tests.waiting import until
 
-from tandem.protocol.card import WorkerRole
+from tandem.protocol.card import PROTOCOL_VERSION, WorkerRole
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import (
     ANNOTATION_ADMITTED,
@@ -194,6 +194,39 @@ async def test_only_admitted_revisions_serve_users(stack: Stack, decode: Make) -
 
     finder.apply(found(new, revision="r2"))
     assert tokens_of(await stack.run(make_request())) == ANSWER
+
+
+@pytest.mark.parametrize("said", ["this worker speaks 1", "here it is 1"])
+async def test_a_router_serves_by_workers_of_its_own_protocol(
+    stack: Stack, decode: Make, said: str
+) -> None:
+    """While releases change, the admitted workers may all be of the other one: they do not hold
+    back those of this router's own, and the reason is given while there are none. Each release has
+    its own words."""
+    old, new = decode(), decode()
+    old.refusal = f"protocol {PROTOCOL_VERSION}; {said}"
+    finder = discovery(stack)
+    finder.apply(found(old, revision="r1", admitted=True))
+    await until(lambda: bool(stack.pool.other_wires()))
+    problem = stack.fleet.servable(prefill=0, decode=1)
+    assert problem is not None
+    assert said in problem
+
+    finder.apply(found(old, revision="r1", admitted=True) | found(new, revision="r2"))
+    await until(lambda: stack.fleet.servable(prefill=0, decode=1) is None)
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert (len(old.submitted), len(new.submitted)) == (0, 1)
+
+
+async def test_another_refusal_is_no_other_protocol(stack: Stack, decode: Make) -> None:
+    """A worker that is admitted and refuses for now still keeps others from users."""
+    old, new = decode(), decode()
+    old.refusal = "no more links"
+    finder = discovery(stack)
+    finder.apply(found(old, revision="r1", admitted=True) | found(new, revision="r2"))
+    await until(lambda: bool(stack.pool.workers))
+    assert stack.pool.other_wires() == {}
+    assert stack.fleet.servable(prefill=0, decode=1) is not None
 
 
 def test_the_api_server_is_asked_by_its_address(

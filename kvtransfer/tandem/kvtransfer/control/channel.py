@@ -22,7 +22,7 @@ import zmq
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control.mail import Drop, FromPeer, Say, SetPeers, Stop, ToControl, ToMover
 from tandem.kvtransfer.handoff.actions import Millis
-from tandem.kvtransfer.handoff.messages import HANDOFF_VERSION, MAX_MESSAGE_BYTES
+from tandem.kvtransfer.handoff.messages import MAX_MESSAGE_BYTES
 from tandem.kvtransfer.metrics import HandoffMetrics
 from tandem.kvtransfer.progress import ProgressBoard
 from tandem.link.curve import CurveGuard
@@ -31,6 +31,7 @@ from tandem.link.naps import sleep_on
 from tandem.link.session import Terms
 from tandem.link.sockets import Context, Socket, open_socket, roomy
 from tandem.link.wake_queue import WakeQueue
+from tandem.protocol.card import HANDOFF_VERSION
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.messages import Beat
 

@@ -19,8 +19,6 @@ from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.kv import MAX_FIRST_BYTES, FirstToken
 from tandem.protocol.messages import Beat, Count, Hello, Reset, Welcome
 
-HANDOFF_VERSION = 8
-"""Raised whenever a message or a slot's header changes meaning."""
 MAX_MESSAGE_BYTES = 2 * MAX_FIRST_BYTES
 """Anything longer is dropped unread (ZMQ closes the connection)."""
 

@@ -12,7 +12,7 @@ import struct
 from hashlib import blake2b
 from typing import NamedTuple
 
-from tandem.kvtransfer.handoff.messages import HANDOFF_VERSION
+from tandem.protocol.card import HANDOFF_VERSION
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation, RequestKey
 

@@ -56,6 +56,7 @@ class Reason(StrEnum):
     CRASH_LOOP = "CrashLoop"
     POD_REFUSED = "PodRefused"
     KEYS_REFUSED = "KeysRefused"
+    WIRE_REFUSED = "WireRefused"
     REPLICAS_READY = "ReplicasReady"
     LINKS_UP = "LinksUp"
     LINKS_DOWN = "LinksDown"
@@ -63,6 +64,7 @@ class Reason(StrEnum):
     NODE_LOCAL_UNAVAILABLE = "NodeLocalUnavailable"
     CANARY_OK = "CanaryOK"
     CANARY_PENDING = "CanaryPending"
+    CANARY_QUEUED = "CanaryQueued"
     CANARY_FAILED = "CanaryFailed"
     CANARY_NOT_DISAGGREGATED = "CanaryNotDisaggregated"
     STABLE = "Stable"
@@ -109,6 +111,7 @@ ADVICE: dict[Reason, str] = {
     Reason.CRASH_LOOP: "A container ends again and again; read its log (kubectl logs -p).",
     Reason.POD_REFUSED: "The API server refuses to create pods; the message is its own.",
     Reason.KEYS_REFUSED: "Pods have keys that others do not know; rotate them (keyRotationID).",
+    Reason.WIRE_REFUSED: "Routers and workers of two releases find no links; roll all (restartID).",
     Reason.REPLICAS_READY: "All replicas of the role are ready.",
     Reason.LINKS_UP: "Every prefill worker reaches every decode worker.",
     Reason.LINKS_DOWN: "Some pairs cannot exchange KV; see status.links and the workers' logs.",
@@ -116,6 +119,7 @@ ADVICE: dict[Reason, str] = {
     Reason.NODE_LOCAL_UNAVAILABLE: "Give kvTransfer.nodeLocal a volume, or set its mode to Auto.",
     Reason.CANARY_OK: "A question went through router, prefill and decode, and came back right.",
     Reason.CANARY_PENDING: "Wait: the first question has not been asked yet.",
+    Reason.CANARY_QUEUED: "The service is full: the question waited as others do; add replicas.",
     Reason.CANARY_FAILED: "Requests do not work; the message says what the question got.",
     Reason.CANARY_NOT_DISAGGREGATED: "Answers come, but not over the KV path; see KVFabricReady.",
     Reason.STABLE: "Nothing is being rolled out.",

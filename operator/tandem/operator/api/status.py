@@ -97,6 +97,9 @@ class ScalerStatus(Api, frozen=True, kw_only=True):
 
     role: Annotated[ShortStatus, doc("prefill or decode.")]
     name: Annotated[ShortStatus, doc("Name of the LLMRoleScaler.")]
+    replicas: Annotated[
+        Integer | None, doc("Replicas of the role now; a scaler made anew begins with them.")
+    ] = None
 
 
 class Keys(Api, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from tandem.operator.cluster.ownership import Taken, is_owned, owner_uid, taken
 from tandem.operator.cluster.refused import REFUSALS, Refused, refused
 from tandem.operator.cluster.tamper import is_tampered, untampered
 from tandem.operator.decide.snapshot import Snapshot
+from tandem.operator.desired.canonical import in_order, is_sorted
 from tandem.operator.desired.naming import Manifest
 from tandem.operator.desired.revision import digest
 
@@ -120,6 +121,33 @@ class Applier:
         if there is None:
             raise ClusterError(409, "Conflict", f"{kind} {metadata['name']} came and went")
         return there if is_owned(there, owner_uid(manifest)) else taken(there, manifest)
+
+    def rewrite(self, live: Snapshot, owner_uid: str) -> list[Problem]:
+        """Make ControllerRevisions anew that an earlier release wrote in another form than Go's:
+        the garbage collector cannot take their owner away (see ``canonical``)."""
+        found: list[Problem] = []
+        for item in list(live.of("ControllerRevision")):
+            if is_sorted(item.get("data")) or not is_owned(item, owner_uid):
+                continue
+            metadata = item["metadata"]
+            fresh = {
+                "apiVersion": "apps/v1",
+                "kind": item["kind"],
+                "revision": item["revision"],
+                "data": in_order(item["data"]),
+                "metadata": {
+                    key: metadata[key]
+                    for key in ("name", "namespace", "labels", "annotations", "ownerReferences")
+                    if key in metadata
+                },
+            }
+            where = metadata["namespace"], metadata["name"]
+            try:
+                self._cluster.delete("ControllerRevision", *where, uid=metadata["uid"])
+                self._cluster.create(fresh)
+            except ClusterError as error:
+                found.append(refused(_named(item), error))
+        return found
 
     def strangers(self, wanted: Iterable[Manifest], live: Snapshot) -> list[Taken]:
         """Names of ``wanted`` that somebody else has, without writing. Raises ClusterError."""

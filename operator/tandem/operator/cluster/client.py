@@ -21,6 +21,7 @@ from urllib3.exceptions import HTTPError
 from tandem.operator import look
 from tandem.operator.api.values import API_VERSION
 from tandem.operator.cluster.fence import Fence, FencedOff
+from tandem.operator.desired.canonical import as_go_writes
 from tandem.operator.desired.naming import MANAGER, Manifest
 from tandem.protocol.errors import TandemError
 
@@ -246,13 +247,19 @@ class Cluster:
                 method,
                 url,
                 headers=headers,
-                body=None if body is None else msgspec.json.encode(body),
+                body=_encoded(body),
                 timeout=Timeout(connect=min(CONNECT_SECONDS, patience), read=patience),
                 retries=False,
             )
         except (ApiException, HTTPError, OSError, config.ConfigException) as error:
             raise ClusterError(0, type(error).__name__, str(error)) from error
         return answer.status, answer.data
+
+
+def _encoded(body: Manifest | list[Manifest] | None) -> bytes | None:
+    if body is None:
+        return None
+    return msgspec.json.encode(as_go_writes(body) if isinstance(body, dict) else body)
 
 
 def _authenticate(settings: client.Configuration, kubeconfig: Path | None) -> None:

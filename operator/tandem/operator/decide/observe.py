@@ -210,6 +210,15 @@ def templates(items: Iterable[Manifest]) -> dict[RevisionKey, Manifest]:
     }
 
 
+def templates_of_deployments(items: Iterable[Manifest]) -> dict[RevisionKey, Manifest]:
+    """Templates of the Deployments by role and revision."""
+    return {
+        key: item["spec"]["template"]
+        for item in items
+        if (key := labelled(item)) is not None and "template" in item["spec"]
+    }
+
+
 def published_keys(peers: Manifest | None) -> dict[tuple[Role, int], str]:
     """Public keys that pods are told today, by role and generation."""
     found = {}

@@ -26,14 +26,15 @@ from tandem.operator.decide.rollout import (
 from tandem.operator.decide.scaling import Wanted, wanted
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.decide.views import RevisionView, RoleView, RolloutView
+from tandem.operator.decide.wires import moved_roles
 from tandem.operator.decide.words import Word, told_of
 from tandem.operator.desired.capability import unsupported
 from tandem.operator.desired.compose import target_revisions
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.merge import TemplateUnreadable
 from tandem.operator.desired.model import job_name
-from tandem.operator.desired.naming import Identity, Manifest, Role
-from tandem.operator.desired.policy import PROGRESS_DEADLINE, max_unavailable
+from tandem.operator.desired.naming import WORKERS, Identity, Manifest, Role
+from tandem.operator.desired.policy import PROGRESS_DEADLINE, is_external, max_unavailable
 from tandem.operator.desired.protect import TemplateConflict
 from tandem.operator.desired.revision import service_revision, source_digest
 from tandem.operator.desired.workload import RevisionKey, rendered
@@ -84,7 +85,10 @@ def see(
         generation=generation,
         pods=observe.pods(pods),
         workloads=observe.workloads(live.of("Deployment")),
-        templates=observe.templates(live.of("ControllerRevision")),
+        templates={
+            **observe.templates_of_deployments(live.of("Deployment")),  # if a stored one is lost
+            **observe.templates(live.of("ControllerRevision")),
+        },
         held=observe.held_keys(live.of("Secret")),
         published=observe.published_keys(live.find("ConfigMap", owner.child("peers"))),
         job=observe.job(job, pods),
@@ -123,18 +127,20 @@ def facts(
     may_have_job: bool,
 ) -> Facts:
     """What builders are told before any key is published."""
-    return Facts(
+    made = Facts(
         owner=seen.owner,
         spec=seen.spec,
         settings=settings,
         key_generation=key_generation,
         pinned=model.status.resolved_revision,
         may_have_job=may_have_job,
+        last_counts=last_counts(seen),
         kept={
             role: [template for (its, _), template in sorted(seen.templates.items()) if its is role]
             for role in Role
         },
     )
+    return msgspec.structs.replace(made, moved=moved_roles(made, seen.templates))
 
 
 def facts_with_keys(before: Facts, seen: Seen, keys: KeyPlan, made: Mapping[Role, str]) -> Facts:
@@ -143,12 +149,26 @@ def facts_with_keys(before: Facts, seen: Seen, keys: KeyPlan, made: Mapping[Role
     known = may_speak(seen.held, seen.published, in_use=seen.in_use(), retired=keys.retired)
     known |= {(role, keys.generation): public for role, public in made.items()}
     publics = {f"{role}.{number}": public for (role, number), public in known.items()}
-    return msgspec.structs.replace(before, key_generation=keys.active, publics=publics)
+    facts = msgspec.structs.replace(before, key_generation=keys.active, publics=publics)
+    return msgspec.structs.replace(facts, moved=moved_roles(facts, seen.templates))
 
 
 def replicas(seen: Seen) -> dict[Role, Wanted]:
     """Replicas each role shall have."""
-    return {role: wanted(seen.spec, role, seen.scalers) for role in Role}
+    return {role: wanted(seen.spec, role, last_counts(seen) | seen.scalers) for role in Role}
+
+
+def last_counts(seen: Seen) -> dict[Role, int]:
+    """Replicas that roles with a scaler had last: what counts while a deleted one is not there, and
+    what it begins with. Empty for a role that never had any."""
+    told = {each.role: each.replicas for each in seen.status.scalers}
+    counts = {}
+    for role in WORKERS:
+        asked = sum(view.asked for (its, _), view in seen.workloads.items() if its is role)
+        count = told.get(role)
+        if is_external(seen.spec, role) and (count is not None or asked):
+            counts[role] = asked if count is None else count
+    return counts
 
 
 def decision(
@@ -159,6 +179,7 @@ def decision(
     servable: Set[str],
     now: float,
     non_retryable: bool = False,
+    gives_way: bool = False,
 ) -> Decision:
     """Counts by role and revision. Without ``may_move`` the targets stay what they were; when
     they are ``non_retryable`` what was stable comes back. ``servable`` names the revisions whose
@@ -184,6 +205,7 @@ def decision(
         memory=memory,
         now=now,
         suspended=bool(spec.suspend),
+        gives_way=gives_way,
         non_retryable=non_retryable,
         paused=bool(spec.rollout.paused),
         deadline=float(spec.rollout.progress_deadline_seconds or PROGRESS_DEADLINE),

@@ -91,6 +91,8 @@ def decide(view: RolloutView) -> Decision:
         return _decision(view, Phase.SUSPENDED, dict.fromkeys(_existing(view), 0))
     if _is_given_up(view, memory, token) and not first:
         return _decision(view, Phase.FAILED, _taken_back(view))
+    if first and view.gives_way:
+        return _decision(view, Phase.FIRST, dict.fromkeys(_existing(view), 0))
     if first or not _rolling(view):
         return _settled(view, first=first)
     if view.paused:
@@ -126,7 +128,7 @@ def _progress(view: RolloutView, memory: RolloutStatus) -> RolloutStatus:
         changes |= {"ready": ready, "progressed_at": time_text(view.now)}
     if view.suspended:
         changes["ready"] = 0  # every pod goes: the first that is there again is progress
-    if view.non_retryable or view.paused or view.suspended:
+    if view.non_retryable or view.paused or view.suspended or view.gives_way:
         changes["progressed_at"] = None  # its deadline begins anew when it may come up again
     elif memory.progressed_at is None:
         changes["progressed_at"] = time_text(view.now)

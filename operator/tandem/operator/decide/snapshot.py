@@ -18,6 +18,10 @@ class Snapshot(msgspec.Struct, frozen=True):
         """Objects of a kind."""
         return self.by_kind.get(kind, {}).values()
 
+    def names(self, kind: str) -> Iterable[str]:
+        """Names of the objects of a kind."""
+        return self.by_kind.get(kind, {}).keys()
+
     def find(self, kind: str, name: str) -> Manifest | None:
         """One object, or None."""
         return self.by_kind.get(kind, {}).get(name)

@@ -62,8 +62,8 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     links: Links | None
     now: float
     unschedulable_seconds: float
-    refusals: dict[str, str] = {}
-    """What routers say of keys that do not fit, by the pod's UID."""
+    refusals: dict[str, Problem] = {}
+    """Why routers are not ready, by the pod's UID, as far as they say so."""
 
     def ready(self, role: Role, revision: str | None = None) -> int:
         """Pods of a role that are ready and stay."""
@@ -115,7 +115,9 @@ def status_of(picture: Picture, before: LLMServiceStatus) -> LLMServiceStatus:
         rollout=picture.decision.memory,
         links=picture.counted(picture.links or before.links),
         scalers=[
-            ScalerStatus(role=role, name=picture.owner.child(role))
+            ScalerStatus(
+                role=role, name=picture.owner.child(role), replicas=picture.wanted[role].replicas
+            )
             for role in WORKERS
             if is_external(picture.spec, role)
         ],
@@ -215,8 +217,16 @@ def _role_word(picture: Picture, role: Role) -> Word:
         return "True", Reason.REPLICAS_READY, text
     problem = role_problem(picture, role)
     if problem is None:
-        return "False", Reason.STARTING, text
+        return "False", Reason.STARTING, text + _starting_text(picture, role)
     return "False", problem.reason, f"{text}; {problem.message}"
+
+
+def _starting_text(picture: Picture, role: Role) -> str:
+    """What a pod that is not ready says itself, where it says anything."""
+    for pod in picture.pods:
+        if pod.role is role and not pod.ready and not pod.deleting and pod.uid in picture.refusals:
+            return f"; {pod.name}: {picture.refusals[pod.uid].message}"
+    return ""
 
 
 def role_problem(picture: Picture, role: Role, revision: str | None = None) -> Problem | None:
@@ -230,8 +240,9 @@ def role_problem(picture: Picture, role: Role, revision: str | None = None) -> P
             continue
         if pod.ready or pod.deleting:
             continue
-        if pod.problem is None and pod.uid in picture.refusals:
-            return Problem(Reason.KEYS_REFUSED, f"{pod.name}: {picture.refusals[pod.uid]}")
+        said = picture.refusals.get(pod.uid)
+        if pod.problem is None and said is not None and said.reason is not Reason.STARTING:
+            return Problem(said.reason, f"{pod.name}: {said.message}")
         if pod.problem is None:
             continue
         since = pod.pending_since
@@ -271,12 +282,14 @@ def _servable_word(picture: Picture, before: LLMServiceStatus) -> Word:
     verdict = picture.canary
     if picture.decision.phase is Phase.SUSPENDED:
         return "False", Reason.SUSPENDED, "the service is suspended"
-    if verdict is not None:
+    if verdict is not None and verdict.reason is not Reason.CANARY_QUEUED:
         return _truth(verdict.ok), verdict.reason, verdict.message
     for each in before.conditions:  # of another leader: it holds until this one has asked
         told = each.type == ConditionType.SERVABLE and each.reason != Reason.SUSPENDED
         if told and picture.decision.memory.stable:
             return each.status, Reason(each.reason), each.message or ""
+    if verdict is not None:
+        return "Unknown", verdict.reason, verdict.message
     return "Unknown", Reason.CANARY_PENDING, "no canary has been asked yet"
 
 
@@ -313,6 +326,10 @@ def _progress_word(picture: Picture, before: LLMServiceStatus) -> Word:
     text = f"{decision.phase}{place}: new revision has {steps}"
     if picture.pilot is not None and not picture.pilot.ok and decision.phase is Phase.PILOT:
         text += f"; its canary: {picture.pilot.message}"
+    for role, target in sorted(_targets(picture).items()):
+        problem = role_problem(picture, role, target)
+        if problem is not None:
+            text += f"; {role}: {problem.message}"
     return "True", Reason.IN_PLACE_GAP if decision.gap else Reason.ROLLING_OUT, text
 
 
@@ -370,7 +387,7 @@ def _missing_word(picture: Picture) -> Word | None:
             if ready < wanted and settled:
                 return "True", Reason.FEWER_REPLICAS, f"{role}: {ready} of {wanted} ready"
     verdict = picture.canary
-    if verdict is not None and not verdict.ok:
+    if verdict is not None and not verdict.ok and verdict.reason is not Reason.CANARY_QUEUED:
         return "True", verdict.reason, verdict.message
     fabric = _fabric_word(picture)
     return ("True", fabric[1], fabric[2]) if settled and fabric[0] == "False" else None
@@ -388,7 +405,7 @@ def _ready_word(picture: Picture, words: Mapping[ConditionType, Word]) -> Word:
         ConditionType.DECODE_READY,
         ConditionType.SERVABLE,
     )
-    waiting = {Reason.STARTING, Reason.CHECKING, Reason.CANARY_PENDING}
+    waiting = {Reason.STARTING, Reason.CHECKING, Reason.CANARY_PENDING, Reason.CANARY_QUEUED}
     missing = [words[kind] for kind in order if words[kind][0] != "True"]
     serious = [word for word in missing if word[1] not in waiting]
     _, reason, message = (serious or missing or [("False", Reason.STARTING, "starting")])[0]

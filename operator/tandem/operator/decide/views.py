@@ -50,6 +50,8 @@ class RolloutView(msgspec.Struct, frozen=True, kw_only=True):
     canary_ok: bool = False
     """The canary was right on the targets."""
     suspended: bool = False
+    gives_way: bool = False
+    """Another service comes up first: the first revision has no pods meanwhile."""
     paused: bool = False
     non_retryable: bool = False
     """The targets cannot come up before a person changes something: no deadline is awaited."""

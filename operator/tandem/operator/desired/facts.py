@@ -8,6 +8,7 @@ from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.desired.naming import Identity, Manifest, Role
 from tandem.operator.desired.revision import revision_of
 from tandem.operator.settings import OperatorSettings
+from tandem.protocol.card import WIRE
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,9 +24,19 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     key_generation: int = 1
     publics: dict[str, str] = {}
     """Public CURVE keys, by ``role.generation``."""
+    moved: frozenset[Role] = frozenset()
+    """Roles that get a revision of their own because others get pods of another wire."""
+    last_counts: dict[Role, int] = {}
+    """Replicas that roles with a scaler had last."""
     kept: dict[Role, list[Manifest]] = {}
     """Templates of revisions that have pods, or may get some again, whatever the spec says now."""
 
     def revision(self, role: Role) -> str:
         """Revision that the spec asks for."""
-        return revision_of(self.spec, role, pinned=self.pinned, key_generation=self.key_generation)
+        return revision_of(
+            self.spec,
+            role,
+            pinned=self.pinned,
+            key_generation=self.key_generation,
+            wire=WIRE if role in self.moved else None,
+        )

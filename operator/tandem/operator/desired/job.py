@@ -15,7 +15,7 @@ from tandem.operator.desired.fetching import (
 )
 from tandem.operator.desired.merge import TemplateUnreadable
 from tandem.operator.desired.naming import MODEL_COMPONENT, Manifest
-from tandem.operator.desired.pod import pod_security
+from tandem.operator.desired.pod import SAFE_TO_EVICT, pod_security
 from tandem.operator.desired.policy import answering_role, is_restricted
 from tandem.operator.desired.protect import TemplateConflict
 from tandem.operator.desired.references import secrets_note
@@ -62,7 +62,10 @@ def model_job(facts: Facts) -> Manifest | None:
             "backoffLimit": RETRIES,
             "activeDeadlineSeconds": models.JOB_DEADLINE,
             "podFailurePolicy": {"rules": [_NOT_AGAIN]},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
+            "template": {
+                "metadata": {"labels": labels, "annotations": {SAFE_TO_EVICT: "false"}},
+                "spec": pod,
+            },
         },
     }
 

@@ -62,6 +62,8 @@ class Identity(msgspec.Struct, frozen=True):
     namespace: str
     name: str
     uid: str
+    plain_secrets: bool = False
+    """The service's Secrets have names without digits, as an earlier release gave them."""
 
     def child(self, *parts: str) -> str:
         """Name of a child."""
@@ -70,6 +72,8 @@ class Identity(msgspec.Struct, frozen=True):
     def secret(self, *parts: str) -> str:
         """Name of a Secret of this very resource: one that is deleted and made again gets others,
         since nodes keep what they read of an immutable Secret while an old pod lingers."""
+        if self.plain_secrets:
+            return self.child(*parts)
         return self.child(*parts, hashlib.sha256(self.uid.encode()).hexdigest()[:_UID_DIGITS])
 
     def labels(self, component: str | None = None) -> dict[str, str]:

@@ -28,7 +28,11 @@ from tandem.operator.desired.protect import TemplateConflict, check_protected
 from tandem.operator.desired.revision import source_digest
 from tandem.operator.desired.tolerations import with_gone_nodes
 from tandem.protocol import names
+from tandem.protocol.card import WIRE
 
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+"""Lets the cluster's autoscaler empty a node of pods with scratch volumes: budgets bound how many
+leave at once, and who leaves hands its streams on."""
 USER = 65532
 _KEYS_VOLUME, _PEERS_VOLUME = "tandem-keys", "tandem-peers"
 _BEYOND = (
@@ -88,6 +92,8 @@ def _template(facts: Facts, role: Role, part: RolePart) -> Manifest:
         "volumes": [*_volumes(facts, role), *part.volumes, where.volume],
         "tolerations": with_gone_nodes(None),
     }
+    if role is Role.ROUTER:
+        pod["topologySpreadConstraints"] = [_spread(facts, revision)]
     if is_restricted(spec):
         pod["securityContext"] = pod_security()
     if where.in_pods:
@@ -95,8 +101,23 @@ def _template(facts: Facts, role: Role, part: RolePart) -> Manifest:
     return {"metadata": {"labels": labels, "annotations": _annotations()}, "spec": pod}
 
 
+def _spread(facts: Facts, revision: str) -> Manifest:
+    """Routers of a revision on different nodes, as far as there are so many: a node that dies takes
+    no more of them than it must."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": facts.owner.selector(Role.ROUTER, revision)},
+    }
+
+
 def _annotations() -> dict[str, str]:
-    return {"kubectl.kubernetes.io/default-container": MAIN}
+    return {
+        "kubectl.kubernetes.io/default-container": MAIN,
+        names.ANNOTATION_WIRE: WIRE,
+        SAFE_TO_EVICT: "true",
+    }
 
 
 def _main(facts: Facts, role: Role, part: RolePart) -> Manifest:

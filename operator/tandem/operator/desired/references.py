@@ -6,7 +6,10 @@ nobody else.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+import msgspec
 
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.desired.naming import Identity, Manifest, Role
@@ -45,10 +48,24 @@ def _is_own(owner: Identity, name: str) -> bool:
     )
 
 
+def as_named_before(owner: Identity, secrets: Iterable[str]) -> Identity:
+    """Return the owner whose Secrets keep the names that ``secrets`` of it have.
+
+    A release before this one gave names without digits. A service that has such Secrets, and no
+    others, keeps that form: its pods mount them, and an operator of that release finds them.
+    """
+    plain = msgspec.structs.replace(owner, plain_secrets=True)
+    usual = msgspec.structs.replace(owner, plain_secrets=False)
+    names = list(secrets)
+    has_plain = any(_is_own(plain, name) for name in names)
+    return plain if has_plain and not any(_is_own(usual, name) for name in names) else usual
+
+
 def secrets_note(owner: Identity, template: Manifest) -> dict[str, dict[str, str]]:
     """Metadata of a workload that tells the admission policy which Secrets it uses beside its own;
     empty where there are none."""
-    names = foreign_secrets(owner, template.get("spec"))
+    usual = msgspec.structs.replace(owner, plain_secrets=False)  # the policy knows no other names
+    names = foreign_secrets(usual, template.get("spec"))
     return {"annotations": {ANNOTATION_SECRETS: ",".join(names)}} if names else {}
 
 

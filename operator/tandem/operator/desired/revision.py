@@ -31,9 +31,15 @@ def source_digest(spec: LLMServiceSpec) -> str:
 
 
 def revision_of(
-    spec: LLMServiceSpec, role: Role, *, pinned: str | None, key_generation: int
+    spec: LLMServiceSpec,
+    role: Role,
+    *,
+    pinned: str | None,
+    key_generation: int,
+    wire: str | None = None,
 ) -> str:
-    """Revision of a role. ``pinned`` is what a moving source was resolved to."""
+    """Revision of a role. ``pinned`` is what a moving source was resolved to; ``wire`` is named
+    where nothing else of the role changes."""
     shared = [
         TEMPLATE_VERSION,
         source_digest(spec),
@@ -43,6 +49,7 @@ def revision_of(
         spec.observability,
         spec.rollout.restart_id,
         key_generation,
+        *([] if wire is None else [wire]),
     ]
     own = _router_inputs(spec) if role is Role.ROUTER else _worker_inputs(spec, role)
     return digest([shared, own])

@@ -102,6 +102,15 @@ def canary_secret(owner: Identity) -> str:
     return owner.secret("canary")
 
 
+def canary_secret_of(template: Manifest) -> str | None:
+    """Name of the Secret with the canary's token that routers of a template mount."""
+    for volume in template["spec"].get("volumes") or ():
+        if volume["name"] == _CANARY_VOLUME:
+            name: str | None = volume.get("secret", {}).get("secretName")
+            return name
+    return None
+
+
 def _secrets(facts: Facts) -> tuple[list[Manifest], list[Manifest]]:
     canary = {"secretName": canary_secret(facts.owner), "defaultMode": 0o440}
     volumes: list[Manifest] = [{"name": _CANARY_VOLUME, "secret": canary}]

@@ -1,4 +1,4 @@
-"""LLMRoleScalers: made once with the spec's replicas, and from then on read, never written.
+"""LLMRoleScalers: made with the replicas that the role had last, else the spec's; then only read.
 
 Pure; called by ``compose``.
 """
@@ -21,7 +21,7 @@ def scalers(facts: Facts) -> dict[Role, Manifest]:
 
 def _scaler(facts: Facts, role: Role) -> Manifest:
     low, high = scaling_bounds(facts.spec, role)
-    seed = min(max(asked_replicas(facts.spec, role), low), high)
+    seed = min(max(facts.last_counts.get(role, asked_replicas(facts.spec, role)), low), high)
     return {
         "apiVersion": API_VERSION,
         "kind": "LLMRoleScaler",

@@ -7,6 +7,7 @@ called by ``compose``.
 
 from __future__ import annotations
 
+from tandem.operator.desired.canonical import in_order
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.references import secrets_note
@@ -31,7 +32,7 @@ def stored_template(facts: Facts, role: Role, revision: str, template: Manifest)
         "kind": "ControllerRevision",
         "metadata": owner.metadata(owner.child(role, revision), role, labels=labels),
         "revision": 1,
-        "data": {"template": template},
+        "data": {"template": in_order(template)},
     }
 
 

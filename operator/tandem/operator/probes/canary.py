@@ -14,6 +14,7 @@ import json
 import secrets
 import urllib.error
 import urllib.request
+from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any
 
@@ -23,12 +24,22 @@ from tandem.operator.api.conditions import Reason
 from tandem.operator.api.service import Task
 from tandem.operator.decide.verdict import Verdict
 from tandem.operator.probes.canary_pooled import POOLED, CanaryError
+from tandem.operator.probes.fleet import read_fleet
 from tandem.protocol import names
 
 PROMPT = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,"
 TOKENS = 8
 TIMEOUT = 30.0
+FLEET_TIMEOUT = 5.0
+_FULL = ("overloaded", "rate_limit_exceeded", "capacity")
+"""Codes of a router whose queue, or whose workers, had no room."""
+_LATE = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.GATEWAY_TIMEOUT)
+_RATES = ("prompt_tokens_per_s", "generated_tokens_per_s")
 _DISAGGREGATED, _AGGREGATED = "disaggregated", "aggregated"
+
+
+class CanaryQueued(CanaryError):
+    """The question had no turn: that says nothing of what an answer would have been."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +68,8 @@ def ask(question: Question, now: float) -> Verdict:
             path, body, judge = POOLED[question.task]
             content, _ = post(question, path, body)
             reason, message = Reason.CANARY_OK, judge(content)
+    except CanaryQueued as error:
+        reason, message = Reason.CANARY_QUEUED, str(error)
     except CanaryError as error:
         reason, message = Reason.CANARY_FAILED, str(error)
     ok = reason is Reason.CANARY_OK
@@ -107,12 +120,44 @@ def post(
             content = json.load(answer)
             served = answer.headers.get(names.HEADER_SHAPE)
     except urllib.error.HTTPError as error:
-        raise CanaryError(f"HTTP {error.code}: {_said(error)}") from error
+        said = _said(error)
+        text = f"HTTP {error.code}: {said}"
+        if is_full(error.code, said) or (error.code in _LATE and serves_others(question)):
+            raise CanaryQueued(text) from error
+        raise CanaryError(text) from error
     except (OSError, ValueError, HTTPException) as error:
-        raise CanaryError(f"no answer from {question.base_url}: {error}") from error
+        text = f"no answer from {question.base_url}: {error}"
+        if _is_timeout(error) and serves_others(question):
+            raise CanaryQueued(f"{text}; others are served meanwhile") from error
+        raise CanaryError(text) from error
     if not isinstance(content, dict):
         raise CanaryError(f"no answer from {question.base_url}: not an object")
     return content, served
+
+
+def is_full(status: int, body: str) -> bool:
+    """Whether a router refuses a request only because too many others are there."""
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return True
+    try:
+        code = json.loads(body)["error"]["code"]
+    except (ValueError, LookupError, TypeError):
+        return False
+    return status == HTTPStatus.SERVICE_UNAVAILABLE and code in _FULL
+
+
+def serves_others(question: Question) -> bool:
+    """Whether workers compute or generate tokens now: a question that came too late waited."""
+    try:
+        workers = read_fleet(question.base_url, question.token, FLEET_TIMEOUT)["workers"]
+        return any(each.get(rate) for each in workers for rate in _RATES)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False
+
+
+def _is_timeout(error: Exception) -> bool:
+    reason = getattr(error, "reason", None)
+    return isinstance(error, TimeoutError) or isinstance(reason, TimeoutError)
 
 
 def _said(error: urllib.error.HTTPError) -> str:

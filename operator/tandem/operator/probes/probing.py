@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from threading import Lock
 
+import msgspec
+
 from tandem.operator.api.conditions import Reason
 from tandem.operator.api.status import Links
 from tandem.operator.decide.verdict import Verdict
@@ -24,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 Key = tuple[str, str]
 _FIRST_RETRY, _LAST_RETRY = 1.0, 15.0
+_QUEUED = "; the last question waited in the queue: "
 _RECOUNT = 3.0
 """Seconds after which links are counted anew when there are other pods than those counted."""
 
@@ -125,6 +128,8 @@ class Probes:
             logger.exception("%s/%s: the canary has ended unexpectedly", *key)
         with self._lock:
             seen = None if seen is None else steadied(seen, known.links)
+            if verdict.reason is Reason.CANARY_QUEUED and asked.verdict is not None:
+                verdict = queued(asked.verdict, verdict)
             changed = asked.verdict is None or asked.verdict.reason is not verdict.reason
             changed = changed or seen != known.links
             asked.verdict, known.links, asked.busy = verdict, seen or known.links, False
@@ -138,6 +143,12 @@ class Probes:
     def close(self) -> None:
         """Ask nobody any more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def queued(before: Verdict, now: Verdict) -> Verdict:
+    """A verdict that still holds: the last question had no turn, and showed nothing else."""
+    said = before.message.partition(_QUEUED)[0]
+    return msgspec.structs.replace(before, message=f"{said}{_QUEUED}{now.message}")
 
 
 def _unanswered(question: Question) -> Verdict:

@@ -1,4 +1,4 @@
-"""Which routers and workers do not know each other's keys: asked of routers that are not ready.
+"""Why routers are not ready: keys that workers refuse, another wire, or what else /ready says.
 
 A router that no worker lets in is alive and never ready, and its pod's status says no more than
 that. Fed by ``reconcile``; asks in threads of its own.
@@ -7,12 +7,17 @@ that. Fed by ``reconcile``; asks in threads of its own.
 from __future__ import annotations
 
 import contextlib
+import json
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from threading import Lock
 
-from tandem.operator.decide.observe import PodView
+from tandem.operator.api.conditions import Reason
+from tandem.operator.decide.observe import PodView, Problem
 from tandem.operator.desired.naming import Role
 from tandem.operator.probes.fleet import read_fleet
 from tandem.protocol.names import ROUTER_PORT
@@ -20,6 +25,9 @@ from tandem.protocol.names import ROUTER_PORT
 Key = tuple[str, str]
 TIMEOUT = 2.0
 _EVERY = 10.0
+_MOST = 8
+_MOST_BYTES, _MOST_CHARACTERS = 2000, 300
+_SILENT = Problem(Reason.STARTING, "")
 
 
 class Refusals:
@@ -30,13 +38,13 @@ class Refusals:
     ) -> None:
         self._wake = wake
         self._port = port
-        self._found: dict[Key, dict[str, str]] = {}
+        self._found: dict[Key, dict[str, Problem]] = {}
         self._asked: dict[Key, float] = {}
         self._lock = Lock()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="refusals")
 
-    def known(self, key: Key, pods: Iterable[PodView], token: str) -> dict[str, str]:
-        """What is the matter with keys, by the pod's UID; asks routers that are not ready."""
+    def known(self, key: Key, pods: Iterable[PodView], token: str) -> dict[str, Problem]:
+        """Why routers are not ready, by the pod's UID, as far as they say so."""
         unready = [
             pod
             for pod in pods
@@ -44,21 +52,22 @@ class Refusals:
         ]
         now = time.monotonic()
         with self._lock:
-            found = {pod.uid: self._found.get(key, {}).get(pod.uid, "") for pod in unready}
+            found = {pod.uid: self._found.get(key, {}).get(pod.uid, _SILENT) for pod in unready}
             due = unready and now - self._asked.get(key, float("-inf")) >= _EVERY
             if due:
                 self._asked[key] = now
         if due:
             with contextlib.suppress(RuntimeError):  # closed
                 self._pool.submit(self._ask, key, unready, token)
-        return {uid: said for uid, said in found.items() if said}
+        return {uid: said for uid, said in found.items() if said.message}
 
     def _ask(self, key: Key, pods: list[PodView], token: str) -> None:
         answers = {pod.uid: refusal_of(pod, token, self._port) for pod in pods}
         with self._lock:
             before = self._found.get(key, {})
             found = {
-                uid: before.get(uid, "") if said is None else said for uid, said in answers.items()
+                uid: before.get(uid, _SILENT) if said is None else said
+                for uid, said in answers.items()
             }
             changed = before != found
             self._found[key] = found
@@ -76,13 +85,34 @@ class Refusals:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def refusal_of(pod: PodView, token: str, port: int) -> str | None:
-    """What a router says of workers that refuse its key, empty where none does; None when it does
-    not answer, which says nothing: what it said last still holds."""
+def refusal_of(pod: PodView, token: str, port: int) -> Problem | None:
+    """Why a router is not ready, with an empty message if it does not say why. None if it does not
+    answer: what it said last still holds."""
     host = f"[{pod.ip}]" if ":" in (pod.ip or "") else pod.ip
+    url = f"http://{host}:{port}"
     try:
-        refused = read_fleet(f"http://{host}:{port}", token, TIMEOUT).get("refused") or []
+        fleet = read_fleet(url, token, TIMEOUT)
     except (OSError, ValueError):
         return None
-    where = ", ".join(map(str, refused[:8]))
-    return f"keys do not fit: it is refused by the workers at {where}" if refused else ""
+    refused, others = fleet.get("refused") or [], fleet.get("other_wires") or {}
+    if refused:
+        where = ", ".join(map(str, refused[:_MOST]))
+        text = f"keys do not fit: it is refused by the workers at {where}"
+        return Problem(Reason.KEYS_REFUSED, text)
+    if others:
+        said = "; ".join(f"{where}: {text}" for where, text in sorted(others.items())[:_MOST])
+        return Problem(Reason.WIRE_REFUSED, f"workers speak another protocol ({said})")
+    return Problem(Reason.STARTING, _said_by_probe(url))
+
+
+def _said_by_probe(url: str) -> str:
+    """The reason that ``/ready`` gives, of any release; empty without one."""
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=TIMEOUT):
+            return ""
+    except urllib.error.HTTPError as error:
+        with contextlib.suppress(OSError, ValueError, AttributeError, HTTPException):
+            return str(json.loads(error.read(_MOST_BYTES)).get("reason", ""))[:_MOST_CHARACTERS]
+    except (OSError, HTTPException):
+        pass
+    return ""

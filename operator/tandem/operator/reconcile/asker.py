@@ -8,10 +8,10 @@ from tandem.operator.decide import plan
 from tandem.operator.decide.plan import Seen
 from tandem.operator.decide.rollout import Decision, Phase
 from tandem.operator.decide.snapshot import Snapshot
-from tandem.operator.desired.naming import WORKERS, Identity, Role
+from tandem.operator.desired.naming import WORKERS, Identity, Manifest, Role
 from tandem.operator.desired.policy import probe_port, task_of
 from tandem.operator.desired.revision import service_revision
-from tandem.operator.desired.router import canary_secret
+from tandem.operator.desired.router import canary_secret, canary_secret_of
 from tandem.operator.desired.worker import kept_probe_port
 from tandem.operator.probes.canary import Question
 from tandem.operator.probes.keywatch import Door, KeyWatch
@@ -42,18 +42,16 @@ class Asker:
         door = Door(probe_port(seen.spec, Role.DECODE), others, token or "")
         return self._keywatch.all_read(key, older, wanted, door)
 
-    def canaries(self, key: Key, seen: Seen, decided: Decision, token: str | None) -> float | None:
+    def canaries(self, key: Key, seen: Seen, decided: Decision, live: Snapshot) -> float | None:
         """Ask canaries when there is somebody to ask; seconds until the next one. What was said of
         pods that a suspension takes away is forgotten: those that come later are asked anew."""
         if decided.phase is Phase.SUSPENDED:
             return self._probes.poll(key, (), about=frozenset(), links=0)
-        if token is None:
-            return None
         asked = plan.judged(decided)
         questions = [
             question
             for revisions in asked.values()
-            if (question := _question(seen, revisions, token)) is not None
+            if (question := _question(seen, revisions, live)) is not None
         ]
         pairs = 1
         for role in WORKERS:
@@ -61,16 +59,24 @@ class Asker:
         return self._probes.poll(key, questions, about=asked.keys(), links=pairs)
 
 
-def canary_token(live: Snapshot, owner: Identity) -> str | None:
-    """The token that canaries bring; None where its Secret is not there yet."""
-    secret = live.find("Secret", canary_secret(owner))
+def canary_token(live: Snapshot, owner: Identity, template: Manifest | None = None) -> str | None:
+    """The token that canaries bring: of the Secret that routers of a ``template`` mount, if that is
+    there, else of the service's own. None where there is no Secret yet."""
+    mounted = None if template is None else canary_secret_of(template)
+    secret = None if mounted is None else live.find("Secret", mounted)
+    secret = secret or live.find("Secret", canary_secret(owner))
     if secret is None:
         return None
     return base64.b64decode(secret["data"][names.CANARY_TOKEN_FILE]).decode()
 
 
-def _question(seen: Seen, revisions: dict[Role, str], token: str) -> Question | None:
-    """What to ask of these revisions; None as long as one of their roles has no ready pod."""
+def _question(seen: Seen, revisions: dict[Role, str], live: Snapshot) -> Question | None:
+    """What to ask of these revisions; None as long as one of their roles has no ready pod, or the
+    canary's Secret is not there."""
+    routers = seen.templates.get((Role.ROUTER, revisions.get(Role.ROUTER, "")))
+    token = canary_token(live, seen.owner, routers)
+    if token is None:
+        return None
     wanted = plan.replicas(seen)
     workers = [role for role in WORKERS if wanted[role].replicas > 0]
     needed = [Role.ROUTER, *workers]

@@ -21,6 +21,7 @@ from tandem.operator.cluster.gather import References, snapshot
 from tandem.operator.cluster.refused import Refused
 from tandem.operator.cluster.repair import Repairs
 from tandem.operator.cluster.store import Store
+from tandem.operator.cluster.undeclared import Undeclared
 from tandem.operator.decide import observe, plan
 from tandem.operator.decide.keyring import KeyPlan, plan_keys
 from tandem.operator.decide.modelcheck import ModelVerdict, judge, may_have_job
@@ -28,10 +29,12 @@ from tandem.operator.decide.plan import Seen
 from tandem.operator.decide.rollout import Decision, token_name
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.decide.status import Picture
+from tandem.operator.decide.turns import goes_first, neighbour
 from tandem.operator.decide.words import Word
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.fetching import job_revision
 from tandem.operator.desired.naming import Identity
+from tandem.operator.desired.references import as_named_before
 from tandem.operator.desired.router import url
 from tandem.operator.probes.keywatch import KeyWatch
 from tandem.operator.probes.probing import Key, Known, Probes
@@ -64,6 +67,7 @@ class Reconciler:
         keywatch: KeyWatch,
         refusals: Refusals,
         reach: Reach,
+        undeclared: Undeclared | None = None,
     ) -> None:
         self._store = store
         self._references = References(cluster, REFERENCE_SECONDS)
@@ -76,7 +80,8 @@ class Reconciler:
         self._acceptance = Acceptance(cluster, applier)
         self._asker = Asker(probes, keywatch)
         self._writer = Writer(cluster, applier, repairs)
-        self._teller = Teller(cluster, store)
+        self._undeclared = undeclared or Undeclared()
+        self._teller = Teller(cluster, store, self._undeclared)
         self._uids: dict[Key, str] = {}
         """Whom what is remembered is about."""
 
@@ -102,6 +107,7 @@ class Reconciler:
             self._teller.refuse(owner, generation, status, why)
             return 0.0 if self._teller.is_outdated(owner, generation) else None
         live = snapshot(self._store, owner, resource["metadata"]["creationTimestamp"])
+        owner = as_named_before(owner, live.names("Secret"))
         seen = plan.see(owner, resource["metadata"]["generation"], spec, status, live)
         self._reach.look(owner, seen.pods)
         return self._bring(key, seen, live)
@@ -159,7 +165,11 @@ class Reconciler:
             servable=known.servable(),
             now=now,
             non_retryable=model.non_retryable,
+            gives_way=(first_of_all := self._goes_first(key, seen)) is not None,
         )
+        if first_of_all is not None and accepted[0] == "True":
+            text = f"the namespace's quota has no room for two: {first_of_all} comes up first"
+            accepted = "Unknown", Reason.QUOTA_EXCEEDED, text
 
         look.enter("apply")
         refused = self._writer.children(
@@ -169,7 +179,10 @@ class Reconciler:
             accepted = problem_word(refused) or accepted
         problems += [*([] if untried is None else [untried]), *refused]
         look.enter("ask")
-        wait = self._asker.canaries(key, seen, decided, token)
+        wait = self._asker.canaries(key, seen, decided, live)
+        outdated = self._undeclared.problem("LLMService")
+        if accepted[0] == "True" and outdated is not None:
+            accepted = accepted[0], accepted[1], f"{accepted[2]}; {outdated}"
         look.enter("tell")
         picture = self._picture(
             key, seen, facts, accepted, model, decided, keys, known, now, token or ""
@@ -181,6 +194,24 @@ class Reconciler:
             if isinstance(each, Refused):  # counted and traced, and tried again ever more seldom
                 raise each.error
         return next_look(picture, keys, wait)
+
+    def _goes_first(self, key: Key, seen: Seen) -> str | None:
+        """Name of the service that has to come up before this one, if one has to."""
+        if seen.status.rollout.stable or seen.spec.suspend:
+            return None
+        mine, others = None, []
+        for resource in self._store.all("LLMService"):
+            namespace, name = resource["metadata"]["namespace"], resource["metadata"]["name"]
+            if namespace != key[0]:
+                continue
+            items = self._store.children((namespace, name))
+            views = observe.workloads(each for each in items if each["kind"] == "Deployment")
+            found = neighbour(resource, views)
+            if name == key[1]:
+                mine = found
+            elif found is not None:
+                others.append(found)
+        return None if mine is None else goes_first(mine, others)
 
     def _judge_model(
         self, seen: Seen, missing: str | None, now: float

@@ -14,8 +14,9 @@ from tandem.operator.api.status import Condition, LLMServiceStatus
 from tandem.operator.api.values import API_VERSION
 from tandem.operator.clock import time_text
 from tandem.operator.cluster import Cluster, ClusterError
-from tandem.operator.cluster.events import event, transitions
+from tandem.operator.cluster.events import event, transitions, warning
 from tandem.operator.cluster.store import Store
+from tandem.operator.cluster.undeclared import Undeclared
 from tandem.operator.decide.plan import Seen
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.decide.status import Picture, status_of
@@ -24,6 +25,7 @@ from tandem.operator.desired.naming import Identity, Manifest, Role
 
 logger = logging.getLogger(__name__)
 
+KIND = "LLMService"
 _MAX_MESSAGE = 2000
 _REFUSED = (Reason.INVALID_SPEC, Reason.CHILD_REFUSED, Reason.QUOTA_EXCEEDED)
 """Reasons for which nothing is ready that a spec which cannot be read takes the place of."""
@@ -32,17 +34,33 @@ _REFUSED = (Reason.INVALID_SPEC, Reason.CHILD_REFUSED, Reason.QUOTA_EXCEEDED)
 class Teller:
     """Writes where something changed, and nothing else."""
 
-    def __init__(self, cluster: Cluster, store: Store) -> None:
+    def __init__(self, cluster: Cluster, store: Store, undeclared: Undeclared) -> None:
         self._cluster = cluster
         self._store = store
+        self._undeclared = undeclared
+        self._warned: dict[str, str] = {}
+        """Of which undeclared fields each service had an event, by UID."""
 
     def say(self, seen: Seen, picture: Picture, live: Snapshot) -> None:
         status = status_of(picture, seen.status)
-        if status != seen.status:
-            self._cluster.apply(_status_manifest(seen.owner, status), subresource="status")
+        if self._declared(status) != self._declared(seen.status):
+            self._undeclared.apply(self._cluster, _status_manifest(seen.owner, status))
             self._tell(seen.owner, seen.status.conditions, status.conditions, picture.now)
+        self._warn(seen.owner, picture.now)
         for role in picture.wanted:
             self._say_scale(seen, live, role)
+
+    def _declared(self, status: LLMServiceStatus) -> Any:
+        return self._undeclared.declared(KIND, msgspec.to_builtins(status))
+
+    def _warn(self, owner: Identity, now: float) -> None:
+        """One event a service for each set of fields that its status goes without."""
+        problem = self._undeclared.problem(KIND)
+        if problem is None:
+            self._warned.pop(owner.uid, None)
+        elif self._warned.get(owner.uid) != problem:
+            self._warned[owner.uid] = problem
+            self._write_event(owner, warning(owner, "CustomResourceOutdated", problem, now))
 
     def _say_scale(self, seen: Seen, live: Snapshot, role: Role) -> None:
         """What /scale shows of a role."""
@@ -62,8 +80,8 @@ class Teller:
             "metadata": {"name": seen.owner.child(role), "namespace": seen.owner.namespace},
             "status": status,
         }
-        if scaler.get("status") != status:
-            self._cluster.apply(manifest, subresource="status")
+        if scaler.get("status") != self._undeclared.declared("LLMRoleScaler", status):
+            self._undeclared.apply(self._cluster, manifest)
 
     def refuse(self, owner: Identity, generation: int, status: LLMServiceStatus, why: Word) -> None:
         """A spec that cannot be read: say so and no more."""
@@ -74,7 +92,7 @@ class Teller:
         after = msgspec.structs.replace(
             status, conditions=conditions, observed_generation=generation
         )
-        self._cluster.apply(_status_manifest(owner, after), subresource="status")
+        self._undeclared.apply(self._cluster, _status_manifest(owner, after))
         self._tell(owner, status.conditions, conditions, now)
 
     def is_outdated(
@@ -95,10 +113,13 @@ class Teller:
         self, owner: Identity, before: list[Condition], after: list[Condition], now: float
     ) -> None:
         for condition in transitions(before, after):
-            try:
-                self._cluster.create(event(owner, condition, now))
-            except ClusterError as error:
-                logger.warning("%s/%s: no event: %s", owner.namespace, owner.name, error)
+            self._write_event(owner, event(owner, condition, now))
+
+    def _write_event(self, owner: Identity, manifest: Manifest) -> None:
+        try:
+            self._cluster.create(manifest)
+        except ClusterError as error:
+            logger.warning("%s/%s: no event: %s", owner.namespace, owner.name, error)
 
 
 def refused_conditions(
@@ -129,7 +150,7 @@ def refused_conditions(
 def _status_manifest(owner: Identity, status: LLMServiceStatus) -> dict[str, Any]:
     return {
         "apiVersion": API_VERSION,
-        "kind": "LLMService",
+        "kind": KIND,
         "metadata": {"name": owner.name, "namespace": owner.namespace, "uid": owner.uid},
         "status": msgspec.to_builtins(status),
     }

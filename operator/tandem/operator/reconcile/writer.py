@@ -26,6 +26,7 @@ from tandem.operator.desired.compose import Objects, base, desired
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.pod import keys_secret
+from tandem.operator.desired.references import secrets_of
 from tandem.operator.desired.router import canary_secret
 from tandem.operator.reconcile.resizing import Resizing, size_of
 
@@ -119,9 +120,11 @@ class Writer:
             }
             shown = [held.get(each["metadata"]["name"], each) for each in shown]
             self._repairs.want(key, uid, Objects(applied=[*rest, *shown], created=made))
+        found += self._applier.rewrite(live, seen.owner.uid)
         names_kept = {(each["kind"], each["metadata"]["name"]) for each in objects.applied}
         names_kept |= {(each["kind"], each["metadata"]["name"]) for each in objects.created}
         names_kept |= _secrets_kept(facts, keys, facts.publics)
+        names_kept |= _secrets_mounted(objects.applied, live)
         if not any(isinstance(each, Refused) for each in (*before, *found)):
             found += self._applier.prune(live, names_kept, seen.owner.uid)
         return found
@@ -129,6 +132,14 @@ class Writer:
 
 def _of(kind: str, manifests: list[Manifest]) -> list[Manifest]:
     return [each for each in manifests if each["kind"] == kind]
+
+
+def _secrets_mounted(applied: list[Manifest], live: Snapshot) -> set[tuple[str, str]]:
+    """Secrets that a Deployment which stays, or a pod which is there, mounts: however they are
+    named, a pod made of that template cannot start without them."""
+    specs = [each["spec"]["template"]["spec"] for each in _of("Deployment", applied)]
+    specs += [each.get("spec") for each in live.of("Pod")]
+    return {("Secret", name) for spec in specs for name in secrets_of(spec)}
 
 
 def _secrets_kept(facts: Facts, keys: KeyPlan, publics: Mapping[str, str]) -> set[tuple[str, str]]:

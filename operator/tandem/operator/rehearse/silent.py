@@ -12,7 +12,7 @@ from collections.abc import Iterable, Set
 from tandem.operator.api.conditions import ConditionType, Reason
 from tandem.operator.api.status import LLMServiceStatus
 from tandem.operator.cluster import Cluster
-from tandem.operator.decide.observe import PodView
+from tandem.operator.decide.observe import PodView, Problem
 from tandem.operator.decide.rollout import token_name
 from tandem.operator.decide.verdict import Verdict
 from tandem.operator.desired.naming import Identity
@@ -77,7 +77,7 @@ class NoRefusals(Refusals):
     def __init__(self) -> None:
         super().__init__(_nobody)
 
-    def known(self, key: Key, pods: Iterable[PodView], token: str) -> dict[str, str]:
+    def known(self, key: Key, pods: Iterable[PodView], token: str) -> dict[str, Problem]:
         """Nothing is known."""
         return {}
 

@@ -194,6 +194,14 @@ class Fleet:
     def servable(self, *, prefill: int, decode: int) -> str | None:
         """Why a request could not be served, or None. Counts only linked prefill workers, but where
         nobody decodes: then one worker of either role serves."""
+        problem = self._missing(prefill=prefill, decode=decode)
+        others = self.pool.other_wires()
+        if problem is None or not others:
+            return problem
+        where, said = next(iter(sorted(others.items())))
+        return f"{problem}; {len(others)} have another protocol: {where} says {said!r}"
+
+    def _missing(self, *, prefill: int, decode: int) -> str | None:
         if self.sleeps(pooled=decode == 0):
             return "asleep: every worker that could take a request sleeps"
         whole = self._serving()

@@ -50,6 +50,7 @@ class LiveFleet:
             "workers": [self._worker(each, now) for each in pool.workers.values()],
             "keys": [] if pool.curve is None else pool.curve.names(),
             "refused": pool.refused(),
+            "other_wires": pool.other_wires(),
             "indexed_blocks": len(fleet.index),
             **self._fabric(underway, now),
             "underway": underway.to_json(),

@@ -53,6 +53,10 @@ class Listener(Protocol):
         """WELCOME came."""
         ...
 
+    def on_refused(self, connection: WorkerConnection) -> None:
+        """The worker speaks another protocol, or no longer says so."""
+        ...
+
     def on_lost(self, connection: WorkerConnection, incarnation: Incarnation, reason: str) -> None:
         """The link ended; every key on it has been failed. Follows ``on_up``, once."""
         ...
@@ -78,6 +82,8 @@ class WorkerConnection:
         self.endpoint = endpoint
         self.incarnation: Incarnation | None = None
         """Of the worker while the link is up."""
+        self.other_wire = ""
+        """What the worker last said of its protocol, while that is not ours."""
         self._context = context
         self._listener = listener
         self._session = Session(context.terms)
@@ -250,11 +256,16 @@ class WorkerConnection:
         if verdict is Verdict.UP:
             assert isinstance(message, Welcome)
             self.incarnation = session.peer
+            self.other_wire = ""
             self._hello_delay = _HELLO_RETRY
             self._cancel_hello()
             self._listener.on_up(self, message.card)
         elif verdict is Verdict.REFUSED:
             logger.info("worker %s refused HELLO: %s", self.endpoint, session.why)
+            other = session.terms.is_other_version(session.why)
+            if self.other_wire != (said := session.why if other else ""):
+                self.other_wire = said
+                self._listener.on_refused(self)
             self._greet_later()
         elif verdict is Verdict.GARBAGE:
             self._context.dropped("garbage")

@@ -194,12 +194,22 @@ class WorkerPool:
 
     @property
     def admitted(self) -> Admitted:
-        """Roles' revisions that serve users; None is all."""
-        return admitted_templates(self._notes.values())
+        """Roles' revisions that serve users; None is all. Workers of another protocol do not count:
+        they serve other routers, and clients meet this one only with workers of its own."""
+        links = self._links
+        return admitted_templates(
+            note
+            for endpoint, note in self._notes.items()
+            if endpoint not in links or not links[endpoint].other_wire
+        )
 
     def refused(self) -> list[str]:
         """Addresses of workers whose keys and ours do not fit."""
         return sorted(where for where, each in self._links.items() if each.is_refused)
+
+    def other_wires(self) -> dict[str, str]:
+        """What workers of another protocol say of it, by their addresses."""
+        return {where: each.other_wire for where, each in self._links.items() if each.other_wire}
 
     def drain(self, endpoint: str, grace_ms: int) -> None:
         """Tell the worker at an address that its process ends in ``grace_ms``, if it is up."""
@@ -311,6 +321,10 @@ class WorkerPool:
         logger.warning("worker at %s is not used: %s", connection.endpoint, why)
         self._parked[connection.endpoint] = other
         connection.park(why)
+
+    def on_refused(self, connection: WorkerConnection) -> None:
+        """The worker speaks another protocol, or no longer says so: others may serve now."""
+        self._announce()
 
     def on_lost(self, connection: WorkerConnection, incarnation: Incarnation, reason: str) -> None:
         """The link ended."""

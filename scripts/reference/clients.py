@@ -21,8 +21,8 @@ TEXT = """
 Packages as their authors ship them, asked against a router, a prefill and a decode worker with
 SmolLM2-135M by `make clients`. A cell names the test that shows it; – is what the client does not
 have, or what no test shows. [tests/clients/README.md](../../tests/clients/README.md) says how
-each column is tried. Agents (Codex CLI, Claude Code, opencode, OpenAI's Agents SDK) ask a worker that
-follows a script.
+each column is tried. Agents (Codex CLI, Claude Code, opencode, OpenAI's Agents SDK) ask a worker
+that follows a script.
 """
 MADE = "Made by `make reference-pages` from what `make clients` saw; tests hold it to the suite.\n"
 

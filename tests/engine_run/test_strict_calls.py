@@ -22,10 +22,16 @@ from tandem.text.parsers.calls import ToolSchemas
 from tandem.text.parsers.engine import StreamParser
 from tandem.text.parsers.events import ArgumentsDelta, CallBegun
 from tandem.text.parsers.formats import TOOL_FORMATS
-from tandem.text.parsers.tables import ToolFormat
+from tandem.text.parsers.tables import ChannelFormat, ToolFormat
 from tandem.text.tokenizer import Tokenizer
 
-HELD = [name for name, each in TOOL_FORMATS.items() if isinstance(each, ToolFormat) and each.texts]
+HELD = [
+    name
+    for name, each in TOOL_FORMATS.items()
+    if isinstance(each, ToolFormat) and each.start is None
+]
+OTHERS = [name for name in TOOL_FORMATS if name not in HELD]
+"""Formats without a mark, and of messages."""
 DRAWS = 12
 MOST_TOKENS = 500
 SCHEMA: dict[str, Any] = {
@@ -102,7 +108,7 @@ def draw(grammar: Grammar, tokenizer: Tokenizer, closers: list[list[int]], seed:
     return tokenizer.decode(ids, skip_special_tokens=False) if ended else None
 
 
-def calls_in(text: str, format_: ToolFormat) -> list[tuple[str, str]]:
+def calls_in(text: str, format_: ToolFormat | ChannelFormat) -> list[tuple[str, str]]:
     """Names and arguments, as clients get them."""
     parser = StreamParser(tools=format_, schemas=ToolSchemas.of(TOOLS))
     calls: list[tuple[str, str]] = []
@@ -127,6 +133,8 @@ def test_calls_are_valid_whatever_is_drawn(
     for text in format_.texts:
         if text.parameters is not None:
             ends += [text.parameters.pad + text.parameters.end, text.parameters.end]
+        if text.literals is not None:
+            ends += [text.literals.quote, text.end]
     closers = [tokenizer.encode(each, add_special_tokens=False) for each in ends]
     seen: set[str] = set()
     for text in format_.texts:
@@ -147,6 +155,133 @@ def test_calls_are_valid_whatever_is_drawn(
             jsonschema.validate(json.loads(arguments), schema)
         assert ended > DRAWS // 3, text.trigger
     assert seen == {"look_up", "now"}
+
+
+def form_of(name: str, **fields: Any) -> dict[str, Any]:
+    """The form of a whole answer in a format."""
+    body, format_ = chat(**fields), TOOL_FORMATS[name]
+    check_strict(body, format_)
+    assert body.ignored == []
+    wanted = strict_form(body, format_)["structured_outputs"]["structural_tag"]
+    form: dict[str, Any] = json.loads(wanted)["format"]
+    return form
+
+
+def begun(form: dict[str, Any]) -> dict[str, Any]:
+    """The part of a form that has calls and nothing else."""
+    return form["elements"][0] if form["type"] == "or" else form["elements"][1]["elements"][0]
+
+
+def of_form(compiler: LLGuidanceCompiler, form: dict[str, Any]) -> Grammar:
+    """The grammar of a form."""
+    tag = json.dumps({"type": "structural_tag", "format": form})
+    return compiled(compiler, structural_tag=tag, disable_any_whitespace=True)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_calls_without_a_mark_are_valid_whatever_is_drawn(
+    compiler: LLGuidanceCompiler, tokenizer: Tokenizer, name: str
+):
+    """Calls that begin an answer, and calls of messages."""
+    form = begun(form_of(name, parallel_tool_calls=False))
+    closers = [
+        tokenizer.encode(each, add_special_tokens=False) for each in ('"', "}", "]", ")", " ", "1")
+    ]
+    seen, ended = set[str](), 0
+    for seed in range(2 * DRAWS):
+        drawn = draw(of_form(compiler, form), tokenizer, closers, seed)
+        if drawn is None:
+            continue
+        ended += 1
+        ((called, arguments),) = calls_in(drawn, TOOL_FORMATS[name])
+        seen.add(called)
+        jsonschema.validate(json.loads(arguments), {"look_up": SCHEMA, "now": EMPTY}[called])
+    assert ended > DRAWS // 2
+    assert seen == {"look_up", "now"}
+
+
+ARGUMENTS = '{"text":"a","unit":"C","count":3,"short":"ab","place":{"x":1}}'
+RIGHT = {
+    "llama3_json": f'{{"name": "look_up", "parameters": {ARGUMENTS}}}',
+    "pythonic": '[look_up(text="a\\"b", unit="none", count=3, short="ab", maybe=None, '
+    'place={"x": 1})]',
+    "gemma4": '<|tool_call>call:look_up{text:<|"|>a "b"<|"|>,unit:<|"|>C<|"|>,count:3,'
+    'short:<|"|>ab<|"|>,flags:[true,false],place:{x:1}}<tool_call|>',
+    "functiongemma": "<start_function_call>call:look_up{text:<escape>a<escape>,"
+    "unit:<escape>C<escape>,count:3,short:<escape>ab<escape>,place:{x:1}}<end_function_call>",
+    "openai": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary"
+    f" to=functions.look_up <|constrain|>json<|message|>{ARGUMENTS}",
+}
+RIGHT["llama4_pythonic"] = f"<|python_start|>{RIGHT['pythonic']}<|python_end|>"
+
+
+def takes(grammar: Grammar, tokenizer: Tokenizer, text: str) -> bool:
+    """Whether a text may be the whole answer."""
+    try:
+        grammar.accept(tokenizer.encode(text, add_special_tokens=False))
+    except GrammarError:
+        return False
+    return grammar.is_accepting
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_strict_call_is_taken_and_a_wrong_one_is_not(
+    compiler: LLGuidanceCompiler, tokenizer: Tokenizer, name: str
+):
+    """Wrong are another tool, a value of another type, and an argument that is missing."""
+    right, form = RIGHT[name], form_of(name)
+    assert takes(of_form(compiler, form), tokenizer, right)
+    ((called, arguments),) = calls_in(right, TOOL_FORMATS[name])
+    jsonschema.validate(json.loads(arguments), SCHEMA)
+    assert called == "look_up"
+    for old, new in (("look_up", "look_in"), ("3", "2"), ("3", "x"), ("text", "txt")):
+        assert not takes(of_form(compiler, form), tokenizer, right.replace(old, new, 1)), new
+
+
+WORDS = {
+    "llama3_json": ["Well.", '{"answer": 5}', '{"nam": 1}', "", "<b>", " A {x}", "[1]"],
+    "pythonic": ["Well.", '{"a": 5}', "[link](url)", "[1, 2]", "", "<b>", " f(x)"],
+    "gemma4": ["Well.", '{"a": 5}', "[f(a=1)]", ""],
+    "openai": ["<|channel|>final<|message|>Well."],
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_words_are_free_next_to_strict_tools(
+    compiler: LLGuidanceCompiler, tokenizer: Tokenizer, name: str
+):
+    """What begins no call is the model's own."""
+    form = form_of(name)
+    for words in WORDS[name]:
+        assert takes(of_form(compiler, form), tokenizer, words), words
+
+
+@pytest.mark.parametrize(
+    ("name", "between"), [("llama3_json", "; "), ("pythonic", None), ("gemma4", "")]
+)
+def test_several_calls_are_taken_unless_one_is_asked_for(
+    compiler: LLGuidanceCompiler, tokenizer: Tokenizer, name: str, between: str | None
+):
+    """As the format has them."""
+    one = RIGHT[name]
+    two = f"{one[:-1]}, now()]" if between is None else between.join([one, one])
+    assert len(calls_in(two, TOOL_FORMATS[name])) == 2
+    assert takes(of_form(compiler, form_of(name)), tokenizer, two)
+    single = form_of(name, parallel_tool_calls=False)
+    assert not takes(of_form(compiler, single), tokenizer, two)
+
+
+def test_many_strict_tools_are_best_effort_beyond_the_bounds_of_a_grammar():
+    """An agent with more tools than a grammar takes is served all the same."""
+    tools = [
+        {**TOOLS[0], "function": {**TOOLS[0]["function"], "name": f"tool_{each}"}}
+        for each in range(60)
+    ]
+    for name, format_ in TOOL_FORMATS.items():
+        body = chat(tools=tools)
+        check_strict(body, format_)
+        strict_form(body, format_)
+        assert body.ignored in ([], ["tools.strict"]), name
 
 
 def tags_of(format_: ToolFormat) -> list[dict[str, Any]]:

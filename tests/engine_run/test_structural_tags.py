@@ -12,9 +12,9 @@ from tests.engine_run.grammar_draws import VOCAB, Drawer, compiled
 
 from tandem.engine.structured.grammar import GrammarError
 from tandem.engine.structured.llguidance import LLGuidanceCompiler
-from tandem.engine.structured.tags import MAX_ELEMENTS, TagGrammar
+from tandem.engine.structured.tags import TagGrammar
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.structured import ReasoningSpan
+from tandem.protocol.structured import MAX_TAG_ELEMENTS, ReasoningSpan
 from tandem.text.tokenizer import Tokenizer
 
 A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -180,7 +180,7 @@ def test_special_tokens_are_found_in_one_look_at_a_text():
 
 def test_triggers_are_elements_of_a_form(takes: Any):
     """Each tag is held against all of them."""
-    triggers = [f"<t{each}>" for each in range(MAX_ELEMENTS)]
+    triggers = [f"<t{each}>" for each in range(MAX_TAG_ELEMENTS)]
     tagged = {"begin": triggers[-1], "content": {"type": "any_text"}, "end": "</t>"}
     form = TRIGGERED | {"triggers": triggers, "tags": [tagged]}
     with pytest.raises(GrammarError, match="at most 1,024 formats"):

@@ -20,6 +20,8 @@ MAX_REGEX_BYTES = 16_384
 MAX_SCHEMA_BYTES = 131_072
 MAX_SCHEMA_DEPTH = 64
 """Objects and lists in one another, of a schema."""
+MAX_TAG_ELEMENTS = 1_024
+"""Formats of a structural tag, of all its lists together."""
 MAX_GRAMMAR_BYTES = 65_536
 MAX_PATTERN_BYTES = 256
 KINDS = ("choice", "regex", "json", "json_object", "grammar", "structural_tag")

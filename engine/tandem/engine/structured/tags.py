@@ -15,9 +15,8 @@ from functools import lru_cache
 from typing import Any
 
 from tandem.engine.structured.grammar import GrammarError
+from tandem.protocol.structured import MAX_TAG_ELEMENTS
 
-MAX_ELEMENTS = 1_024
-"""Of a form, of all its lists together."""
 _TEXT = "TEXT"
 
 
@@ -41,7 +40,7 @@ class TagGrammar:
         self._of_lark = of_lark
         self._rules = [f"{_TEXT}: /(.|\\n)*/"]
         self._inner: list[str] = []
-        self._left = MAX_ELEMENTS
+        self._left = MAX_TAG_ELEMENTS
         self._makers: dict[str, Callable[[Mapping[str, Any], str], str]] = {
             "const_string": lambda form, at: self.literal(_text(form, "value", at)),
             "json_schema": lambda form, at: self.schema(_given(form, "json_schema", at)),
@@ -144,7 +143,7 @@ class TagGrammar:
         self._left -= elements
         if self._left < 0:
             raise GrammarError(
-                f"at most {MAX_ELEMENTS:,} formats in one another and beside another"
+                f"at most {MAX_TAG_ELEMENTS:,} formats in one another and beside another"
             )
 
     def _rule(self, expression: str, attributes: str = "") -> str:

@@ -11,102 +11,141 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.json import decode
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.structured import MAX_SCHEMA_BYTES
+from tandem.protocol.structured import MAX_SCHEMA_BYTES, MAX_TAG_ELEMENTS
 from tandem.router.openai.bodies.schemas import ChatBody
+from tandem.router.openai.strict_frames import copies_of, whole_form
+from tandem.router.openai.strict_literals import elements_of, literals_form
 from tandem.router.openai.strict_parameters import NotFollowed, TooLong, parameters_form
 from tandem.text.parsers.tables import CallText, ChannelFormat, ToolFormat
 
+_FRAME_BYTES = 4_096
+_FRAME_ELEMENTS = 64
+"""Of a form beside its tags, at most."""
 BEST_EFFORT = "tools.strict"
 """Name of the hint that ``strict`` is for a tool that is not held to its schema."""
 Format = ToolFormat | ChannelFormat | None
 
 
 def check_strict(body: ChatBody, format_: Format) -> None:
-    """Note strict tools that no grammar can hold to their schemas.
+    """Make the form that holds calls of strict tools to their schemas, for ``strict_form``.
 
-    Raises InvalidParameter for schemas that are too large.
+    Notes the tools that no grammar can hold. Raises InvalidParameter for schemas that are too
+    large.
     """
-    texts, num_bytes = _texts_of(format_), 0
-    for index, tool in enumerate(_tools(body)):
-        if not _is_strict(tool):
-            continue
+    body.held_form = {}
+    tools = _tools(body)
+    strict = [index for index, tool in enumerate(tools) if _is_strict(tool)]
+    _check_sizes(body, strict)
+    loose, tags = list(strict), list[msgspec.Raw]()
+    if strict and format_ is not None and not _is_taken(body):
+        loose, tags = _Tags(format_).of([tool["function"] for tool in tools], strict)
+    if loose:
+        body.ignore(BEST_EFFORT)
+    if format_ is None or len(loose) == len(strict):
+        return
+    parallel = body.parallel_tool_calls is not False
+    form = whole_form(format_, tags, parallel=parallel)
+    tag = msgspec.json.encode({"type": "structural_tag", "format": form}).decode()
+    body.held_form = {"structured_outputs": {"structural_tag": tag, "disable_any_whitespace": True}}
+
+
+def strict_form(body: ChatBody, format_: Format) -> dict[str, Any]:
+    """Return the sampling parameter that holds calls to their tools; empty where no tool is held.
+
+    Raises InvalidParameter as ``check_strict`` does.
+    """
+    if body.held_form is None:
+        check_strict(body, format_)
+    return body.held_form or {}
+
+
+def _check_sizes(body: ChatBody, strict: Sequence[int]) -> None:
+    """Raise InvalidParameter for schemas that are too large, before any is taken apart."""
+    num_bytes = 0
+    for index in strict:
         place = body.tool_place(index)
-        function = f"tools[{place}].function"
-        schema = tool["function"].get("parameters")
+        schema = _tools(body)[index]["function"].get("parameters")
         size = len(msgspec.json.encode(schema))
         if size > MAX_SCHEMA_BYTES:
             allowed = f"a schema of at most {MAX_SCHEMA_BYTES:,} bytes, or strict: false"
-            raise InvalidParameter(f"{function}.parameters", schema, allowed)
+            raise InvalidParameter(f"tools[{place}].function.parameters", schema, allowed)
         num_bytes += size
-        if num_bytes > MAX_SCHEMA_BYTES:  # before more of them are taken apart
+        if num_bytes > MAX_SCHEMA_BYTES:
             allowed = (
                 f"strict tools with schemas of at most {MAX_SCHEMA_BYTES:,} bytes together; "
                 f"up to tools[{place}] they have {num_bytes:,}"
             )
             raise InvalidParameter("tools", body.tools, allowed)
-        if not _is_held(tool, texts) or "structured_outputs" in body.sampling():
-            body.loosen(index)
-            body.ignore(BEST_EFFORT)
 
 
-def strict_form(body: ChatBody, format_: Format) -> dict[str, Any]:
-    """Return the sampling parameter that holds calls to their tools, after ``check_strict``; none
-    where no tool is held. Raises InvalidParameter for tools that together are described at too
-    great a length."""
-    texts, tools = _texts_of(format_), _tools(body)
-    held = [_is_strict(tool) and not body.is_loose(at) for at, tool in enumerate(tools)]
-    if not (texts and any(held)):
-        return {}
-    functions = [
-        {**tool["function"], "strict": is_held} for tool, is_held in zip(tools, held, strict=True)
-    ]
-    try:
-        form = {
-            "type": "triggered_tags",
-            "triggers": [each.trigger for each in texts],
-            "tags": _tags(functions, texts),
-            "stop_after_first": body.parallel_tool_calls is False,
-        }
-        tag = msgspec.json.encode({"type": "structural_tag", "format": form})
-        if len(tag) > MAX_SCHEMA_BYTES:
-            raise TooLong
-    except TooLong:
-        allowed = (
-            f"tools whose calls are described in at most {MAX_SCHEMA_BYTES:,} bytes together where "
-            "any is strict; this model's format of calls makes more of these"
-        )
-        raise InvalidParameter("tools", body.tools, allowed) from None
-    return {"structured_outputs": {"structural_tag": tag.decode(), "disable_any_whitespace": True}}
+def _is_taken(body: ChatBody) -> bool:
+    """Return whether the answer has another form, or goes on with a message."""
+    return "structured_outputs" in body.sampling() or bool(body.continue_final_message)
 
 
-def _is_held(tool: Mapping[str, Any], texts: Sequence[CallText]) -> bool:
-    """Return whether a grammar can hold calls of a strict tool to its schema."""
-    try:
-        for text in texts:
-            _content(tool["function"], text)
-    except NotFollowed:
-        return False
-    return bool(texts)
+class _Tags:
+    """Tags of calls in one format, within the bounds of a structural tag."""
+
+    def __init__(self, format_: ToolFormat | ChannelFormat) -> None:
+        self._format = format_
+        self._copies = copies_of(format_)
+        self._room = (MAX_SCHEMA_BYTES - _FRAME_BYTES) // self._copies
+        self._elements = (MAX_TAG_ELEMENTS - _FRAME_ELEMENTS) // self._copies
+
+    def of(
+        self, functions: Sequence[Mapping[str, Any]], strict: Sequence[int]
+    ) -> tuple[list[int], list[msgspec.Raw]]:
+        """The tools of ``strict`` that cannot be held, and the tags of all tools; no tags where
+        all of them together are too many."""
+        anything = [self._loose_tags(each) for each in functions]
+        for each in anything:
+            self._take(each)
+        loose: list[int] = []
+        tags: list[msgspec.Raw] = []
+        for index, function in enumerate(functions):
+            made = anything[index]
+            if index in strict:
+                held = self._held_tags(function)
+                loose += [index] if held is None else []
+                made = held or made
+            tags += made
+        return ([*strict], []) if self._room < 0 or self._elements < 0 else (loose, tags)
+
+    def _take(self, tags: Sequence[msgspec.Raw]) -> None:
+        self._room -= sum(map(len, tags))
+        self._elements -= sum(map(elements_of, map(decode, tags)))
+
+    def _held_tags(self, function: Mapping[str, Any]) -> list[msgspec.Raw] | None:
+        """The tags that hold calls to the schema; None where that is not possible."""
+        before = self._room, self._elements
+        try:
+            made: list[msgspec.Raw] = []
+            for text in self._format.texts:
+                tag = _tag(function, text, self._room, is_strict=True)
+                made.append(msgspec.Raw(msgspec.json.encode(tag)))
+                self._take(made[-1:])
+                if self._room < 0 or self._elements < 0:
+                    raise TooLong
+        except (NotFollowed, TooLong):
+            self._room, self._elements = before
+            return None
+        return made
+
+    def _loose_tags(self, function: Mapping[str, Any]) -> list[msgspec.Raw]:
+        texts = self._format.texts
+        tags = (_tag(function, text, self._room, is_strict=False) for text in texts)
+        return [msgspec.Raw(msgspec.json.encode(each)) for each in tags]
 
 
-def _tags(functions: Sequence[Mapping[str, Any]], texts: Sequence[CallText]) -> list[msgspec.Raw]:
-    """What calls of each may be, in JSON: a schema of a few kilobytes may become many megabytes.
-    Raises TooLong as soon as they are beyond the bound."""
-    room, tags = MAX_SCHEMA_BYTES, []
-    for function in functions:
-        for text in texts:
-            tag = msgspec.json.encode(_tag(function, text, room))
-            room -= len(tag)
-            if room < 0:
-                raise TooLong
-            tags.append(msgspec.Raw(tag))
-    return tags
-
-
-def _tag(function: Mapping[str, Any], text: CallText, room: int) -> dict[str, Any]:
-    content = _content(function, text, room)
+def _tag(
+    function: Mapping[str, Any], text: CallText, room: int, *, is_strict: bool
+) -> dict[str, Any]:
+    """A call of a tool in one way to write it. Raises NotFollowed, and TooLong where arguments are
+    written one by one in more than ``room`` bytes."""
+    content = _content(function, text, room, is_strict=is_strict)
     if text.after_number:
         number = {"type": "regex", "pattern": "[0-9]{1,3}"}
         behind = {"type": "const_string", "value": text.after_number}
@@ -116,22 +155,19 @@ def _tag(function: Mapping[str, Any], text: CallText, room: int) -> dict[str, An
 
 
 def _content(
-    function: Mapping[str, Any], text: CallText, room: int | None = None
+    function: Mapping[str, Any], text: CallText, room: int, *, is_strict: bool
 ) -> dict[str, Any]:
-    """What arguments may be; of a tool that is not strict, anything. Raises NotFollowed, and
-    TooLong where they are written one by one in more than ``room`` bytes."""
-    schema = function.get("parameters") if function.get("strict") else None
-    if text.parameters is None:
-        return {"type": "json_schema", "json_schema": schema or {"type": "object"}}
-    return parameters_form(schema, text.parameters, room) if schema else {"type": "any_text"}
+    """What arguments may be; of a tool that is not held, anything."""
+    schema = function.get("parameters") if is_strict else None
+    if text.parameters is not None:
+        return parameters_form(schema, text.parameters, room) if schema else {"type": "any_text"}
+    if text.literals is not None:
+        return literals_form(schema, text.literals) if schema else {"type": "any_text"}
+    return {"type": "json_schema", "json_schema": schema or {"type": "object"}}
 
 
 def _tools(body: ChatBody) -> list[dict[str, Any]]:
     return [] if body.tool_choice == "none" else body.tools or []
-
-
-def _texts_of(format_: Format) -> tuple[CallText, ...]:
-    return format_.texts if isinstance(format_, ToolFormat) else ()
 
 
 def _is_strict(tool: Mapping[str, Any]) -> bool:

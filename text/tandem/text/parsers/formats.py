@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from tandem.text.parsers.bodies import JsonCall, NamedJson, TaggedParameters
+from tandem.text.parsers.expressions import not_one_of
 from tandem.text.parsers.literals import BareKeys, PythonCall
 from tandem.text.parsers.tables import (
     CallText,
     ChannelFormat,
+    LiteralText,
     ParameterText,
     ReasoningFormat,
+    StartText,
     ToolFormat,
 )
 
@@ -86,11 +89,24 @@ _GRANITE = ToolFormat(
         ),
     ),
 )
+_NO_CALL_KEY = not_one_of(("name", "parameters", "arguments", "type"))
 _LLAMA = ToolFormat(
     opens=("<|python_tag|>",),
     at_start=("{",),
     body=JsonCall(needs_arguments=True, known_only=True),
     separators=(";", ","),
+    texts=(CallText(trigger="", begin='{"name": "{name}", "parameters": ', end="}"),),
+    start=StartText(
+        separator="; ",
+        marks=(("<|python_tag|>", ""),),
+        words=(("", rf'[^{{<\s]|<[^|]|\{{[ \t\r\n]{{0,8}}([^"\s]|"{_NO_CALL_KEY})'),),
+    ),
+)
+_PYTHON = LiteralText(
+    key="{key}=",
+    inner_key='"{key}": ',
+    separator=", ",
+    words=("True", "False", "None"),
 )
 _PYTHONIC = ToolFormat(
     opens=("<|python_start|>", "<function_calls>"),
@@ -99,6 +115,17 @@ _PYTHONIC = ToolFormat(
     listed=True,
     needs_list=True,
     closes=("<|python_end|>", "</function_calls>"),
+    texts=(CallText(trigger="", begin="{name}(", literals=_PYTHON, end=")"),),
+    start=StartText(
+        open="[",
+        separator=", ",
+        close="]",
+        marks=(("<|python_start|>", "<|python_end|>"), ("<function_calls>", "</function_calls>")),
+        words=(
+            ("", r"[^\[<\s]|<[^|f]"),
+            ("[", r"[ \t\r\n]{0,8}(\w*[^\w(\s.:-]|\w+\s+[^(\s])"),
+        ),
+    ),
 )
 _MISTRAL_JSON = ToolFormat(
     opens=("[TOOL_CALLS]",),
@@ -231,10 +258,25 @@ _MINIMAX = ToolFormat(
         ),
     ),
 )
-_GEMMA4 = ToolFormat(opens=("<|tool_call>",), body=BareKeys('<|"|>'), closes=("<tool_call|>",))
-_FUNCTION_GEMMA = ToolFormat(
-    opens=("<start_function_call>",), body=BareKeys("<escape>"), closes=("<end_function_call>",)
-)
+
+
+def _gemma(opened: str, quote: str, closed: str) -> ToolFormat:
+    """Calls with bare keys, which each Gemma marks in its own way."""
+    literals = LiteralText(
+        key="{key}:",
+        inner_key="{key}:",
+        separator=",",
+        quote=quote,
+        words=("true", "false", "null"),
+    )
+    text = CallText(
+        trigger=opened, begin=f"{opened}call:{{name}}{{", literals=literals, end=f"}}{closed}"
+    )
+    return ToolFormat(opens=(opened,), body=BareKeys(quote), closes=(closed,), texts=(text,))
+
+
+_GEMMA4 = _gemma("<|tool_call>", '<|"|>', "<tool_call|>")
+_FUNCTION_GEMMA = _gemma("<start_function_call>", "<escape>", "<end_function_call>")
 _NEMOTRON = ToolFormat(
     opens=("<TOOLCALL>",),
     body=JsonCall(),

@@ -24,6 +24,23 @@ class ParameterText:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LiteralText:
+    """How arguments stand that are literals of another syntax than JSON."""
+
+    key: str
+    """Before an argument's value, with ``{key}`` for its name."""
+    inner_key: str
+    """The same within an object."""
+    separator: str
+    """Stands between arguments, and between items."""
+    quote: str = ""
+    """Stands around texts, which are written as they are; empty where they are written as in
+    JSON."""
+    words: tuple[str, str, str]
+    """True, false and null."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallText:
     """How a call stands in a text, its arguments in the middle: what a grammar may hold a model
     to."""
@@ -37,8 +54,26 @@ class CallText:
     arguments."""
     parameters: ParameterText | None = None
     """How arguments are written one by one; None: they are one object in JSON."""
+    literals: LiteralText | None = None
+    """How arguments are written in another syntax than JSON."""
     end: str
     """From the arguments to the end of the region."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartText:
+    """How calls stand that begin an answer, with or without a mark."""
+
+    open: str = ""
+    """Before the first call."""
+    separator: str
+    """Between two calls."""
+    close: str = ""
+    """After the last call."""
+    marks: tuple[tuple[str, str], ...]
+    """Texts that may begin a region of calls, each with what ends it then."""
+    words: tuple[tuple[str, str], ...]
+    """What begins an answer that has no call: texts, each with an expression of what follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +101,9 @@ class ToolFormat:
     the region's own."""
 
     texts: tuple[CallText, ...] = ()
-    """One for each mark that begins a region; none where calls may begin without a mark, or
-    arguments are neither JSON nor parameters between tags."""
+    """One for each mark that begins a region; one alone where calls may begin without a mark."""
+    start: StartText | None = None
+    """Where calls may begin an answer without a mark."""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -101,6 +137,20 @@ class ChannelFormat:
     channel: str = "<|channel|>"
     message: str = "<|message|>"
     constrain: str = "<|constrain|>"
+    end: str = "<|end|>"
+    texts: tuple[CallText, ...] = (
+        CallText(
+            trigger="",
+            begin="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
+            end="",
+        ),
+        CallText(
+            trigger="",
+            begin=" to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>",
+            end="",
+        ),
+    )
+    """How calls stand: who they are for is named before or after the channel."""
     ends: tuple[str, ...] = ("<|end|>", "<|call|>", "<|return|>")
 
     @property

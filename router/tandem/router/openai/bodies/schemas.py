@@ -180,7 +180,7 @@ class ChatBody(GenerationBody):
 
     _tool_places: list[int] = PrivateAttr(default_factory=list)
     _ignored: dict[str, None] = PrivateAttr(default_factory=dict)
-    _loose: set[int] = PrivateAttr(default_factory=set)
+    _held_form: dict[str, Any] | None = PrivateAttr(default=None)
     _effort_name: str = PrivateAttr(default="reasoning_effort")
 
     def check(self, reading: Reading, prefix: str = "") -> None:
@@ -248,17 +248,18 @@ class ChatBody(GenerationBody):
         self._tool_places, self._effort_name = tool_places, effort_name
 
     @property
+    def held_form(self) -> dict[str, Any] | None:
+        """Sampling parameters that hold calls of strict tools; None until they are made."""
+        return self._held_form
+
+    @held_form.setter
+    def held_form(self, form: dict[str, Any]) -> None:
+        self._held_form = form
+
+    @property
     def effort_name(self) -> str:
         """The request's name for ``reasoning_effort``."""
         return self._effort_name
-
-    def loosen(self, index: int) -> None:
-        """Note that no grammar holds calls of a strict tool to its schema."""
-        self._loose.add(index)
-
-    def is_loose(self, index: int) -> bool:
-        """Return whether a strict tool is best effort."""
-        return index in self._loose
 
     def ignore(self, name: str) -> None:
         """Note a hint that turned out to have no effect with this model."""

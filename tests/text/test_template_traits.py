@@ -115,7 +115,7 @@ def test_two_ids_never_become_one() -> None:
 
 def test_results_without_ids_go_to_calls_in_their_order() -> None:
     """Each takes the oldest call that has no result."""
-    chat = [
+    chat: list[dict[str, Any]] = [
         {"role": "assistant", "tool_calls": [call(None), call("b")]},
         {"role": "tool", "content": "1"},
         {"role": "tool", "content": "2"},

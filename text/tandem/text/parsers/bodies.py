@@ -7,7 +7,7 @@ after it, that the call broke off.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -24,6 +24,7 @@ from tandem.text.parsers.cursor import (
     scan,
     spaces,
     text_until,
+    value_until,
 )
 from tandem.text.parsers.values import as_json
 
@@ -256,9 +257,10 @@ class TaggedParameters:
             if tag != self.open:
                 calls.arguments("}")
                 return tag is not None
-            if not (yield from self._parameter(cursor, calls, first)):
+            written = yield from self._parameter(cursor, calls, first)
+            if written is False:
                 return False
-            first = False
+            first = first and written is None
 
     def _tag_follows(self, cursor: Cursor) -> Reading:
         yield from spaces(cursor)
@@ -266,51 +268,77 @@ class TaggedParameters:
         cursor.pos -= len(tag or "")
         return tag is not None
 
-    def _parameter(self, cursor: Cursor, calls: Calls, first: bool) -> Reading:
+    def _parameter(
+        self, cursor: Cursor, calls: Calls, first: bool
+    ) -> Generator[None, None, bool | None]:
+        """One parameter: whether it was read wholly, or None where a bound came before its value
+        and nothing of it is written."""
         key: list[str] = []
-        if (yield from text_until(cursor, (self.key_end,), key.append, MAX_NAME)) is None:
+        stops = (self.end, *cursor.bounds)
+        ended = yield from text_until(cursor, (self.key_end, *stops), key.append, MAX_NAME)
+        if ended is None:
             calls.arguments("}")
             return False
+        if ended != self.key_end:
+            cursor.pos -= len(ended)
+            return None
         if self.value_open:
             yield from spaces(cursor)
             if (yield from literal(cursor, (self.value_open,))) is None:
-                calls.arguments("}")
-                return False
+                return None
         named = "".join(key).strip()
         calls.arguments(("" if first else ", ") + json.dumps(named, ensure_ascii=False) + ": ")
         yield from literal(cursor, (self.pad,))
         types = calls.types(named)
-        closes = (f"{self.pad}{self.value_end}", self.value_end)[not self.pad :]
         if types == {"string"}:
             calls.arguments('"')
-            found = yield from text_until(cursor, closes, partial(_escaped, calls))
+            found = yield from self._value(cursor, partial(_escaped, calls))
             calls.arguments('"')
         else:
             held: list[str] = []
-            found = yield from text_until(cursor, closes, held.append, MAX_HELD)
+            found = yield from self._value(cursor, held.append, MAX_HELD)
             value = "".join(held)
             if found is None and len(value) >= MAX_HELD:
-                found = yield from _long(value, types, closes, cursor, calls)
+                found = yield from self._long(value, types, cursor, calls)
             else:
                 calls.arguments(as_json(value, types))
         if found is None:
             calls.arguments("}")
         return found is not None
 
+    def _value(
+        self, cursor: Cursor, say: Callable[[str], None], most: int | None = None
+    ) -> Generator[None, None, str | None]:
+        """A value up to its end, or to the next tag or bound; None where neither comes."""
+        found = yield from value_until(
+            cursor,
+            self._padded(self.value_end),
+            say,
+            opens=self._padded(self.open, *cursor.opens),
+            closes=self._padded(self.end, *cursor.closes),
+            most=most,
+        )
+        if found is not None and not found.endswith(self.value_end):
+            yield from literal(cursor, (self.pad,))
+        return found
 
-def _long(
-    begun: str, types: frozenset[str], closes: tuple[str, ...], cursor: Cursor, calls: Calls
-) -> Generator[None, None, str | None]:
-    """The rest of a value that is too long to be held until its type is known: JSON as the model
-    writes it where only that will do, else a string. What ended it, or None."""
-    if types and types <= {"object", "array"}:
-        calls.arguments(begun)
-        return (yield from text_until(cursor, closes, calls.arguments))
-    calls.arguments('"')
-    _escaped(calls, begun)
-    found = yield from text_until(cursor, closes, partial(_escaped, calls))
-    calls.arguments('"')
-    return found
+    def _padded(self, *texts: str) -> tuple[str, ...]:
+        pads = (self.pad, "") if self.pad else ("",)
+        return tuple(pad + each for pad in pads for each in texts)
+
+    def _long(
+        self, begun: str, types: frozenset[str], cursor: Cursor, calls: Calls
+    ) -> Generator[None, None, str | None]:
+        """The rest of a value that is too long to be held until its type is known: JSON as the
+        model writes it where only that will do, else a string. What ended it, or None."""
+        if types and types <= {"object", "array"}:
+            calls.arguments(begun)
+            return (yield from self._value(cursor, calls.arguments))
+        calls.arguments('"')
+        _escaped(calls, begun)
+        found = yield from self._value(cursor, partial(_escaped, calls))
+        calls.arguments('"')
+        return found
 
 
 def _escaped(calls: Calls, text: str) -> None:

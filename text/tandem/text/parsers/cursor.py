@@ -26,7 +26,7 @@ _NAME = re.compile(rf"[\w.\-:/]{{0,{MAX_NAME}}}")
 class Cursor:
     """What came and was not read yet."""
 
-    __slots__ = ("closed", "mark", "pos", "text")
+    __slots__ = ("closed", "closes", "mark", "opens", "pos", "text")
 
     def __init__(self) -> None:
         self.text = ""
@@ -35,6 +35,15 @@ class Cursor:
         """From where on text is kept, to be given back should it be no call."""
         self.closed = False
         """Nothing follows."""
+        self.opens: tuple[str, ...] = ()
+        """Begin a call or a region of calls: what is open when one comes will not be closed."""
+        self.closes: tuple[str, ...] = ()
+        """End the call that is open, or its region."""
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """All texts that stand around a call."""
+        return (*self.opens, *self.closes)
 
     def add(self, text: str) -> None:
         """More has come; what was read and is not kept is forgotten."""
@@ -141,33 +150,160 @@ def _undecided(cursor: Cursor, beginnings: frozenset[str], longest: int) -> int:
     return size
 
 
-def scan(cursor: Cursor, say: Callable[[str], None]) -> Reading:
-    """Pass on one JSON value as it comes."""
-    scanner = JsonScanner()
+def value_until(
+    cursor: Cursor,
+    ends: tuple[str, ...],
+    say: Callable[[str], None],
+    *,
+    opens: tuple[str, ...] = (),
+    closes: tuple[str, ...] = (),
+    most: int | None = None,
+) -> Generator[None, None, str | None]:
+    """``text_until`` for a value in a call. A bound of the call, or one of ``opens`` and
+    ``closes``, ends it, too: it is returned, and is read next.
+
+    What closes a call may be a value's own text. It is, if an end comes before anything opens.
+    """
+    opens, closes = (*opens, *cursor.opens), (*closes, *cursor.closes)
+    left = most
+
+    def counted(text: str) -> None:
+        nonlocal left
+        left = None if left is None else left - len(text)
+        say(text)
+
     while True:
-        cursor.pos, piece = scanner.feed(cursor.text, cursor.pos, cursor.limit)
-        if piece:
-            say(piece)
-        if scanner.done:
-            return True
-        if scanner.failed or cursor.closed or cursor.full:
-            return False
-        yield
+        found = yield from text_until(cursor, (*ends, *opens, *closes), counted, left)
+        if found is None or found in ends:
+            return found
+        cursor.pos -= len(found)
+        if found in opens:
+            return found
+        ended = yield from _held_until(cursor, found, ends, opens, counted)
+        if ended is not None:
+            return ended
+
+
+def _held_until(
+    cursor: Cursor,
+    close: str,
+    ends: tuple[str, ...],
+    opens: tuple[str, ...],
+    say: Callable[[str], None],
+) -> Generator[None, None, str | None]:
+    """What ends a value in which ``close`` comes: that, or a later end; None where more would be
+    held than may be, and the value goes on."""
+    assert cursor.mark is None
+    cursor.mark = cursor.pos
+    cursor.pos += len(close)
+    found = yield from text_until(cursor, (*ends, *opens), _pass, MAX_HELD)
+    start = cursor.mark
+    cursor.mark = None
+    is_value = found in ends or (found is None and cursor.pos < len(cursor.text))
+    if is_value:
+        say(cursor.text[start : cursor.pos - len(found or "")])
+        return found
+    cursor.pos = start
+    return close
+
+
+def _pass(_: str) -> None:
+    """Leave it where it is."""
+
+
+def stop_before(cursor: Cursor, bounds: tuple[str, ...]) -> int:
+    """Where one of ``bounds`` begins, or may begin; the end of what there is, if none does."""
+    find, beginnings, longest = _closes(bounds)
+    found = find(cursor.text, cursor.pos)
+    return _undecided(cursor, beginnings, longest) if found is None else found.start()
+
+
+def at_bound(cursor: Cursor) -> Reading:
+    """Whether a bound of the call comes next; it is not read."""
+    found = yield from literal(cursor, tuple(dict.fromkeys(cursor.bounds)))
+    cursor.pos -= len(found or "")
+    return found is not None
+
+
+def scan(cursor: Cursor, say: Callable[[str], None]) -> Reading:
+    """Pass on one JSON value as it comes. One that a bound of the call breaks off is closed."""
+    scanner = yield from _scan(cursor, say, None)
+    if scanner.done or scanner.failed or cursor.full or cursor.pos == len(cursor.text):
+        return scanner.done
+    rest = scanner.rest()
+    say(rest or "")
+    return rest is not None
 
 
 def captured(cursor: Cursor) -> Generator[None, None, str | None]:
     """One JSON value as a text, or None; not more of it than may be held."""
     pieces: list[str] = []
+    scanner = yield from _scan(cursor, pieces.append, MAX_HELD)
+    return "".join(pieces).strip() if scanner.done else None
+
+
+def _scan(
+    cursor: Cursor, say: Callable[[str], None], most: int | None
+) -> Generator[None, None, JsonScanner]:
+    """Read one JSON value, of ``most`` characters, up to its end or to what breaks it off."""
+    find, beginnings, longest = _closes(cursor.bounds)
     scanner = JsonScanner()
-    size = 0
+    left = most
     while True:
-        end = min(cursor.limit, cursor.pos + MAX_HELD - size)
+        bound = find(cursor.text, cursor.pos)
+        end = _undecided(cursor, beginnings, longest) if bound is None else bound.start()
+        end = min(end, cursor.limit)
+        if left is not None:
+            end = min(end, cursor.pos + left)
         start = cursor.pos
-        cursor.pos, piece = scanner.feed(cursor.text, cursor.pos, end)
-        size += cursor.pos - start
-        pieces.append(piece)
-        if scanner.done:
-            return "".join(pieces).strip()
-        if scanner.failed or cursor.closed or cursor.full or size >= MAX_HELD:
-            return None
+        cursor.pos, piece = scanner.feed(cursor.text, start, end)
+        left = None if left is None else left - (cursor.pos - start)
+        if piece:
+            say(piece)
+        if scanner.done or scanner.failed or cursor.full or left == 0:
+            return scanner
+        if bound is not None and cursor.pos == bound.start():
+            inside = (yield from _inside(cursor, scanner)) if scanner.in_text else None
+            if inside is None:
+                return scanner
+            scanner, piece = inside
+            left = None if left is None else max(0, left - len(piece))
+            say(piece)
+            continue
+        if cursor.closed:
+            return scanner
         yield
+
+
+def _inside(
+    cursor: Cursor, scanner: JsonScanner
+) -> Generator[None, None, tuple[JsonScanner, str] | None]:
+    """Read a text in JSON, in which a bound comes, to what follows it; None, and nothing is read,
+    where the bound is one: the text never closes, or JSON does not go on behind it."""
+    had_mark = cursor.mark is not None
+    if cursor.mark is None:
+        cursor.mark = cursor.pos
+    offset = cursor.pos - cursor.mark
+    ahead, inner, pieces = 0, scanner.copy(), []
+    found: bool | None = None
+    while found is None:
+        at = cursor.mark + offset + ahead
+        if at == len(cursor.text):
+            if cursor.closed:
+                found = False
+                continue
+            yield
+            continue
+        was_in_text = inner.in_text
+        _, piece = inner.feed(cursor.text, at, at + 1)
+        pieces.append(piece)
+        ahead += 1
+        goes_on = not was_in_text and not cursor.text[at].isspace()
+        if inner.failed:
+            found = False
+        elif inner.done or goes_on or ahead == MAX_HELD:
+            found = True
+    cursor.pos = cursor.mark + offset + (ahead if found else 0)
+    if not had_mark:
+        cursor.mark = None
+    return (inner, "".join(pieces)) if found else None

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 
 from tandem.text.parsers.calls import Calls, ToolSchemas, new_call_id
-from tandem.text.parsers.cursor import MAX_HELD, Cursor, Reading, literal, spaces, text_until
+from tandem.text.parsers.cursor import (
+    MAX_HELD,
+    Cursor,
+    Reading,
+    at_bound,
+    literal,
+    spaces,
+    text_until,
+)
 from tandem.text.parsers.events import ContentDelta, Event, ReasoningDelta
 from tandem.text.parsers.harmony import read_messages
 from tandem.text.parsers.opened import behind_marks, is_open
@@ -224,6 +232,8 @@ class StreamParser:
         """The calls of a region; whether there was one."""
         cursor, calls, before = self._cursor, self._calls, self._calls.count
         in_list = whole = False
+        cursor.opens = tuple(dict.fromkeys((*tools.opens, *tools.call_opens)))
+        cursor.closes = tuple(filter(None, (tools.call_close, *tools.closes)))
         if tools.listed:
             yield from spaces(cursor)
             in_list = (yield from literal(cursor, ("[",))) is not None
@@ -240,6 +250,8 @@ class StreamParser:
                 calls.end()
                 self.renew()
                 self.thinks = False
+                # One that broke off at a bound is over, and the next one may follow.
+                whole = whole or (yield from at_bound(cursor))
             if not whole:
                 break
             cursor.mark = cursor.pos
@@ -255,6 +267,7 @@ class StreamParser:
                     break
             elif not tools.call_opens and (yield from literal(cursor, tools.separators)) is None:
                 break
+        cursor.opens = cursor.closes = ()
         if calls.count > before:
             yield from self._read_end(tools, whole=whole)
             return True

@@ -85,7 +85,7 @@ def _message(
     sink.renew()
     ends = (table.start, table.channel, *table.ends)
     if to is not None and to[1].startswith("functions.") and finds_calls:
-        yield from _call(sink, to[1].removeprefix("functions."))
+        yield from _call(sink, to[1].removeprefix("functions."), ends)
         return (yield from text_until(cursor, ends, sink.say))
     write: Callable[[str], None] = sink.say
     if (channel is not None and channel[0] == "analysis") or (to is not None and finds_calls):
@@ -110,14 +110,16 @@ def _begins_header(written: str, table: ChannelFormat) -> bool:
     return any(each.startswith(rest) for each in (next_ if said.end() else (*next_, "assistant")))
 
 
-def _call(sink: Sink, name: str) -> Generator[None, None, None]:
+def _call(sink: Sink, name: str, ends: tuple[str, ...]) -> Generator[None, None, None]:
     cursor, calls = sink.cursor, sink.calls
     yield from spaces(cursor)
     calls.begin(name)
+    cursor.closes = ends
     if (yield from literal(cursor, ("{",))) is None:
         calls.arguments("{}")
     else:
         cursor.pos -= 1
         yield from scan(cursor, calls.arguments)
+    cursor.closes = ()
     calls.end()
     sink.renew()

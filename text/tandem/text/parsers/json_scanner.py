@@ -32,6 +32,29 @@ class JsonScanner:
         self._held = ""
         self._is_key = False
 
+    @property
+    def in_text(self) -> bool:
+        """Whether a text is open."""
+        return self._mode in (self._string, self._escape, self._hex)
+
+    def copy(self) -> JsonScanner:
+        """Return a scanner that stands at the same place and goes on by itself."""
+        other = JsonScanner()
+        other.done, other.failed = self.done, self.failed
+        other._mode = getattr(other, self._mode.__name__)
+        other._stack = list(self._stack)
+        other._held, other._is_key = self._held, self._is_key
+        return other
+
+    def rest(self) -> str | None:
+        """Return what makes a whole value of what was passed on; None if no closing mark does."""
+        closing = "".join("}" if each == "{" else "]" for each in reversed(self._stack))
+        if self.in_text and not self._is_key:
+            return f'"{closing}'
+        if self._mode == self._literal and _WHOLE.fullmatch(self._held):
+            return self._held + closing
+        return closing if self._mode in (self._after, self._first_key, self._first_item) else None
+
     def feed(self, text: str, at: int, end: int | None = None) -> tuple[int, str]:
         """Read ``text`` from ``at`` on; where reading stopped, and what was read, as JSON."""
         end = len(text) if end is None else end

@@ -15,10 +15,13 @@ from tandem.text.parsers.cursor import (
     MAX_HELD,
     Cursor,
     Reading,
+    at_bound,
     literal,
     name,
     spaces,
+    stop_before,
     text_until,
+    value_until,
 )
 from tandem.text.parsers.json_scanner import MAX_DEPTH
 
@@ -51,16 +54,20 @@ def _balanced(cursor: Cursor) -> Generator[None, None, str | None]:
     """Text up to the parenthesis that closes, which is read too; None if it is too far."""
     pieces: list[str] = []
     depth, size, quote, escaped = 1, 0, "", False
+    stop = stop_before(cursor, cursor.bounds)
     while size < MAX_HELD:
-        if cursor.pos == len(cursor.text):
-            if cursor.closed:
+        if cursor.pos == stop:
+            if cursor.closed or (stop < len(cursor.text) and (yield from at_bound(cursor))):
                 return None
-            yield
+            stop = stop_before(cursor, cursor.bounds)
+            if cursor.pos == stop:
+                yield
+                stop = stop_before(cursor, cursor.bounds)
             continue
         char = cursor.text[cursor.pos]
         if not (quote or escaped):
             run = _PARTS.search(cursor.text, cursor.pos)
-            end = len(cursor.text) if run is None else run.start()
+            end = stop if run is None else min(stop, run.start())
             if end > cursor.pos:
                 end = min(end, cursor.pos + MAX_HELD - size)
                 pieces.append(cursor.text[cursor.pos : end])
@@ -159,11 +166,12 @@ class BareKeys:
                 return False
             bare = "".join(key).strip().strip('"')
             calls.arguments(json.dumps(bare, ensure_ascii=False) + ":")
-            if not (yield from self._one(cursor, calls, depth)):
-                return False
-            yield from spaces(cursor)
-            after = yield from literal(cursor, (",", "}"))
+            after = None
+            if (yield from self._one(cursor, calls, depth)):
+                yield from spaces(cursor)
+                after = yield from literal(cursor, (",", "}"))
             if after is None:
+                yield from _close_at_bound(cursor, calls, "}")
                 return False
             calls.arguments(after)
             if after == "}":
@@ -176,11 +184,12 @@ class BareKeys:
             calls.arguments("]")
             return True
         while True:
-            if not (yield from self._one(cursor, calls, depth)):
-                return False
-            yield from spaces(cursor)
-            after = yield from literal(cursor, (",", "]"))
+            after = None
+            if (yield from self._one(cursor, calls, depth)):
+                yield from spaces(cursor)
+                after = yield from literal(cursor, (",", "]"))
             if after is None:
+                yield from _close_at_bound(cursor, calls, "]")
                 return False
             calls.arguments(after)
             if after == "]":
@@ -191,9 +200,9 @@ class BareKeys:
         opened = yield from literal(cursor, (self.quote, '"', "{", "["))
         if opened in (self.quote, '"'):
             calls.arguments('"')
-            found = yield from text_until(cursor, (str(opened),), partial(_escaped, calls))
+            found = yield from value_until(cursor, (str(opened),), partial(_escaped, calls))
             calls.arguments('"')
-            return found is not None
+            return found == opened
         if opened is not None:
             inner = self._object if opened == "{" else self._list
             return depth > 0 and (yield from inner(cursor, calls, depth - 1))
@@ -202,6 +211,12 @@ class BareKeys:
             return False
         calls.arguments(_plain(word))
         return True
+
+
+def _close_at_bound(cursor: Cursor, calls: Calls, close: str) -> Generator[None, None, None]:
+    """Close what is open where the call ends."""
+    if (yield from at_bound(cursor)):
+        calls.arguments(close)
 
 
 def _word(cursor: Cursor) -> Generator[None, None, str]:

@@ -177,6 +177,12 @@ def test_a_nodes_agent_is_installed_where_it_is_asked_for():
     }
     pod = found["DaemonSet"]["spec"]["template"]["spec"]
     (first,), (agent,) = pod["initContainers"], pod["containers"]
+    assert "install -d -m 0750 -o 65533 -g 65532 /run/tandem/node/agent\n" in first["args"][0]
+    seen = next(each for each in agent["volumeMounts"] if each["name"] == "node")
+    assert (seen["mountPath"], seen["subPath"]) == ("/run/tandem/node/agent", "agent")
+    refused = [each for each in documents(text) if "65533 is the user" in str(each.get("spec"))]
+    assert len(refused) == 2, "for pods of services, and for every pod that mounts a claim"
+    assert "in ['llm/node']" in str(refused)
     assert agent["image"] == first["image"] == "worker:1"
     assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert agent["securityContext"]["runAsUser"] == 65533 != USER
@@ -201,7 +207,7 @@ def test_a_nodes_agent_is_installed_where_it_is_asked_for():
         "node-agent", "", [Section("", NodeAgentConfig), Section("", LogConfig)], words[1:]
     )
     assert given[NodeAgentConfig] == {
-        "kv_node_folder": "/run/tandem/node",
+        "kv_node_folder": "/run/tandem/node/agent",
         "agent_group": USER,
         "host": "::",
         "probe_port": 8080,

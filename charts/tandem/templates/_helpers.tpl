@@ -156,3 +156,24 @@ name has it, the others a digest at its end. */ -}}
 {{- end }}
 {{- dict "volumes" $volumes "owners" $owners | toJson }}
 {{- end }}
+
+{{- /* Variables of an admission policy: containers of variables.pod, and all security contexts. */}}
+{{- define "tandem.podContexts" -}}
+- name: containers
+  expression: >-
+    variables.pod.containers + variables.pod.?initContainers.orValue([])
+    + variables.pod.?ephemeralContainers.orValue([])
+- name: contexts
+  expression: >-
+    [variables.pod.?securityContext.orValue({})]
+    + variables.containers.map(c, c.?securityContext.orValue({}))
+{{- end }}
+
+{{- /* Workers trust the socket of the agent's user: no pod of theirs runs as it. */}}
+{{- define "tandem.notTheAgent" -}}
+- expression: >-
+    variables.contexts.all(c, c.?runAsUser.orValue(0) != 65533
+    && c.?runAsGroup.orValue(0) != 65533 && c.?fsGroup.orValue(0) != 65533
+    && !(65533 in c.?supplementalGroups.orValue([])))
+  message: 65533 is the user of the node's agent, and no worker's
+{{- end }}

@@ -31,7 +31,6 @@ from tandem.cli.ports import free_ports
 
 VICTIM, HOG = "key-of-the-victim", "key-of-the-hog"
 PROMPT = "The quick brown fox. " * 430
-PATIENCE = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +39,8 @@ class Row:
 
     times: list[float]
     failures: int
+    slowest: str = ""
+    """Where the time of the slowest one went, by the router's timeline."""
 
     def text(self) -> str:
         """Median and most, in milliseconds."""
@@ -49,30 +50,44 @@ class Row:
         return f"{median:7.0f} {most:7.0f}   failed {self.failures}"
 
 
-def ask(client: httpx.Client, body: dict[str, object]) -> float | None:
-    """Seconds to the first token; None for a refusal."""
-    began = time.perf_counter()
+def ask(client: httpx.Client, body: dict[str, object]) -> tuple[float | None, str]:
+    """Seconds to the first token, None for a refusal; and the timeline of the call."""
+    began, taken, timeline = time.perf_counter(), None, ""
+    headers = {"x-tandem-timeline": "1"}
+    content = {**body, "stream": True}
     try:
-        with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as stream:
+        with client.stream("POST", "/v1/completions", json=content, headers=headers) as stream:
             for line in stream.iter_lines():
-                if line.startswith("data: {") and '"choices"' in line:
-                    return time.perf_counter() - began
+                if taken is None and line.startswith("data: {") and '"choices"' in line:
+                    taken = time.perf_counter() - began
+                if line.startswith(": timeline "):
+                    timeline = line.removeprefix(": timeline ")
     except httpx.HTTPError:
         pass
-    return None
+    return taken, timeline
+
+
+def parts_of(timeline: str) -> str:
+    """The longest parts of a call, in milliseconds."""
+    if not timeline:
+        return ""
+    parts = sorted(json.loads(timeline)["parts"], key=lambda each: -each[3])[:6]
+    return ", ".join(f"{owner} {name} {ms:.0f}" for owner, name, _, ms in parts)
 
 
 def measure(client: httpx.Client, count: int) -> Row:
     """Ask so often, one after the other."""
-    times, failures = [], 0
+    times: list[float] = []
+    failures, slowest = 0, ""
     for _ in range(count):
-        taken = ask(client, {"prompt": PROMPT, "max_tokens": 1, "temperature": 0})
+        taken, timeline = ask(client, {"prompt": PROMPT, "max_tokens": 1, "temperature": 0})
         if taken is None:
             failures += 1
         else:
+            slowest = timeline if taken >= max(times, default=0.0) else slowest
             times.append(taken)
         time.sleep(0.3)
-    return Row(times, failures)
+    return Row(times, failures, parts_of(slowest))
 
 
 def beside(name: str, url: str, rpc_port: int, client: httpx.Client, count: int) -> Row:
@@ -80,7 +95,7 @@ def beside(name: str, url: str, rpc_port: int, client: httpx.Client, count: int)
     hog = multiprocessing.Process(target=be, args=(name, url, rpc_port, HOG), daemon=True)
     hog.start()
     try:
-        time.sleep(6.0)
+        time.sleep(5.0)
         return measure(client, count)
     finally:
         hog.kill()
@@ -100,12 +115,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", default=NAMES, choices=NAMES)
     parser.add_argument("--count", type=int, default=10, help="times that the victim asks")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--patience", type=float, default=120.0, help="seconds for one answer")
     parser.add_argument("--worker-flags", default="")
     parser.add_argument("--prefill", type=int, default=0)
+    parser.add_argument("--timeline", action="store_true", help="say where the slowest spent it")
     parser.add_argument("--out", default="", help="file for the figures as JSON")
     options = parser.parse_args()
     port, rpc_port = free_ports(2)
-    flags = ["--port", str(port), "--prefill", str(options.prefill)]
+    flags = [options.model, "--port", str(port), "--prefill", str(options.prefill)]
     flags += [f"--worker-flags={options.worker_flags}"]
     flags += [f"--router-flags=--api-key {VICTIM} --api-key {HOG} --grpc-port {rpc_port}"]
     line = subprocess.Popen([sys.executable, "-m", "tandem.cli", "up", *flags])
@@ -113,7 +131,7 @@ def main() -> int:
     headers = {"Authorization": f"Bearer {VICTIM}"}
     try:
         wait_ready(url, line)
-        with httpx.Client(base_url=url, headers=headers, timeout=PATIENCE) as client:
+        with httpx.Client(base_url=url, headers=headers, timeout=options.patience) as client:
             measure(client, 3)
             print(f"{'hog':<18} {'p50 ms':>7} {'max ms':>7}", flush=True)
             for name in ("(alone)", *options.only):
@@ -126,6 +144,8 @@ def main() -> int:
                 kept = kept and not lost
                 words = "   stored response lost" if lost else ""
                 print(f"{name:<18} {row.text()}{words}", flush=True)
+                if options.timeline:
+                    print(f"    slowest: {row.slowest}", flush=True)
                 found[name] = {"seconds": row.times, "failures": row.failures, "lost": lost}
     finally:
         line.send_signal(signal.SIGINT)

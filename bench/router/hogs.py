@@ -194,11 +194,17 @@ class Hog:
 
 
 _HOGS: dict[str, Callable[[Hog], Awaitable[None]]] = {
-    name: getattr(Hog, name)
-    for name in (
-        *("tokenize", "chats", "prompts", "long_prompts", "prompt_logprobs", "choices"),
-        *("responses", "uploads", "unread", "reflection", "held"),
-    )
+    "tokenize": Hog.tokenize,
+    "chats": Hog.chats,
+    "prompts": Hog.prompts,
+    "long_prompts": Hog.long_prompts,
+    "prompt_logprobs": Hog.prompt_logprobs,
+    "choices": Hog.choices,
+    "responses": Hog.responses,
+    "uploads": Hog.uploads,
+    "unread": Hog.unread,
+    "reflection": Hog.reflection,
+    "held": Hog.held,
 }
 NAMES = tuple(_HOGS)
 

@@ -80,6 +80,43 @@ def test_prompt_tokens_of_a_step_are_divided() -> None:
     finish(harness, [long, short])
 
 
+def test_a_step_with_prompts_of_several_tenants_is_a_short_one() -> None:
+    """As one with decodes: it is over soon for the tenant that has little to compute."""
+    harness = Harness(num_blocks=200, max_num_batched_tokens=512, max_num_mixed_tokens=80)
+    long = long_request("long", "hog", prompt=2000, tokens=2)
+    harness.add(long)
+    harness.step()
+    (running,) = harness.core.scheduler.roster.running
+    before = running.num_computed
+    assert before >= 512
+    short = long_request("short", "victim", prompt=30, tokens=2)
+    harness.add(short)
+    while harness.core.scheduler.roster.waiting.peek() is not None:
+        before = running.num_computed
+        harness.step()
+    assert running.num_computed - before <= 80
+    finish(harness, [long, short])
+
+
+def test_a_cached_prompt_counts_by_what_is_left_of_it() -> None:
+    """A long prompt that is cached makes a short step, too."""
+    harness = Harness(num_blocks=200, max_num_batched_tokens=512, max_num_mixed_tokens=80)
+    cached = [index % 50 for index in range(300)]
+    params = params_of(max_tokens=1)
+    harness.add(request_of("first", cached, params=params, tenant="victim"))
+    harness.run()
+    long = long_request("long", "hog", prompt=2000, tokens=2)
+    harness.add(long)
+    harness.step()
+    (running,) = harness.core.scheduler.roster.running
+    harness.add(request_of("again", cached, params=params, tenant="victim"))
+    while harness.core.scheduler.roster.waiting.peek() is not None:
+        before = running.num_computed
+        harness.step()
+    assert running.num_computed - before <= 80
+    harness.run()
+
+
 def test_what_a_tenant_does_not_need_goes_to_the_other() -> None:
     """Steps stay full."""
     harness = Harness(num_blocks=200, max_num_batched_tokens=64)

@@ -1,9 +1,10 @@
 """Threads for work that would hold the event loop: tokenizing, templates, parsing of large bodies.
 
 The threads are divided fairly between tenants, by the size of their work; the work of one tenant
-keeps its order. Small work runs in the loop at once. Large work of a tenant never takes the last
-thread: a shorter text of another tenant does not wait for texts of megabytes. Long waits end in a
-refusal, so that what is queued here stays bounded by time.
+keeps its order. Small work runs in the loop at once. Large work of tenants takes half of the
+threads: a shorter text of another tenant does not wait for texts of megabytes, and there are fewer
+threads that the loop shares the interpreter with. Long waits end in a refusal, so that what is
+queued here stays bounded by time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tandem.protocol.fair_order import FairOrder
 IN_LOOP = 8_000
 """Characters or items from which on work goes to a thread: it takes about half a millisecond."""
 LARGE = 100_000
-"""Characters or items from which on work leaves a thread to other tenants."""
+"""Characters or items from which on work leaves half of the threads to other work."""
 WAIT_SECONDS = 20.0
 """Longest wait for a thread."""
 
@@ -43,7 +44,7 @@ def _one_tenant() -> str:
 class _Work:
     start: int
     is_large: bool
-    """Whether it leaves a thread to other tenants."""
+    """Whether it leaves half of the threads to other work."""
     turn: asyncio.Future[None]
 
 
@@ -61,7 +62,7 @@ class Beside:
         count = default_threads() if threads is None else threads
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="beside")
         self._num_free = count
-        self._num_free_for_large = max(1, count - 1)
+        self._num_free_for_large = max(1, count // 2)
         self._order = FairOrder()
         self._queues: dict[str, deque[_Work]] = {}
         """Work that waits, by tenant; none is empty."""

@@ -87,7 +87,7 @@ SLOW_READER = 60.0
 """Seconds beyond a request's deadline that its client may take to read the rest."""
 
 
-SWITCH_INTERVAL = 0.001
+SWITCH_INTERVAL = 0.0002
 """Seconds for which a thread that computes may keep the loop waiting at a time; Python's own 5 ms
 would be added to each write of each stream."""
 
@@ -299,7 +299,10 @@ def create_app(config: RouterConfig) -> FastAPI:
     app.add_middleware(InTurn, turns=turns)
     app.add_middleware(Unexpected)
     app.add_middleware(
-        BodyLimit, max_body_bytes=config.max_body_bytes, max_bodies_bytes=config.max_bodies_bytes
+        BodyLimit,
+        max_body_bytes=config.max_body_bytes,
+        max_bodies_bytes=config.max_bodies_bytes,
+        turns=turns,
     )
     origins, canary = Origins(config), Canary(config.canary_token_file)
     app.add_middleware(

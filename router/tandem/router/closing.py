@@ -18,6 +18,11 @@ LINGER_SECONDS = 1.0
 LINGER_BYTES = 1 << 20
 """What it may say meanwhile."""
 
+DRAIN_RATE = 16 << 20
+"""Bytes in a second that are read of one connection and go nowhere."""
+PACED_BYTES = 16 << 10
+"""A smaller part is not worth a pause."""
+
 
 class Closing:
     """Of one connection: its end, and the one deadline that it has at a time."""
@@ -64,10 +69,18 @@ class Closing:
             self._wait()
 
     def heard(self, num_bytes: int) -> None:
-        """The client said so much since the end began."""
+        """The client said so much since the end began. A large part is read at ``DRAIN_RATE``, so
+        that what goes nowhere keeps nobody waiting."""
         self._room -= num_bytes
         if self._room < 0:
             self._transport.close()
+        elif num_bytes >= PACED_BYTES and not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._loop.call_later(num_bytes / DRAIN_RATE, self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def is_lingering(self) -> bool:
         """Whether all has gone that was written, and the client alone is waited for."""

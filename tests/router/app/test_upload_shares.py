@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tandem.router.admission.turns import Turns
 from tandem.router.held_bytes import PROGRESS_BYTES, STILL_SECONDS, HeldBytes
-from tandem.router.middleware.limits import BodyLimit
+from tandem.router.middleware.limits import PART_BYTES, BodyLimit
 from tandem.router.openai.errors import HttpProblem
 from tandem.router.tenant import Tenant, current_tenant
 
@@ -119,7 +120,7 @@ async def _reads(scope: Any, receive: Any, send: Any) -> None:
 
 async def test_a_stalled_upload_is_answered_503_for_another_one() -> None:
     """It is told what is held, and when to come again; the other one goes on."""
-    limit = BodyLimit(_reads, 1 << 20, 100 * KIB, stall_seconds=60)
+    limit = BodyLimit(_reads, 1 << 20, 100 * KIB, Turns(), stall_seconds=60)
     clock = Clock()
     limit._held._clock = clock
     stalled = Client(limit, "")
@@ -137,7 +138,7 @@ async def test_a_stalled_upload_is_answered_503_for_another_one() -> None:
 
 async def test_an_upload_that_stands_still_is_given_up() -> None:
     """With 408, though nobody needs its bytes."""
-    limit = BodyLimit(_reads, 1 << 20, 1 << 20, stall_seconds=0.05)
+    limit = BodyLimit(_reads, 1 << 20, 1 << 20, Turns(), stall_seconds=0.05)
     upload = Client(limit, "")
     upload.send(80 * KIB)
     answer = (await upload.refused()).answer
@@ -147,7 +148,7 @@ async def test_an_upload_that_stands_still_is_given_up() -> None:
 
 async def test_stalled_uploads_of_one_tenant_leave_room_for_another() -> None:
     """At once, and though none of them has been still for long."""
-    limit = BodyLimit(_reads, 32 * KIB, 512 * KIB, stall_seconds=60)
+    limit = BodyLimit(_reads, 32 * KIB, 512 * KIB, Turns(), stall_seconds=60)
     uploads = [Client(limit, "hog") for _ in range(24)]
     for each in uploads:
         each.send(31 * KIB)
@@ -159,3 +160,21 @@ async def test_stalled_uploads_of_one_tenant_leave_room_for_another() -> None:
     for each in uploads:
         each.task.cancel()
     await asyncio.gather(*(each.task for each in uploads), return_exceptions=True)
+
+
+async def test_parts_of_uploads_take_turns() -> None:
+    """Uploads at full speed leave rounds of the loop to others."""
+    taken: list[str] = []
+
+    class Counted(Turns):
+        async def take(self) -> None:
+            taken.append(current_tenant.get().id)
+            await super().take()
+
+    limit = BodyLimit(_reads, 1 << 20, 1 << 20, Counted())
+    upload = Client(limit, "hog")
+    for _ in range(4):
+        upload.send(PART_BYTES)
+    upload.send(1, more=False)
+    await upload.task
+    assert taken == ["hog"] * 4

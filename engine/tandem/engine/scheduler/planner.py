@@ -115,12 +115,24 @@ class Planner:
         if held:
             self._draft_drafted(draft, held)
         if shares is not None and not self._computes_whole:
-            draft.parts = shares.prompt_parts(prompts, draft.budget)
+            self._divide(draft, shares, prompts)
         for request in prompts:
             self._draft_prompt(draft, request)
         if not preempted:
             self._draft_waiting(draft, now)
         return draft
+
+    def _divide(self, draft: Draft, shares: Shares, prompts: Sequence[Request]) -> None:
+        """Divide the step's prompt tokens between tenants. If one of several can have all of its
+        own computed in a step as short as one with decodes is, the step is no longer."""
+        draft.parts = shares.prompt_parts(prompts, draft.budget)
+        if len(draft.parts) < 2:
+            return
+        rows = draft.num_tokens
+        budget = min(draft.budget, max(1, self._mixed(rows + 1) - rows))
+        parts = shares.prompt_parts(prompts, budget)
+        if any(parts[each] == wanted for each, wanted in draft.parts.items()):
+            draft.budget, draft.parts = budget, parts
 
     def _share(self) -> Shares | None:
         """If several tenants have requests here: have those that hold less than their part go

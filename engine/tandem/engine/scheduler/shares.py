@@ -60,12 +60,14 @@ class Shares:
         """Return the prompt tokens that each tenant may have computed in a step of ``budget``: an
         equal part, and what others leave of theirs."""
         wanted: Counter[str] = Counter()
+        manager = self._roster.manager
         for request in running:
             wanted[request.tenant] += request.num_uncomputed
         may_start = self._held_seats.total() < self._num_seats
-        for tenant, tokens in self._roster.waiting.wanted():
+        for tenant, tokens, first in self._roster.waiting.wanted():
             if may_start:
-                wanted[tenant] += tokens
+                hits = manager.find_cached_prefix(first, first.max_cached_tokens)
+                wanted[tenant] += max(1, tokens - len(hits) * manager.block_size)
         parts: dict[str, int] = {}
         for number, (tenant, tokens) in enumerate(sorted(wanted.items(), key=lambda each: each[1])):
             parts[tenant] = min(tokens, budget // (len(wanted) - number))

@@ -94,11 +94,13 @@ class WaitingQueue:
         ]
         return min(firsts, key=self._place_of, default=None)
 
-    def wanted(self) -> Iterator[tuple[str, int]]:
-        """Each tenant that has requests here, and the tokens that it has to compute, at least
-        one for each request."""
+    def wanted(self) -> Iterator[tuple[str, int, Request]]:
+        """Each tenant that has requests here, the tokens that these have, at least one for each,
+        and the first of them."""
         for tenant, heap in self._heaps.items():
-            yield tenant, max(heap.tokens, heap.count)
+            first = self._first(heap)
+            if first is not None:
+                yield tenant, max(heap.tokens, heap.count), first
 
     def _place_of(self, request: Request) -> tuple[int, bool, Order]:
         return request.order[0], request.tenant not in self.first_tenants, request.order

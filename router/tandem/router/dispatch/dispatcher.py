@@ -239,9 +239,11 @@ class Dispatcher:
             async with asyncio.timeout_at(job.deadline):
                 with marked("admission"):
                     request = job.request
-                    job.takes_turn = await self.admission.enter(
+                    waited = await self.admission.enter(
                         job.num_prompt, priority=request.priority, tenant=request.tenant
                     )
+                    # Prompts of one call begin together, and other tenants wait for each.
+                    job.takes_turn = waited or bool(request.tenant)
         except TimeoutError as error:
             raise too_late(job) from error
         job.admitted = True

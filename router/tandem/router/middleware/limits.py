@@ -7,6 +7,7 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.protocol.recording import current
+from tandem.router.admission.turns import Turns
 from tandem.router.held_bytes import PROGRESS_BYTES, HeldBytes, Holding
 from tandem.router.middleware.answer import send_error
 from tandem.router.openai.errors import ErrorAnswer, HttpProblem, body_too_large
@@ -14,6 +15,9 @@ from tandem.router.tenant import tenant_id
 
 STALL_SECONDS = 15.0
 """A body of which less than ``PROGRESS_BYTES`` comes in this time is given up."""
+
+PART_BYTES = 16_384
+"""A part of a body that has so many takes a turn."""
 
 
 class BodyLimit:
@@ -27,11 +31,14 @@ class BodyLimit:
         app: ASGIApp,
         max_body_bytes: int,
         max_bodies_bytes: int,
+        turns: Turns,
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
+        """``turns`` are shared with whatever else begins something in the loop."""
         self._app = app
         self._limit = max_body_bytes
         self._held = HeldBytes(max_bodies_bytes)
+        self._turns = turns
         self._stall_seconds = stall_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,7 +53,7 @@ class BodyLimit:
         if declared.isdigit() and int(declared[:20]) > self._limit:
             await send_error(scope, send, body_too_large(self._limit))
             return
-        upload = _Upload(self._held, receive, self._limit, self._stall_seconds)
+        upload = _Upload(self._held, receive, self._limit, self._turns, self._stall_seconds)
 
         async def answering(message: Message) -> None:
             upload.let_go()
@@ -61,13 +68,16 @@ class BodyLimit:
 class _Upload:
     """The body of one request, as far as it has come."""
 
-    def __init__(self, held: HeldBytes, source: Receive, limit: int, seconds: float) -> None:
+    def __init__(
+        self, held: HeldBytes, source: Receive, limit: int, turns: Turns, seconds: float
+    ) -> None:
         self._held = held
         self._tenant = tenant_id()
         self._holding: Holding | None = None
         """From when the application reads."""
         self._source = source
         self._limit = limit
+        self._turns = turns
         self._stall_seconds = seconds
         self._is_whole = False
         self._made_room = False
@@ -111,6 +121,8 @@ class _Upload:
             raise HttpProblem(body_too_large(self._limit))
         if self._made_room or not has_room:
             raise HttpProblem(self._too_many(holding))
+        if len(message.get("body", b"")) >= PART_BYTES:
+            await self._turns.take()  # uploads at full speed leave rounds of the loop to others
         if message.get("more_body", False) and held.seconds_still(holding) >= seconds:
             raise HttpProblem(self._too_still())
         return message

@@ -83,6 +83,14 @@ def memory(size: int, *, sealed: bool = True) -> int:
         return made.share(writable=not sealed)
 
 
+def give_own(mine: socket.socket) -> None:
+    """Memory of this process, as a producer gives it."""
+    own = [memory(size) for size in _SIZES]
+    socket.send_fds(mine, [SIZES.pack(MAGIC, *_SIZES)], own)
+    for each in own:
+        os.close(each)
+
+
 def test_an_impostor_learns_no_secret_and_gives_nothing(
     consumer: Worker, producer: Worker, folder: Path
 ) -> None:
@@ -99,10 +107,7 @@ def test_an_impostor_learns_no_secret_and_gives_nothing(
             with stream_of(files[0]) as pair, mine, theirs:
                 guess = PROOF.pack(MAGIC, os.urandom(32))
                 socket.send_fds(pair, [guess], [theirs.fileno()])
-                own = [memory(size) for size in _SIZES]
-                socket.send_fds(mine, [SIZES.pack(MAGIC, *_SIZES)], own)
-                for each in own:
-                    os.close(each)
+                give_own(mine)
             assert ended(consumer.transport, read) is Progress.FAILED
     assert not consumer.slab.any()
 
@@ -146,6 +151,7 @@ def test_a_proof_serves_once_and_in_one_direction(
                 if reflected == "an earlier proof":
                     proof = _proof_of_another_call(moved, card)
                 socket.send_fds(pair, [PROOF.pack(MAGIC, proof)], [theirs.fileno()])
+                give_own(mine)
             assert ended(consumer.transport, read) is Progress.FAILED
 
 
@@ -224,6 +230,7 @@ def test_memory_of_a_process_between_both_ends_is_not_taken(
             mine, theirs = socket.socketpair()
             with stream_of(files[0]) as pair, mine, theirs:
                 socket.send_fds(pair, [PROOF.pack(MAGIC, bytes(32))], [theirs.fileno()])
+                give_own(mine)
                 socket.send_fds(onward, [said], [pair.fileno()])
             assert ended(consumer.transport, read) is Progress.FAILED
     assert not consumer.slab.any()

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from tandem.router.tenant import Tenant
 
@@ -57,13 +56,8 @@ class KnownKeys:
         return [(key, Tenant.from_key(key, is_admin=self._admin)) for key in keys]
 
 
-class _Seen(NamedTuple):
-    """A version of a file."""
-
-    inode: int
-    size: int
-    mtime_ns: int
-    ctime_ns: int
+_Seen = tuple[int, int, int, int]
+"""What tells the versions of a file apart: inode, size, and when it was changed."""
 
 
 class KeyFolder:
@@ -114,7 +108,7 @@ class KeyFolder:
     def _file(self, name: str) -> tuple[_Seen | None, bytes]:
         path = self._path / name
         stat = path.stat()
-        seen = _Seen(stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
         before = self._files.get(name)
         if before is not None and before[0] == seen:
             return before

@@ -24,7 +24,7 @@ from tandem.protocol.names import HEADER_CANARY
 
 OPEN = {
     *("GET /", "GET /health", "GET /live", "GET /ping", "POST /ping", "GET /ready", "GET /load"),
-    *("GET /version", "GET /metrics"),
+    *("GET /version", "GET /metrics", "GET /docs", "GET /redoc"),
 }
 ADMIN = {
     *("GET /server_info", "GET /log_level", "POST /log_level", "POST /abort_requests"),

@@ -10,8 +10,9 @@ from tests import clear_text
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 
-from tandem.router.ui.page import PATHS
+from tandem.router.ui import page
 
+PATHS = {getattr(route, "path", "") for route in page.routes.routes}
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
 

@@ -20,8 +20,9 @@ from tests.waiting import wait_for
 
 from tandem.router.app import create_app
 from tandem.router.config import RouterConfig
-from tandem.router.ui.page import PATHS
+from tandem.router.ui import page
 
+PATHS = {getattr(route, "path", "") for route in page.routes.routes}
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
 MESSAGES = [{"role": "user", "content": "Hi"}]

@@ -71,8 +71,9 @@ def test_a_key_opens_its_methods_alone_however_they_are_spelled(
     counts: Counter[str] = Counter()
     for method, key in itertools.product(METHODS, KEYS):
         paths = [method, *(each for each in spellings(method) if each not in METHODS)]
+        named: Any = KEYS[key]
         with client.at_once():
-            streams = [client.ask(b"", path, **KEYS[key]) for path in paths]
+            streams = [client.ask(b"", path, **named) for path in paths]
         for path, stream in zip(paths, streams, strict=True):
             status, words = client.status(stream)
             where = f"{setting}: {path} with {key}: {status} {words}"

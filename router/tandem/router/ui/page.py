@@ -41,8 +41,6 @@ _KINDS = {
 _STATIC = {each.name: each.read_bytes() for each in (files(__package__) / "static").iterdir()}
 _PAGES = {"index.html": ("/ui",), "docs.html": ("/docs", "/redoc")}
 """Pages by their files, at their own paths."""
-PATHS = frozenset(path for name in _STATIC for path in _PAGES.get(name, (f"/ui/{name}",)))
-"""All of them, by the paths they have."""
 
 
 def _serve(name: str) -> None:

@@ -25,7 +25,7 @@ from tandem.text.tokenizer import Tokenizer
         ("<|python_tag|>", "llama3_json", None),
         ('<|python_tag|> <function=f>{"a": 1}</function>', None, None),
         ("<|tool_call>call: <channel|>", "gemma4", "gemma4"),
-        ("{{ messages }}", None, None),
+        ("{{ messages }}", "hermes", None),
     ],
 )
 def test_templates_tell(template: str, tools: str | None, reasoning: str | None) -> None:

@@ -19,10 +19,7 @@ TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
 @pytest.mark.parametrize(
     ("path", "extra", "message"),
     [
-        ("chat", {"tools": [TOOL]}, 'tools: [{"type": "function", "function": {"name": "f"}}] is'),
-        ("chat", {"tools": [TOOL]}, "this model's format of calls is not known"),
         ("chat", {"tools": [{"type": "x"}], "tool_choice": "none"}, 'tools[0].type: "x" is not'),
-        ("chat", {"tools": [TOOL], "tool_choice": "none"}, "chat template does not read tools"),
         ("chat", {"tool_choice": {"type": "function"}}, 'tool_choice: {"type": "function"} is'),
         ("chat", {"documents": [{"a": "b"}]}, 'documents: [{"a": "b"}] is not allowed; leave it'),
         ("chat", {"reasoning_effort": "bogus"}, 'reasoning_effort: "bogus" is not allowed;'),

@@ -21,6 +21,7 @@ from tandem.text.chat_fitting import fitted
 from tandem.text.chat_messages import Message, plain_messages
 from tandem.text.folder import DEFAULT_TEMPLATE, TOOL_TEMPLATE
 from tandem.text.template_traits import TemplateTraits
+from tandem.text.tools_in_words import in_words, knows_no_tools
 
 _CONTINUED = "\ue000continue-here\ue000"
 """Marks the end of the message to continue; private-use letters, so that no chat contains it."""
@@ -98,7 +99,10 @@ class ChatTemplates:
         isolated = self.isolated
         if isolated is not None and options.chat_template not in (None, *self._sources):
             return isolated.render(messages, options, self._named_tokens)
-        template = self._compiled(self._choose(options))
+        source = self._choose(options)
+        template = self._compiled(source)
+        if options.tools and knows_no_tools(source):
+            messages = in_words(messages, options.tools)
         plain = fitted(plain_messages(messages), template.traits)
         if options.continue_final_message:
             _mark_last(plain)
@@ -118,7 +122,9 @@ class ChatTemplates:
 
         Raises InvalidParameter.
         """
-        return self._compiled(self._choose(options)).names
+        source = self._choose(options)
+        names = self._compiled(source).names
+        return names | {"tools"} if knows_no_tools(source) else names
 
     def learn(self) -> None:
         """Find out what the model's templates take, so that no request has to wait for it. What

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tandem.protocol.errors import InvalidParameter
+from tandem.text.tools_in_words import FORMAT, knows_no_tools
 
 AUTO = "auto"
 NONE = "none"
@@ -46,7 +47,10 @@ _REASONING = (
 
 
 def tool_format(asked: str, template: str) -> str | None:
-    """The name of the format of calls: ``asked``, or what the template tells; None for none."""
+    """The name of the format of calls: ``asked``, or what the template tells; None for none. A
+    template that has no word for tools has them put into words, in a format of our choice."""
+    if asked == AUTO and template and knows_no_tools(template):
+        return FORMAT
     return _choose(asked, template, _TOOLS)
 
 

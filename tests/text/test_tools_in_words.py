@@ -1,0 +1,77 @@
+"""Templates that have no word for tools: these become text, and calls of that text are found."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tandem.protocol.errors import InvalidParameter
+from tandem.text.chat_template import ChatOptions, ChatTemplates
+from tandem.text.parsers.choose import tool_format
+
+PLAIN = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"city": "X"}'},
+}
+ASKED: list[dict[str, Any]] = [
+    {"role": "user", "content": "How is it?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+]
+
+
+def rendered(messages: list[dict[str, Any]], **options: Any) -> str:
+    """The prompt of the plain template."""
+    return ChatTemplates({"default": PLAIN}, {}).render(messages, ChatOptions(**options))
+
+
+def test_tools_stand_in_the_system_message():
+    """One is made where there is none; the caller's own stays first."""
+    text = rendered(ASKED[:1], tools=[TOOL])
+    assert text.startswith("<system>You may call functions.")
+    assert json.dumps(TOOL["function"]) in text
+    own = [{"role": "system", "content": "Be brief."}, *ASKED[:1]]
+    assert rendered(own, tools=[TOOL]).startswith("<system>Be brief.\n\nYou may call functions.")
+    parts = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}, *ASKED[:1]]
+    assert "Be brief." in rendered(parts, tools=[TOOL])
+    assert "You may call functions." in rendered(parts, tools=[TOOL])
+
+
+def test_calls_and_results_of_a_history_are_text():
+    """In the form in which the system message asks for them."""
+    text = rendered(ASKED, tools=[TOOL])
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "X"}}\n</tool_call>'
+    assert f"<assistant>{call}" in text
+    assert text.endswith("<user><tool_response>\nsunny\n</tool_response><assistant>")
+
+
+def test_what_is_written_is_what_is_looked_for():
+    """The format of calls follows the template; one that knows tools is left alone."""
+    assert tool_format("auto", PLAIN) == "hermes"
+    assert tool_format("none", PLAIN) is None
+    assert tool_format("auto", "") is None
+    knowing = PLAIN + "{{ tools }}"
+    assert tool_format("auto", knowing) is None
+    templates = ChatTemplates({"default": knowing}, {})
+    assert "You may call" not in templates.render(ASKED[:1], ChatOptions(tools=[TOOL]))
+    assert "tools" in ChatTemplates({"default": PLAIN}, {}).names_of(ChatOptions())
+
+
+def test_a_wrong_call_of_a_history_is_named():
+    """As with every template."""
+    wrong = [{"role": "assistant", "content": "", "tool_calls": [{"function": {}}]}]
+    with pytest.raises(InvalidParameter, match=r"messages\[0\]\.tool_calls\[0\]"):
+        rendered(wrong, tools=[TOOL])
+
+
+def test_a_chat_without_tools_is_as_it_was():
+    """Not a letter more."""
+    assert rendered(ASKED[:1]) == "<user>How is it?<assistant>"

@@ -334,3 +334,20 @@ def test_a_tool_that_is_not_strict_may_be_given_anything(
     text = "<function=g>\n<parameter=x>\n1\n</parameter>\n</function>"
     grammar.accept(tokenizer.encode(text, add_special_tokens=False))
     assert grammar.is_accepting
+
+
+@pytest.mark.parametrize("name", [*RIGHT, "hermes"])
+def test_an_answer_in_a_form_may_be_calls_instead(
+    compiler: LLGuidanceCompiler, tokenizer: Tokenizer, name: str
+):
+    """OpenAI's response_format next to tools: calls first, the form at last."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    form = form_of(name, response_format=wanted)
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    head = "<|channel|>final<|message|>" if name == "openai" else ""
+
+    assert takes(of_form(compiler, form), tokenizer, RIGHT.get(name, call))
+    assert takes(of_form(compiler, form), tokenizer, f'{head}{{"n":5}}')
+    assert not takes(of_form(compiler, form), tokenizer, f'{head}{{"n":"x"}}')
+    assert not takes(of_form(compiler, form), tokenizer, f"{head}Well.")

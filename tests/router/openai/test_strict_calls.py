@@ -310,3 +310,20 @@ def test_tools_beyond_the_bounds_of_a_grammar_are_best_effort(
 
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-tandem-ignored"] == "tools.strict"
+
+
+@pytest.mark.parametrize("tool", [STRICT, LOOSE])
+def test_an_answer_with_tools_and_a_response_format_is_calls_or_has_the_form(
+    served: Served, tool: Any
+) -> None:
+    """The form alone would bar every call."""
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
+    held = wanted(served, tools=[tool], response_format=form, **CLOSED)
+    assert held is not None
+    calls, words = json.loads(held.structural_tag or "")["format"]["elements"]
+
+    assert [tag["begin"][:11] for tag in calls["tags"]] == ["<tool_call>"]
+    assert words == {"type": "json_schema", "json_schema": SCHEMA}
+    alone = wanted(served, tools=[tool], tool_choice="none", response_format=form)
+    assert alone is not None
+    assert json.loads(alone.json or "") == SCHEMA

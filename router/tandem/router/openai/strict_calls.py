@@ -32,22 +32,25 @@ Format = ToolFormat | ChannelFormat | None
 def check_strict(body: ChatBody, format_: Format) -> None:
     """Make the form that holds calls of strict tools to their schemas, for ``strict_form``.
 
-    Notes the tools that no grammar can hold. Raises InvalidParameter for schemas that are too
+    With a ``response_format`` the answer is calls or has that form. Notes the tools that no grammar
+    can hold. Raises InvalidParameter for schemas that are too
     large.
     """
     body.held_form = {}
     tools = _tools(body)
     strict = [index for index, tool in enumerate(tools) if _is_strict(tool)]
     _check_sizes(body, strict)
+    words = _words_of(body) if tools else None
     loose, tags = list(strict), list[msgspec.Raw]()
-    if strict and format_ is not None and not _is_taken(body):
-        loose, tags = _Tags(format_).of([tool["function"] for tool in tools], strict)
+    if (strict or words) and format_ is not None and not _is_taken(body, words):
+        functions = [tool["function"] for tool in tools]
+        loose, tags = _Tags(format_, words).of(functions, strict)
     if loose:
         body.ignore(BEST_EFFORT)
-    if format_ is None or len(loose) == len(strict):
+    if format_ is None or not tags or (len(loose) == len(strict) and not words):
         return
     parallel = body.parallel_tool_calls is not False
-    form = whole_form(format_, tags, parallel=parallel)
+    form = whole_form(format_, tags, parallel=parallel, words=words)
     tag = msgspec.json.encode({"type": "structural_tag", "format": form}).decode()
     body.held_form = {"structured_outputs": {"structural_tag": tag, "disable_any_whitespace": True}}
 
@@ -81,18 +84,30 @@ def _check_sizes(body: ChatBody, strict: Sequence[int]) -> None:
             raise InvalidParameter("tools", body.tools, allowed)
 
 
-def _is_taken(body: ChatBody) -> bool:
+def _words_of(body: ChatBody) -> dict[str, Any] | None:
+    """The form that ``response_format`` gives an answer without calls; None for any text."""
+    wanted = body.response_format
+    if wanted is None or wanted.type not in ("json_schema", "json_object"):
+        return None
+    schema = {"type": "object"} if wanted.json_schema is None else wanted.json_schema.schema_
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _is_taken(body: ChatBody, words: object) -> bool:
     """Return whether the answer has another form, or goes on with a message."""
-    return "structured_outputs" in body.sampling() or bool(body.continue_final_message)
+    has_form = words is None and "structured_outputs" in body.sampling()
+    return has_form or bool(body.continue_final_message)
 
 
 class _Tags:
     """Tags of calls in one format, within the bounds of a structural tag."""
 
-    def __init__(self, format_: ToolFormat | ChannelFormat) -> None:
+    def __init__(self, format_: ToolFormat | ChannelFormat, words: dict[str, Any] | None) -> None:
+        """``words``: the form of an answer without calls."""
         self._format = format_
         self._copies = copies_of(format_)
-        self._room = (MAX_SCHEMA_BYTES - _FRAME_BYTES) // self._copies
+        size = len(msgspec.json.encode(words))
+        self._room = (MAX_SCHEMA_BYTES - _FRAME_BYTES - size) // self._copies
         self._elements = (MAX_TAG_ELEMENTS - _FRAME_ELEMENTS) // self._copies
 
     def of(
@@ -150,6 +165,10 @@ def _tag(
         number = {"type": "regex", "pattern": "[0-9]{1,3}"}
         behind = {"type": "const_string", "value": text.after_number}
         content = {"type": "sequence", "elements": [number, behind, content]}
+    if text.head:
+        parts = [each.replace("{name}", function["name"]) for each in text.head]
+        consts = [{"type": "const_string", "value": each} for each in parts]
+        content = {"type": "sequence", "elements": [*consts, content]}
     begin = text.begin.replace("{name}", function["name"])
     return {"begin": begin, "content": content, "end": text.end}
 

@@ -25,10 +25,21 @@ def copies_of(format_: ToolFormat | ChannelFormat) -> int:
     return 1 if start is None else 1 + len(start.marks)
 
 
-def whole_form(format_: ToolFormat | ChannelFormat, tags: Sequence[Tag], *, parallel: bool) -> Form:
-    """Return the form of answers whose calls are those of ``tags``."""
+def whole_form(
+    format_: ToolFormat | ChannelFormat,
+    tags: Sequence[Tag],
+    *,
+    parallel: bool,
+    words: Form | None = None,
+) -> Form:
+    """Return the form of answers whose calls are those of ``tags``.
+
+    ``words``: the form of an answer without calls; None where any text will do.
+    """
     if isinstance(format_, ChannelFormat):
-        return _of_messages(format_, tags)
+        return _of_messages(format_, tags, words or {"type": "any_text"})
+    if words is not None:
+        return _or(_calls_alone(format_, tags, parallel=parallel), words)
     if format_.start is not None:
         return _from_start(format_.start, tags, parallel=parallel)
     return {
@@ -39,8 +50,28 @@ def whole_form(format_: ToolFormat | ChannelFormat, tags: Sequence[Tag], *, para
     }
 
 
-def _from_start(start: StartText, tags: Sequence[Tag], *, parallel: bool) -> Form:
-    """Calls that begin the answer, with or without a mark; or words, and calls after a mark."""
+def _calls_alone(format_: ToolFormat, tags: Sequence[Tag], *, parallel: bool) -> Form:
+    """Calls and nothing else."""
+    if format_.start is not None:
+        return _begun(format_.start, tags, parallel=parallel)
+    return {
+        "type": "tags_with_separator",
+        "tags": [*tags],
+        "separator": "\n",
+        "at_least_one": True,
+        "stop_after_first": not parallel,
+    }
+
+
+def _begun(start: StartText, tags: Sequence[Tag], *, parallel: bool) -> Form:
+    """Calls that begin the answer, with or without a mark."""
+    marks = [_const(mark) for mark, _ in start.marks]
+    closers = [_const(closer) for _, closer in start.marks if closer]
+    region = _region(start, tags, parallel=parallel)
+    return _sequence(_BLANKS, _or(NOTHING, *marks), region, _or(NOTHING, *closers))
+
+
+def _region(start: StartText, tags: Sequence[Tag], *, parallel: bool) -> Form:
     calls = {
         "type": "tags_with_separator",
         "tags": [*tags],
@@ -48,10 +79,13 @@ def _from_start(start: StartText, tags: Sequence[Tag], *, parallel: bool) -> For
         "at_least_one": True,
         "stop_after_first": not parallel,
     }
-    region = _sequence(_const(start.open), calls, _const(start.close))
-    marks = [_const(mark) for mark, _ in start.marks]
-    closers = [_const(closer) for _, closer in start.marks if closer]
-    begun = _sequence(_BLANKS, _or(NOTHING, *marks), region, _or(NOTHING, *closers))
+    return _sequence(_const(start.open), calls, _const(start.close))
+
+
+def _from_start(start: StartText, tags: Sequence[Tag], *, parallel: bool) -> Form:
+    """Calls that begin the answer, with or without a mark; or words, and calls after a mark."""
+    begun = _begun(start, tags, parallel=parallel)
+    region = _region(start, tags, parallel=parallel)
     marked = [
         {"begin": mark, "content": region, "end": closer or ""} for mark, closer in start.marks
     ]
@@ -66,7 +100,7 @@ def _from_start(start: StartText, tags: Sequence[Tag], *, parallel: bool) -> For
     return _or(begun, _sequence(_BLANKS, _or(*starts), words), NOTHING)
 
 
-def _of_messages(format_: ChannelFormat, tags: Sequence[Tag]) -> Form:
+def _of_messages(format_: ChannelFormat, tags: Sequence[Tag], words: Form) -> Form:
     """Thoughts and words in messages of their own, then a call or the last words."""
     spoken = [
         {
@@ -91,7 +125,7 @@ def _of_messages(format_: ChannelFormat, tags: Sequence[Tag]) -> Form:
         "stop_after_first": True,
     }
     final = _const(f"{format_.channel}final{format_.message}")
-    last = _or(call, _sequence(final, {"type": "any_text"}))
+    last = _or(call, _sequence(final, words))
     return _sequence(_or(NOTHING, _sequence(before, _const(next_message))), last)
 
 

@@ -95,11 +95,21 @@ _LLAMA = ToolFormat(
     at_start=("{",),
     body=JsonCall(needs_arguments=True, known_only=True),
     separators=(";", ","),
-    texts=(CallText(trigger="", begin='{"name": "{name}", "parameters": ', end="}"),),
+    texts=(
+        CallText(
+            trigger="",
+            begin="{",
+            head=('"name"', ": ", '"{name}"', ", ", '"parameters"', ": "),
+            end="}",
+        ),
+    ),
     start=StartText(
         separator="; ",
         marks=(("<|python_tag|>", ""),),
-        words=(("", rf'[^{{<\s]|<[^|]|\{{[ \t\r\n]{{0,8}}([^"\s]|"{_NO_CALL_KEY})'),),
+        words=(
+            ("", r"[^{<\s]|<[^|]"),
+            ("{", rf'[ \t\r\n]{{0,8}}([^"\s]|"{_NO_CALL_KEY})'),
+        ),
     ),
 )
 _PYTHON = LiteralText(

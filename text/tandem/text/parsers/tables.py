@@ -49,6 +49,9 @@ class CallText:
     """Begins a region of calls."""
     begin: str
     """From the trigger to the arguments, with ``{name}`` for the tool's name."""
+    head: tuple[str, ...] = ()
+    """Stand between ``begin`` and the arguments, where what begins like a call may be JSON of
+    another kind: grammars read each by itself."""
     after_number: str = ""
     """Where set, the call's number stands behind ``begin``, and this between it and the
     arguments."""

@@ -232,7 +232,7 @@ class ChatBody(GenerationBody):
         names = {**super().client_names(), "logprobs": "top_logprobs"}
         if is_forced(self.tool_choice):
             names["structured_outputs.json"] = "tools"
-        elif self.structured_outputs is None and self.response_format is None:
+        elif self.held_form:
             names["structured_outputs.structural_tag"] = "tools"
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"

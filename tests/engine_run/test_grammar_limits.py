@@ -95,7 +95,7 @@ def test_multiples_that_take_too_many_states_are_refused_before_they_compile(
         "grammar": f"start: a\na: %json {schema}",
         "structural_tag": f'{{"format": {{"type": "json_schema", "json_schema": {schema}}}}}',
     }
-    with pytest.raises(GrammarError, match="common multiple of at most 10,000"):
+    with pytest.raises(GrammarError, match=r"common multiple of at most 10,000"):
         check_multiples(StructuredOutputsParams(**{place: texts[place]}))
 
 

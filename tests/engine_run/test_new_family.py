@@ -43,6 +43,7 @@ class Swapped(Family):
     architectures = ("SwappedForCausalLM",)
     defaults: ClassVar = {"head_dim": 16}
     layers = __name__
+    keys = frozenset({"normed_heads"})
 
     def facts(self, config):
         return {"qk_norm": bool(config["normed_heads"])}

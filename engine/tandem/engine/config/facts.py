@@ -106,8 +106,9 @@ def read_facts(folder: str | Path) -> ModelFacts:
     """Facts of the model in ``folder``; InvalidParameter names what is missing or wrong."""
     path = Path(folder)
     config: Mapping[str, Any] = read_json(path / CONFIG, needed=True)
-    config = family_of(_architecture(config)).completed(config, path)
-    check_keys(config)
+    family = family_of(_architecture(config))
+    config = family.completed(config, path)
+    check_keys(config, family.keys)
     facts = facts_of(config, read_json(path / GENERATION_CONFIG, needed=False))
     tied, vocab_size = facts.tie_word_embeddings, facts.vocab_size
     if tied and facts.encoder is None:

@@ -8,7 +8,7 @@ name speaks of no part of the computation, or their value switches nothing on.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tandem.protocol.errors import InvalidParameter
@@ -70,10 +70,16 @@ _PARTS = re.compile(
 _LAYERS = ("full_attention", "sliding_attention")
 
 
-def check_keys(config: Mapping[str, Any]) -> None:
-    """Raise InvalidParameter for a key that changes what the model computes and is not read."""
+def check_keys(config: Mapping[str, Any], own: Collection[str] = ()) -> None:
+    """Raise InvalidParameter for a key that changes what the model computes and is not read. ``own``
+    are those that the model's family follows."""
     for key, value in config.items():
-        if key in _FOLLOWED or key in _SILENT or any(_same(value, each) for each in _OFF):
+        if (
+            key in _FOLLOWED
+            or key in own
+            or key in _SILENT
+            or any(_same(value, each) for each in _OFF)
+        ):
             continue
         neutral = _NEUTRAL.get(key)
         if neutral is None and _PARTS.search(key) is None:

@@ -33,8 +33,8 @@ def check_multiples(wanted: StructuredOutputsParams) -> None:
             states = math.lcm(states, _remainders(value))
             if states > MAX_REMAINDERS:
                 raise GrammarError(
-                    f"a schema whose values of {_KEYWORD}, without factors of 2 and 5, have a "
-                    f"common multiple of at most {MAX_REMAINDERS:,}"
+                    f"a schema that has values of {_KEYWORD} with a common multiple of at most "
+                    f"{MAX_REMAINDERS:,}, factors of 2 and 5 left out"
                 )
 
 

@@ -25,6 +25,8 @@ class Family:
     """
     defaults: ClassVar[Mapping[str, Any]] = {}
     """What a key that config.json lacks, or has as null, means."""
+    keys: ClassVar[frozenset[str]] = frozenset()
+    """Keys of config.json that only this family follows (``known_keys`` has those of all)."""
     activations: ClassVar[tuple[str, ...]] = ("silu", "swish")
     """Values of hidden_act that its layers compute."""
     layers: ClassVar[str | None] = None

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tests.cluster import archives, build, layout, lifecycle
 from tests.cluster.processes import ClusterError
-from tests.e2e_cluster import setup
+from tests.e2e_cluster import older, setup
 
 MODEL = "smollm2"
 MODEL_IMAGE = "docker.io/local/smollm2:1"
@@ -116,6 +116,8 @@ def prepared(steps: Steps) -> Path:
         compiled = pool.submit(components)
         with steps.step("images"):
             images()
+        with steps.step("images of the release before"):
+            older.make_images()
         with steps.step("model"):
             models = model_folder()
             model_image(models / MODEL)

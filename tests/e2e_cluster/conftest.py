@@ -21,13 +21,13 @@ ORDER = (
     *("under_load", "node_death"),  # and these another
     *("line", "same_node"),
     *("pulls", "deletion"),  # and the last two
-    *("boundaries", "bad_resources", "documents"),
+    *("boundaries", "bad_resources", "documents", "upgrade"),
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What is timed comes first, while no other test's pods are about to go; then those that share
-    a service, one after the other. The documents uninstall everything, and come last."""
+    a service, one after the other. Documents and upgrades uninstall everything, and come last."""
     here = Path(__file__).parent
 
     def place(item: pytest.Item) -> int:

@@ -317,12 +317,11 @@ def test_a_secret_of_another_name_stays_while_a_deployment_mounts_it():
     """Its routers are asked with the token that they have, whatever the Secret is called now."""
     fresh = Demo()
     fresh.turn(12)
-    service = fresh.cluster.objects[("LLMService", KEY[1])]
     own = next(each for each in fresh.cluster.of("Secret") if "canary" in each["metadata"]["name"])
     metadata = {
         "name": "demo-canary",
         "labels": own["metadata"]["labels"],
-        "ownerReferences": [{"uid": service["metadata"]["uid"], "controller": True}],
+        "ownerReferences": own["metadata"]["ownerReferences"],
     }
     fresh.cluster.put("Secret", {"metadata": metadata, "stringData": {"token": "older-token"}})
     name = own["metadata"]["name"]

@@ -35,6 +35,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
 {{- define "tandem.installsCrd" -}}
+{{- include "tandem.values" .root -}}
 {{- if .root.Values.crds.install -}}
 {{- $there := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" .name -}}
 {{- $notes := dig "metadata" "annotations" (dict) $there -}}

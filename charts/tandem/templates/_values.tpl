@@ -1,0 +1,25 @@
+{{- /* Fills in the values that are missing, with the chart's own. `helm upgrade --reuse-values` brings
+the values of the release before and nothing else, so every block that came since is missing. Each
+template begins with this. */ -}}
+{{- define "tandem.values" -}}
+{{- $defaults := .Files.Get "defaults.yaml" | fromYaml -}}
+{{- /* null removes the pods' security context; releases that have no nodeAgent know no such value. */ -}}
+{{- if hasKey .Values "nodeAgent" -}}
+{{- $_ := unset $defaults "podSecurityContext" -}}
+{{- end -}}
+{{- include "tandem.fill" (list .Values $defaults) -}}
+{{- end }}
+
+{{- /* Sets what a map lacks of another one, by (list MAP DEFAULTS). Maps whose keys are the user's are
+there as a whole or not at all. */ -}}
+{{- define "tandem.fill" -}}
+{{- $values := index . 0 -}}
+{{- range $key, $default := index . 1 -}}
+{{- $value := get $values $key -}}
+{{- if or (not (hasKey $values $key)) (and (kindIs "invalid" $value) (not (kindIs "invalid" $default))) -}}
+{{- $_ := set $values $key $default -}}
+{{- else if and (kindIs "map" $value) (kindIs "map" $default) (not (has $key (list "resources" "podSecurityContext" "labels" "annotations"))) -}}
+{{- include "tandem.fill" (list $value $default) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}

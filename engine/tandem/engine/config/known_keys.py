@@ -71,8 +71,10 @@ _LAYERS = ("full_attention", "sliding_attention")
 
 
 def check_keys(config: Mapping[str, Any], own: Collection[str] = ()) -> None:
-    """Raise InvalidParameter for a key that changes what the model computes and is not read. ``own``
-    are those that the model's family follows."""
+    """Raise InvalidParameter for a key that changes what the model computes and is not read.
+
+    ``own`` are keys that the model's family follows.
+    """
     for key, value in config.items():
         if (
             key in _FOLLOWED

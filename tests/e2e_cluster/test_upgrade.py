@@ -15,7 +15,7 @@ from types import TracebackType
 
 import pytest
 from tests.e2e_cluster import older
-from tests.e2e_cluster.images import prefix, reference, tag
+from tests.e2e_cluster.images import PREFIX, prefix, reference, tag
 from tests.e2e_cluster.install import NAMESPACE, RELEASE, WAIT_SECONDS, Installed, helm
 from tests.e2e_cluster.kube import Json, Kube, KubeError, conditions, wait_for
 from tests.e2e_cluster.load import Load
@@ -97,7 +97,7 @@ def values(tag_of_images: str, *, is_older: bool) -> list[str]:
     """The images that a release is to run, and nothing else."""
     name = older.reference if is_older else reference
     sets = {
-        "image.repository": f"{older.PREFIX if is_older else prefix()}/tandem-operator",
+        "image.repository": f"{PREFIX if is_older else prefix()}/tandem-operator",
         "image.tag": tag_of_images,
         "routerImage": name("router"),
         "workerImage": name("worker"),

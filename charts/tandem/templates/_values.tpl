@@ -3,8 +3,8 @@ the values of the release before and nothing else, so every block that came sinc
 template begins with this. */ -}}
 {{- define "tandem.values" -}}
 {{- $defaults := .Files.Get "defaults.yaml" | fromYaml -}}
-{{- /* null removes the pods' security context; releases that have no nodeAgent know no such value. */ -}}
-{{- if hasKey .Values "nodeAgent" -}}
+{{- /* null removes the pods' security context; a release without one of these blocks has no such value. */ -}}
+{{- if and (hasKey .Values "aggregateRoles") (hasKey .Values "tracing") (hasKey .Values "nodeAgent") -}}
 {{- $_ := unset $defaults "podSecurityContext" -}}
 {{- end -}}
 {{- include "tandem.fill" (list .Values $defaults) -}}

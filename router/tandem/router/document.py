@@ -22,7 +22,7 @@ from tandem.router.anthropic import body as message_bodies
 from tandem.router.openai.answers import pooling_types, types
 from tandem.router.openai.bodies import pooling_schemas, schemas, structured
 from tandem.router.openai.bodies.body import Body
-from tandem.router.openai.bodies.hints import Hint
+from tandem.router.openai.bodies.hints import CONDITIONS, Hint
 from tandem.router.openai.bodies.parameters import Refused
 from tandem.router.openai.responses import answers as response_answers
 from tandem.router.openai.responses import body as response_bodies
@@ -43,6 +43,10 @@ _BEFORE = (
     "OpenAI's HTTP with vLLM's extensions. Before a request has a path it may be answered 400, "
     "403, 408, 431 or 503, in the shape of every error: its head is broken, slow or large, its "
     "Host or Origin is not allowed, or too many connections are open."
+)
+_HINTS = (
+    "Fields without effect are named in the header `x-tandem-ignored` of an answer. With some "
+    f"models or values these have none: {', '.join(f'`{name}`' for name in CONDITIONS)}."
 )
 _RETRIED = (429, 503)
 _TAKING = (400, 404, 408, 413, 500)
@@ -200,7 +204,10 @@ def document(
         for method in route.methods or ()
     }
     content = get_openapi(
-        title=app.title, version=app.version, description=_BEFORE, routes=app.routes
+        title=app.title,
+        version=app.version,
+        description=f"{_BEFORE}\n\n{_HINTS}",
+        routes=app.routes,
     )
     for path, methods in content["paths"].items():
         for method, described in methods.items():

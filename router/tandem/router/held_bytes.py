@@ -28,14 +28,15 @@ class HeldBytes:
         """Bytes of all tenants."""
         self._clock = clock
         self._by_tenant: Counter[str] = Counter()
-        self._coming: dict[Holding, None] = {}
-        """Requests that still come, in the order of their last progress."""
+        self._coming: dict[Holding, Callable[[], None]] = {}
+        """What ends each request that still comes, in the order of their last progress. It is kept
+        here and not in the holding: the request would refer to itself after its end."""
 
     def enter(self, tenant: str, end: Callable[[], None]) -> Holding:
         """Return the holding of a request that begins to come; ``end`` is called if it has to make
         room for another one."""
-        holding = Holding(tenant, end, self._clock())
-        self._coming[holding] = None
+        holding = Holding(tenant, self._clock())
+        self._coming[holding] = end
         return holding
 
     def add(self, holding: Holding, num_bytes: int, *, begins: bool = False) -> bool:
@@ -44,8 +45,7 @@ class HeldBytes:
         self._count(holding, num_bytes)
         moves = holding.progressed(num_bytes, self._clock(), begins=begins)
         if moves and holding in self._coming:
-            del self._coming[holding]
-            self._coming[holding] = None
+            self._coming[holding] = self._coming.pop(holding)
         if not self._has_room(holding):
             self._make_room(holding)
         return self._has_room(holding)
@@ -98,22 +98,21 @@ class HeldBytes:
 
     def _make_room(self, holding: Holding) -> None:
         """End requests of the same tenant that stand still, until there is room."""
-        for each in list(self._coming):
+        for each, end in list(self._coming.items()):
             if self.seconds_still(each) < STILL_SECONDS or self._has_room(holding):
                 return
             if each is not holding and each.tenant == holding.tenant and each.num_bytes:
                 self.let_go(each)
-                each.end()
+                end()
 
 
 class Holding:
     """The bytes of one request."""
 
-    __slots__ = ("_fresh", "end", "num_bytes", "progress_at", "tenant")
+    __slots__ = ("_fresh", "num_bytes", "progress_at", "tenant")
 
-    def __init__(self, tenant: str, end: Callable[[], None], now: float) -> None:
+    def __init__(self, tenant: str, now: float) -> None:
         self.tenant = tenant
-        self.end = end
         self.num_bytes = 0
         self.progress_at = now
         """When it last had brought ``PROGRESS_BYTES`` more."""

@@ -26,7 +26,7 @@ Connect = Callable[[Served], socket.socket]
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 SIZED = HEAD + b"Content-Length: 4000000\r\n\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+GET = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 PATIENCE = 60.0
 """Seconds that the router gives who owes it something: more than a test may take."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -57,10 +58,11 @@ def test_without_keys_one_may_hold_all() -> None:
 @pytest.mark.parametrize("tenant", ["", "hog"])
 def test_uploads_that_stand_still_end_for_one_that_moves(tenant: str) -> None:
     """Of the same tenant; those that move, and those that came whole, stay."""
-    clock, ended = Clock(), []
+    ended: list[str] = []
+    clock = Clock()
     held = HeldBytes(300 * KIB, clock)
     names = ("still", "whole", "moves")
-    ones = {name: held.enter(tenant, lambda name=name: ended.append(name)) for name in names}
+    ones = {name: held.enter(tenant, partial(ended.append, name)) for name in names}
     for each in ones.values():
         assert held.add(each, 60 * KIB)
     held.came_whole(ones["whole"])

@@ -13,6 +13,7 @@ from tandem.protocol.card import WorkerRole
 from tandem.protocol.messages import LoadReport
 from tandem.router.placement.damage import Targets
 from tandem.router.placement.elastic import ElasticPolicy
+from tandem.router.tenant import NO_KEYS
 
 LOAD = LoadReport(
     num_running=0,
@@ -48,7 +49,7 @@ async def test_an_attempt_is_explained(make_worker) -> None:
     await beats(stack, consumer)
     await stack.run(make_request(40))
 
-    (told,) = stack.dispatcher.explanations.to_json()
+    (told,) = stack.dispatcher.explanations.to_json(NO_KEYS)
     assert told["prompt_tokens"] == 40
     assert told["rule"].startswith("pair ")
     assert [way["way"] for way in told["ways"] if way["chosen"]] == ["pair"]
@@ -83,6 +84,6 @@ async def test_a_router_that_stood_still_before_a_first_token_adds_nothing_to_th
     await stack.find(producer, consumer)
     await stack.run(make_request(40))
 
-    (told,) = stack.dispatcher.explanations.to_json()
+    (told,) = stack.dispatcher.explanations.to_json(NO_KEYS)
     assert told["second_s"] >= 0
     await stack.close()

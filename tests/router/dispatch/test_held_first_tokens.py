@@ -21,6 +21,7 @@ from tandem.router.placement.base import Placement
 from tandem.router.placement.damage import Targets
 from tandem.router.placement.forecast import Forecast, held_back
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, LinkPace, PromptFacts
+from tandem.router.tenant import NO_KEYS
 
 HOLD = 0.02
 UNTIL = 0.24
@@ -206,7 +207,7 @@ async def test_a_client_has_both_at_once(make_worker, hold: float, streams: int)
     assert decodes.num_streams == streams
     is_read.set()
     assert len([output async for output in outputs])
-    (told,) = stack.dispatcher.explanations.to_json()
+    (told,) = stack.dispatcher.explanations.to_json(NO_KEYS)
     assert told["second_s"] > 0.1
     await stack.close()
 

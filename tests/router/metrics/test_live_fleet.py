@@ -25,6 +25,7 @@ from tandem.router.live.link_series import MAX_SERIES
 from tandem.router.live.rates import RouterRates
 from tandem.router.metrics import RouterMetrics
 from tandem.router.rates import MAX_SAMPLES, DecayedRate, Window
+from tandem.router.tenant import NO_KEYS
 from tandem.router.timeline.ring import Ring
 
 Make = Callable[..., FakeWorker]
@@ -274,8 +275,8 @@ def test_no_more_calls_are_listed_than_asked_for() -> None:
         ring.open(each)
     for each in calls[:4]:
         ring.close(each)
-    assert [each.request_id for each in ring.latest(3)] == ["5", "4", "3"]
-    assert len(ring.latest(100)) == 6
+    assert [each.request_id for each in ring.latest(3, NO_KEYS)] == ["5", "4", "3"]
+    assert len(ring.latest(100, NO_KEYS)) == 6
 
 
 def test_live_views_ask_for_the_key(serve: Serve, decode: Make) -> None:

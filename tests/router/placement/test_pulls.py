@@ -19,6 +19,7 @@ from tandem.router.placement.elastic import ElasticPolicy
 from tandem.router.placement.pulls import BUDGET_SECONDS, ROUND_SECONDS, best_pulls
 from tandem.router.placement.rates import Rates, StandIns
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, LinkPace, PromptFacts
+from tandem.router.tenant import NO_KEYS
 from tandem.router.workers.peering import handoff_peers
 
 P, D = WorkerRole.PREFILL, WorkerRole.DECODE
@@ -196,7 +197,7 @@ async def test_who_computes_is_told_whence_to_pull(make_worker) -> None:
 
     (sent,) = idle.submitted
     assert sent.pull == Pull(lender.incarnation, 80, 1250, 0)
-    (told,) = stack.dispatcher.explanations.to_json()
+    (told,) = stack.dispatcher.explanations.to_json(NO_KEYS)
     (way,) = [each for each in told["ways"] if each["chosen"]]
     assert way["pull"]["holder"] == lender.incarnation.hex()
     assert (way["pull"]["prefix_tokens"], way["pull"]["compute_s"]) == (80, pytest.approx(1.25))

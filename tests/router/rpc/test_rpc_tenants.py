@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -102,12 +103,12 @@ def test_each_message_of_reflection_takes_a_turn(raw: Raw, monkeypatch: pytest.M
     asked = reflection_pb2.ServerReflectionRequest(list_services="*").SerializeToString()
     with client.greet().at_once():
         stream = client.ask(message(asked) * 100, REFLECT)
-    client.until(lambda event: getattr(event, "stream_id", None) == stream and _ends(event))
+    client.until(partial(_ends, stream=stream))
     assert len(taken) == 100
 
 
-def _ends(event: Any) -> bool:
-    return type(event).__name__ == "StreamEnded"
+def _ends(event: Any, *, stream: int) -> bool:
+    return type(event).__name__ == "StreamEnded" and event.stream_id == stream
 
 
 def test_tenants_find_none_of_each_others_prefixes(serve: Serve, decode: Make) -> None:
@@ -121,11 +122,7 @@ def test_tenants_find_none_of_each_others_prefixes(serve: Serve, decode: Make) -
     request = pb.GenerateRequest(prompt="word " * 300, sampling=sampling).SerializeToString()
     for key in ("one", "two"):
         stream = client.ask(message(request), authorization=f"Bearer {key}")
-        client.until(
-            lambda event, stream=stream: (
-                getattr(event, "stream_id", None) == stream and _ends(event)
-            )
-        )
+        client.until(partial(_ends, stream=stream))
     body = {"prompt": "word " * 300, "max_tokens": 1}
     headers = {"Authorization": "Bearer one"}
     assert served.post("/v1/completions", json=body, headers=headers).status_code == 200

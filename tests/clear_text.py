@@ -1,5 +1,5 @@
 """Requests without TLS, by httpx: a client of its own for each, as httpx.get and post have it, but
-without the 50 ms that reading all authorities of the web takes, and with time for a busy machine."""
+without the 50 ms that reading all authorities of the web takes, and with a busy machine's time."""
 
 from __future__ import annotations
 

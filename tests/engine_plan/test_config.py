@@ -107,7 +107,7 @@ def test_defaults_are_pinned():
 def test_outlines_is_refused_where_its_package_is_not(tmp_path, monkeypatch):
     """Before anything starts, and in words that say what to install; the others need it not."""
     monkeypatch.setattr(structured_outputs, "find_spec", lambda name: None)
-    with pytest.raises(InvalidParameter, match=r"install tandem\[outlines\]"):
+    with pytest.raises(InvalidParameter, match=r"install tandem-serving\[outlines\]"):
         config_of(tmp_path, structured_outputs_backend="outlines")
     auto = config_of(tmp_path, structured_outputs_backend="auto")
     assert auto.structured_outputs.structured_outputs_backend == "auto"

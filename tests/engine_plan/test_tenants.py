@@ -110,6 +110,7 @@ def test_a_cached_prompt_counts_by_what_is_left_of_it() -> None:
     harness.step()
     (running,) = harness.core.scheduler.roster.running
     harness.add(request_of("again", cached, params=params, tenant="victim"))
+    before = running.num_computed
     while harness.core.scheduler.roster.waiting.peek() is not None:
         before = running.num_computed
         harness.step()

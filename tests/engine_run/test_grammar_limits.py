@@ -59,7 +59,7 @@ def llm(smollm2: Path) -> Iterator[LLM]:
 
 
 @pytest.mark.parametrize("form", BEYOND.values(), ids=BEYOND)
-def test_what_reaches_a_limit_is_refused_by_its_field(llm: LLM, form: dict[str, str]):
+def test_what_reaches_a_limit_is_refused_by_its_field(llm: LLM, form: dict[str, Any]):
     """A failure would count against the worker; the next request is answered."""
     wanted = StructuredOutputsParams(**form)
     with pytest.raises(RequestRefused) as caught:
@@ -90,7 +90,7 @@ def test_multiples_that_take_too_many_states_are_refused_before_they_compile(
 ):
     """Wherever the schema stands: the backend has no bound for them."""
     schema = json.dumps({"type": "number", "allOf": [{"multipleOf": each} for each in values]})
-    texts = {
+    texts: dict[str, Any] = {
         "json": schema,
         "grammar": f"start: a\na: %json {schema}",
         "structural_tag": f'{{"format": {{"type": "json_schema", "json_schema": {schema}}}}}',

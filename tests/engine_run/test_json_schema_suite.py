@@ -22,7 +22,7 @@ from tandem.engine.structured.grammar import Grammar, GrammarError
 from tandem.text.tokenizer import Tokenizer
 
 SUITE = Path(__file__).parents[1] / "reference/json_schema_suite/tests/draft2020-12"
-FOLLOWED = {"guidance": 257, "outlines": 154}
+FOLLOWED = {"guidance": 257, "outlines": 159}
 """Of 461 schemas; more is better, fewer is a loss."""
 LET_THROUGH = {"guidance": 0.8, "outlines": 0.5}
 """Of the valid instances of schemas that are followed, at least. Outlines takes a schema without a

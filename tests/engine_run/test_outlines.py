@@ -332,6 +332,6 @@ def test_auto_is_guidance_where_outlines_is_not_installed(
         with pytest.raises(GrammarError, match="oneOf"):
             compiled(auto, json=json.dumps(FOLLOWED["tagged"]))
     assert auto._has_outlines is False
-    with pytest.raises(NoCompiler, match=r"install tandem\[outlines\]"):
+    with pytest.raises(NoCompiler, match=r"install tandem-serving\[outlines\]"):
         make_compiler("outlines", smollm2, VOCAB)
     auto.close()

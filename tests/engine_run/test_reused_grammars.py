@@ -72,7 +72,7 @@ def request_for(number: int, emitted: tuple[int, ...] = ()) -> Request:
         (0,),
         token_ids=tokens,
         num_prompt=2,
-        order=(0, number, 0),
+        order=(0, number, 0, 0),
         max_len=1000,
         block_hashes=[],
     )

@@ -169,7 +169,9 @@ def form_of(name: str, **fields: Any) -> dict[str, Any]:
 
 def begun(form: dict[str, Any]) -> dict[str, Any]:
     """The part of a form that has calls and nothing else."""
-    return form["elements"][0] if form["type"] == "or" else form["elements"][1]["elements"][0]
+    elements = form["elements"]
+    first: dict[str, Any] = elements[0] if form["type"] == "or" else elements[1]["elements"][0]
+    return first
 
 
 def of_form(compiler: LLGuidanceCompiler, form: dict[str, Any]) -> Grammar:
@@ -312,7 +314,7 @@ def test_what_cannot_be_held_to_between_tags_is_best_effort(schema: dict[str, An
     function = {"name": "f", "parameters": schema, "strict": True}
     body = chat(tools=[{"type": "function", "function": function}])
     with pytest.raises(NotFollowed) as found:
-        parameters_form(schema, TOOL_FORMATS["qwen3_xml"].texts[0].parameters)  # type: ignore[union-attr, arg-type]
+        parameters_form(schema, TOOL_FORMATS["qwen3_xml"].texts[0].parameters)  # type: ignore[arg-type]
     assert found.value.at == at
     check_strict(body, TOOL_FORMATS["qwen3_xml"])
     assert body.ignored == ["tools.strict"]

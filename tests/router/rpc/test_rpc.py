@@ -219,6 +219,51 @@ def test_what_is_wrong_is_named(dial: Any, method: str, fields: Any, param: str)
     assert trailing(failed)["tandem-error-param"] == param
 
 
+NUMBERS: list[tuple[str, str, Any, str]] = [
+    *(
+        ("Generate", name, value, name)
+        for name in ("temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty")
+        for value in ("NaN", "Infinity", "-Infinity")
+    ),
+    ("Generate", "logit_bias", {"7": "NaN"}, "logit_bias.7"),
+    ("Generate", "logit_bias", {str(2**32 - 1): 1.0}, "logit_bias"),
+    ("Generate", "n", 0, "n"),
+    ("Generate", "n", 2**32 - 1, "n"),
+    ("Generate", "min_tokens", 2**32 - 1, "min_tokens"),
+    ("Generate", "logprobs", 2**32 - 1, "logprobs"),
+    ("Generate", "top_k", -(2**31), "top_k"),
+    ("Generate", "stop_token_ids", [2**32 - 1], "stop_token_ids"),
+    ("Generate", "allowed_token_ids", [2**32 - 1], "allowed_token_ids"),
+    ("Generate", "tokens", {"ids": [2**32 - 1]}, "prompt"),
+    ("Generate", "truncate_prompt_tokens", 0, "truncate_prompt_tokens"),
+    ("Generate", "truncate_prompt_tokens", -(2**31), "truncate_prompt_tokens"),
+    ("Embed", "tokens", [{"ids": [2**32 - 1]}], "input"),
+    ("Embed", "dimensions", 0, "dimensions"),
+    ("Embed", "dimensions", 2**32 - 1, "dimensions"),
+    ("Embed", "truncate_prompt_tokens", -(2**31), "truncate_prompt_tokens"),
+    ("Score", "truncate_prompt_tokens", -(2**31), "truncate_prompt_tokens"),
+]
+"""Numbers that are not finite, and integers at the ends of their fields' types."""
+
+
+def test_a_number_out_of_range_is_refused_by_its_field(dial: Any) -> None:
+    """A worker receives none of them, and none is an internal error."""
+    served, client = dial()
+    others = {"Embed": {"input": ["Hi"]}, "Score": {"text_1": ["a"], "text_2": ["b"]}}
+    for method, name, value, param in NUMBERS:
+        fields: dict[str, Any] = {name: value}
+        if method == "Generate" and name not in ("tokens", "truncate_prompt_tokens"):
+            fields = {"sampling": fields}
+        if name != "tokens":
+            fields |= others.get(method, {"prompt": "Hi"})
+        with pytest.raises(grpc.RpcError) as failed:
+            client.call(method, **fields)
+        case = (method, name, value, details(failed))
+        assert code_of(failed) is grpc.StatusCode.INVALID_ARGUMENT, case
+        assert trailing(failed)["tandem-error-param"] == param, case
+    assert served.workers[0].submitted == []
+
+
 def test_unknown_models_and_large_messages(dial: Any) -> None:
     """NOT_FOUND and RESOURCE_EXHAUSTED."""
     _, client = dial(max_body_bytes=10_000)

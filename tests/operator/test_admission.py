@@ -93,6 +93,39 @@ BAD: dict[str, Manifest] = {
     "a driver": {
         "volumes": [{"name": "x", "csi": {"driver": "d", "nodePublishSecretRef": SECRET}}]
     },
+    "a share": {
+        "volumes": [{"name": "x", "azureFile": {"secretName": "theirs", "shareName": "s"}}]
+    },
+    "a cephfs": {"volumes": [{"name": "x", "cephfs": {"monitors": ["m"], "secretRef": SECRET}}]},
+    "a block device": {
+        "volumes": [{"name": "x", "rbd": {"monitors": ["m"], "image": "i", "secretRef": SECRET}}]
+    },
+    "a target": {
+        "volumes": [
+            {
+                "name": "x",
+                "iscsi": {
+                    "targetPortal": "1.2.3.4",
+                    "iqn": "iqn.2026-11.example:a",
+                    "lun": 0,
+                    "secretRef": SECRET,
+                },
+            }
+        ]
+    },
+    "an own driver": {
+        "volumes": [{"name": "x", "flexVolume": {"driver": "a/b", "secretRef": SECRET}}]
+    },
+    "a disk": {"volumes": [{"name": "x", "cinder": {"volumeID": "v", "secretRef": SECRET}}]},
+    "a pool": {
+        "volumes": [
+            {
+                "name": "x",
+                "scaleIO": {"gateway": "g", "system": "s", "volumeName": "v", "secretRef": SECRET},
+            }
+        ]
+    },
+    "a store": {"volumes": [{"name": "x", "storageos": {"volumeName": "v", "secretRef": SECRET}}]},
     "a variable": {
         "containers": [
             {

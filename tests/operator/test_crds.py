@@ -149,7 +149,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"observability__tracing": {"samplePercent": 5}},
         "tracing.samplePercent requires tracing.endpoint",
     ),
-    "no image": ({"image": "UPPER CASE/img:::"}, "spec.image: Invalid value: must be an image, as"),
+    "no image": (
+        {"image": "UPPER CASE/img:::"},
+        'spec.image: Invalid value: "UPPER CASE/img:::": must be an image, as',
+    ),
     "no image of a model": (
         {"model__source": {"type": "Image", "image": {"reference": "a b"}}},
         "must be an image, as",

@@ -18,7 +18,7 @@ from tests.operator.test_children import facts
 
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
-from tandem.cli.router import LogConfig
+from tandem.cli.logs import LogConfig
 from tandem.kvtransfer.nodeagent.config import NodeAgentConfig
 from tandem.operator.api.reading import spec_of
 from tandem.operator.decide import plan
@@ -71,7 +71,10 @@ def test_chart_and_manifests_grant_the_same():
     assert rules(chart) == rules(plain) == rules(documents(listed))
     assert "*" not in str(rules(plain))
     wide = [each for each in documents(listed) if each["kind"].startswith("ClusterRole")]
-    assert [each["metadata"]["name"] for each in wide] == ["tandem-view", "tandem-edit"]
+    assert [each["metadata"]["name"] for each in wide] == [
+        "tandem-default-view",
+        "tandem-default-edit",
+    ]
 
 
 @NEEDS_HELM
@@ -79,6 +82,7 @@ def test_chart_and_manifests_hold_the_operator_to_the_same():
     """The two ways to install have the same admission policies, names and labels aside."""
     plain = documents((ROOT / "manifests/operator/admission.yaml").read_text())
     text = helm("template", "tandem-operator", CHART, "-n", "tandem-system")
+    text = text.replace("tandem-operator-tandem-system-", "tandem-operator-")
     chart = [each for each in documents(text) if each["kind"].startswith("ValidatingAdmission")]
     for each in chart:
         each["metadata"].pop("labels")
@@ -335,26 +339,40 @@ def test_a_release_comes_changes_and_goes(plane: ControlPlane, namespace: str):
 
 @NEEDS_HELM
 def test_releases_and_kubectl_do_not_fight_for_the_crds(plane: ControlPlane, namespace: str):
-    """Who comes second leaves the CRDs to who came first, whichever of the two ways it was."""
+    """A second release leaves the CRDs to the first one, and so does kubectl."""
     where = ("-n", namespace, "--kubeconfig", str(plane.kubeconfig()))
-    listed = ("--set", f"watchNamespaces={{{namespace}}}")
+    own = ("--set", f"watchNamespaces={{{namespace}}}")
+    other = ("--set", "watchNamespaces={default}")
     apply = ("apply", "--server-side", "-k", "manifests/crds")
     plane.kubectl(*apply, "--force-conflicts")
     adopt = ("--take-ownership", "--force-conflicts", "--set", "crds.adopt=true")
-    assert "STATUS: deployed" in helm("install", "first", CHART, *where, *listed, *adopt)
+    assert "STATUS: deployed" in helm("install", "first", CHART, *where, *own, *adopt)
     owner = "jsonpath={.metadata.annotations.meta\\.helm\\.sh/release-name}"
     crd = ("get", "crd", "llmservices.tandem.dev", "-o", owner)
     assert plane.kubectl(*crd) == "first"
-    said = helm("install", "second", CHART, *where, *listed)
+    said = helm("install", "second", CHART, *where, *other)
     assert "STATUS: deployed" in said, said
     assert "not this release's" in said
     assert plane.kubectl(*crd) == "first"
     assert "serverside-applied" in plane.kubectl(*apply)
-    for release in ("second", "first"):
-        assert "STATUS: deployed" in helm("upgrade", release, CHART, *where, *listed)
+    for release, watched in (("second", other), ("first", own)):
+        assert "STATUS: deployed" in helm("upgrade", release, CHART, *where, *watched)
     for release in ("second", "first"):
         assert "uninstalled" in helm("uninstall", release, *where)
     assert "llmservices" in plane.kubectl("get", "crd", "-o", "name")
+
+
+@NEEDS_HELM
+def test_two_releases_do_not_watch_one_namespace(plane: ControlPlane, namespace: str):
+    """Helm refuses the second one and names the release that was first."""
+    where = ("-n", namespace, "--kubeconfig", str(plane.kubeconfig()))
+    kept = ("--set", "crds.install=false")
+    watched = ("--set", f"watchNamespaces={{{namespace}}}")
+    assert "STATUS: deployed" in helm("install", "first", CHART, *where, *watched, *kept)
+    said = helm("install", "second", CHART, *where, *watched, *kept)
+    assert 'Role "tandem-operator"' in said
+    assert 'current value is "first"' in said
+    assert "uninstalled" in helm("uninstall", "first", *where)
 
 
 class Asked(BaseHTTPRequestHandler):

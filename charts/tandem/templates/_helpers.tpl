@@ -1,5 +1,13 @@
 {{- define "tandem.name" -}}
-{{- if contains "tandem" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-tandem" .Release.Name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- $name := .Values.nameOverride | default "tandem" -}}
+{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- else if contains $name .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- /* The name of objects outside namespaces: another namespace may have a release of the same name. */ -}}
+{{- define "tandem.clusterName" -}}
+{{ include "tandem.name" . }}-{{ .Release.Namespace }}
 {{- end }}
 
 {{- define "tandem.selector" -}}
@@ -30,8 +38,47 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .Values.serviceAccount.name | default (include "tandem.name" .) }}
 {{- end }}
 
+{{- /* Image of the operator; a digest wins over the tag. */ -}}
 {{- define "tandem.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- $image := printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
+{{- with .Values.image.digest }}{{ $image = printf "%s@%s" $.Values.image.repository . }}{{ end -}}
+{{ include "tandem.withRegistry" (list . $image) }}
+{{- end }}
+
+{{- /* An image, by (list . IMAGE), from global.imageRegistry if that is set. */ -}}
+{{- define "tandem.withRegistry" -}}
+{{- $registry := (index . 0).Values.global | default dict | dig "imageRegistry" "" | trimSuffix "/" -}}
+{{- $image := index . 1 -}}
+{{- if and $registry $image -}}
+{{- $parts := splitList "/" $image -}}
+{{- $host := first $parts -}}
+{{- if and (gt (len $parts) 1) (or (contains "." $host) (contains ":" $host) (eq "localhost" $host)) -}}
+{{- $parts = rest $parts -}}
+{{- end -}}
+{{ $registry }}/{{ join "/" $parts }}
+{{- else -}}
+{{ $image }}
+{{- end -}}
+{{- end }}
+
+{{- /* Images that services get, by (list . ROLE VALUE); empty leaves the operator's own default. */ -}}
+{{- define "tandem.serviceImage" -}}
+{{- $root := index . 0 -}}
+{{- $image := index . 2 -}}
+{{- if and (not $image) ($root.Values.global | default dict | dig "imageRegistry" "") -}}
+{{- $image = printf "ghcr.io/tandem-serving/tandem-%s:%s" (index . 1) $root.Chart.AppVersion -}}
+{{- end -}}
+{{ include "tandem.withRegistry" (list $root $image) }}
+{{- end }}
+
+{{- /* Pull secrets of the release's own pods, as JSON: global.imagePullSecrets (names, or maps with a
+name) and imagePullSecrets. */ -}}
+{{- define "tandem.pullSecrets" -}}
+{{- $found := list -}}
+{{- range concat (.Values.global | default dict | dig "imagePullSecrets" list) (.Values.imagePullSecrets | default list) -}}
+{{- $found = append $found (kindIs "string" . | ternary (dict "name" .) .) -}}
+{{- end -}}
+{{ uniq $found | toJson }}
 {{- end }}
 
 {{- define "tandem.installsCrd" -}}

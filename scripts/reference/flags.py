@@ -13,8 +13,8 @@ from tandem.cli.bench.serve import ServeConfig
 from tandem.cli.bench.startup import StartupConfig
 from tandem.cli.bench.throughput import ThroughputConfig
 from tandem.cli.flags import Section, flag_of, plain_type
+from tandem.cli.logs import LogConfig
 from tandem.cli.prepare import PrepareConfig
-from tandem.cli.router import LogConfig
 from tandem.cli.up_config import UpConfig
 from tandem.cli.worker_settings import worker_sections
 from tandem.kvtransfer.nodeagent.config import NodeAgentConfig

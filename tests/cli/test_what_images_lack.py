@@ -16,7 +16,7 @@ sys.exit(main(sys.argv[2:]))
 """
 OF_WORKERS = "fastapi httptools kubernetes uvicorn uvloop"
 """What the worker's image has not."""
-OF_OTHERS = "torch llguidance safetensors"
+OF_OTHERS = "torch llguidance safetensors gguf huggingface_hub filelock rich"
 """What the router's and the operator's have not."""
 
 

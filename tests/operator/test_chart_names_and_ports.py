@@ -12,7 +12,7 @@ from tests.operator.test_install import AGENT, CHART, NEEDS_HELM, documents, hel
 
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
-from tandem.cli.router import LogConfig
+from tandem.cli.logs import LogConfig
 from tandem.operator.desired.network import network_policies
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol.errors import InvalidParameter

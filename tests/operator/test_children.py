@@ -10,8 +10,8 @@ import pytest
 from tests.operator.builders import spec
 
 from tandem.cli.flags import Section, add_flags, read_settings
+from tandem.cli.logs import LogConfig
 from tandem.cli.prepare import PrepareConfig
-from tandem.cli.router import LogConfig
 from tandem.cli.worker_settings import worker_sections
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.desired.compose import base, desired, target_revisions

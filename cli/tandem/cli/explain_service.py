@@ -13,7 +13,7 @@ import yaml
 
 from tandem.cli.command import Parser, read_command_line
 from tandem.cli.flags import Section
-from tandem.cli.router import LogConfig
+from tandem.cli.logs import LogConfig
 from tandem.cli.service_drawn import drawn
 from tandem.operator.cluster import Cluster
 from tandem.operator.rehearse.rehearsal import rehearse

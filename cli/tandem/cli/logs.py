@@ -6,11 +6,25 @@ import json
 import logging
 import sys
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tandem.protocol.recording import current
+from tandem.protocol.settings import setting
 
 TEXT = "%(asctime)s %(levelname).1s %(name)s: %(message)s%(about)s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """How much to log."""
+
+    log_level: str = setting(
+        "info", "Least severe messages to log.", choices=("debug", "info", "warning", "error")
+    )
+    log_format: str = setting(
+        "text", "Lines of text, or a JSON object a line.", choices=("text", "json")
+    )
 
 
 class About(logging.Filter):

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
-from tandem.cli.logs import set_up_logging
-from tandem.cli.router import LogConfig
+from tandem.cli.logs import LogConfig, set_up_logging
 from tandem.cli.stack_dump import dump_on_signal
 from tandem.kvtransfer.nodeagent.config import NodeAgentConfig
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
-from tandem.cli.logs import set_up_logging
-from tandem.cli.router import LogConfig
+from tandem.cli.logs import LogConfig, set_up_logging
 from tandem.operator.settings import OperatorSettings
 
 

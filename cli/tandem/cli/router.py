@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
 from tandem.cli.loading import loading
-from tandem.cli.logs import set_up_logging
+from tandem.cli.logs import LogConfig, set_up_logging
 from tandem.cli.stack_dump import dump_on_signal
 from tandem.hub.model_files import ModelFiles
-from tandem.protocol.settings import setting
 from tandem.router.config import RouterConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogConfig:
-    """How much to log."""
-
-    log_level: str = setting(
-        "info", "Least severe messages to log.", choices=("debug", "info", "warning", "error")
-    )
-    log_format: str = setting(
-        "text", "Lines of text, or a JSON object a line.", choices=("text", "json")
-    )
 
 
 def run(argv: list[str]) -> int:

@@ -63,6 +63,22 @@ def test_small_bounds_refuse_what_is_beyond_them(serve: Serve, decode: Make) -> 
     assert ask(served, {**CHAT, "messages": CHAT["messages"] * 2}).status_code == 200
 
 
+def test_a_larger_bound_of_prompts_holds_for_inputs_and_documents(
+    serve: Serve, decode: Make
+) -> None:
+    """Vectors and scores take 2,048 of them by default, and follow the flag beyond that."""
+    served = serve(decode(), max_prompts=2_050)
+    for count, status in ((2_050, 200), (2_051, 400)):
+        texts = ["a"] * count
+        bodies: dict[str, Any] = {
+            "/v1/embeddings": {"input": texts},
+            "/v1/rerank": {"query": "a", "documents": texts},
+        }
+        for path, body in bodies.items():
+            answer = served.post(path, json=body)
+            assert answer.status_code == status, (path, count, answer.text[:200])
+
+
 @pytest.mark.parametrize("number", range(len(BEYOND)))
 def test_by_default_they_do_not(well: Served, number: int) -> None:
     """So it is the flag that refused."""

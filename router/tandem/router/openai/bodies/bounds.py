@@ -58,7 +58,7 @@ class RequestBounds:
                 "stop_sequences": 1_024,
                 "stop_token_ids": MAX_STOP_TOKEN_IDS,
                 "tools": MAX_DOCUMENTS,
-                "documents": MAX_INPUTS,
+                "documents": max(MAX_INPUTS, config.max_prompts),
                 "chat_template_kwargs": MAX_FIELDS,
                 "modalities": MAX_FIELDS,
             },

@@ -51,6 +51,7 @@ from tandem.router.middleware.canary import Canary
 from tandem.router.middleware.cors import cors_options
 from tandem.router.middleware.limits import BodyLimit
 from tandem.router.middleware.origins import Origins, OwnPagesOnly
+from tandem.router.middleware.root_path import RootPath
 from tandem.router.middleware.stopping import Ending, Stopping
 from tandem.router.middleware.trace import Trace
 from tandem.router.middleware.turns import InTurn
@@ -262,7 +263,7 @@ def create_app(config: RouterConfig) -> FastAPI:
     )
     table = RouteTable(registered)
     app.router.middleware_stack = Dispatch(app.router.app)
-    app.openapi = cache(partial(document, app, authorizer, registered))  # type: ignore[method-assign]
+    app.openapi = cache(partial(document, app, authorizer, registered, root_path=config.root_path))  # type: ignore[method-assign]
     app.state.document = cache(lambda: msgspec.json.encode(app.openapi()))
     router.metrics.begin_answers(paths_of_workers())
     app.state.router = router
@@ -316,6 +317,8 @@ def create_app(config: RouterConfig) -> FastAPI:
     app.add_middleware(Stopping, ending=app.state.ending)
     app.state.recorder = recorder = _recorder(config, router)
     app.add_middleware(Trace, metrics=router.metrics, log=config.access_log, recorder=recorder)
+    if config.root_path:
+        app.add_middleware(RootPath, prefix=config.root_path)
     return app
 
 

@@ -24,6 +24,7 @@ from tandem.router.beats import check_beats
 from tandem.text.parsers.choose import check_name
 from tandem.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]*[A-Za-z0-9_~-])+")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#,]+")
 
 
@@ -121,6 +122,10 @@ class RouterConfig(TracingConfig):
     )
     allowed_origins: tuple[str, ...] = setting(
         (), "Origin whose web pages may ask, or *; may be given more than once. None: no CORS."
+    )
+    root_path: str = setting(
+        "",
+        "Path prefix that a proxy in front passes on, as /llm: routes are served below it, too.",
     )
     allowed_host: tuple[str, ...] = setting(
         (),
@@ -381,11 +386,19 @@ class RouterConfig(TracingConfig):
         for endpoint in self.workers:
             check_endpoint("workers", endpoint)
         self._check_secrets()
+        self._check_root_path()
 
     @property
     def health_waits(self) -> bool:
         """Whether ``/health`` waits until the fleet can serve."""
         return self.health == "ready" or (self.health == "auto" and self.discovery == "static")
+
+    def _check_root_path(self) -> None:
+        if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
+            allowed = (
+                "a path such as /llm, without / at its end; letters, digits, ., _, ~ and -"
+            )
+            raise InvalidParameter("root_path", self.root_path, allowed)
 
     def _check_placement(self) -> None:
         if self.handoff_patience is not None:

@@ -194,7 +194,11 @@ def paths_of_workers() -> list[str]:
 
 
 def document(
-    app: FastAPI, authorizer: Authorizer, registered: Sequence[tuple[BaseRoute, Access]]
+    app: FastAPI,
+    authorizer: Authorizer,
+    registered: Sequence[tuple[BaseRoute, Access]],
+    *,
+    root_path: str = "",
 ) -> dict[str, Any]:
     """Return the whole document. Raises KeyError for a path that is not described."""
     guards = {
@@ -208,6 +212,7 @@ def document(
         version=app.version,
         description=f"{_BEFORE}\n\n{_HINTS}",
         routes=app.routes,
+        servers=[{"url": root_path}] if root_path else None,
     )
     for path, methods in content["paths"].items():
         for method, described in methods.items():

@@ -134,7 +134,7 @@ def test_arguments_for_logits_processors_fit_64_bits(well: Served, value: object
             },
             "response_format.type",
         ),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"chat_template": "{{ x }}"}, "chat_template"),

@@ -61,7 +61,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
     ({"tools": [{**TOOL, "defer_loading": 1}]}, "tools[0].defer_loading"),
     ({"tools": [{**TOOL, "desciption": "d"}]}, "tools[0].desciption"),
-    ({"tools": [TOOL]}, "tools"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),

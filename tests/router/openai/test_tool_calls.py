@@ -28,6 +28,7 @@ TEMPLATE = (
     "{% for m in messages %}{{ m.content }}{% endfor %}"
     "{% if enable_thinking is false %}<think></think>{% endif %}{# <tool_call> #}"
 )
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
 SPECIAL = ["<|end|>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<|noise|>"]
 TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 CHAT: Any = [{"role": "user", "content": "Hi"}]
@@ -245,9 +246,9 @@ def test_what_is_not_done_is_refused_by_name(
 
 
 def test_a_model_without_a_format_refuses_tools(serve: Callable[..., Served]) -> None:
-    """Unless a flag names one."""
+    """Its template reads them; a flag may name the format of its calls."""
     worker = FakeWorker(WorkerRole.DECODE)
-    app = serve(worker)
+    app = serve(worker, tool_call_parser="none")
     templates: Any = app.app.state.service.llm.tokenizer.chat_templates
     templates._sources["default"] = TEMPLATE
     body = {"model": "fake", "messages": CHAT, "tools": TOOLS}
@@ -265,14 +266,31 @@ def test_unknown_parsers_end_the_start() -> None:
             RouterConfig(**cast("Any", {name: "hermess"}))
 
 
-def test_a_template_without_tools_refuses_them(well: Served) -> None:
-    """SmolLM2's reads none and thinks not: its chats have no members of either."""
+def test_a_template_that_shows_calls_and_reads_no_tools_refuses_them(
+    serve: Callable[..., Served],
+) -> None:
+    """The model knows a format of its own, in which it cannot be shown them."""
+    worker = FakeWorker(WorkerRole.DECODE)
+    app = serve(worker)
+    templates: Any = app.app.state.service.llm.tokenizer.chat_templates
+    templates._sources["default"] = "{# <tool_call> #}" + PLAIN
     body = {"model": "fake", "messages": CHAT}
-    refused = well.post("/v1/chat/completions", json={**body, "tools": TOOLS})
-    message = well.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    refused = app.post("/v1/chat/completions", json={**body, "tools": TOOLS})
+    worker.stop()
 
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "tools"
+
+
+def test_a_template_without_a_word_for_tools_gets_them_as_text(well: Served) -> None:
+    """SmolLM2's has none and thinks not: a chat without tools has no members of either."""
+    body = {"model": "fake", "messages": CHAT}
+    answer = well.post("/v1/chat/completions", json={**body, "tools": TOOLS})
+    prompt = well.tokenizer.decode(list(well.workers[-1].submitted[-1].prompt_token_ids))
+    message = well.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+
+    assert answer.status_code == 200
+    assert '<tools>\n{"name": "f"' in prompt
     assert set(message) == {"role", "content", "refusal"}
 
 

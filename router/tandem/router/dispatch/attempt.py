@@ -314,10 +314,14 @@ class Attempt:
             )
         return self.failure(leg, event.cause, event.message, own=self.decoding)
 
-    def is_taken(self, now: float) -> bool:
-        """Whether all workers have accepted it, or have had time enough to refuse it."""
-        accepted = all(leg.state is not LegState.SENT for leg in self.legs)
-        return accepted or now - self.started_at > TAKEN_AFTER
+    @property
+    def is_accepted(self) -> bool:
+        """Whether all workers have accepted it."""
+        return all(leg.state is not LegState.SENT for leg in self.legs)
+
+    def had_time(self, now: float) -> bool:
+        """Whether its workers have had time enough to refuse it."""
+        return now - self.started_at > TAKEN_AFTER
 
     def heard(self, leg: Leg) -> None:
         """An output of ``leg`` was read."""

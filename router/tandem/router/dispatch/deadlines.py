@@ -73,7 +73,7 @@ async def sweep(
             if attempt is None:
                 continue
             attempt.judge_reader(stood_still=late > _SWEEP)
-            if job.tells_accepted and attempt.is_taken(now):
+            if job.tells_accepted and attempt.had_time(now):
                 attempt.wake()
             if attempt.legs and attempt.given_up is None:
                 attempt.overslept(late)

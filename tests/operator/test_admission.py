@@ -57,7 +57,13 @@ def workload(namespace: str, template: Manifest) -> Manifest:
 
 def test_what_the_operator_makes_is_taken(deputy: Cluster, cluster: Cluster, namespace: str):
     """Deployments of all roles, the Job, Role and RoleBinding pass."""
-    given = facts(router__auth={"apiKeysSecretRef": {"name": "a.b"}})
+    auth = {"apiKeysSecretRef": {"name": "a.b"}, "adminKeysSecretRef": {"name": "c"}}
+    given = facts(
+        router__auth=auth,
+        imagePullSecrets=[{"name": "registry"}],
+        labels={"team": "a"},
+        annotations={"team": "a"},
+    )
     made = [
         deployment(given, role, given.revision(role), 0, rendered(given, role)) for role in Role
     ]

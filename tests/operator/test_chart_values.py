@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 import yaml
 from tests.operator.control_plane import binary
+
+from tandem.cli.flags import Section, add_flags, read_settings
+from tandem.operator.settings import OperatorSettings
 
 CHART = Path(__file__).parents[2] / "charts" / "tandem"
 DIGEST = "sha256:" + "a" * 64
@@ -108,6 +112,22 @@ def test_pull_secrets_are_global_ones_and_own_ones() -> None:
     assert set(found) == {"Deployment", "DaemonSet", "Pod"}
     for pod in found.values():
         assert pod["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}, {"name": "c"}]
+
+
+def test_pull_secrets_of_services_reach_the_operator() -> None:
+    """By a flag each, which its own parser takes; an operator without them gets no such flag."""
+    given = arguments(rendered({"servicePullSecrets": [{"name": "a"}, {"name": "b.c"}]}))
+    flags = [word for word in given if "pull-secrets" in word]
+    assert flags == ["--service-pull-secrets=a", "--service-pull-secrets=b.c"]
+    sections = [Section("Operator", OperatorSettings)]
+    parser = argparse.ArgumentParser()
+    add_flags(parser, sections)
+    read = read_settings(parser.parse_args(flags), sections, {})[OperatorSettings]
+    assert OperatorSettings(**read).service_pull_secrets == ("a", "b.c")
+    assert not [word for word in arguments(rendered({})) if "pull-secrets" in word]
+    wrong = helm("template", "x", str(CHART), "--set", "servicePullSecrets[0].name=A_B")
+    assert wrong.returncode != 0
+    assert "/servicePullSecrets/0/name" in wrong.stderr
 
 
 def test_a_digest_wins_over_the_tag() -> None:

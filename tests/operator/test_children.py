@@ -216,7 +216,8 @@ def test_only_routers_have_a_token():
 
 def test_every_mount_has_its_volume():
     """What is mounted is there, once."""
-    for pod in pods(router__auth={"apiKeysSecretRef": {"name": "keys"}}):
+    auth = {"apiKeysSecretRef": {"name": "keys"}, "adminKeysSecretRef": {"name": "admins"}}
+    for pod in pods(router__auth=auth):
         volumes = [volume["name"] for volume in pod["volumes"]]
         assert len(volumes) == len(set(volumes))
         for container in pod["containers"]:

@@ -45,6 +45,12 @@ def job_pod(**changes: Any) -> Manifest:
     return pod
 
 
+def made_of(**changes: Any) -> str:
+    """The name of what the model's Job is made of."""
+    given = facts(**changes)
+    return job_revision(given.spec, given.settings)
+
+
 def policy(given: Facts, name: str) -> Manifest:
     """What a policy says."""
     policies = {
@@ -206,14 +212,14 @@ def test_a_hub_that_cannot_be_reached_is_refused(endpoint: str):
 
 def test_what_a_job_is_made_of_has_a_name():
     """It changes with what the Job takes of the spec, and with nothing else."""
-    before = job_revision(facts(**CACHED).spec)
+    before = made_of(**CACHED)
     main = {"spec": {"containers": [{"name": "main", "env": [PROXY]}]}}
     fetch = {"spec": {"initContainers": [{"name": "fetch", "resources": LESS}]}}
     changed = [
-        job_revision(facts(**CACHED, decode__podTemplate=template).spec)
+        made_of(**CACHED, decode__podTemplate=template)
         for template in ({"spec": PLACED}, main, fetch)
     ]
     assert len({before, *changed}) == 4
     other: dict[str, Any] = {"metadata": {"labels": {"a": "b"}}}
     for field in ("decode__podTemplate", "prefill__podTemplate"):
-        assert job_revision(facts(**CACHED, **{field: other}).spec) == before
+        assert made_of(**CACHED, **{field: other}) == before

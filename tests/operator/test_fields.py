@@ -93,6 +93,9 @@ EFFECTS: dict[str, tuple[Changes, Changes]] = {
     **_role("prefill"),
     **_role("decode"),
     "image": ({}, {"image": "x"}),
+    "imagePullSecrets": ({}, {"imagePullSecrets": [{"name": "registry"}]}),
+    "labels": ({}, {"labels": {"team": "a"}}),
+    "annotations": ({}, {"annotations": {"team": "a"}}),
     "engine.dtype": ({}, {"engine__dtype": "BFloat16"}),
     "engine.kvCacheDtype": ({}, {"engine__kvCacheDtype": "BFloat16"}),
     "engine.maxModelLen": ({}, {"engine__maxModelLen": 9}),
@@ -141,6 +144,10 @@ EFFECTS: dict[str, tuple[Changes, Changes]] = {
     "router.auth.apiKeysSecretRef.name": (
         {},
         {"router__auth": {"apiKeysSecretRef": {"name": "keys"}}},
+    ),
+    "router.auth.adminKeysSecretRef.name": (
+        {},
+        {"router__auth": {"adminKeysSecretRef": {"name": "admins"}}},
     ),
     "router.queue.maxTokens": ({}, {"router__queue": {"maxTokens": 9}}),
     "router.queue.maxAgeSeconds": ({}, {"router__queue": {"maxAgeSeconds": 9}}),

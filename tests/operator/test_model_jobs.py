@@ -84,12 +84,15 @@ def test_a_quota_takes_the_job_and_names_who_is_too_large(harness: Harness):
     roles: dict[str, Any] = {
         f"{role}__resources": needs for role in ("router", "prefill", "decode")
     }
-    wrong = {"name": "fetch", "resources": {"limits": {"memory": "much"}}}
+    wrong = {
+        "name": "fetch",
+        "resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}},
+    }
     template = {"spec": {"initContainers": [wrong]}}
     harness.create(**roles, decode__podTemplate=template)
     harness.wait(lambda: harness.condition("Accepted")[1] == "PodTemplateInvalid")
     assert harness.condition("Accepted")[2].startswith("model: Job")
-    assert "quantities must match" in harness.condition("Accepted")[2]
+    assert "less than or equal to memory limit" in harness.condition("Accepted")[2]
     harness.change({"spec": {"decode": {"podTemplate": None}}})
     harness.ready()
 

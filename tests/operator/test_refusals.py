@@ -186,12 +186,13 @@ def test_a_secret_is_used_with_its_owners_leave_only(harness: Harness, way: str)
     assert harness.names("Deployment") | harness.names("Job") == set()
 
 
-def test_a_secret_that_a_field_names_needs_leave_too(harness: Harness):
+@pytest.mark.parametrize("field", ["apiKeysSecretRef", "adminKeysSecretRef"])
+def test_a_secret_that_a_field_names_needs_leave_too(harness: Harness, field: str):
     """Of the API keys, which a router's podTemplate could read; with the label they are used."""
     harness.kubectl("create", "secret", "generic", "theirs", "--from-literal=a=b")
-    harness.create(router__auth={"apiKeysSecretRef": {"name": "theirs"}})
+    harness.create(router__auth={field: {"name": "theirs"}})
     harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "SecretNotAllowed"))
-    assert "spec.router.auth.apiKeysSecretRef" in harness.condition("Accepted")[2]
+    assert f"spec.router.auth.{field}" in harness.condition("Accepted")[2]
     harness.kubectl("label", "secret", "theirs", "tandem.dev/llmservices=allowed")
     harness.kubectl("annotate", "llm", "demo", "look=again")
     harness.ready()

@@ -65,6 +65,10 @@ CHANGED: dict[str, tuple[Manifest, str]] = {
     "other volumes": ({"spec": {"volumes": [REPLACE]}}, "volumes"),
     "a mount": (main(volumeMounts=[{"mountPath": "/etc/tandem/keys", "name": "x"}]), "keys"),
     "no mounts": (main(volumeMounts=[REPLACE]), "volumeMounts"),
+    "a mount of administrators' keys": (
+        main(volumeMounts=[{"mountPath": "/etc/tandem/admin-api-keys", "name": "x"}]),
+        "keys",
+    ),
     "a mount above": (main(volumeMounts=[{"mountPath": "/etc/tandem", "name": "x"}]), "keys are"),
     "a mount below": (main(volumeMounts=[{"mountPath": "/etc/tandem/keys/a", "name": "x"}]), "are"),
     "a mount at /": (main(volumeMounts=[{"mountPath": "//./", "name": "x"}]), "are there"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from tandem.protocol.settings import check_integer, check_positive, check_share,
 from tandem.protocol.tracing import TracingConfig
 
 IMAGES = "ghcr.io/tandem-serving"
+MAX_PULL_SECRETS = 16
+_SECRET = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,11 @@ class OperatorSettings(TracingConfig):
         "",
         "Pull policy of the containers; none is Kubernetes' own default.",
         choices=("", "Always", "IfNotPresent", "Never"),
+    )
+    service_pull_secrets: tuple[str, ...] = setting(
+        (),
+        "Secret with which nodes pull the images of services that name none; may be given more than "
+        "once. It must be in each service's namespace. Pods that run keep their own.",
     )
     pod_host: str = setting(
         "",
@@ -91,6 +99,7 @@ class OperatorSettings(TracingConfig):
         check_integer("port", self.port, 0, 65535)
         for name in ("api_server_ports", "dns_ports"):
             _check_ports(name, getattr(self, name))
+        _check_secrets("service_pull_secrets", self.service_pull_secrets)
         check_integer("workers", self.workers, 1, 64)
         check_integer("model_jobs", self.model_jobs, 1, 10_000)
         for name in ("resync_seconds", "lease_seconds", "renew_deadline", "retry_seconds"):
@@ -116,6 +125,17 @@ def _check_ports(param: str, ports: tuple[int, ...]) -> None:
         raise InvalidParameter(param, ports, "one port or more")
     for port in ports:
         check_integer(param, port, 1, 65535)
+
+
+def _check_secrets(param: str, secrets: tuple[str, ...]) -> None:
+    """Raise InvalidParameter unless each is the name of a Secret, and is there once."""
+    if len(secrets) > MAX_PULL_SECRETS:
+        raise InvalidParameter(param, len(secrets), f"{MAX_PULL_SECRETS} at most")
+    for name in secrets:
+        if len(name) > 253 or not _SECRET.fullmatch(name):
+            raise InvalidParameter(param, name, "the name of a Secret")
+        if secrets.count(name) > 1:
+            raise InvalidParameter(param, name, "each Secret once")
 
 
 def usual_pod_host(environment: Mapping[str, str]) -> str:

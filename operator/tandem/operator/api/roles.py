@@ -121,6 +121,13 @@ class RouterAuth(Api, frozen=True, kw_only=True):
         SecretRef | None,
         doc("Secret whose values are the accepted API keys; keys may change at any time."),
     ] = None
+    admin_keys_secret_ref: Annotated[
+        SecretRef | None,
+        doc(
+            "Secret whose values are keys of administration (/sleep, /server_info and their like); "
+            "they open everything else too, and may change at any time. None: no such key."
+        ),
+    ] = None
 
 
 class RouterQueue(Api, frozen=True, kw_only=True):
@@ -141,7 +148,9 @@ class Router(Api, frozen=True, kw_only=True):
     service: Annotated[RouterService, doc("The Service in front of the routers.")] = field(
         default_factory=RouterService
     )
-    auth: Annotated[RouterAuth, doc("API keys.")] = field(default_factory=RouterAuth)
+    auth: Annotated[RouterAuth, doc("API keys and administration keys.")] = field(
+        default_factory=RouterAuth
+    )
     queue: Annotated[RouterQueue, doc("Limits of the waiting line.")] = field(
         default_factory=RouterQueue
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.operator.api.model import HubSource, Model, ModelCache, ModelSource, SourceType
-from tandem.operator.api.roles import Parallelism, RouterService, Scaling, WorkerSpec
+from tandem.operator.api.roles import Parallelism, RouterAuth, RouterService, Scaling, WorkerSpec
 from tandem.operator.api.scaler import LLMRoleScalerSpec
 from tandem.operator.api.service import Engine, LLMServiceSpec, Tracing
 from tandem.operator.api.transfer import KVTransfer, NodeLocalVolume
@@ -166,6 +166,15 @@ RULES: dict[type, tuple[Rule, ...]] = {
             "!has(self.nodesPerReplica) || self.nodesPerReplica == 1",
             "nodesPerReplica must be 1: a replica runs on one node in this version",
             ".nodesPerReplica",
+        ),
+    ),
+    RouterAuth: (
+        Rule(
+            "!has(self.apiKeysSecretRef) || !has(self.adminKeysSecretRef)"
+            " || self.apiKeysSecretRef.name != self.adminKeysSecretRef.name",
+            "adminKeysSecretRef must not name the Secret of apiKeysSecretRef: each API key would "
+            "open administration",
+            ".adminKeysSecretRef",
         ),
     ),
     RouterService: (

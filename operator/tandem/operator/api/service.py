@@ -11,12 +11,15 @@ from tandem.operator.api.model import Model
 from tandem.operator.api.roles import Router, WorkerSpec
 from tandem.operator.api.transfer import KVTransfer
 from tandem.operator.api.values import (
+    AnnotationMap,
     Api,
     Arguments,
     Count,
     Image,
+    LabelMap,
     Percent,
     PortNumber,
+    PullSecrets,
     Seconds,
     ShortText,
     Url,
@@ -218,6 +221,27 @@ class LLMServiceSpec(Api, frozen=True, kw_only=True):
         bool | None, doc("Scale routers, prefill and decode workers to zero, and keep the rest.")
     ] = None
     image: Annotated[Image | None, doc("Worker image; none is the operator release's own.")] = None
+    image_pull_secrets: Annotated[
+        PullSecrets,
+        doc(
+            "Secrets with which nodes pull the images of all pods and of the model's Job; none: "
+            "the operator's --service-pull-secrets. A podTemplate adds its own."
+        ),
+    ] = field(default_factory=list)
+    labels: Annotated[
+        LabelMap,
+        doc(
+            "Labels of all children and pods, below those of each podTemplate. A change is a new "
+            "revision of all roles."
+        ),
+    ] = field(default_factory=dict)
+    annotations: Annotated[
+        AnnotationMap,
+        doc(
+            "Annotations of all children and pods, below those of each podTemplate. A change is a "
+            "new revision of all roles."
+        ),
+    ] = field(default_factory=dict)
     engine: Annotated[
         Engine, doc("Settings that all workers share; any change is a new revision.")
     ] = field(default_factory=Engine)

@@ -93,6 +93,52 @@ Arguments = Annotated[
     Meta(max_length=64, extra_json_schema={"x-kubernetes-list-type": "atomic"}),
 ]
 StringMap = Annotated[dict[str, Annotated[str, Meta(max_length=4096)]], Meta(max_length=64)]
+_KEY_NAME = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_KEY_PREFIX = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_TANDEMS = "tandem.dev/"
+_RESERVED = (
+    *(f"app.kubernetes.io/{name}" for name in ("name", "instance", "component", "managed-by")),
+    *("pod-template-hash", "controller-uid", "job-name"),
+    *(f"batch.kubernetes.io/{name}" for name in ("controller-uid", "job-name")),
+    "deployment.kubernetes.io/revision",
+    "kubectl.kubernetes.io/last-applied-configuration",
+)
+"""Keys that Tandem, kubectl and Kubernetes' controllers set themselves."""
+
+
+def _keys(kind: str) -> dict[str, Any]:
+    """Return the schema keys of a map of labels or annotations of children."""
+    reserved = ", ".join(f"'{name}'" for name in _RESERVED)
+    return {
+        "x-kubernetes-validations": [
+            {
+                "rule": f"self.all(k, k.matches(r'^({_KEY_PREFIX}/)?{_KEY_NAME}$')"
+                " && k.size() <= 317)",
+                "message": f"a key of {kind} must be a name of up to 63 letters, digits, '-', '_' "
+                "and '.', after a domain and '/' if any",
+            },
+            {
+                "rule": f"!self.exists(k, k.startsWith('{_TANDEMS}') || k in [{reserved}])",
+                "message": f"{kind} may not have keys of tandem.dev/, app.kubernetes.io/name, "
+                "instance, component and managed-by, nor those that Kubernetes' controllers set",
+            },
+        ]
+    }
+
+
+LabelMap = Annotated[
+    dict[
+        str,
+        Annotated[
+            str, Meta(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")
+        ],
+    ],
+    Meta(max_length=32, extra_json_schema=_keys("labels")),
+]
+AnnotationMap = Annotated[
+    dict[str, Annotated[str, Meta(max_length=4096)]],
+    Meta(max_length=32, extra_json_schema=_keys("annotations")),
+]
 Resources = Annotated[dict[str, Any], Meta(extra_json_schema=resources_schema())]
 PodTemplate = Annotated[dict[str, Any], Meta(extra_json_schema=pod_template_schema())]
 
@@ -108,6 +154,15 @@ class SecretRef(Api, frozen=True, kw_only=True):
     """A Secret in the resource's namespace."""
 
     name: Annotated[DnsName, doc("Name of the Secret.")]
+
+
+PullSecrets = Annotated[
+    list[SecretRef],
+    Meta(
+        max_length=16,
+        extra_json_schema={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    ),
+]
 
 
 class ClaimRef(Api, frozen=True, kw_only=True):

@@ -117,9 +117,11 @@ def _secrets(spec: LLMServiceSpec) -> Iterable[tuple[str, str | None, str]]:
     if hub is not None and hub.token_secret_ref is not None:
         reference = hub.token_secret_ref
         yield reference.name, reference.key, "spec.model.source.hub.tokenSecretRef"
-    keys = spec.router.auth.api_keys_secret_ref
-    if keys is not None:
-        yield keys.name, None, "spec.router.auth.apiKeysSecretRef"
+    auth = spec.router.auth
+    if auth.api_keys_secret_ref is not None:
+        yield auth.api_keys_secret_ref.name, None, "spec.router.auth.apiKeysSecretRef"
+    if auth.admin_keys_secret_ref is not None:
+        yield auth.admin_keys_secret_ref.name, None, "spec.router.auth.adminKeysSecretRef"
 
 
 def _claims(spec: LLMServiceSpec) -> Iterable[tuple[str, str]]:

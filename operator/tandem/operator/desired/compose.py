@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from tandem.operator.desired import access, disruption, network, router, scaler, secrets
+from tandem.operator.desired.extras import labelled
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.job import model_job
 from tandem.operator.desired.naming import Manifest, Role
@@ -38,7 +39,7 @@ def desired(
     not among them; without a template, or without a replica ever, there is no Deployment. Clients
     reach routers of revision ``routers`` only, or of all for None. Raises TemplateConflict.
     """
-    applied = [*base(facts), router.service(facts, routers)]
+    applied = [*base(facts), labelled(facts.spec, router.service(facts, routers))]
     created = list(scaler.scalers(facts).values())
     if (job := model_job(facts)) is not None:
         created.append(job)
@@ -51,19 +52,21 @@ def desired(
         if template is None:
             continue
         created.append(stored_template(facts, role, revision, template))
-        applied.append(deployment(facts, role, revision, replicas, template))
-    return Objects(applied=applied, created=created)
+        made = deployment(facts, role, revision, replicas, template)
+        applied.append(labelled(facts.spec, made))
+    return Objects(applied=applied, created=[labelled(facts.spec, each) for each in created])
 
 
 def base(facts: Facts) -> list[Manifest]:
     """Children that belong to no revision."""
-    return [
+    children = [
         *access.service_accounts(facts),
         *access.router_role(facts),
         secrets.peers(facts),
         *network.network_policies(facts),
         *disruption.budgets(facts),
     ]
+    return [labelled(facts.spec, each) for each in children]
 
 
 def target_revisions(facts: Facts) -> dict[Role, str]:

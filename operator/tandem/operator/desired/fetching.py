@@ -19,12 +19,14 @@ from tandem.operator.desired.containers import (
     scratch_mounts,
     worker_image,
 )
+from tandem.operator.desired.extras import pull_secrets
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.merge import MAIN, merged
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.policy import answering_role, worker_role
 from tandem.operator.desired.protect import PROXIES, TemplateConflict, check_fetch
 from tandem.operator.desired.revision import digest
+from tandem.operator.settings import OperatorSettings
 
 FETCH = "fetch"
 """Name of the container that fetches or reads the model."""
@@ -92,16 +94,19 @@ def without_job(facts: Facts, role: Role, template: Manifest) -> Manifest:
     return {**template, "spec": {**spec, _INITS: rest}}
 
 
-def job_pod(spec: LLMServiceSpec) -> Manifest:
+def job_pod(spec: LLMServiceSpec, settings: OperatorSettings) -> Manifest:
     """Where the Job's pod may run and how its image is pulled: as the workers that answer. Not
     beside or apart from other pods, which may wait for this one."""
     said = template_of(spec, answering_role(spec)).get("spec")
     given = said if isinstance(said, dict) else {}
+    base = {"imagePullSecrets": pull_secrets(spec, settings), "tolerations": []}
     pod: Manifest = {
-        name: merged([], given[name], path=name)
-        for name in ("imagePullSecrets", "tolerations")
+        name: merged(own, given[name], path=name)
         if isinstance(given.get(name), list) and given[name]
+        else own
+        for name, own in base.items()
     }
+    pod = {name: items for name, items in pod.items() if items or given.get(name)}
     if given.get("nodeSelector"):
         pod["nodeSelector"] = given["nodeSelector"]
     affinity = given.get("affinity")
@@ -110,12 +115,12 @@ def job_pod(spec: LLMServiceSpec) -> Manifest:
     return pod
 
 
-def job_revision(spec: LLMServiceSpec) -> str:
+def job_revision(spec: LLMServiceSpec, settings: OperatorSettings) -> str:
     """Names what a Job's pod is made of besides the model: one that did not work is made anew when
     it changes."""
     template = template_of(spec, answering_role(spec))
     main = _named(template, "containers", MAIN)
-    return digest([spec.image, job_pod(spec), _fetch_items(template), _proxies(main)])
+    return digest([spec.image, job_pod(spec, settings), _fetch_items(template), _proxies(main)])
 
 
 def fetch_ports(spec: LLMServiceSpec, role: Role) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tandem.operator.desired import model as models
 from tandem.operator.desired.capability import unsupported
 from tandem.operator.desired.containers import scratch_volumes
+from tandem.operator.desired.extras import with_extras
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.fetching import (
     FETCH,
@@ -48,7 +49,11 @@ def model_job(facts: Facts) -> Manifest | None:
     }
     if is_restricted(facts.spec):
         pod["securityContext"] = pod_security()
-    labels = owner.labels(MODEL_COMPONENT)
+    metadata = {
+        "labels": owner.labels(MODEL_COMPONENT),
+        "annotations": {SAFE_TO_EVICT: "false"},
+    }
+    template = {"metadata": metadata, "spec": pod}
     noted = secrets_note(owner, {"spec": pod}).get("annotations", {})
     return {
         "apiVersion": "batch/v1",
@@ -56,16 +61,13 @@ def model_job(facts: Facts) -> Manifest | None:
         "metadata": owner.metadata(
             models.job_name(owner, where.digest),
             MODEL_COMPONENT,
-            annotations={**noted, ANNOTATION_MADE_OF: job_revision(facts.spec)},
+            annotations={**noted, ANNOTATION_MADE_OF: job_revision(facts.spec, facts.settings)},
         ),
         "spec": {
             "backoffLimit": RETRIES,
             "activeDeadlineSeconds": models.JOB_DEADLINE,
             "podFailurePolicy": {"rules": [_NOT_AGAIN]},
-            "template": {
-                "metadata": {"labels": labels, "annotations": {SAFE_TO_EVICT: "false"}},
-                "spec": pod,
-            },
+            "template": with_extras(facts.spec, facts.settings, template),
         },
     }
 
@@ -74,6 +76,6 @@ def _of_template(facts: Facts) -> Manifest:
     """What the podTemplate of the workers that answer says of the pod. Of one that is not accepted
     nothing is made, and the Job that is there keeps its name."""
     try:
-        return {"containers": [job_container(facts)], **job_pod(facts.spec)}
+        return {"containers": [job_container(facts)], **job_pod(facts.spec, facts.settings)}
     except (TemplateConflict, TemplateUnreadable):
         return {"containers": [fetch_container(facts, answering_role(facts.spec))]}

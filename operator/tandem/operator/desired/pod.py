@@ -18,6 +18,7 @@ from tandem.operator.desired.containers import (
     scratch_mounts,
     scratch_volumes,
 )
+from tandem.operator.desired.extras import with_extras
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.fetching import fetch_container, without_job
 from tandem.operator.desired.merge import MAIN, merged
@@ -64,12 +65,13 @@ def pod_template(facts: Facts, role: Role, part: RolePart, user: Manifest | None
     """Template of a role's pods. Raises TemplateConflict when ``user`` changes what is ours or goes
     beyond the baseline profile, TemplateUnreadable when it has another shape than a pod's."""
     own = _template(facts, role, part)
+    base = with_extras(facts.spec, facts.settings, own)
     if not user:
-        return own
+        return base
     field = f"spec.{role}.podTemplate"
     if not models.delivery(facts.spec).in_pods:
         user = without_job(facts, role, user)
-    result: Manifest = merged(own, user, path=field)
+    result: Manifest = merged(base, user, path=field)
     check_protected(own, result, field=field)
     check_node_folders(own, result, field=field)
     result["spec"]["tolerations"] = with_gone_nodes(result["spec"].get("tolerations"))

@@ -37,6 +37,7 @@ _GUARDED = (
     names.PATH_CURVE_KEYS,
     names.PATH_CURVE_PEERS,
     names.PATH_API_KEYS,
+    names.PATH_ADMIN_API_KEYS,
     names.PATH_CANARY,
 )
 """Folders over, in and above which nothing of somebody else's is mounted."""

@@ -77,11 +77,13 @@ def _is_reference(key: str) -> bool:
 def named_secrets(spec: LLMServiceSpec) -> dict[str, str]:
     """Secrets that fields of their own name, with the field."""
     found = {}
-    hub, keys = spec.model.source.hub, spec.router.auth.api_keys_secret_ref
+    hub, auth = spec.model.source.hub, spec.router.auth
     if hub is not None and hub.token_secret_ref is not None:
         found[hub.token_secret_ref.name] = "spec.model.source.hub.tokenSecretRef"
-    if keys is not None:
-        found[keys.name] = "spec.router.auth.apiKeysSecretRef"
+    if auth.api_keys_secret_ref is not None:
+        found[auth.api_keys_secret_ref.name] = "spec.router.auth.apiKeysSecretRef"
+    if auth.admin_keys_secret_ref is not None:
+        found[auth.admin_keys_secret_ref.name] = "spec.router.auth.adminKeysSecretRef"
     return found
 
 

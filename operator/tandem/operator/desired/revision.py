@@ -40,6 +40,7 @@ def revision_of(
 ) -> str:
     """Revision of a role. ``pinned`` is what a moving source was resolved to; ``wire`` is named
     where nothing else of the role changes."""
+    extras = [spec.image_pull_secrets, spec.labels, spec.annotations]
     shared = [
         TEMPLATE_VERSION,
         source_digest(spec),
@@ -50,6 +51,7 @@ def revision_of(
         spec.rollout.restart_id,
         key_generation,
         *([] if wire is None else [wire]),
+        *([extras] if any(extras) else []),  # what there was before has none
     ]
     own = _router_inputs(spec) if role is Role.ROUTER else _worker_inputs(spec, role)
     return digest([shared, own])

@@ -23,6 +23,7 @@ from tandem.operator.desired.tracing import sampling_flags, tracing_flags
 from tandem.protocol import names
 
 _API_KEYS_VOLUME, _CANARY_VOLUME = "tandem-api-keys", "tandem-canary"
+_ADMIN_API_KEYS_VOLUME = "tandem-admin-api-keys"
 
 
 def router_template(facts: Facts) -> Manifest:
@@ -94,6 +95,8 @@ def _env(facts: Facts) -> list[Manifest]:
     }
     if facts.spec.router.auth.api_keys_secret_ref is not None:
         values[names.ENV_API_KEYS_DIR] = names.PATH_API_KEYS
+    if facts.spec.router.auth.admin_keys_secret_ref is not None:
+        values[names.ENV_ADMIN_API_KEYS_DIR] = names.PATH_ADMIN_API_KEYS
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
@@ -112,18 +115,19 @@ def canary_secret_of(template: Manifest) -> str | None:
 
 
 def _secrets(facts: Facts) -> tuple[list[Manifest], list[Manifest]]:
-    canary = {"secretName": canary_secret(facts.owner), "defaultMode": 0o440}
-    volumes: list[Manifest] = [{"name": _CANARY_VOLUME, "secret": canary}]
-    mounts: list[Manifest] = [
-        {"name": _CANARY_VOLUME, "mountPath": names.PATH_CANARY, "readOnly": True}
+    auth = facts.spec.router.auth
+    mounted = [(_CANARY_VOLUME, canary_secret(facts.owner), names.PATH_CANARY)]
+    if (keys := auth.api_keys_secret_ref) is not None:
+        mounted.append((_API_KEYS_VOLUME, keys.name, names.PATH_API_KEYS))
+    if (keys := auth.admin_keys_secret_ref) is not None:
+        mounted.append((_ADMIN_API_KEYS_VOLUME, keys.name, names.PATH_ADMIN_API_KEYS))
+    volumes: list[Manifest] = [
+        {"name": name, "secret": {"secretName": secret, "defaultMode": 0o440}}
+        for name, secret, _ in mounted
     ]
-    reference = facts.spec.router.auth.api_keys_secret_ref
-    if reference is not None:
-        secret = {"secretName": reference.name, "defaultMode": 0o440}
-        volumes.append({"name": _API_KEYS_VOLUME, "secret": secret})
-        mounts.append(
-            {"name": _API_KEYS_VOLUME, "mountPath": names.PATH_API_KEYS, "readOnly": True}
-        )
+    mounts: list[Manifest] = [
+        {"name": name, "mountPath": path, "readOnly": True} for name, _, path in mounted
+    ]
     return volumes, mounts
 
 

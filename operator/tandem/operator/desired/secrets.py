@@ -5,6 +5,7 @@ Values come from outside, so that this stays pure; ``keys`` draws them. Called b
 
 from __future__ import annotations
 
+from tandem.operator.desired.extras import labelled
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.pod import keys_secret
@@ -26,7 +27,7 @@ def keys(facts: Facts, role: Role, public: str, secret: str) -> Manifest:
         annotations={ANNOTATION_PUBLIC: public},
     )
     data = {names.CURVE_PUBLIC_FILE: public, names.CURVE_SECRET_FILE: secret}
-    return _secret(metadata, data)
+    return labelled(facts.spec, _secret(metadata, data))
 
 
 def public_of(secret: Manifest) -> str:
@@ -38,7 +39,7 @@ def public_of(secret: Manifest) -> str:
 def canary_token(facts: Facts, token: str) -> Manifest:
     """The token that canaries bring."""
     metadata = facts.owner.metadata(canary_secret(facts.owner), Role.ROUTER)
-    return _secret(metadata, {names.CANARY_TOKEN_FILE: token})
+    return labelled(facts.spec, _secret(metadata, {names.CANARY_TOKEN_FILE: token}))
 
 
 def _secret(metadata: Manifest, data: dict[str, str]) -> Manifest:

@@ -222,7 +222,7 @@ class Reconciler:
             suspended=bool(seen.spec.suspend),
             others=lambda: observe.unfinished(self._store.all("Job")),
             most=self._settings.model_jobs,
-            made_of=job_revision(seen.spec),
+            made_of=job_revision(seen.spec, self._settings),
         )
         verdict = judge(
             seen.spec,

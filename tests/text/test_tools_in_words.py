@@ -53,6 +53,17 @@ def test_calls_and_results_of_a_history_are_text():
     assert text.endswith("<user><tool_response>\nsunny\n</tool_response><assistant>")
 
 
+def test_calls_and_results_of_the_older_form_are_text():
+    """``function_call`` and the role ``function``."""
+    asked = {"name": "weather", "arguments": '{"city": "X"}'}
+    older = [
+        ASKED[0],
+        {"role": "assistant", "content": None, "function_call": asked},
+        {"role": "function", "name": "weather", "content": "sunny"},
+    ]
+    assert rendered(older, tools=[TOOL]) == rendered(ASKED, tools=[TOOL])
+
+
 def test_what_is_written_is_what_is_looked_for():
     """The format of calls follows the template; one that knows tools is left alone."""
     assert tool_format("auto", PLAIN) == "hermes"
@@ -63,6 +74,24 @@ def test_what_is_written_is_what_is_looked_for():
     templates = ChatTemplates({"default": knowing}, {})
     assert "You may call" not in templates.render(ASKED[:1], ChatOptions(tools=[TOOL]))
     assert "tools" in ChatTemplates({"default": PLAIN}, {}).names_of(ChatOptions())
+
+
+@pytest.mark.parametrize(
+    ("messages", "named"),
+    [
+        (5, "messages"),
+        ([], "messages"),
+        ([5], r"messages\[0\]"),
+        ([{"role": "tool", "tool_call_id": 5, "content": "x"}], r"messages\[0\]\.tool_call_id"),
+        ([{"role": "tool", "content": {}}], r"messages\[0\]\.content"),
+        ([{"role": "user", "content": [{"type": "image"}]}], r"messages\[0\]\.content\[0\]"),
+    ],
+)
+def test_a_wrong_message_is_named_with_tools(messages, named):
+    """As it is without them."""
+    for tools in ([TOOL], None):
+        with pytest.raises(InvalidParameter, match=f"^{named}:"):
+            rendered(messages, tools=tools)
 
 
 def test_a_wrong_call_of_a_history_is_named():

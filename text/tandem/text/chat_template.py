@@ -101,9 +101,10 @@ class ChatTemplates:
             return isolated.render(messages, options, self._named_tokens)
         source = self._choose(options)
         template = self._compiled(source)
+        plain = plain_messages(messages)
         if options.tools and knows_no_tools(source):
-            messages = in_words(messages, options.tools)
-        plain = fitted(plain_messages(messages), template.traits)
+            plain = in_words(plain, options.tools)
+        plain = fitted(plain, template.traits)
         if options.continue_final_message:
             _mark_last(plain)
         names = {

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tandem.text.chat_calls import plain_calls
+from tandem.text.chat_messages import Message
 
 FORMAT = "hermes"
 _MARKS = ("tool", "function", "python_tag", "<|channel|>")
@@ -24,27 +24,20 @@ def knows_no_tools(source: str) -> bool:
     return not any(mark in small for mark in _MARKS)
 
 
-def in_words(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
-) -> list[Mapping[str, Any]]:
-    """Return a chat without calls and results as such, and with ``tools`` in its system message.
-
-    Raises InvalidParameter that names a call that is none.
-    """
-    written = [_written(index, each) for index, each in enumerate(messages)]
-    return _with_tools(written, tools)
+def in_words(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Return a plain chat without calls and results as such, and with ``tools`` in its system
+    message."""
+    return _with_tools([_written(each) for each in messages], tools)
 
 
-def _written(index: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    if not isinstance(message, Mapping):
-        return message  # ``plain_messages`` names it
-    if message.get("role") == "tool":
-        text = f"<tool_response>\n{_text(message.get('content'))}\n</tool_response>"
+def _written(message: Message) -> Message:
+    if message["role"] in ("tool", "function"):
+        text = f"<tool_response>\n{_text(message['content'])}\n</tool_response>"
         return {"role": "user", "content": text}
-    calls = plain_calls(f"messages[{index}]", message) if message.get("tool_calls") else []
+    calls = message.get("tool_calls")
     if not calls:
         return message
-    words = [_text(message.get("content"))] if message.get("content") else []
+    words = [_text(message["content"])] if message["content"] else []
     for call in calls:
         function = call["function"]
         asked = {"name": function["name"], "arguments": function["arguments"]}
@@ -53,9 +46,7 @@ def _written(index: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**rest, "content": "\n".join(words)}
 
 
-def _with_tools(
-    messages: list[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
-) -> list[Mapping[str, Any]]:
+def _with_tools(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     functions = [json.dumps(each.get("function", each), ensure_ascii=False) for each in tools]
     taught = (
         "You may call functions. These are there, each as a JSON object:\n<tools>\n"
@@ -65,10 +56,10 @@ def _with_tools(
         "</tool_call>\nand wait: its result comes in <tool_response>. "
         "If you have the result, answer with it."
     )
-    first = messages[0] if messages else {}
-    if not isinstance(first, Mapping) or first.get("role") not in _SYSTEM:
+    first = messages[0]
+    if first["role"] not in _SYSTEM:
         return [{"role": "system", "content": taught}, *messages]
-    content = first.get("content")
+    content = first["content"]
     if isinstance(content, list):
         joined: Any = [*content, {"type": "text", "text": f"\n\n{taught}"}]
     else:
@@ -76,8 +67,5 @@ def _with_tools(
     return [{**first, "content": joined}, *messages[1:]]
 
 
-def _text(content: Any) -> str:
-    if isinstance(content, list):
-        texts = [each.get("text", "") for each in content if isinstance(each, Mapping)]
-        return "\n".join(str(each) for each in texts)
-    return "" if content is None else str(content)
+def _text(content: str | list[dict[str, str]]) -> str:
+    return content if isinstance(content, str) else "\n".join(each["text"] for each in content)

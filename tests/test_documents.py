@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tandem.cli import command, up
+from tandem.cli import command, flags, up
 from tandem.cli.__main__ import COMMANDS, main
 from tandem.cli.command import Parser
 
@@ -85,7 +85,7 @@ SAID = list(inline())
 @pytest.fixture
 def parse_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands read what they are given, check it, and stop."""
-    read, settings = Parser.read, command.read_settings
+    read, settings = Parser.read, flags.read_settings
 
     def reading(self: Parser, *args: Any, **options: Any) -> Any:
         found = read(self, *args, **options)

@@ -53,13 +53,11 @@ def test_offline(smollm2: Path) -> None:
 
 
 def test_by_hand_and_online(smollm2: Path) -> None:
-    """Of its default model: three processes become a line, a client is answered by it, and a signal ends all three."""
+    """Three processes of the default model answer a client, and a signal ends all three."""
     (port,) = free_ports(1)
     script = str(EXAMPLES / "by_hand.sh")
     environ = {**os.environ, "TANDEM_KV_SECRET": "s" * 32}
-    process = subprocess.Popen(
-        [script, "smollm2", str(port)], env=environ, start_new_session=True
-    )
+    process = subprocess.Popen([script, "smollm2", str(port)], env=environ, start_new_session=True)
     try:
         url = f"http://127.0.0.1:{port}"
         wait_ready(url, process)

@@ -9,7 +9,8 @@ from tandem.protocol.fair_order import FairOrder
 
 def served(arrivals: list[tuple[str, int]]) -> list[str]:
     """Tenants in the order in which work that came together is served."""
-    order, heap = FairOrder(), []
+    order = FairOrder()
+    heap: list[tuple[int, int, str]] = []
     for number, (tenant, cost) in enumerate(arrivals):
         heapq.heappush(heap, (order.enter(tenant, cost), number, tenant))
     found = []

@@ -36,8 +36,8 @@ class OperatorSettings(TracingConfig):
     )
     service_pull_secrets: tuple[str, ...] = setting(
         (),
-        "Secret with which nodes pull the images of services that name none; may be given more than "
-        "once. It must be in each service's namespace. Pods that run keep their own.",
+        "Secret with which nodes pull the images of services that name none; may be given more "
+        "than once. It must be in each service's namespace. Pods that run keep their own.",
     )
     pod_host: str = setting(
         "",

@@ -16,8 +16,8 @@ class StructuredOutputsConfig:
     structured_outputs_backend: str = setting(
         "auto",
         "What compiles the grammars of structured output: guidance; outlines (choices, regular "
-        "expressions and schemas; its package is the extra tandem-serving[outlines]); or auto, guidance "
-        "with outlines for what guidance refuses, where it is installed.",
+        "expressions and schemas; its package is the extra tandem-serving[outlines]); or auto, "
+        "guidance with outlines for what guidance refuses, where it is installed.",
         choices=BACKENDS,
     )
 

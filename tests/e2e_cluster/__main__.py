@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def on_own_cluster(steps: Steps, arguments: Sequence[str], *, keep: bool) -> int:
     """Raise, run, take down; pytest's exit status."""
-    models = prepared(steps)
+    models = prepared(steps, with_older=upgrades(arguments))
     try:
         with steps.step("cluster"):
             lifecycle.up(2)
@@ -102,7 +102,14 @@ def on_own_cluster(steps: Steps, arguments: Sequence[str], *, keep: bool) -> int
                 lifecycle.down()
 
 
-def prepared(steps: Steps) -> Path:
+def upgrades(arguments: Sequence[str]) -> bool:
+    """Whether pytest's arguments choose the test that begins with the release before."""
+    chosen = [word.partition("::")[0].rstrip("/") for word in arguments if word.startswith("tests")]
+    upgrade = "tests/e2e_cluster/test_upgrade.py"
+    return not chosen or any(each == upgrade or upgrade.startswith(f"{each}/") for each in chosen)
+
+
+def prepared(steps: Steps, *, with_older: bool = False) -> Path:
     """Components, images and the model, made where they are not there; the folder of models.
 
     The components are compiled beside the rest, which mostly waits for disks and downloads.
@@ -116,8 +123,9 @@ def prepared(steps: Steps) -> Path:
         compiled = pool.submit(components)
         with steps.step("images"):
             images()
-        with steps.step("images of the release before"):
-            older.make_images()
+        if with_older:
+            with steps.step("images of the release before"):
+                older.make_images()
         with steps.step("model"):
             models = model_folder()
             model_image(models / MODEL)

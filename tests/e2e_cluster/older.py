@@ -6,7 +6,6 @@ shallow clone does not have the commit: then there are no images, and the tests 
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -63,11 +62,6 @@ def make_images() -> None:
     if done.returncode:
         raise ClusterError("the images of the release before cannot be built")
     stamp.write_text(older_release.COMMIT)
-
-
-def is_whole() -> bool:
-    """Whether its worker image has torch: its Job for the model mounts no packages."""
-    return os.environ.get("TANDEM_E2E_OLDER_WHOLE") == "1"
 
 
 def load_images() -> None:

@@ -20,6 +20,7 @@ from tests.e2e_cluster.install import NAMESPACE, RELEASE, WAIT_SECONDS, Installe
 from tests.e2e_cluster.kube import Json, Kube, KubeError, conditions, wait_for
 from tests.e2e_cluster.load import Load
 from tests.e2e_cluster.manual import sections
+from tests.e2e_cluster.older_jobs import packages_in_jobs
 from tests.e2e_cluster.service import Service
 from tests.e2e_cluster.setup import Setup
 from tests.e2e_cluster.shared import ONE_EACH, namespace
@@ -122,7 +123,7 @@ def upgraded(
     for each in CRDS:
         cluster.delete("crd", each)
     cluster.within(NAMESPACE).delete("lease", RELEASE)
-    with namespace(cluster, setup, "e2e-upgrade") as kube:
+    with namespace(cluster, setup, "e2e-upgrade") as kube, packages_in_jobs(kube):
         where = ["-n", NAMESPACE, "--create-namespace", "--wait", f"--timeout={WAIT_SECONDS}s"]
         chosen = values(older.TAG, is_older=True)
         helm(cluster, "install", RELEASE, str(older_release.CHART), *where, *chosen)
@@ -143,8 +144,6 @@ def own_images(setup: Setup) -> None:
         pytest.skip("imports images into nodes: only on the cluster of tests/cluster")
     if not all(each.exists() for each in older.tars()):
         pytest.skip(f"no images of the release before: the clone lacks {older_release.COMMIT[:8]}")
-    if not older.is_whole():
-        pytest.skip("the older release's model Job needs torch in its worker image, which is thin")
     older.load_images()
 
 

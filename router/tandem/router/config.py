@@ -395,9 +395,7 @@ class RouterConfig(TracingConfig):
 
     def _check_root_path(self) -> None:
         if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
-            allowed = (
-                "a path such as /llm, without / at its end; letters, digits, ., _, ~ and -"
-            )
+            allowed = "a path such as /llm, without / at its end; letters, digits, ., _, ~ and -"
             raise InvalidParameter("root_path", self.root_path, allowed)
 
     def _check_placement(self) -> None:

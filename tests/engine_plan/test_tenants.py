@@ -64,6 +64,30 @@ def test_a_tenant_below_its_part_takes_a_seat_of_one_above_it(blocks: int) -> No
     finish(harness, [*hog, *victim])
 
 
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("prompts", [[(75,), (75,)], [(40, 40), (40, 40)], [(75,), (75,), (75,)]])
+def test_tenants_that_need_more_than_their_parts_all_finish(
+    prompts: list[tuple[int, ...]], caching: bool
+) -> None:
+    """They do not preempt each other forever."""
+    harness = Harness(
+        num_blocks=8, max_num_batched_tokens=16, max_num_seqs=6, enable_prefix_caching=caching
+    )
+    requests = []
+    for tenant, lengths in enumerate(prompts):
+        for number, length in enumerate(lengths):
+            name = f"{tenant}-{number}"
+            requests.append(long_request(name, f"t{tenant}", prompt=length, tokens=4))
+            harness.add(requests[-1])
+        harness.step()
+    for _ in range(200):
+        harness.step()
+    assert not harness.core.has_work
+    for each in requests:
+        harness.check(each)
+    harness.check_empty()
+
+
 def test_prompt_tokens_of_a_step_are_divided() -> None:
     """A short prompt does not wait for the chunks of a long one."""
     harness = Harness(num_blocks=200, max_num_batched_tokens=64)

@@ -1,9 +1,11 @@
 """How tenants share one engine: seats, blocks, and the prompt tokens of a step.
 
 Requests go in the order of their tags (``protocol/fair_order``). A tenant that holds less than an
-equal part of seats and blocks goes before those that hold more, and takes a seat or blocks from the
-one that holds most, whose last sequence is preempted. If only one tenant is here, nothing is looked
-at. The planner asks once a step; a hand-off whose KV comes has its turn in ``turns``.
+equal part of seats and blocks goes before those that hold more. If it stays within its part, it
+takes a seat or blocks from the one that holds most, whose last sequence is preempted. A request
+beyond its tenant's part waits for room: two such tenants would preempt each other forever. If only
+one tenant is here, nothing is looked at. The planner asks once a step; a hand-off whose KV comes
+has its turn in ``turns``.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Iterable
 
 from tandem.engine.request import Request
 from tandem.engine.scheduler.roster import Roster
+from tandem.protocol.layout import blocks_for
 
 
 class Shares:
@@ -40,7 +43,14 @@ class Shares:
 
     def last_of_largest(self, needs: Request) -> Request | None:
         """Return the sequence that makes room for a request that waits: the last one of the tenant
-        that holds most, if that is more than its part."""
+        that holds most, if that is more than its part.
+
+        A sequence that was preempted before is spared until it has drawn a token again. So each
+        preemption but the first costs progress of a request, and all requests end.
+        """
+        need = blocks_for(len(needs.token_ids), self._roster.manager.block_size)
+        if self._held_blocks[needs.tenant] + need > self._blocks:
+            return None
         over = {
             each: max(seats / max(1, self._seats), self._held_blocks[each] / max(1, self._blocks))
             for each, seats in self._held_seats.items()
@@ -50,11 +60,12 @@ class Shares:
         if over.get(largest, 0.0) <= 1.0:
             return None
         last = (each for each in reversed(self._roster.running) if each.tenant == largest)
-        return next((each for each in last if each.preemptible), None)
+        return next((each for each in last if each.preemptible and _got_on(each)), None)
 
     def left(self, request: Request) -> None:
-        """A sequence has no seat and no blocks any more."""
+        """Count a sequence that is about to lose its seat and its blocks."""
         self._held_seats[request.tenant] -= 1
+        self._held_blocks[request.tenant] -= len(request.block_ids)
 
     def prompt_parts(self, running: Iterable[Request], budget: int) -> dict[str, int]:
         """Return the prompt tokens that each tenant may have computed in a step of ``budget``: an
@@ -73,3 +84,8 @@ class Shares:
             parts[tenant] = min(tokens, budget // (len(wanted) - number))
             budget -= parts[tenant]
         return parts
+
+
+def _got_on(request: Request) -> bool:
+    """Whether a sequence has drawn a token since it was preempted last, if it was."""
+    return request.num_preemptions == 0 or request.num_uncomputed <= 1

@@ -28,19 +28,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "PodTemplateInvalid",
         "restricted",
     ),
-    "two nodes": (
-        {
-            "prefill__nodesPerReplica": 2,
-            "decode__parallelism": {"tensor": 2},
-            "prefill__parallelism": {"tensor": 2},
-        },
+    "pulls without their placement": (
+        {"kvTransfer__pullPeers": 4},
         "Unsupported",
-        "spec.prefill.nodesPerReplica: 2 is not in this version",
-    ),
-    "tensor": (
-        {"decode__parallelism": {"tensor": 2}, "prefill__parallelism": {"tensor": 2}},
-        "Unsupported",
-        "spec.prefill.parallelism.tensor: 2 is not in this version; a replica runs on one device",
+        "spec.kvTransfer.pullPeers: 4 is not in this version; it goes with `--placement elastic`",
     ),
     "host network": (
         {"router__podTemplate": {"spec": {"hostNetwork": True}}},

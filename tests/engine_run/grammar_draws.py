@@ -16,7 +16,7 @@ from tandem.engine.structured.grammar import Compiler, Grammar
 from tandem.engine.structured.llguidance import LLGuidanceCompiler
 from tandem.engine.structured.outlines import OutlinesCompiler
 from tandem.engine.structured.outlines.lanes import Lanes
-from tandem.llm import StructuredOutputsParams
+from tandem.protocol.structured import StructuredOutputsParams
 from tandem.text.tokenizer import Tokenizer
 
 VOCAB = 49152

@@ -36,7 +36,8 @@ HOLD = ("Accepted", "ModelReady", "PrefillReady", "DecodeReady", "RouterReady", 
 ANSWERS, ANSWER_SECONDS = 3, 240.0
 SETTLE_SECONDS = 20.0
 """After a change of leader: two looks at every service, and a canary."""
-ROUTERS: Json = {"router": {"replicas": 2}}
+CHANGES: Json = {"kvTransfer": {"connector": "TCP"}, "router": {"replicas": 2}}
+"""TCP: the mounted packages are of this release, and the one before imports another `nixl`."""
 
 
 @dataclass
@@ -127,7 +128,7 @@ def upgraded(
         where = ["-n", NAMESPACE, "--create-namespace", "--wait", f"--timeout={WAIT_SECONDS}s"]
         chosen = values(older.TAG, is_older=True)
         helm(cluster, "install", RELEASE, str(older_release.CHART), *where, *chosen)
-        served = Service(kube, setup, changes={**ONE_EACH, **ROUTERS})
+        served = Service(kube, setup, changes={**ONE_EACH, **CHANGES})
         served.apply()
         served.wait_stable()
         yield served

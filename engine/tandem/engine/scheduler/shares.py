@@ -45,8 +45,8 @@ class Shares:
         """Return the sequence that makes room for a request that waits: the last one of the tenant
         that holds most, if that is more than its part.
 
-        A sequence that was preempted before is spared until it has drawn a token again. So each
-        preemption but the first costs progress of a request, and all requests end.
+        A sequence that was preempted before is spared: each is preempted for another tenant once at
+        most, so all requests end.
         """
         need = blocks_for(len(needs.token_ids), self._roster.manager.block_size)
         if self._held_blocks[needs.tenant] + need > self._blocks:
@@ -60,7 +60,7 @@ class Shares:
         if over.get(largest, 0.0) <= 1.0:
             return None
         last = (each for each in reversed(self._roster.running) if each.tenant == largest)
-        return next((each for each in last if each.preemptible and _got_on(each)), None)
+        return next((each for each in last if each.preemptible and not each.num_preemptions), None)
 
     def left(self, request: Request) -> None:
         """Count a sequence that is about to lose its seat and its blocks."""
@@ -84,8 +84,3 @@ class Shares:
             parts[tenant] = min(tokens, budget // (len(wanted) - number))
             budget -= parts[tenant]
         return parts
-
-
-def _got_on(request: Request) -> bool:
-    """Whether a sequence has drawn a token since it was preempted last, if it was."""
-    return request.num_preemptions == 0 or request.num_uncomputed <= 1

@@ -109,7 +109,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return self.task == PoolingTask.TOKEN_EMBED or not pooled_last
 
     def verify(self) -> "PoolingParams":
-        """These with their words as enums. Raises InvalidParameter naming the field."""
+        """Return them as this class, words as enums. Raises InvalidParameter naming the field."""
         task, kind = _word("task", self.task, PoolingTask), self.pooling_type
         if kind is not None:
             kind = _word("pooling_type", kind, PoolingType)
@@ -127,9 +127,11 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             if getattr(self, name) is not None and task not in tasks:
                 allowed = f"only with task {' or '.join(tasks)}"
                 raise InvalidParameter(name, getattr(self, name), allowed)
-        if task is self.task and kind is self.pooling_type:
+        if type(self) is PoolingParams and task is self.task and kind is self.pooling_type:
             return self
-        return msgspec.structs.replace(self, task=task, pooling_type=kind)
+        # A program's subclass verifies what it is made of, also what an engine fills in later.
+        fields = {name: getattr(self, name) for name in PoolingParams.__struct_fields__}
+        return PoolingParams(**{**fields, "task": task, "pooling_type": kind})
 
 
 _OF_TASKS = {

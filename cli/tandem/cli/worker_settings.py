@@ -71,7 +71,7 @@ def engine_config(given: Mapping[type, Mapping[str, Any]]) -> EngineConfig:
 
 
 def engine_values(given: Mapping[type, Mapping[str, Any]]) -> dict[str, Any]:
-    """What was given of the engine's settings, by their flat names."""
+    """Return what was given of the engine's settings, by their flat names."""
     flat: dict[str, Any] = dict(given.get(EngineConfig, {}))
     for settings in SECTIONS.values():
         flat.update(given.get(settings, {}))

@@ -94,7 +94,7 @@ def prepare(
 def _locate(
     source: str, *, revision: str | None, weights: bool, check: Callable[[Path], None]
 ) -> tuple[Path, str | None]:
-    """Where a source is, fetched if need be, after ``check`` of what describes it."""
+    """Return where a source is, fetched if need be, after ``check`` of what describes it."""
     found = parse(source)
     if revision is not None and not isinstance(found, HubRepo):
         raise UnsupportedModel(

@@ -101,7 +101,7 @@ class LLMEngine:
 
     @property
     def num_outputs(self) -> int:
-        """What the engine has said to all requests so far, a token or several each."""
+        """Return what the engine has said to all requests so far, a token or several each."""
         return self._llm.num_outputs
 
     def get_metrics(self) -> list[Metric]:

@@ -161,7 +161,7 @@ class LLM:
         return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What is taken where no sampling parameters are given: the model's own defaults."""
+        """Return what is taken where no sampling parameters are given: the model's own defaults."""
         known = SamplingParams.__struct_fields__
         found = defaults_of(self.tokenizer.generation)
         return SamplingParams(**{name: value for name, value in found.items() if name in known})

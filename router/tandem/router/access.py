@@ -38,7 +38,7 @@ class Authorizer:
 
     @property
     def has_keys(self) -> bool:
-        """Whether any caller needs a key."""
+        """Return whether any caller needs a key."""
         return self._clients is not None or self._admins is not None
 
     def refusals(self, access: Access) -> tuple[int, ...]:

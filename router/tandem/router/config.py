@@ -390,7 +390,7 @@ class RouterConfig(TracingConfig):
 
     @property
     def health_waits(self) -> bool:
-        """Whether ``/health`` waits until the fleet can serve."""
+        """Return whether ``/health`` waits until the fleet can serve."""
         return self.health == "ready" or (self.health == "auto" and self.discovery == "static")
 
     def _check_root_path(self) -> None:

@@ -108,7 +108,7 @@ async def tokenizer_info(request: Request) -> Response:
 
 @routes.get("/get_model_info")
 async def get_model_info(request: Request) -> Response:
-    """What SGLang says of a model, as far as it is known here."""
+    """Return what SGLang says of a model, as far as it is known here."""
     service = service_of(request)
     card = await service.llm.card()
     name = service.model_name(None)

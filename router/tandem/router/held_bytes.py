@@ -88,7 +88,7 @@ class HeldBytes:
             del self._by_tenant[holding.tenant]
 
     def _has_room(self, holding: Holding) -> bool:
-        """Whether what has come of a request may stay; one that is alone always may."""
+        """Return whether what has come of a request may stay; one that is alone always may."""
         if holding.num_bytes == self.num_bytes:
             return True
         free = self.most - self.num_bytes

@@ -25,7 +25,7 @@ def fitted(messages: Sequence[Message], traits: TemplateTraits) -> list[Message]
 
 
 def _needs_turns(messages: Sequence[Message]) -> bool:
-    """Whether it is not simply a user's turn after an assistant's."""
+    """Return whether it is not simply a user's turn after an assistant's."""
     usual = ("user", "assistant")
     return any(
         each["role"] != usual[at % 2] or "tool_calls" in each for at, each in enumerate(messages)

@@ -25,7 +25,7 @@ class IdForm:
     prefix: str = ""
 
     def has(self, call_id: str) -> bool:
-        """Whether an id has this form."""
+        """Return whether an id has this form."""
         rest = call_id.removeprefix(self.prefix)
         pattern = f"[{re.escape(self.letters)}]{{{self.length}}}"
         return self.prefix + rest == call_id and re.fullmatch(pattern, rest) is not None

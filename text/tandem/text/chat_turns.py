@@ -118,7 +118,7 @@ def _in_last_user(messages: list[Message]) -> list[Message]:
 
 
 def _num_systems(messages: Sequence[Message]) -> int:
-    """How many messages of the system the chat begins with."""
+    """Return how many messages of the system the chat begins with."""
     return next(
         (at for at, each in enumerate(messages) if not _is_system(each)),
         len(messages),

@@ -77,7 +77,7 @@ class TemplateTraits:
 
     @cached_property
     def knows_function(self) -> bool:
-        """Whether results may be of the role ``function``; also where none are shown."""
+        """Return whether results may be of the role ``function``; also where none are shown."""
         by_function = {**self._result(_FIRST), "role": "function", "name": "zqtool"}
         chat = [_said("user", "zqone"), self._calls()]
         if self._shows([*chat, by_function], _TOOLS, _FIRST):
@@ -89,7 +89,7 @@ class TemplateTraits:
         return self._forms[kind][1]
 
     def needs_parts(self, kind: str) -> bool:
-        """Whether text of this kind of message is shown in parts alone."""
+        """Return whether text of this kind of message is shown in parts alone."""
         return self._forms[kind] == (False, True)
 
     @cached_property
@@ -99,12 +99,12 @@ class TemplateTraits:
 
     @cached_property
     def writes_arguments(self) -> bool:
-        """Whether arguments must be JSON in a text."""
+        """Return whether arguments must be JSON in a text."""
         return self._call_forms[1]
 
     @cached_property
     def wraps_invalid(self) -> bool:
-        """Whether arguments that are no JSON object are shown only as a member of one."""
+        """Return whether arguments that are no JSON object are shown only as a member of one."""
         if self._shows_arguments(_BROKEN):
             return False
         return self._shows_arguments(self._arguments({INVALID: _BROKEN}))
@@ -174,7 +174,7 @@ class TemplateTraits:
         return self._shows(chat, _TOOLS, _BROKEN)
 
     def _shows_calls(self, turns: Turns) -> bool:
-        """Whether two calls of one message are shown."""
+        """Return whether two calls of one message are shown."""
         form = self.id_form or OURS
         calls = self._calls()
         second = _call(form.make("second"), self._arguments({"zqkey": _SECOND}), None)
@@ -294,7 +294,7 @@ class TemplateTraits:
     def _shows(
         self, chat: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *texts: str
     ) -> bool:
-        """Whether the prompt has all texts, in this order, and no part as it is."""
+        """Return whether the prompt has all texts, in this order, and no part as it is."""
         prompt = self._render(chat, tools)
         if prompt is None or _SHOWN_KEY in prompt:
             return False

@@ -19,7 +19,7 @@ _SYSTEM = ("system", "developer")
 
 
 def knows_no_tools(source: str) -> bool:
-    """Whether a template's source shows a model neither tools nor calls."""
+    """Return whether a template's source shows a model neither tools nor calls."""
     small = source.lower()
     return not any(mark in small for mark in _MARKS)
 

@@ -157,7 +157,7 @@ class Planner:
         return shares
 
     def _has_room(self, request: Request) -> bool:
-        """Whether a seat and blocks are free for the first in the queue."""
+        """Return whether a seat and blocks are free for the first in the queue."""
         roster, manager = self._roster, self._manager
         if len(roster.running) + len(roster.loading) >= self._max_num_seqs:
             return False

@@ -222,7 +222,7 @@ def _role_word(picture: Picture, role: Role) -> Word:
 
 
 def _starting_text(picture: Picture, role: Role) -> str:
-    """What a pod that is not ready says itself, where it says anything."""
+    """Return what a pod that is not ready says itself, where it says anything."""
     for pod in picture.pods:
         if pod.role is role and not pod.ready and not pod.deleting and pod.uid in picture.refusals:
             return f"; {pod.name}: {picture.refusals[pod.uid].message}"

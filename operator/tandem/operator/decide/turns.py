@@ -31,7 +31,7 @@ class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def turn(self) -> tuple[bool, str, str]:
-        """What decides who goes first."""
+        """Return what decides who goes first."""
         return self.has_failed, self.created, self.name
 
 
@@ -66,7 +66,7 @@ def goes_first(mine: Neighbour, others: Iterable[Neighbour]) -> str | None:
 
 
 def lacks_room(workloads: Workloads) -> bool:
-    """Whether a quota refuses pods that are asked for."""
+    """Return whether a quota refuses pods that are asked for."""
     return any(
         each.asked > each.existing and each.refused is not None and is_full(each.refused)
         for each in workloads.values()
@@ -74,6 +74,6 @@ def lacks_room(workloads: Workloads) -> bool:
 
 
 def _is_whole(service: Neighbour) -> bool:
-    """Whether all pods are there that are asked for; not where none is asked for."""
+    """Return whether all pods are there that are asked for; not where none is asked for."""
     views = [each for each in service.workloads.values() if each.asked]
     return bool(views) and all(each.existing >= each.asked for each in views)

@@ -46,7 +46,7 @@ def in_order(value: Any) -> Any:
 
 
 def is_sorted(value: Any) -> bool:
-    """Whether all maps of a value have their keys in order."""
+    """Return whether all maps of a value have their keys in order."""
     if isinstance(value, dict):
         names = list(value)
         return names == sorted(names) and all(map(is_sorted, value.values()))

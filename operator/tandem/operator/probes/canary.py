@@ -136,7 +136,7 @@ def post(
 
 
 def is_full(status: int, body: str) -> bool:
-    """Whether a router refuses a request only because too many others are there."""
+    """Return whether a router refuses a request only because too many others are there."""
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return True
     try:

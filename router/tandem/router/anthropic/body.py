@@ -44,7 +44,7 @@ class Tool(Body):
 
     @property
     def is_custom(self) -> bool:
-        """Whether the client describes it."""
+        """Return whether the client describes it."""
         return self.type in (None, "custom")
 
     def check(self, reading: Reading, prefix: str = "") -> None:

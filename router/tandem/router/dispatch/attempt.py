@@ -316,11 +316,11 @@ class Attempt:
 
     @property
     def is_accepted(self) -> bool:
-        """Whether all workers have accepted it."""
+        """Return whether all workers have accepted it."""
         return all(leg.state is not LegState.SENT for leg in self.legs)
 
     def had_time(self, now: float) -> bool:
-        """Whether its workers have had time enough to refuse it."""
+        """Return whether its workers have had time enough to refuse it."""
         return now - self.started_at > TAKEN_AFTER
 
     def heard(self, leg: Leg) -> None:

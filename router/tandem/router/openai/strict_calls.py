@@ -176,7 +176,7 @@ def _tag(
 def _content(
     function: Mapping[str, Any], text: CallText, room: int, *, is_strict: bool
 ) -> dict[str, Any]:
-    """What arguments may be; of a tool that is not held, anything."""
+    """Return what arguments may be; of a tool that is not held, anything."""
     schema = function.get("parameters") if is_strict else None
     if text.parameters is not None:
         return parameters_form(schema, text.parameters, room) if schema else {"type": "any_text"}

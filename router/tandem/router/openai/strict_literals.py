@@ -139,7 +139,7 @@ class _Writer:
         between = _const(self._text.separator)
 
         def items(index: int) -> Form:
-            """What may stand after ``index`` items."""
+            """Return what may stand after ``index`` items."""
             if most is None and index == max(least, 1):
                 again = _sequence([between, self._value(schema.get("items"), f"{at}/items")])
                 return {

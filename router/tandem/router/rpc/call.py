@@ -320,7 +320,7 @@ class Call:
         self._link.waiting.pop(self, None)
 
     def _made_room(self) -> None:
-        """What it holds is needed for others, or is more than it may hold."""
+        """Return what it holds is needed for others, or is more than it may hold."""
         words = f"the router is full: {self._held.why_full(self._holding)}"
         self.fail(grpc.StatusCode.UNAVAILABLE, words, RETRY)
 

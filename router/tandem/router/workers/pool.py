@@ -208,7 +208,7 @@ class WorkerPool:
         return sorted(where for where, each in self._links.items() if each.is_refused)
 
     def other_wires(self) -> dict[str, str]:
-        """What workers of another protocol say of it, by their addresses."""
+        """Return what workers of another protocol say of it, by their addresses."""
         return {where: each.other_wire for where, each in self._links.items() if each.other_wire}
 
     def drain(self, endpoint: str, grace_ms: int) -> None:

@@ -219,7 +219,7 @@ def stop_before(cursor: Cursor, bounds: tuple[str, ...]) -> int:
 
 
 def at_bound(cursor: Cursor) -> Reading:
-    """Whether a bound of the call comes next; it is not read."""
+    """Return whether a bound of the call comes next; it is not read."""
     found = yield from literal(cursor, tuple(dict.fromkeys(cursor.bounds)))
     cursor.pos -= len(found or "")
     return found is not None

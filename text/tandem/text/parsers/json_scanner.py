@@ -34,7 +34,7 @@ class JsonScanner:
 
     @property
     def in_text(self) -> bool:
-        """Whether a text is open."""
+        """Return whether a text is open."""
         return self._mode in (self._string, self._escape, self._hex)
 
     def copy(self) -> JsonScanner:

@@ -34,7 +34,7 @@ class KeepAlives:
 
     @property
     def are_sent(self) -> bool:
-        """Whether streams are opened early and kept alive."""
+        """Return whether streams are opened early and kept alive."""
         return self._seconds > 0
 
     def add(self, stream: Stream) -> None:

@@ -63,7 +63,7 @@ class EmbedsIntake:
             self._hold(tenant, -size)
 
     def _has_room(self, tenant: str, size: int) -> bool:
-        """Whether so many bytes more may be held. A tenant leaves some free to others."""
+        """Return whether so many bytes more may be held. A tenant leaves some free to others."""
         free = self.max_held_bytes - self.held_bytes - size
         return free >= 0 and (not tenant or self._by_tenant[tenant] + size <= FREE_FACTOR * free)
 

@@ -13,7 +13,12 @@ from tests.waiting import wait_for
 
 from tandem.engine.executor.multiproc import MultiprocExecutor
 from tandem.engine.executor.uniproc import UniProcExecutor
-from tandem.engine.worker.torch_profile import MOST_SECONDS, ProfileError, TorchProfile
+from tandem.engine.worker.torch_profile import (
+    MOST_SECONDS,
+    WRITE_SECONDS,
+    ProfileError,
+    TorchProfile,
+)
 from tandem.llm import LLM
 from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.errors import RequestFailed
@@ -23,7 +28,7 @@ PROMPTS = [list(range(40, 90))]
 
 def names_in(path: str) -> set[str]:
     """What a trace has events of."""
-    wait_for(Path(path).exists)
+    wait_for(Path(path).exists, WRITE_SECONDS)
     content = json.loads(gzip.decompress(Path(path).read_bytes()))
     return {each.get("name", "") for each in content["traceEvents"]}
 

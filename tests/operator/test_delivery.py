@@ -91,18 +91,3 @@ def test_without_a_cache_each_pod_fetches_for_itself(harness: Harness):
         assert "emptyDir" in model_volume(pod)
         assert pod["initContainers"][0]["args"][:3] == ["prepare", "--model", "a/b"]
     assert harness.names("Job") == set()
-
-
-@pytest.mark.parametrize("cache", [None, CACHE], ids=["for itself", "cached"])
-def test_what_is_not_in_this_version_is_refused_by_its_field(
-    harness: Harness, cache: dict[str, Any] | None
-):
-    """HTTP is in the API for later: the resource says so, and nothing is made for it."""
-    source = {"type": "HTTP", "http": {"url": "https://example.com/m.gguf", "sha256": "0" * 64}}
-    harness.create(model__source=source, model__cache=cache)
-    harness.wait(lambda: harness.condition("Accepted")[1] == "Unsupported")
-    said = harness.condition("Accepted")[2]
-    assert "spec.model.source.type: HTTP" in said
-    assert "use Image" in said
-    assert harness.condition("Ready")[:2] == ("False", "Unsupported")
-    assert harness.names("Deployment") | harness.names("Job") == set()

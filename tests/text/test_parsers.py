@@ -24,7 +24,7 @@ from tandem.text.parsers.events import (
     ReasoningDelta,
 )
 from tandem.text.parsers.formats import HARMONY, REASONING_FORMATS, TOOL_FORMATS
-from tandem.text.parsers.tables import ToolFormat
+from tandem.text.parsers.tables import CallText, ToolFormat
 
 SCHEMAS = ToolSchemas.of(TOOLS)
 PAIRS = {
@@ -328,25 +328,46 @@ def test_no_text_raises_or_is_read_differently_in_pieces(name: str) -> None:
         assert read(list("".join(pieces)), name, reasoning) == whole, pieces
 
 
+def written_call(text: CallText, name: str) -> str:
+    """Return a call of ``name`` with a text and a list, as a grammar of ``text`` holds it."""
+    values = {"a": '"} x"', "b": "[1]"}
+    if text.parameters is not None:
+        each = text.parameters
+        arguments = "".join(
+            each.begin.replace("{key}", key) + json.loads(f"[{value}]")[0] + each.pad + each.end
+            if key == "a"
+            else each.after + each.begin.replace("{key}", key) + value + each.pad + each.end
+            for key, value in values.items()
+        )
+        arguments += each.after
+    elif text.literals is not None:
+        literals = text.literals
+        if literals.quote:
+            values["a"] = f"{literals.quote}}} x{literals.quote}"
+        arguments = literals.separator.join(
+            literals.key.replace("{key}", key) + value for key, value in values.items()
+        )
+    else:
+        arguments = ",".join(f'"{key}":{value}' for key, value in values.items()).join("{}")
+    number = f"0{text.after_number}" if text.after_number else ""
+    return "".join((text.begin, *text.head)).replace("{name}", name) + number + arguments + text.end
+
+
 @pytest.mark.parametrize("name", [name for name, f in TOOL_FORMATS.items() if f is not HARMONY])
 def test_calls_that_a_grammar_writes_are_read(name: str) -> None:
-    """What a model is held to where its tools are strict is what its own parser reads."""
+    """A parser reads what the grammar of strict tools of its own format lets a model write."""
     table = TOOL_FORMATS[name]
     assert isinstance(table, ToolFormat)
     for text in table.texts:
-        arguments = '{"a":"} x","b":[1]}'
-        if text.parameters is not None:
-            each = text.parameters
-            values = {"a": "} x", "b": "[1]"}
-            arguments = "".join(
-                each.begin.replace("{key}", key) + value + each.pad + each.end + each.after
-                for key, value in values.items()
-            )
-        number = f"0{text.after_number}" if text.after_number else ""
-        call = text.begin.replace("{name}", "get_weather") + number + arguments + text.end
         assert text.begin.startswith(text.trigger)
-        assert text.trigger in table.opens
-        said = check_cuts(f"Well. {call}{call}", name)
+        call = written_call(text, "get_weather")
+        if table.start is None:
+            assert text.trigger in table.opens
+            said = check_cuts(f"Well. {call}{call}", name)
+            assert said.content == "Well. "
+        else:
+            calls = call + table.start.separator + call
+            said = check_cuts(table.start.open + calls + table.start.close, name)
+            assert said.content == ""
 
-        assert said.content == "Well. "
         assert said.meant == [("get_weather", {"a": "} x", "b": [1]})] * 2

@@ -6,6 +6,7 @@ import pytest
 from tests.engine_plan.builders import Harness, params_of, request_of
 
 from tandem.engine.request import Request
+from tandem.engine.scheduler.planner import RECENT_SECONDS
 from tandem.engine.scheduler.waiting import WaitingQueue
 from tandem.protocol.requests import EngineCoreRequest
 
@@ -120,6 +121,39 @@ def test_a_step_with_prompts_of_several_tenants_is_a_short_one() -> None:
         harness.step()
     assert running.num_computed - before <= 80
     finish(harness, [long, short])
+
+
+def test_steps_stay_short_while_another_tenant_may_send_more() -> None:
+    """A tenant whose prompts fill several steps gets short ones, until the others are silent."""
+    harness = Harness(num_blocks=800, max_num_batched_tokens=512, max_num_mixed_tokens=80)
+    long = long_request("long", "hog", prompt=2000, tokens=2)
+    harness.add(long)
+    computed = [0]
+    (request,) = harness.core.scheduler.roster.waiting.in_order()
+
+    def step() -> int:
+        harness.step()
+        computed.append(request.num_computed)
+        return computed[-1] - computed[-2]
+
+    assert step() == 512
+    harness.add(long_request("short", "victim", prompt=30, tokens=1))
+    while len(harness.core.scheduler.roster.tenants) > 1:
+        step()
+    assert step() == 80
+    harness.clock.now += RECENT_SECONDS
+    assert step() == 512
+
+
+def test_a_tenant_that_computes_little_has_full_steps() -> None:
+    """A prompt that one step takes whole is not cut because another tenant was here."""
+    harness = Harness(num_blocks=200, max_num_batched_tokens=512, max_num_mixed_tokens=80)
+    harness.add(long_request("short", "victim", prompt=30, tokens=1))
+    harness.run()
+    harness.add(long_request("long", "hog", prompt=500, tokens=2))
+    (request,) = harness.core.scheduler.roster.waiting.in_order()
+    harness.step()
+    assert request.num_computed == 500
 
 
 def test_a_cached_prompt_counts_by_what_is_left_of_it() -> None:

@@ -31,6 +31,9 @@ from tandem.engine.step import (
 )
 from tandem.protocol.steps import Crowd
 
+RECENT_SECONDS = 10.0
+"""Time for which a request of another tenant keeps steps short while much is to compute."""
+
 
 class Draft:
     """A step while it is being planned."""
@@ -114,8 +117,11 @@ class Planner:
         prompts, preempted = self._draft_decodes(draft)
         if held:
             self._draft_drafted(draft, held)
-        if shares is not None and not self._computes_whole:
-            self._divide(draft, shares, prompts)
+        if not self._computes_whole:
+            if self._is_shared(prompts):
+                draft.budget = self._short_budget(draft)
+            if shares is not None:
+                self._divide(draft, shares, prompts)
         for request in prompts:
             self._draft_prompt(draft, request)
         if not preempted:
@@ -128,11 +134,25 @@ class Planner:
         draft.parts = shares.prompt_parts(prompts, draft.budget)
         if len(draft.parts) < 2:
             return
-        rows = draft.num_tokens
-        budget = min(draft.budget, max(1, self._mixed(rows + 1) - rows))
+        budget = self._short_budget(draft)
         parts = shares.prompt_parts(prompts, budget)
         if any(parts[each] == wanted for each, wanted in draft.parts.items()):
             draft.budget, draft.parts = budget, parts
+
+    def _is_shared(self, prompts: Sequence[Request]) -> bool:
+        """Return whether several tenants send requests, and more prompt tokens are here than a
+        step takes: a request of another tenant then waits for one short step, not for a full
+        one."""
+        changed = self._roster.tenants_changed
+        if changed is None or self._now - changed > RECENT_SECONDS:
+            return False
+        tokens = self._roster.waiting.num_tokens
+        return tokens + sum(each.num_uncomputed for each in prompts) > self._budget
+
+    def _short_budget(self, draft: Draft) -> int:
+        """Return the prompt tokens of a step that takes no longer than one with decodes."""
+        rows = draft.num_tokens
+        return min(draft.budget, max(1, self._mixed(rows + 1) - rows))
 
     def _share(self) -> Shares | None:
         """If several tenants have requests here: have those that hold less than their part go

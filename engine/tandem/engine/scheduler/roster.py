@@ -113,6 +113,9 @@ class Roster:
         self.groups: dict[RequestKey, RequestGroup] = {}
         self.tenants: Counter[str] = Counter()
         """Requests that live here, by tenant."""
+        self.tenants_changed: float | None = None
+        """Time of the last request of another tenant than the request before it."""
+        self._last_tenant: str | None = None
         self.turns = FairOrder()
         self.by_seq: dict[SeqId, Request] = {}
         self.waiting = WaitingQueue(keeps=manager.enable_caching)
@@ -143,7 +146,12 @@ class Roster:
     def admit(self, group: RequestGroup) -> None:
         """A new request is here."""
         self.groups[group.key] = group
-        self.tenants[group.source.tenant] += 1
+        tenant = group.source.tenant
+        self.tenants[tenant] += 1
+        if tenant != self._last_tenant:
+            if self._last_tenant is not None:
+                self.tenants_changed = group.arrival
+            self._last_tenant = tenant
         if group.deadline is None:
             return
         if len(self._deadlines) > 2 * len(self.groups) + SLACK:

@@ -1,4 +1,4 @@
-"""What one tenant waits for its first token while another one takes all that it is given.
+"""Measure a tenant's time to the first token while another tenant takes all that it is given.
 
 Starts `tandem up` (SmolLM2 on the CPU) with two API keys, measures a victim's time to the first
 token alone and next to each of ``hogs``, and prints a table. The victim's prompt has 9,000

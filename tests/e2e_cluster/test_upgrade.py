@@ -130,7 +130,7 @@ def upgraded(
         helm(cluster, "install", RELEASE, str(older_release.CHART), *where, *chosen)
         served = Service(kube, setup, changes={**ONE_EACH, **CHANGES})
         served.apply()
-        served.wait_stable()
+        served.wait_stable(600.0)
         yield served
         served.delete()
     helm(cluster, "uninstall", RELEASE, "-n", NAMESPACE, "--wait")

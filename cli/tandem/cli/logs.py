@@ -17,7 +17,7 @@ TEXT = "%(asctime)s %(levelname).1s %(name)s: %(message)s%(about)s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """How much to log."""
+    """Settings of the log."""
 
     log_level: str = setting(
         "info", "Least severe messages to log.", choices=("debug", "info", "warning", "error")

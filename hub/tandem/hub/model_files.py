@@ -36,7 +36,7 @@ _NAMES_A_FILE = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """What stands in place of the model's own files; an empty text leaves that as it is."""
+    """Replacements of the model's own files; an empty text replaces nothing."""
 
     tokenizer: str = setting(
         "", "Model source whose tokenizer and chat template are used in place of the model's."

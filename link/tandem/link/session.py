@@ -92,7 +92,7 @@ class Terms:
         return None
 
     def is_other_version(self, refusal: str) -> bool:
-        """Whether a RESET in place of a WELCOME says that the other end speaks another version.
+        """Return whether a RESET in place of a WELCOME names another version.
         Every release says so in these words, before it looks at anything else."""
         return refusal.startswith(f"{self.protocol} {self.version}; ")
 

@@ -347,7 +347,7 @@ class AsyncLLM(Texts):
         return replace(options or InputOptions(), default_max_tokens=self._default_max_tokens)
 
     def _salted(self, options: InputOptions | None) -> InputOptions | None:
-        """With the cache salt of the tenant that asks."""
+        """Return the request with the cache salt of its tenant."""
         if self._salt is None:
             return options
         options = options or InputOptions()

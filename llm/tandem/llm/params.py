@@ -60,7 +60,7 @@ class StructuredOutputsParams(
     kw_only=True,
     omit_defaults=True,
 ):
-    """What an answer is to match. ``json`` and ``structural_tag`` may be dicts, or text."""
+    """The form that an answer must match. ``json`` and ``structural_tag`` may be dicts, or text."""
 
     _filled = ("reasoning",)
     json: Any = None
@@ -83,7 +83,7 @@ class StructuredOutputsParams(
 class SamplingParams(
     sampling.SamplingParams, metaclass=_Named, frozen=True, kw_only=True, omit_defaults=True
 ):
-    """How to draw tokens and when to stop. Raises InvalidParameter when it is made."""
+    """Rules for sampling tokens and for stopping. Raises InvalidParameter when it is made."""
 
     _filled = ("bad_words_token_ids", "thinking")
     max_tokens: int | None = DEFAULT_MAX_TOKENS
@@ -122,7 +122,7 @@ class SamplingParams(
 class PoolingParams(
     pooling.PoolingParams, metaclass=_Named, frozen=True, kw_only=True, omit_defaults=True
 ):
-    """What to make of a prompt's hidden states. Raises InvalidParameter when it is made."""
+    """The task for a prompt's hidden states. Raises InvalidParameter when it is made."""
 
     _filled = ()
 

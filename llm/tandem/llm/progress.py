@@ -1,4 +1,4 @@
-"""How far an offline batch is: a bar on a terminal, elsewhere a line every ten seconds.
+"""Show the progress of an offline batch: a bar on a terminal, else a line every ten seconds.
 
 The bar is drawn by ``rich``; where that is not installed a terminal gets the lines, too.
 """

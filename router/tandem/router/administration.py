@@ -1,4 +1,4 @@
-"""What administrators ask and change: settings in force, the log, what runs."""
+"""Routes of administrators: settings in force, the log, requests that run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def reset_prefix_cache(request: Request) -> Response:
 
 @routes.post("/flush_cache")
 async def flush_cache(request: Request) -> Response:
-    """As /reset_prefix_cache, by SGLang's name."""
+    """Do as /reset_prefix_cache, by SGLang's name."""
     return await reset_prefix_cache(request)
 
 

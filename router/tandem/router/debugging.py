@@ -1,4 +1,4 @@
-"""What operators ask of a running router with a client's key: workers, links, the last calls."""
+"""Routes that show a running router to a client's key: workers, links, the last calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ MOST_CALLS = 100
 
 @routes.get("/debug/canary")
 async def debug_canary(request: Request) -> Response:
-    """What the operator's canaries counted, as a Prometheus exposition: not scraped with users'."""
+    """Return the counts of the operator's canaries as a Prometheus exposition, apart from
+    users'."""
     answers: SharedAnswers = request.app.state.answers
     text = await answers.get("canary", service_of(request).canary_metrics.reading, owner="canary")
     return Response(text, media_type=CONTENT_TYPE_LATEST)
@@ -69,7 +70,7 @@ async def debug_requests(request: Request, limit: str | None = None) -> Response
 
 @routes.get("/debug/requests/{request_id:path}")
 async def debug_request(request: Request, request_id: str) -> Response:
-    """Where the time of one of the last calls went, in full; 404 for one that is not kept."""
+    """Return the whole timeline of one of the last calls; 404 for one that is not kept."""
     recorder: Recorder = request.app.state.recorder
     reader = current_tenant.get()
     recording = recorder.ring.find(request_id, reader)
@@ -83,7 +84,7 @@ async def debug_request(request: Request, request_id: str) -> Response:
 
 @routes.get("/debug/placements")
 async def debug_placements(request: Request) -> Response:
-    """Where the latest attempts went, what each way was to come to, and what came of it."""
+    """Return the latest placements: the predicted cost of each choice, and the outcome."""
     reader = current_tenant.get()
     explanations = request.app.state.explanations
     return await _shared(

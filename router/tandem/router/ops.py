@@ -1,4 +1,4 @@
-"""What probes and scrapers ask, without a key: alive, ready, which version, what was counted."""
+"""Routes of probes and scrapers, without a key: alive, ready, version, metrics."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ async def health(request: Request) -> Response:
 
 @routes.get("/ping")
 async def ping(request: Request) -> Response:
-    """As /health."""
+    """Answer as /health does."""
     return _health(request)
 
 
 @routes.post("/ping")
 async def post_ping(request: Request) -> Response:
-    """As /health."""
+    """Answer as /health does."""
     return _health(request)
 
 

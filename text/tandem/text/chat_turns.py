@@ -20,7 +20,7 @@ _BETWEEN = "\n\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """What is done to a chat. Nothing, for most templates."""
+    """Repairs of a chat. Most templates need none."""
 
     joins_users: bool = False
     """Users' messages in a row become one."""
@@ -154,7 +154,7 @@ def _is_joined(last: Message, message: Message, turns: Turns) -> bool:
 
 
 def _is_open(last: Message | None) -> bool:
-    """Whether an assistant still has to speak: it has called, or was told what came of that."""
+    """Return whether an assistant's message must follow: it has called, or results came."""
     return last is not None and (last["role"] == "tool" or "tool_calls" in last)
 
 

@@ -1,4 +1,4 @@
-"""What a chat template takes, found out by rendering small chats with it.
+"""Traits of a chat template, found by rendering small chats with it.
 
 A template is foreign code: it may refuse a form, or drop text and say nothing. So each form is
 tried with words that are looked for in the prompt. A trait is found when it is first asked for.
@@ -50,7 +50,7 @@ _FILLERS = ("", " ", ".")
 
 
 class TemplateTraits:
-    """Of one template with one model's tokens."""
+    """Traits of one template with one model's tokens."""
 
     def __init__(self, render: Render, *, names_developer: bool, asks_for_none: bool) -> None:
         """``names_developer``: whether the source has the role's name; ``asks_for_none``: whether
@@ -67,7 +67,8 @@ class TemplateTraits:
 
     @cached_property
     def knows_developer(self) -> bool:
-        """Whether ``developer`` is a role of its own; also where no system message is shown."""
+        """Return whether ``developer`` is a role of its own; also where no system message is
+        shown."""
         if not self._names_developer:
             return False
         rest = _said("user", _SECOND)
@@ -85,7 +86,7 @@ class TemplateTraits:
         return not self._shows([*chat, self._result(_FIRST)], _TOOLS, _FIRST)
 
     def takes_parts(self, kind: str) -> bool:
-        """Whether content of this kind of message may be in parts: none of their text is lost."""
+        """Return whether messages of this kind may have parts without loss of text."""
         return self._forms[kind][1]
 
     def needs_parts(self, kind: str) -> bool:
@@ -111,7 +112,7 @@ class TemplateTraits:
 
     @cached_property
     def turns(self) -> Turns:
-        """What is to be done to the order of messages; nothing for a template that does not even
+        """Return the repairs of the order of messages; nothing for a template that does not even
         show a chat whose order is the usual one."""
         turns = Turns()
         usual = [_said("user", "zqone"), _said("assistant", "zqtwo"), _said("user", "zqthree")]
@@ -268,8 +269,8 @@ class TemplateTraits:
         ]  # fmt: skip
 
     def _mends(self, patterns: Sequence[Sequence[Message]], turns: Turns, repaired: Turns) -> bool:
-        """Whether a repair shows what was not shown, and all that was. System messages may be shown
-        in another place: some templates have one for them."""
+        """Return whether a repair shows what was not shown, and all that was. System messages may
+        be shown in another place: some templates have one for them."""
         mended = False
         for pattern, tools in product(patterns, (None, _TOOLS)):
             before = self._shows_all(pattern, in_turns(pattern, turns), tools)

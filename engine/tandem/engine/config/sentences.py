@@ -1,4 +1,4 @@
-"""What sentence-transformers' files say of texts: how long one is, its case, words put before it.
+"""Read the files of sentence-transformers: length and case of texts, and prompts before them.
 
 A length is followed. A case that the tokenizer does not make is refused. Prompts that would be put
 before each text are named in the log: a client sends them with its texts.

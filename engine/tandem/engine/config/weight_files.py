@@ -44,7 +44,7 @@ def unindexed(folder: Path) -> tuple[Path, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a tensor is, by the header of its file."""
+    """A tensor's place by the header of its file."""
 
     path: Path
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class Stored:
 
 
 def shape_of(folder: Path, tensor: str) -> tuple[int, ...] | None:
-    """By the header of the file that has the tensor; None as ``stored_in`` says."""
+    """Return the shape in the header of the file that has the tensor; None as for ``stored_in``."""
     found = stored_in(folder, tensor)
     return None if found is None else found.shape
 

@@ -1,4 +1,4 @@
-"""How tenants share one engine: seats, blocks, and the prompt tokens of a step.
+"""Share seats, blocks, and the prompt tokens of a step between the tenants of one engine.
 
 Requests go in the order of their tags (``protocol/fair_order``). A tenant that holds less than an
 equal part of seats and blocks goes before those that hold more. If it stays within its part, it

@@ -24,7 +24,7 @@ _Entry = tuple[Order, SeqId]
 
 @dataclass(slots=True)
 class _Heap:
-    """Of one tenant."""
+    """Requests of one tenant."""
 
     entries: list[_Entry] = field(default_factory=list)
     count: int = 0

@@ -24,7 +24,7 @@ _ALIGNMENT = "general.alignment"
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor's values are."""
+    """A tensor's place in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says before its tensors' values."""
+    """The part of a file before the values of its tensors."""
 
     keys: dict[str, Any]
     tensors: dict[str, StoredTensor]

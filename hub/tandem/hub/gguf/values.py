@@ -19,7 +19,7 @@ MAX_VALUES = 4_000_000
 
 
 class Malformed(Exception):
-    """What is wrong with a file, in words."""
+    """A malformed file; the text names the fault."""
 
 
 class EndOfFile(Exception):

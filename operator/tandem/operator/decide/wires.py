@@ -41,7 +41,7 @@ def moved_roles(facts: Facts, templates: Mapping[RevisionKey, Manifest]) -> froz
 
 
 def _is_pinned(facts: Facts, role: Role) -> bool:
-    """Whether a role's image is the user's: pods made anew would speak what they speak now."""
+    """Return whether a role's image is the user's: new pods then speak the same version."""
     return role in WORKERS and facts.spec.image is not None
 
 

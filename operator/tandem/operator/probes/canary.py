@@ -147,7 +147,7 @@ def is_full(status: int, body: str) -> bool:
 
 
 def serves_others(question: Question) -> bool:
-    """Whether workers compute or generate tokens now: a question that came too late waited."""
+    """Return whether workers compute or generate tokens now: a late answer then only waited."""
     try:
         workers = read_fleet(question.base_url, question.token, FLEET_TIMEOUT)["workers"]
         return any(each.get(rate) for each in workers for rate in _RATES)

@@ -71,8 +71,8 @@ def canary_token(live: Snapshot, owner: Identity, template: Manifest | None = No
 
 
 def _question(seen: Seen, revisions: dict[Role, str], live: Snapshot) -> Question | None:
-    """What to ask of these revisions; None as long as one of their roles has no ready pod, or the
-    canary's Secret is not there."""
+    """Return the question for these revisions; None as long as one of their roles has no ready pod,
+    or the canary's Secret is not there."""
     routers = seen.templates.get((Role.ROUTER, revisions.get(Role.ROUTER, "")))
     token = canary_token(live, seen.owner, routers)
     if token is None:

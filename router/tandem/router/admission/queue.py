@@ -1,4 +1,4 @@
-"""How many requests run at once, and the bounded queue before them.
+"""Bound the requests that run at once, and queue those after them.
 
 A request that finds the queue full is refused at once (429); one that waited too long is sent away
 (503). Both are told when to come again. By priority (lower first), then fairly by tenant, then by
@@ -99,7 +99,7 @@ class _Amount:
 
 @dataclass(slots=True)
 class _Share:
-    """What one tenant has of the router."""
+    """The part of the router that one tenant holds."""
 
     running: _Amount = field(default_factory=_Amount)
     waiting: _Amount = field(default_factory=_Amount)
@@ -185,8 +185,8 @@ class AdmissionQueue:
         return self._is_below(share, tokens)
 
     def _is_below(self, share: _Share, tokens: int) -> bool:
-        """Whether a request more leaves a tenant within its part of what may run, others being
-        there."""
+        """Return whether one more request leaves a tenant within its part of what may run, others
+        being there."""
         limits, tenants = self.limits, len(self._shares)
         return (
             tenants > 1

@@ -100,9 +100,9 @@ class Job:
             self.attempt.wake()
 
     def is_taken(self, attempt: Attempt, now: float) -> bool:
-        """Whether the caller learns now that the request waits at its workers; true once at most,
-        and never after the first token. Workers accept a grammar before they compile it, so that
-        their acceptance alone does not count then."""
+        """Return whether the caller learns now that the request waits at its workers; true once at
+        most, and never after the first token. Workers accept a grammar before they compile it, so
+        that their acceptance alone does not count then."""
         accepted = attempt.is_accepted and self.request.params.structured_outputs is None
         taken = not self.ledger.num_tokens and (accepted or attempt.had_time(now))
         self.tells_accepted = not (taken or self.ledger.num_tokens)

@@ -1,4 +1,4 @@
-"""How a body wants its chat to become a prompt: ``/v1/chat/completions`` and ``/tokenize`` alike.
+"""Options of a body for its chat's prompt: ``/v1/chat/completions`` and ``/tokenize`` alike.
 
 What a chat template would have to read, and this model's does not, is refused: the answer would be
 that to another question. An effort that it does not read is a hint.

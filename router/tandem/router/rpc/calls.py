@@ -23,7 +23,7 @@ class _Call:
 
 
 class Calls:
-    """By the caller's tenant and id: a call of one tenant ends nothing of another's."""
+    """Calls by their tenant and id: a call of one tenant ends nothing of another's."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, str], list[_Call]] = {}

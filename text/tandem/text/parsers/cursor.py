@@ -191,8 +191,8 @@ def _held_until(
     opens: tuple[str, ...],
     say: Callable[[str], None],
 ) -> Generator[None, None, str | None]:
-    """What ends a value in which ``close`` comes: that, or a later end; None where more would be
-    held than may be, and the value goes on."""
+    """Return the end of a value in which ``close`` comes: that, or a later end; None where more
+    would be held than may be, and the value goes on."""
     assert cursor.mark is None
     cursor.mark = cursor.pos
     cursor.pos += len(close)
@@ -212,7 +212,7 @@ def _pass(_: str) -> None:
 
 
 def stop_before(cursor: Cursor, bounds: tuple[str, ...]) -> int:
-    """Where one of ``bounds`` begins, or may begin; the end of what there is, if none does."""
+    """Return the position at which one of ``bounds`` begins or may begin, else the text's end."""
     find, beginnings, longest = _closes(bounds)
     found = find(cursor.text, cursor.pos)
     return _undecided(cursor, beginnings, longest) if found is None else found.start()

@@ -25,7 +25,7 @@ class ParameterText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiteralText:
-    """How arguments stand that are literals of another syntax than JSON."""
+    """The syntax of arguments that are literals of another syntax than JSON."""
 
     key: str
     """Before an argument's value, with ``{key}`` for its name."""
@@ -65,7 +65,7 @@ class CallText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartText:
-    """How calls stand that begin an answer, with or without a mark."""
+    """The syntax of calls that begin an answer, with or without a mark."""
 
     open: str = ""
     """Before the first call."""

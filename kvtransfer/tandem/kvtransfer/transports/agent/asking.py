@@ -89,7 +89,7 @@ class Asker:
             self._greeted, self._heard_at = None, time.monotonic()
 
     def ask(self, request: Copy, key: bytes) -> None:
-        """As soon as the agent can hear it: now, as a rule. ``key`` is the producer's, and proves
+        """Ask as soon as the agent listens: now, as a rule. ``key`` is the producer's, and proves
         the request. Raises TransportError when it is gone."""
         self._unsaid.append((request, key))
         if self._line is not None:

@@ -1,4 +1,4 @@
-"""What workers and the agent of their node say to each other, a message a packet of a Unix socket.
+"""Messages between workers and the agent of their node, each a packet of a Unix socket.
 
 The agent speaks first (``Hello``). A worker answers with one registration, its descriptors beside
 it; it ends with the connection. A consumer asks for copies then, each of which is answered once.
@@ -152,8 +152,8 @@ class Counts(msgspec.Struct, frozen=True, array_like=True, tag="counts"):
 
 
 class AgentCard(msgspec.Struct, frozen=True, array_like=True):
-    """How a consumer asks the agent for P's blocks. A release before the version was sent has the
-    place first, and so neither takes the other's card."""
+    """The address at which a consumer asks the agent for P's blocks. A release before the version
+    was sent has the place first, and so neither takes the other's card."""
 
     version: Annotated[int, Meta(ge=1)]
     place: Id
@@ -174,7 +174,7 @@ encode = msgspec.msgpack.encode
 
 
 def decode_card(data: bytes) -> AgentCard:
-    """From WELCOME, or TransportError, which names the versions if the release is another one."""
+    """Decode a card of WELCOME. Raises TransportError, which names the versions if they differ."""
     check_version(data, VERSION, "the agent's protocol")
     try:
         return _cards.decode(data)

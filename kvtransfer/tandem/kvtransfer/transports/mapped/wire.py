@@ -1,4 +1,4 @@
-"""What crosses the Unix socket of a worker before its memory does, and the card that names it.
+"""Messages on a worker's Unix socket before its memory, and the card that names the socket.
 
 P sends CHALLENGE to each caller. D answers with ANSWER and one end of a pair of sockets; P sends
 PROOF there, and one end of a pair of its own; by that P sends SIZES and the descriptors of slab,
@@ -52,7 +52,7 @@ class Given(NamedTuple):
 
 
 class Greeting(NamedTuple):
-    """What both proofs of one greeting cover."""
+    """The values that both proofs of one greeting cover."""
 
     name: bytes
     """Of P's socket in its folder."""
@@ -73,8 +73,8 @@ class Greeting(NamedTuple):
 
 
 class MappedCard(msgspec.Struct, frozen=True, array_like=True):
-    """How to get P's descriptors. A release before the version was sent has the name first, and so
-    neither takes the other's card."""
+    """The address of P's descriptors. A release before the version was sent has the name first, and
+    so neither takes the other's card."""
 
     version: Annotated[int, Meta(ge=1)]
     name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"\A[0-9a-f]+\.sock\Z")]
@@ -94,7 +94,7 @@ def encode_card(card: MappedCard) -> bytes:
 
 
 def decode_card(data: bytes) -> MappedCard:
-    """From WELCOME, or TransportError, which names the versions if the release is another one."""
+    """Decode a card of WELCOME. Raises TransportError, which names the versions if they differ."""
     check_version(data, VERSION, "the greeting of mapped memory")
     try:
         return _cards.decode(data)

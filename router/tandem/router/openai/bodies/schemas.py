@@ -1,4 +1,4 @@
-"""What clients may send: the shapes and types of bodies; ranges are the engine's to check.
+"""Shapes and types of the bodies that clients send; the engine checks ranges.
 
 Fields are OpenAI's, with vLLM's extensions that the engine has. null is the same as absent. Every
 field has an effect, but for those that ``hints`` lists. What else is known stands in ``parameters``

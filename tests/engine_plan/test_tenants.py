@@ -65,6 +65,25 @@ def test_a_tenant_below_its_part_takes_a_seat_of_one_above_it(blocks: int) -> No
     finish(harness, [*hog, *victim])
 
 
+def test_a_tenant_takes_a_seat_of_choices() -> None:
+    """Choices that waited for a seat after their prompt are preempted for a tenant like others."""
+    harness = Harness(num_blocks=800, max_num_seqs=8, max_num_batched_tokens=256)
+    params = params_of(max_tokens=30, ignore_eos=True, n=24)
+    harness.add(request_of("hog", 20, params=params, tenant="hog"))
+    roster = harness.core.scheduler.roster
+    while not roster.running or not all(each.num_preemptions for each in roster.running):
+        harness.step()
+    assert len(roster.running) == 8
+    victim = long_request("victim", "victim", tokens=4)
+    harness.add(victim)
+    for _ in range(3):
+        harness.step()
+    assert "victim" in running(harness)
+    harness.run()
+    harness.check(victim)
+    harness.check_empty()
+
+
 @pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("prompts", [[(75,), (75,)], [(40, 40), (40, 40)], [(75,), (75,), (75,)]])
 def test_tenants_that_need_more_than_their_parts_all_finish(

@@ -125,6 +125,7 @@ class Request:
         "own_choice",
         "params",
         "plan_limit",
+        "preempted_for_tenant",
         "prompt_logprobs",
         "remote_done",
         "request_id",
@@ -189,7 +190,8 @@ class Request:
         """Tokens at which one more block can be cached."""
         self.num_announced = 0
         """Prompt tokens told to the connector."""
-        self.num_preemptions = 0
+        # Choices without a seat after their prompt count as preempted, too.
+        self.num_preemptions, self.preempted_for_tenant = 0, False
         self.state = RequestState.WAITING
         self.on_rank = False
         """Whether the ranks hold a row of it."""

@@ -174,6 +174,7 @@ class Planner:
             note_preemption(last, self._now)
             roster.running.remove(last)
             roster.preempt(last)
+            last.preempted_for_tenant = True
         return shares
 
     def _has_room(self, request: Request) -> bool:

@@ -45,8 +45,7 @@ class Shares:
         """Return the sequence that makes room for a request that waits: the last one of the tenant
         that holds most, if that is more than its part.
 
-        A sequence that was preempted before is spared: each is preempted for another tenant once at
-        most, so all requests end.
+        Each is preempted for another tenant once at most, so all requests end.
         """
         need = blocks_for(len(needs.token_ids), self._roster.manager.block_size)
         if self._held_blocks[needs.tenant] + need > self._blocks:
@@ -59,8 +58,11 @@ class Shares:
         largest = max(over, key=over.__getitem__, default="")
         if over.get(largest, 0.0) <= 1.0:
             return None
-        last = (each for each in reversed(self._roster.running) if each.tenant == largest)
-        return next((each for each in last if each.preemptible and not each.num_preemptions), None)
+        for each in reversed(self._roster.running):
+            spared = each.preempted_for_tenant or not each.preemptible
+            if each.tenant == largest and not spared:
+                return each
+        return None
 
     def left(self, request: Request) -> None:
         """Count a sequence that is about to lose its seat and its blocks."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-COMMIT = "17146f1d69e9d19e9f861b170dc359ea387f50f6"
+COMMIT = "02c65ccfed2a0727f8b156130dd6a137da304bb3"
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
 RECORDED = HERE / "recorded.json"

@@ -33,7 +33,11 @@ def node() -> Iterator[Running]:
         running.stop()
 
 
-@pytest.fixture(params=CONNECTORS)
+@pytest.fixture(
+    params=[
+        pytest.param(each, marks=[] if each == "tcp" else pytest.mark.full) for each in CONNECTORS
+    ]
+)
 def make(request: pytest.FixtureRequest) -> Make:
     """Makes workers over each connector."""
 

@@ -130,10 +130,10 @@ def start() -> Iterator[Start]:
     ("fault", "words"),
     [
         ("none", "all held"),
-        ("busy", "all held"),
+        pytest.param("busy", "all held", marks=pytest.mark.full),
         ("wrong", "wrong tokens"),
-        ("cut", "wrong tokens"),
-        ("rude", "failed"),
+        pytest.param("cut", "wrong tokens", marks=pytest.mark.full),
+        pytest.param("rude", "failed", marks=pytest.mark.full),
         ("hang", "hung past its deadline"),
     ],
 )

@@ -24,6 +24,7 @@ Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
 
 
+@pytest.mark.full
 def test_a_run_is_measured_shown_and_saved(
     serve: Serve, decode: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,6 +58,7 @@ async def test_some_prompts_equal_transformers(agent: Agent, stack: Stack) -> No
     print(f"{excused} excused")
 
 
+@pytest.mark.full
 async def test_a_killed_agent_costs_no_token(agent: Agent, stack: Stack) -> None:
     """Under load: hand-offs under way are tried again, links go another way and come back to the
     next agent. One is under way: P holds its blocks for D, and some parts of it are copied."""

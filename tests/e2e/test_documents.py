@@ -82,7 +82,11 @@ def test_the_first_request_of_the_readme(pair: Stack, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "expected"), [("README.md", "Paris"), ("docs/live.md", "generation_tokens")]
+    ("page", "expected"),
+    [
+        ("README.md", "Paris"),
+        pytest.param("docs/live.md", "generation_tokens", marks=pytest.mark.full),
+    ],
 )
 def test_a_program_of_a_page(page: str, expected: str, tmp_path: Path) -> None:
     """A program in Python runs as it stands."""

@@ -42,6 +42,7 @@ async def test_each_way_gives_the_reference_tokens(start_stack: StackMaker) -> N
         assert stack.total("router", "tandem:router_forecast_error_seconds_count") > 0
 
 
+@pytest.mark.full
 async def test_a_prefill_worker_decodes_on_where_decode_workers_are_full(
     start_stack: StackMaker,
 ) -> None:

@@ -83,7 +83,7 @@ def check_call(name: str, arguments: Any) -> None:
 
 
 LOOPS = [
-    pytest.param(False, True, id="whole, named"),
+    pytest.param(False, True, id="whole, named", marks=pytest.mark.full),
     pytest.param(True, False, id="streamed, any"),
     pytest.param(False, False, id="whole, any", marks=pytest.mark.full),
     pytest.param(True, True, id="streamed, named", marks=pytest.mark.full),

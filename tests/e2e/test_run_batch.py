@@ -100,7 +100,9 @@ def is_ready(server: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
+)
 def test_a_batch_that_is_killed_leaves_no_server(number: signal.Signals, tmp_path: Path) -> None:
     """The server, its router and its worker end by themselves: nobody else knows of them."""
     source = tmp_path / "in.jsonl"

@@ -115,6 +115,7 @@ def is_seen(stack: Stack, running: Future[httpx.Response]) -> bool:
 
 
 @pytest.mark.parametrize("stack", [1], indirect=True)
+@pytest.mark.full
 def test_a_stream_comes_to_its_end_first(stack: Stack) -> None:
     """Mode wait: what runs on both is finished whole, then they sleep; abort ends it by name."""
     with ThreadPoolExecutor() as pool:

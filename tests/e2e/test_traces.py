@@ -124,6 +124,7 @@ def test_a_request_of_a_pair_is_one_whole_trace(
     assert {span["trace"] for span in receiver.spans} == {TRACE}
 
 
+@pytest.mark.full
 def test_a_request_that_failed_over_is_one_trace(
     start_stack: StackMaker, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

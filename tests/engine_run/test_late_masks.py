@@ -93,7 +93,7 @@ def answers(llm: LLM) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("executor", ["uni", "mp"])
+@pytest.mark.parametrize("executor", ["uni", pytest.param("mp", marks=pytest.mark.full)])
 def test_late_rows_draw_the_same_later(
     smollm2: Path, monkeypatch: pytest.MonkeyPatch, executor: str
 ):

@@ -71,7 +71,7 @@ def test_memory_falls_and_tokens_stay(smollm2: Path, level: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_a_rank_of_its_own_process_sleeps_too(smollm2: Path, level: int) -> None:
     """The child's memory falls: its shared slab, and its weights."""
     executor = MultiprocExecutor()
@@ -91,7 +91,9 @@ def test_a_rank_of_its_own_process_sleeps_too(smollm2: Path, level: int) -> None
         engine.core.close()
 
 
-@pytest.mark.parametrize("made", [UniProcExecutor, MultiprocExecutor])
+@pytest.mark.parametrize(
+    "made", [UniProcExecutor, pytest.param(MultiprocExecutor, marks=pytest.mark.full)]
+)
 def test_weights_that_are_gone_are_said_to_be(
     smollm2: Path, tmp_path: Path, made: Callable[[], Any]
 ) -> None:

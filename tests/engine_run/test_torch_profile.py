@@ -38,7 +38,9 @@ def call(engine: CPUEngine, name: CommandName) -> Reply:
     return engine.core.call(Command(id=1, name=name))
 
 
-@pytest.mark.parametrize("executor", [UniProcExecutor, MultiprocExecutor])
+@pytest.mark.parametrize(
+    "executor", [UniProcExecutor, pytest.param(MultiprocExecutor, marks=pytest.mark.full)]
+)
 def test_a_profile_holds_the_operations_of_steps(
     smollm2: Path, tmp_path: Path, executor: Any
 ) -> None:

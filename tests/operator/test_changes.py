@@ -118,7 +118,9 @@ def pod_names(harness: Harness, role: str, revision: str) -> list[str]:
     return [each["name"] for each in mine if each["labels"][names.LABEL_REVISION] == revision]
 
 
-@pytest.mark.parametrize("third", [9, None], ids=["another", "taken back"])
+@pytest.mark.parametrize(
+    "third", [pytest.param(9, marks=pytest.mark.full), None], ids=["another", "taken back"]
+)
 def test_a_change_during_a_rollout_leaves_the_last_decode_worker(
     harness: Harness, node: Node, third: int | None
 ):

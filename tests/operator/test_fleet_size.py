@@ -43,6 +43,7 @@ pytestmark = [pytest.mark.slow]
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.full
 def test_a_look_at_an_unchanged_service_asks_for_nothing(
     plane: ControlPlane, cluster: Cluster, namespace: str, node: Node, router: FakeRouter
 ):
@@ -94,6 +95,7 @@ def during_rounds(proxy: Proxy) -> list[str]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.full
 def test_as_many_jobs_as_allowed_run_at_a_time(lone: Harness, operators: Operators, node: Node):
     """The others say that they are queued, and get their turn."""
     node.rules.append(held)

@@ -144,6 +144,7 @@ def test_a_rotation_ends_with_new_keys_alone(lone: Harness, operators: Operators
     lone.wait(lambda: lone.service()["status"]["keys"].get("rotating") is None)
 
 
+@pytest.mark.full
 def test_a_namespace_without_rights_holds_up_no_other(
     lone: Harness, operators: Operators, plane: ControlPlane
 ):

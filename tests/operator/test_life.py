@@ -46,7 +46,11 @@ def test_a_service_becomes_ready_by_a_canary_that_crossed_the_kv_path(
 
 @pytest.mark.parametrize(
     ("task", "path"),
-    [("Embed", "/v1/embeddings"), ("Classify", "/classify"), ("Score", "/v1/score")],
+    [
+        ("Embed", "/v1/embeddings"),
+        pytest.param("Classify", "/classify", marks=pytest.mark.full),
+        pytest.param("Score", "/v1/score", marks=pytest.mark.full),
+    ],
 )
 def test_a_service_without_tokens_has_prefill_workers_alone(
     harness: Harness, router: FakeRouter, task: str, path: str
@@ -148,17 +152,35 @@ def test_a_lost_key_is_a_rotation(harness: Harness):
     ("kind", "name", "patch", "path"),
     [
         ("svc", "demo", {"spec": {"selector": {"a": "b"}}}, "{.spec.selector}"),
-        ("svc", "demo", {"spec": {"ports": [{"port": 9, "name": "x"}]}}, "{.spec.ports[*].port}"),
+        pytest.param(
+            "svc",
+            "demo",
+            {"spec": {"ports": [{"port": 9, "name": "x"}]}},
+            "{.spec.ports[*].port}",
+            marks=pytest.mark.full,
+        ),
         ("networkpolicy", "demo-decode", {"spec": {"ingress": [{}]}}, "{.spec.ingress}"),
-        ("pdb", "demo-decode", {"spec": {"maxUnavailable": 5}}, "{.spec.maxUnavailable}"),
-        ("role", "demo-router", {"rules": []}, "{.rules}"),
+        pytest.param(
+            "pdb",
+            "demo-decode",
+            {"spec": {"maxUnavailable": 5}},
+            "{.spec.maxUnavailable}",
+            marks=pytest.mark.full,
+        ),
+        pytest.param("role", "demo-router", {"rules": []}, "{.rules}", marks=pytest.mark.full),
         (
             "role",
             "demo-router",
             {"rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]},
             "{.rules}",
         ),
-        ("cm", "demo-peers", {"data": {"router.1.public": "x"}}, "{.data}"),
+        pytest.param(
+            "cm",
+            "demo-peers",
+            {"data": {"router.1.public": "x"}},
+            "{.data}",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_edited_children_are_put_right(

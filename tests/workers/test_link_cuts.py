@@ -112,6 +112,7 @@ def pair(smollm2: Path) -> Iterator[LinkedPair]:
     made.close()
 
 
+@pytest.mark.full
 def test_a_slow_line_makes_more_chunks_and_the_same_tokens(pair: LinkedPair) -> None:
     """P measures the line by what D takes; nothing else tells it. Once the line is quick again,
     prompts are cut as before."""
@@ -132,6 +133,7 @@ def test_a_slow_line_makes_more_chunks_and_the_same_tokens(pair: LinkedPair) -> 
     assert counts[-2:] == [1, 1]
 
 
+@pytest.mark.full
 def test_a_hand_off_that_is_given_up_ends_its_stretch(pair: LinkedPair) -> None:
     """D has not taken all parts and never will: the time until the next hand-off is nobody's."""
     takes = pair.producer._mover.takes
@@ -143,6 +145,7 @@ def test_a_hand_off_that_is_given_up_ends_its_stretch(pair: LinkedPair) -> None:
     pair.until(lambda: pair.prefill.free and pair.decode.free and not takes._busy)
 
 
+@pytest.mark.full
 def test_who_does_not_want_it_has_prompts_cut_as_usual(smollm2: Path) -> None:
     """Whatever the line takes. What was measured of a link is forgotten with it."""
     pair = LinkedPair(smollm2, cuts_for_links=False)

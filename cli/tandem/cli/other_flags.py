@@ -35,16 +35,17 @@ def translated(words: Sequence[str], known: Collection[str], command: str) -> li
         flag, has_value, value = word.partition("=")
         name = flag.removeprefix("--").replace("-", "_")
         positive = name.removeprefix("no_")
+        given = flag if len(name) > 1 else flag[1:]
         if not flag.startswith("--") or flag in known:
             result.append(word)
         elif name in SAME and (ours := f"--{SAME[name].replace('_', '-')}") in known:
             result.append(ours + has_value + value)
         elif positive in NEEDLESS:
-            _print(f"tandem {command}: {flag} has no effect: {NEEDLESS[positive]}")
+            _print(f"tandem {command}: {given} has no effect: {NEEDLESS[positive]}")
             if not has_value:
                 pending = _after_value(rest, is_switch=positive in SWITCHES or name != positive)
         elif name in REFUSED:
-            raise RefusedFlag(f"{flag} cannot be done: {REFUSED[name]}")
+            raise RefusedFlag(f"{given} cannot be done: {REFUSED[name]}")
         else:
             result.append(word)
     return result

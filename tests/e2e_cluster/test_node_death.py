@@ -20,7 +20,12 @@ from tests.e2e_cluster.test_under_load import last_node
 
 from tandem.operator.probes.reach import REASON
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600), pytest.mark.usefixtures("own_cluster")]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.full,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("own_cluster"),
+]
 
 RECOVERY_SECONDS = 240.0
 ENTRY = "node1"

@@ -35,6 +35,7 @@ def test_a_service_is_deleted_and_made_again_at_once(service: Service) -> None:
         assert "Paris" in service.ask()
 
 
+@pytest.mark.full
 def test_a_service_is_replaced_by_force(service: Service) -> None:
     """`kubectl replace --force` is a deletion and a creation in one command."""
     found = service.get()

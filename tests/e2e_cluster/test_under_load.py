@@ -47,7 +47,7 @@ def under_load(
     return perform
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("role", ["prefill", pytest.param("decode", marks=pytest.mark.full)])
 def test_scaling_up_and_down(
     service: Service, under_load: Callable[[Callable[[], object]], None], role: str
 ) -> None:
@@ -62,7 +62,10 @@ def test_scaling_up_and_down(
     under_load(scale)
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(
+    "role",
+    [pytest.param(each, marks=[] if each == "decode" else pytest.mark.full) for each in ROLES],
+)
 def test_a_rolling_restart(
     service: Service, under_load: Callable[[Callable[[], object]], None], role: str
 ) -> None:
@@ -82,7 +85,11 @@ def test_a_rolling_restart(
     under_load(restart)
 
 
-@pytest.mark.parametrize("grace", [None, 20], ids=["usual grace", "grace 20 s"])
+@pytest.mark.parametrize(
+    "grace",
+    [None, pytest.param(20, marks=pytest.mark.full)],
+    ids=["usual grace", "grace 20 s"],
+)
 def test_draining_a_node(
     service: Service,
     under_load: Callable[[Callable[[], object]], None],
@@ -107,6 +114,7 @@ def test_draining_a_node(
     under_load(drain)
 
 
+@pytest.mark.full
 def test_a_scale_down_races_with_a_restart(
     service: Service, setup: Setup, under_load: Callable[[Callable[[], object]], None]
 ) -> None:
@@ -136,6 +144,7 @@ def last_node(kube: Kube) -> str:
     return pods.name_of(others[-1])
 
 
+@pytest.mark.full
 def test_a_suspended_service_comes_back(service: Service) -> None:
     """suspend takes all pods away, and its end brings them back; without load: it is an outage."""
     service.patch(suspend=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.operator.control_plane import OPERATOR_TOKEN, ControlPlane, missing
-from tests.operator.harness import Harness, OperatorProcess, Operators
+from tests.operator.harness import Harness, OperatorProcess, Operators, services
 from tests.operator.in_memory import Demo
 from tests.operator.node import FakeRouter, Node
 from tests.operator.prepared import make_namespace, prepared
@@ -114,7 +114,7 @@ def harness(
     router.shape, router.wrong, router.keys = "disaggregated", False, None
     router.spared = None
     router.refused = []
-    plane.kubectl("-n", namespace, "delete", "llm", "--all", "--wait=false")
+    plane.send("DELETE", services(namespace))
 
 
 @pytest.fixture

@@ -95,12 +95,17 @@ def poll(what: Callable[[], Any], seconds: float = PATIENCE) -> float | None:
     while time.monotonic() - started < seconds:
         if what():
             return time.monotonic() - started
-        time.sleep(0.02)
+        time.sleep(0.1)
     return None
 
 
 def _blanks(text: str) -> int:
     return len(text) - len(text.lstrip())
+
+
+def services(namespace: str) -> str:
+    """Return the path of a namespace's LLMServices."""
+    return f"/apis/tandem.dev/v1alpha1/namespaces/{namespace}/llmservices"
 
 
 class Harness:
@@ -137,11 +142,11 @@ class Harness:
 
     def create(self, name: str = "demo", **changes: Any) -> None:
         """An LLMService."""
-        self.kubectl("create", "-f", "-", stdin=json.dumps(service(name, **changes)))
+        self.plane.send("POST", services(self.namespace), service(name, **changes))
 
     def change(self, patch: dict[str, Any], name: str = "demo") -> None:
         """Merge patch of an LLMService."""
-        self.kubectl("patch", "llm", name, "--type=merge", "-p", json.dumps(patch))
+        self.plane.send("PATCH", f"{services(self.namespace)}/{name}", patch)
 
     def service(self, name: str = "demo") -> dict[str, Any]:
         """The LLMService now."""

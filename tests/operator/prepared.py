@@ -67,8 +67,10 @@ def let_lead(plane: ControlPlane, namespace: str) -> None:
 
 def make_namespace(plane: ControlPlane, name: str) -> None:
     """One with the restricted profile enforced, and a claim of models."""
-    plane.kubectl("create", "namespace", name)
-    plane.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    metadata = {"name": name, "labels": labels}
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+    plane.send("POST", "/api/v1/namespaces", namespace)
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -78,4 +80,4 @@ def make_namespace(plane: ControlPlane, name: str) -> None:
             "resources": {"requests": {"storage": "1Gi"}},
         },
     }
-    plane.kubectl("-n", name, "create", "-f", "-", stdin=json.dumps(claim))
+    plane.send("POST", f"/api/v1/namespaces/{name}/persistentvolumeclaims", claim)

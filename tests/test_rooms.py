@@ -18,6 +18,7 @@ OPERATOR = ("tests/operator/test_queue.py", "tests/operator/test_store.py")
 RAN = re.compile(r"^\[(gw\d)\].* PASSED (\S+?)::", re.MULTILINE)
 
 
+@pytest.mark.full
 def test_the_files_of_rooms_that_share_something_stay_in_one_process() -> None:
     """Else each process raises its own stacks, and rooms that share something meet."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

@@ -78,9 +78,16 @@ def hold_to_reference(index: int, answer: Answer) -> None:
     assert rows()[index].cut(COUNT).verdict(answer.tokens) in ("equal", "excused")
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize(
-    "moment", [pytest.param("before", marks=pytest.mark.full), "prefill", "decode"]
+    ("moment", "role"),
+    [
+        ("prefill", "prefill"),
+        ("decode", "decode"),
+        pytest.param("before", "prefill", marks=pytest.mark.full),
+        pytest.param("before", "decode", marks=pytest.mark.full),
+        pytest.param("prefill", "decode", marks=pytest.mark.full),
+        pytest.param("decode", "prefill", marks=pytest.mark.full),
+    ],
 )
 async def test_a_killed_worker_costs_no_token(moment: str, role: str, hurt: Stack) -> None:
     """SIGKILL of P or D, with another decode worker up: the answer is whole and right."""

@@ -106,7 +106,7 @@ async def test_tokens_equal_transformers(
 @pytest.mark.parametrize(
     ("moment", "role"),
     [
-        ("prefill", "decode"),
+        pytest.param("prefill", "decode", marks=pytest.mark.full),
         pytest.param("decode", "prefill", marks=pytest.mark.full),
         pytest.param("prefill", "prefill", marks=pytest.mark.full),
         pytest.param("decode", "decode", marks=pytest.mark.full),

@@ -99,10 +99,9 @@ def is_ready(server: int) -> bool:
         return False
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-@pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_batch_that_is_killed_leaves_no_server(number: signal.Signals, tmp_path: Path) -> None:
     """The server, its router and its worker end by themselves: nobody else knows of them."""
     source = tmp_path / "in.jsonl"

@@ -14,7 +14,7 @@ import pytest
 from stack import Stack
 from tests import clear_text
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(300)]
 
 SLOW = "(a|b)*a(a|b){40}"
 """2^40 states."""

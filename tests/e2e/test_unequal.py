@@ -35,7 +35,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", ["16 and 64", pytest.param("64 and 16, shm", marks=pytest.mark.full)]
+)
 async def test_tokens_equal_transformers(layout: str, start_stack: StackMaker) -> None:
     """Cold; with hits on both ends; while P is killed; with hits on D alone, of D's block size."""
     with start_stack(**LAYOUTS[layout]) as stack:
@@ -79,6 +81,7 @@ def assert_hits_are_of_own_blocks(stack: Stack) -> None:
     assert len({worker["compatibility"] for worker in fleet["workers"]}) == 1
 
 
+@pytest.mark.full
 async def test_kv_travels_as_fp8_and_answers_are_much_the_same(start_stack: StackMaker) -> None:
     """One end asks for it: about a quarter of the bytes of float32. Answers part sooner or later
     (bench/results/wire_dtype_cpu.md); what is wrong would part at the second token."""

@@ -84,7 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def on_own_cluster(steps: Steps, arguments: Sequence[str], *, keep: bool) -> int:
     """Raise, run, take down; pytest's exit status."""
-    models = prepared(steps, with_older=upgrades(arguments))
+    has_full = not any("not full" in word for word in arguments)
+    models = prepared(steps, with_older=upgrades(arguments), with_model_image=has_full)
     try:
         with steps.step("cluster"):
             lifecycle.up(2)
@@ -92,7 +93,7 @@ def on_own_cluster(steps: Steps, arguments: Sequence[str], *, keep: bool) -> int
             setup.ENV_RUN: "own",
             setup.ENV_MOUNTED: str(layout.ROOT / "mounted"),
             setup.ENV_MODELS: str(models),
-            setup.ENV_MODEL_IMAGE: MODEL_IMAGE,
+            setup.ENV_MODEL_IMAGE: MODEL_IMAGE if has_full else "",
             "KUBECONFIG": str(layout.KUBECONFIG),
             "PATH": f"{layout.BIN}:{os.environ['PATH']}",
         }
@@ -109,7 +110,7 @@ def upgrades(arguments: Sequence[str]) -> bool:
     return any(word.partition("::")[0] == UPGRADE for word in arguments)
 
 
-def prepared(steps: Steps, *, with_older: bool = False) -> Path:
+def prepared(steps: Steps, *, with_older: bool = False, with_model_image: bool = False) -> Path:
     """Components, images and the model, made where they are not there; the folder of models.
 
     The components are compiled beside the rest, which mostly waits for disks and downloads.
@@ -128,7 +129,8 @@ def prepared(steps: Steps, *, with_older: bool = False) -> Path:
                 older.make_images()
         with steps.step("model"):
             models = model_folder()
-            model_image(models / MODEL)
+            if with_model_image:
+                model_image(models / MODEL)
         with steps.step("rest of the components"):
             compiled.result()
     return models

@@ -107,9 +107,7 @@ class Kube:
         return self.execute(pod, "python3", "-c", READ_URL, url, container=container)
 
 
-def wait_for(
-    what: str, condition: Callable[[], Any], *, seconds: float, every: float = 0.25
-) -> Any:
+def wait_for(what: str, condition: Callable[[], Any], *, seconds: float, every: float = 0.5) -> Any:
     """Poll until ``condition`` gives something true, which is returned; fails when a look that was
     begun after the deadline finds nothing: one before it may have looked early, and lasted.
 

@@ -84,6 +84,7 @@ def _machines() -> set[str]:
     return {_space(Path(f"/proc/{pid}")) for pid in Machines.load().holders.values()} - {""}
 
 
+@pytest.mark.full
 def test_a_hung_api_server_leaves_one_leader(
     service: Service, operator: Installed, own_cluster: None
 ) -> None:

@@ -42,7 +42,7 @@ def engine_of(folder: Path, **settings: Any) -> CPUEngine:
     return CPUEngine(folder, kv_cache_memory_bytes=SLAB, max_model_len=512, **settings)
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_memory_falls_and_tokens_stay(smollm2: Path, level: int) -> None:
     """The slab's pages go, at level 2 weights, too; afterwards all tokens are as before."""
     engine = engine_of(smollm2)

@@ -55,6 +55,7 @@ def random_texts(count: int) -> list[str]:
     return texts
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ids_are_those_of_transformers(smollm2: Path):

@@ -26,7 +26,9 @@ for each in psutil.Process().net_connections("inet"):
 
 
 @pytest.mark.timeout(240)  # each is a process of its own, which imports NIXL
-@pytest.mark.parametrize("connector", ["tcp", "nixl", "auto"])
+@pytest.mark.parametrize(
+    "connector", [*(pytest.param(each, marks=pytest.mark.full) for each in ("tcp", "nixl")), "auto"]
+)
 def test_on_the_loopback_no_other_machine_can_ask_for_kv(connector: str):
     """UCX, left to itself, listens on the machine's own addresses as well."""
     words = [sys.executable, "-c", LISTENING.format(connector=connector)]

@@ -126,6 +126,7 @@ def test_a_mixed_loads_goodput_is_what_was_measured(monkeypatch: pytest.MonkeyPa
         assert found == pytest.approx(measured, rel=0.15)
 
 
+@pytest.mark.full
 def test_elastic_serves_what_two_bounded_workers_do_from_the_first_second(
     monkeypatch: pytest.MonkeyPatch,
 ):

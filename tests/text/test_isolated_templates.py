@@ -56,7 +56,7 @@ def test_the_text_is_the_same(isolated: IsolatedTemplates, options: ChatOptions)
     [
         ("{{ 'a' * 500000000 }}", "messages"),
         ("{% set x = 'a' * 100000 %}{{ x * 100000 }}", "messages"),
-        ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "chat_template"),
+        ("{% for i in range(1999) %}{{ 'a' * 1000 }}{% endfor %}", "chat_template"),
         ("{{ 'a' * 10001 }}", "chat_template"),
         ("{{ '%2000000000d' | format(1) }}", "messages"),
         ("{{ nonsense(", "chat_template"),

@@ -29,7 +29,9 @@ def tokenizer(smollm2: Path) -> Tokenizer:
     return Tokenizer.load(smollm2)
 
 
-@pytest.fixture(scope="module", params=["guidance", "outlines"])
+@pytest.fixture(
+    scope="module", params=["guidance", pytest.param("outlines", marks=pytest.mark.full)]
+)
 def pair(smollm2: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
     """A linked pair of engines with the embedded model, with each backend."""
     settings = {"max_model_len": 256, "structured_outputs_backend": request.param}

@@ -74,7 +74,11 @@ def _told(name, found):
             id="two keys share a slot",
         ),
         pytest.param(
-            Setup(num_blocks=1, direct=True, faults=ALL_FAULTS), 2, 50_000, id="a copy, two faults"
+            Setup(num_blocks=1, direct=True, faults=ALL_FAULTS),
+            2,
+            50_000,
+            marks=pytest.mark.full,
+            id="a copy, two faults",
         ),
         pytest.param(
             Setup(num_blocks=2, direct=True, faults=ALL_FAULTS),

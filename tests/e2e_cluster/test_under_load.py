@@ -47,7 +47,8 @@ def under_load(
     return perform
 
 
-@pytest.mark.parametrize("role", ["prefill", pytest.param("decode", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_scaling_up_and_down(
     service: Service, under_load: Callable[[Callable[[], object]], None], role: str
 ) -> None:

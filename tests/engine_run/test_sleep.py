@@ -71,7 +71,8 @@ def test_memory_falls_and_tokens_stay(smollm2: Path, level: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.full
+@pytest.mark.parametrize("level", [1, 2])
 def test_a_rank_of_its_own_process_sleeps_too(smollm2: Path, level: int) -> None:
     """The child's memory falls: its shared slab, and its weights."""
     executor = MultiprocExecutor()

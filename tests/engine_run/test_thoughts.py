@@ -137,7 +137,9 @@ def test_what_is_no_budget_is_named() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("budget", "temperature"), [(0, 1.0), (6, 0.0), (6, 1.0)])
+@pytest.mark.parametrize(
+    ("budget", "temperature"), [(0, 1.0), pytest.param(6, 0.0, marks=pytest.mark.full), (6, 1.0)]
+)
 def test_a_form_begins_behind_a_thought_that_its_budget_ends(
     smollm2: Path, tmp_path: Path, budget: int, temperature: float
 ) -> None:

@@ -122,6 +122,7 @@ def test_sampled_rows_are_decoded_by_hand(smollm2: Path):
             np.testing.assert_array_equal(ours[row], expected.reshape(-1))
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_tensors_are_those_of_transformers(smollm2: Path):

@@ -25,6 +25,7 @@ HANG_SECONDS = 30.0
 """Longer than a Lease lasts."""
 
 
+@pytest.mark.full
 def test_a_service_is_deleted_and_made_again_at_once(service: Service) -> None:
     """Twice in a row, while pods of the former life linger on the same nodes: each one is
     Ready and answers."""

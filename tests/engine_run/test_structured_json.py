@@ -190,6 +190,9 @@ def test_a_keyword_is_found_where_it_is_one():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "backend", ["guidance", pytest.param("outlines", marks=pytest.mark.full)], scope="module"
+)
 def test_a_model_answers_by_the_schema(smollm2: Path, backend: str):
     """At temperature 1, two choices each, beside one that is free."""
     chat = [{"role": "user", "content": "Who was Ada Lovelace? Answer in JSON."}]

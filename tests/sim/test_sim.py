@@ -67,6 +67,7 @@ def test_a_pair_under_load_does_what_was_measured():
     assert found.tpot_p50 == pytest.approx(measured["tpot p50"], rel=0.15)
 
 
+@pytest.mark.full
 def test_elastic_serves_more_than_a_strict_pair_where_its_prefill_worker_is_full():
     """At 20 prompts a second, of which a prefill worker computes at most 21."""
     strict, elastic = (
@@ -116,6 +117,7 @@ def test_prompts_beside_decodes_cost_what_they_add_to_reading_weights():
     assert padded.seconds(20, 20_000, 577, 0) == Device().launch
 
 
+@pytest.mark.full
 def test_a_mixed_loads_goodput_is_what_was_measured(monkeypatch: pytest.MonkeyPatch):
     """Of two bounded workers and of a strict pair, for the arrivals that two H100s had."""
     monkeypatch.setattr(loads, "SETTLE", 5.0)

@@ -100,8 +100,7 @@ class ControlPlane:
         return done.stdout if check else done.stdout + done.stderr
 
     def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> None:
-        """Send one request of the administrator; raise AssertionError if it is refused. A process
-        of kubectl takes a hundred times as long."""
+        """Send one request of the administrator; raise AssertionError if it is refused."""
         context = ssl.create_default_context(cafile=str(self.home / "certs" / "apiserver.crt"))
         kind = "merge-patch+json" if method == "PATCH" else "json"
         request = urllib.request.Request(

@@ -150,4 +150,4 @@ def test_what_is_dear_is_made_once_for_all_that_ask(serve: Serve, decode: Make, 
         wait_for(lambda: taken + sum(map(len, list(answers._waiting.values()))) >= 20 or made > 3)
         gate.set()
         assert {each.result().status_code for each in asked} == {200}
-    assert made == 2
+    assert made <= 2  # one if the first answer took all of them

@@ -47,6 +47,7 @@ def fleet(url: str) -> str:
     return clear_text.get(f"{url}/debug/fleet", timeout=10).text
 
 
+@pytest.mark.full
 async def test_some_prompts_equal_transformers(agent: Agent, stack: Stack) -> None:
     """All KV goes by the agent, which is named where links are shown."""
     excused = await check(stack, SOME) + await check(stack, SOME, AGAIN)

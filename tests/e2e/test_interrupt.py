@@ -89,6 +89,7 @@ async def stream(up: Up, tokens: int) -> AsyncIterator[str]:
                 yield line.removeprefix("data: ")
 
 
+@pytest.mark.full
 async def test_a_stream_under_way_is_finished_after_ctrl_c(up: Up) -> None:
     """The answer is whole, however long that takes within the drain, and nothing is left then."""
     await up.until_it_says("serving smol")

@@ -141,6 +141,7 @@ async def test_a_killed_worker_costs_no_token(
     hold_to_reference(index, answer, COUNT)
 
 
+@pytest.mark.full
 async def test_what_is_asked_beside_it(hurt: Stack, smollm2: Path, tmp_path: Path) -> None:
     """By the openai package: choices, scores, structured output, min_tokens; and a batch of
     lines."""

@@ -63,7 +63,8 @@ def stack(
         yield stack
 
 
-@pytest.mark.parametrize("stack", [pytest.param(0, marks=pytest.mark.full), 1], indirect=True)
+@pytest.mark.full
+@pytest.mark.parametrize("stack", [0, 1], indirect=True)
 def test_memory_falls_and_tokens_stay(stack: Stack) -> None:
     """Level 1 gives the slab back, level 2 the weights, too; apart and in one."""
     before = answer(stack).json()["choices"][0]["text"]

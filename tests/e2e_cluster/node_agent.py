@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import yaml
 from stack import parse_metrics
 from tests.e2e_cluster import pods
 from tests.e2e_cluster.images import reference
@@ -16,6 +15,7 @@ from tests.e2e_cluster.kube import Json, Kube, wait_for
 from tests.e2e_cluster.service import MOUNTED, prepare_namespace
 from tests.e2e_cluster.setup import Setup
 from tests.e2e_cluster.volumes import mount, remove_volumes
+from tests.manifests import load_manifests
 
 CLAIM = "node"
 PORT = 9410
@@ -89,7 +89,7 @@ def _rendered(node: str, user: Kube, scraped_from: str) -> list[Json]:
         *("--set-json", f"nodeAgent={json.dumps(values)}"),
         *("--set", f"metrics.namespace={scraped_from}"),
     )
-    return [each for each in yaml.safe_load_all(text) if each]
+    return load_manifests(text)
 
 
 def meets_at(node: str) -> Json:

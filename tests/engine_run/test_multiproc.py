@@ -108,6 +108,7 @@ def test_scores_and_rules_come_across(executor):
         assert (one.prompt_logprobs is None) == (other.prompt_logprobs is None)
 
 
+@pytest.mark.full
 def test_smollm2_draws_the_reference_tokens_in_a_child(started, smollm2):
     """transformers' greedy tokens, two steps in flight."""
     made = CPUEngine(smollm2, executor=started, num_gpu_blocks_override=60, async_scheduling=True)

@@ -292,6 +292,7 @@ def test_steps_with_vectors_run_beside_graphs():
     assert set(graphs.replayed) == {StepShape(4, 0, 0)}
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_vectors_reach_a_rank_in_a_child():
     """As bytes of a plan, once for each time that a sequence is new there."""

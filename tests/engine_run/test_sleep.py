@@ -120,6 +120,7 @@ def test_weights_that_are_gone_are_said_to_be(
         engine.core.close()
 
 
+@pytest.mark.full
 def test_an_offload_tier_sleeps_and_is_there_again(smollm2: Path) -> None:
     """Its memory goes with the slab's, its blocks are no hit afterwards, then it fills anew."""
     engine = CPUEngine(

@@ -56,6 +56,7 @@ GEMMS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("rows", "form", "gated"), GEMMS)
 def test_streamed_products_compile(shared: Compile, rows: int, form: Form, gated: bool) -> None:
     """Split, grouped and gated ones, within the shared memory that there is."""
@@ -93,6 +94,7 @@ def test_forms_of_the_table_fit() -> None:
     assert all(ring_fits(form, most) for (_, _, _, most), form in found.items())
 
 
+@pytest.mark.full
 def test_prefill_attention_compiles(shared: Compile) -> None:
     """As it is launched for 32 query and 8 KV heads of 128."""
     numbers = ("table_row", "block_rows", "two_rows", "head_rows")

@@ -7,11 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 from scripts.dashboards import __main__ as made
 from scripts.dashboards import boards, lint
 from scripts.dashboards.panels import OURS
 from scripts.rules import chart, expressions
+from tests.manifests import load_manifests
 from tests.observability.test_rules import TARGET, known
 from tests.operator.control_plane import binary
 
@@ -99,7 +99,7 @@ def test_the_chart_renders_them():
     found: dict[str, str] = {}
     for arguments in (command, on):
         text = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True)
-        for each in yaml.safe_load_all(text.stdout):
+        for each in load_manifests(text.stdout):
             if each and "-board-" in each["metadata"]["name"]:
                 assert arguments is on
                 assert each["metadata"]["labels"]["grafana_dashboard"] == "1"

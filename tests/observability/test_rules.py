@@ -9,10 +9,10 @@ import sys
 from collections.abc import Mapping
 
 import pytest
-import yaml
 from scripts.dashboards.panels import OURS
 from scripts.reference import metrics
 from scripts.rules import cases, chart, expressions, promtool
+from tests.manifests import load_manifests
 from tests.operator.control_plane import binary
 
 from tandem.router.metrics import RouterMetrics
@@ -145,7 +145,7 @@ def test_the_chart_renders_them():
     arguments = [part for each in sets for part in ("--set", each)]
     command = [str(binary("helm")), "template", "tandem", str(chart.CHART), *arguments]
     text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    (made,) = (d for d in yaml.safe_load_all(text) if d and d["kind"] == "PrometheusRule")
+    (made,) = (d for d in load_manifests(text) if d["kind"] == "PrometheusRule")
     rendered = {group["name"]: group["rules"] for group in made["spec"]["groups"]}
     expected = chart.groups()
     for group in expected.values():

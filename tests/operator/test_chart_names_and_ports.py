@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.manifests import load_manifests
 from tests.operator.test_children import facts
-from tests.operator.test_install import AGENT, CHART, NEEDS_HELM, documents, helm
+from tests.operator.test_install import AGENT, CHART, NEEDS_HELM, helm
 
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
@@ -28,7 +29,7 @@ def settings_of(words: list[str]) -> OperatorSettings:
 
 def installed(*arguments: str) -> tuple[list[Any], OperatorSettings]:
     """What the chart's policy of the operator lets out, rule by rule, and its settings."""
-    objects = documents(helm("template", "tandem", CHART, *arguments))
+    objects = load_manifests(helm("template", "tandem", CHART, *arguments))
     (policy,) = (each for each in objects if each["kind"] == "NetworkPolicy")
     (deployment,) = (each for each in objects if each["kind"] == "Deployment")
     _, *words = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
@@ -116,7 +117,7 @@ def test_names_of_digits_are_texts():
     texts += ",nodeAgent.claims[0].namespace=90,nodeAgent.claims[0].name=91"
     monitors = "metrics.serviceMonitor.enabled=true,metrics.podMonitor.enabled=true"
     monitors += ",metrics.prometheusRule.enabled=true,metrics.dashboards.enabled=true"
-    objects = documents(
+    objects = load_manifests(
         helm(
             *("template", "78", CHART, "-n", "90", "--set-string", texts),
             *("--set", f"crds.install=false,{AGENT},{monitors}"),

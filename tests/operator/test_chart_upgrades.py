@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.manifests import load_manifests
 from tests.operator.control_plane import binary
 from tests.operator.older_release import CHART as OLDER
 
@@ -50,7 +51,7 @@ class Chart:
         words = [str(binary("helm")), "template", "tandem", str(self.path), "-n", "system", *sets]
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
-        return [each for each in yaml.safe_load_all(done.stdout) if each]
+        return load_manifests(done.stdout)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.manifests import load_manifests
 from tests.operator.control_plane import binary
 
 from tandem.cli.flags import Section, add_flags, read_settings
@@ -31,7 +32,7 @@ def rendered(values: dict[str, Any], release: str = "tandem", namespace: str = "
     """Return the objects that the chart makes of values."""
     done = helm("template", release, str(CHART), "-n", namespace, *_sets(values))
     assert done.returncode == 0, done.stderr
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
+    return load_manifests(done.stdout)
 
 
 def _sets(values: dict[str, Any]) -> list[str]:

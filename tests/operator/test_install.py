@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-import yaml
+from tests.manifests import load_manifests
 from tests.operator.control_plane import ControlPlane, binary
 from tests.operator.test_children import facts
 
@@ -39,11 +39,6 @@ def helm(*arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def documents(text: str) -> list[dict[str, Any]]:
-    """Objects of a YAML stream."""
-    return [each for each in yaml.safe_load_all(text) if each]
-
-
 def rules(objects: list[dict[str, Any]]) -> list[Any]:
     """Rules of all Roles and ClusterRoles, in an order of their own."""
     found = [
@@ -65,12 +60,12 @@ def test_the_chart_is_clean():
 def test_chart_and_manifests_grant_the_same():
     """The two ways to install give the operator the same rights, and nobody `*`."""
     folder = ROOT / "manifests/operator"
-    plain = documents("\n---\n".join((folder / f"{name}.yaml").read_text() for name in RIGHTS))
-    chart = documents(helm("template", "tandem", CHART, "-n", "tandem-system"))
+    plain = load_manifests("\n---\n".join((folder / f"{name}.yaml").read_text() for name in RIGHTS))
+    chart = load_manifests(helm("template", "tandem", CHART, "-n", "tandem-system"))
     listed = helm("template", "tandem", CHART, "--set", "watchNamespaces={a}")
-    assert rules(chart) == rules(plain) == rules(documents(listed))
+    assert rules(chart) == rules(plain) == rules(load_manifests(listed))
     assert "*" not in str(rules(plain))
-    wide = [each for each in documents(listed) if each["kind"].startswith("ClusterRole")]
+    wide = [each for each in load_manifests(listed) if each["kind"].startswith("ClusterRole")]
     assert [each["metadata"]["name"] for each in wide] == [
         "tandem-default-view",
         "tandem-default-edit",
@@ -80,10 +75,12 @@ def test_chart_and_manifests_grant_the_same():
 @NEEDS_HELM
 def test_chart_and_manifests_hold_the_operator_to_the_same():
     """The two ways to install have the same admission policies, names and labels aside."""
-    plain = documents((ROOT / "manifests/operator/admission.yaml").read_text())
+    plain = load_manifests((ROOT / "manifests/operator/admission.yaml").read_text())
     text = helm("template", "tandem-operator", CHART, "-n", "tandem-system")
     text = text.replace("tandem-operator-tandem-system-", "tandem-operator-")
-    chart = [each for each in documents(text) if each["kind"].startswith("ValidatingAdmission")]
+    chart = [
+        each for each in load_manifests(text) if each["kind"].startswith("ValidatingAdmission")
+    ]
     for each in chart:
         each["metadata"].pop("labels")
     assert sorted(map(repr, chart)) == sorted(map(repr, plain))
@@ -116,7 +113,7 @@ def test_what_a_switch_opens_is_opened_in_both_places():
 def test_an_endpoint_for_spans_is_told_and_may_be_reached(endpoint: str, protocol: str, port: int):
     """By flags of the operator and its NetworkPolicy; without one there is neither."""
     sets = f"tracing.endpoint={endpoint},tracing.protocol={protocol}"
-    objects = documents(helm("template", "tandem", CHART, "--set", sets))
+    objects = load_manifests(helm("template", "tandem", CHART, "--set", sets))
     deployment = next(each for each in objects if each["kind"] == "Deployment")
     args = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
     spans = [each for each in args if "traces" in each]
@@ -127,7 +124,7 @@ def test_an_endpoint_for_spans_is_told_and_may_be_reached(endpoint: str, protoco
     ]
     policy = next(each for each in objects if each["kind"] == "NetworkPolicy")
     assert {"ports": [{"protocol": "TCP", "port": port}]} in policy["spec"]["egress"]
-    without = documents(helm("template", "tandem", CHART))
+    without = load_manifests(helm("template", "tandem", CHART))
     fenced = next(each for each in without if each["kind"] == "NetworkPolicy")
     assert len(fenced["spec"]["egress"]) == len(policy["spec"]["egress"]) - 1
     assert "traces" not in str(next(each for each in without if each["kind"] == "Deployment"))
@@ -176,7 +173,7 @@ def test_a_nodes_agent_is_installed_where_it_is_asked_for():
     text = helm("template", "tandem", CHART, "-n", "sys", "--set", f"{AGENT},{claims}")
     found = {
         each["kind"]: each
-        for each in documents(text)
+        for each in load_manifests(text)
         if "node-agent" in str(each["metadata"].get("labels"))
     }
     pod = found["DaemonSet"]["spec"]["template"]["spec"]
@@ -184,7 +181,9 @@ def test_a_nodes_agent_is_installed_where_it_is_asked_for():
     assert "install -d -m 0750 -o 65533 -g 65532 /run/tandem/node/agent\n" in first["args"][0]
     seen = next(each for each in agent["volumeMounts"] if each["name"] == "node")
     assert (seen["mountPath"], seen["subPath"]) == ("/run/tandem/node/agent", "agent")
-    refused = [each for each in documents(text) if "65533 is the user" in str(each.get("spec"))]
+    refused = [
+        each for each in load_manifests(text) if "65533 is the user" in str(each.get("spec"))
+    ]
     assert len(refused) == 2, "for pods of services, and for every pod that mounts a claim"
     assert "in ['llm/node']" in str(refused)
     assert agent["image"] == first["image"] == "worker:1"
@@ -240,7 +239,7 @@ def test_a_nodes_agent_shows_its_series_to_who_scrapes():
             *("template", "tandem", CHART, "-n", "sys"),
             *("--set", f"{sets},nodeAgent.metricsPort={port}"),
         )
-        mine = [each for each in documents(text) if "node-agent" in each["metadata"]["name"]]
+        mine = [each for each in load_manifests(text) if "node-agent" in each["metadata"]["name"]]
         by_kind = {each["kind"]: each for each in mine}
         monitors = [each for each in mine if each["kind"] == "PodMonitor"]
         return by_kind["DaemonSet"]["spec"]["template"], by_kind["NetworkPolicy"]["spec"], monitors
@@ -266,7 +265,7 @@ def test_crds_stay_when_the_release_goes():
     """Uninstalling the release deletes no service."""
     crds = [
         each
-        for each in documents(helm("template", "tandem", CHART))
+        for each in load_manifests(helm("template", "tandem", CHART))
         if each["kind"] == "CustomResourceDefinition"
     ]
     assert len(crds) == 2
@@ -298,7 +297,9 @@ def test_the_api_server_takes_the_manifests(plane: ControlPlane):
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_api_server_takes_a_sample(plane: ControlPlane, name: str):
     """Every sample is valid against the CRDs, without an unknown field."""
-    kinds = {each["kind"] for each in documents((ROOT / "manifests/samples" / name).read_text())}
+    kinds = {
+        each["kind"] for each in load_manifests((ROOT / "manifests/samples" / name).read_text())
+    }
     said = plane.kubectl(
         "-n", "default", "apply", "--dry-run=server", "--validate=strict",
         "-f", f"manifests/samples/{name}",
@@ -310,7 +311,7 @@ def test_the_api_server_takes_a_sample(plane: ControlPlane, name: str):
 @pytest.mark.parametrize("name", SAMPLES)
 def test_this_version_can_do_what_a_sample_asks_for(name: str):
     """No sample is accepted by the API server and refused by the operator."""
-    for each in documents((ROOT / "manifests/samples" / name).read_text()):
+    for each in load_manifests((ROOT / "manifests/samples" / name).read_text()):
         if each["kind"] == "LLMService":
             given = msgspec.structs.replace(facts(), spec=spec_of(each))
             assert plan.accepted(given)[0] == "True"
@@ -401,7 +402,7 @@ def test_helm_test_asks_a_question(plane: ControlPlane, namespace: str, answer: 
     for the named model, and fails without an answer."""
     chosen = "test.serviceName=smollm2,test.serviceNamespace=models,test.model=smol"
     text = helm("template", "tandem", CHART, "-n", namespace, "--set", chosen)
-    (pod,) = [each for each in documents(text) if each["kind"] == "Pod"]
+    (pod,) = [each for each in load_manifests(text) if each["kind"] == "Pod"]
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
     dry = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
     assert "serverside-applied" in plane.kubectl(*dry, stdin=json.dumps(pod))

@@ -30,6 +30,7 @@ def is_asleep(harness: Harness, name: str) -> bool:
     return harness.condition("ModelReady", name)[1] == "Suspended"
 
 
+@pytest.mark.full
 def test_suspended_services_start_no_job(harness: Harness):
     """However many there are; each looks at its model when it may start."""
     for number in range(MANY):

@@ -129,6 +129,7 @@ def test_a_missing_model_is_a_condition_in_time_and_is_got_over(
     harness.wait(lambda: harness.condition("Progressing")[1] == "Stable")
 
 
+@pytest.mark.full
 def test_a_service_goes_on_serving_when_its_next_model_is_missing(harness: Harness, node: Node):
     """The revision that serves keeps its replicas; the new one is taken back at once."""
     harness.create()

@@ -6,8 +6,9 @@ import json
 from itertools import chain
 
 import pytest
+from tests.manifests import load_manifests
 from tests.operator.control_plane import ControlPlane
-from tests.operator.test_install import AGENT, CHART, NEEDS_HELM, documents, helm
+from tests.operator.test_install import AGENT, CHART, NEEDS_HELM, helm
 
 Claim = tuple[str, str]
 LONG = "x" * 55
@@ -41,7 +42,7 @@ def test_no_two_claims_share_a_volume(claims: list[Claim], names: list[str]):
     """The first of two whose volumes would have one name keeps it, as it may have had it for long;
     each claim is bound to its own."""
     volumes, bound = {}, {}
-    for each in documents(helm("template", "tandem", CHART, *chosen(*claims))):
+    for each in load_manifests(helm("template", "tandem", CHART, *chosen(*claims))):
         metadata = each["metadata"]
         if each["kind"] == "PersistentVolume":
             claim = each["spec"]["claimRef"]
@@ -52,6 +53,7 @@ def test_no_two_claims_share_a_volume(claims: list[Claim], names: list[str]):
     assert all(len(each) <= 63 for each in names)
 
 
+@pytest.mark.full
 @NEEDS_HELM
 @pytest.mark.slow
 def test_a_claim_keeps_its_volume_whatever_others_come_and_go(plane: ControlPlane, namespace: str):

@@ -25,6 +25,7 @@ def warnings(harness: Harness) -> list[str]:
     return [each["message"] for each in events if each["reason"] == REASON]
 
 
+@pytest.mark.full
 def test_a_router_of_a_silent_node_is_not_ready(harness: Harness, node: Node, silent: Silent):
     """It is told with address and node; the pod stays, and the other router, too."""
     harness.create()

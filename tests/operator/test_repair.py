@@ -99,6 +99,7 @@ def report(took: dict[str, float]) -> str:
     return f"{len(took)} repairs: median {middle:.2f} s, slowest {took[slow]:.2f} s ({slow})"
 
 
+@pytest.mark.full
 def test_every_child_is_soon_as_it_shall_be(harness: Harness):
     """Deleted or edited, each of all kinds is right again within five seconds."""
     harness.create(decode__scaling={"mode": "External"})

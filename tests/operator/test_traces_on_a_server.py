@@ -134,6 +134,7 @@ def all_available(lone: Harness) -> bool:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("traced", [1], indirect=True)
 def test_a_quiet_service_leaves_no_traces(traced: Traced, lone: Harness):
     """It is looked at once a second; the next trace is that of the next change, whose generation it
@@ -166,6 +167,7 @@ def forbid_config_maps(lone: Harness) -> None:
     lone.wait_for(lambda: "exceeded quota" in lone.kubectl(*made, check=False), SECONDS)
 
 
+@pytest.mark.full
 def test_a_look_that_the_server_refuses_has_failed(traced: Traced, lone: Harness):
     """With the API server's words, in the phase and the call that it refused; the next looks say
     that they are taken again."""

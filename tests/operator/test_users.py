@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.operator.test_install import CHART, NEEDS_HELM, ROOT, documents, helm
+from tests.manifests import load_manifests
+from tests.operator.test_install import CHART, NEEDS_HELM, ROOT, helm
 
 from tandem.operator.desired.pod import USER
 
@@ -34,12 +35,12 @@ def test_who_the_operator_runs_as_may_be_the_clusters_choice(
 ):
     """OpenShift gives each namespace users of its own; the chart's test is a pod like others."""
     words = [word for each in sets for word in ("--set", each)]
-    found = documents(helm("template", "tandem", CHART, *words))
+    found = load_manifests(helm("template", "tandem", CHART, *words))
     (operator,) = (each for each in found if each["kind"] == "Deployment")
     (asking,) = (each for each in found if each["kind"] == "Pod")
     for pod in (operator["spec"]["template"]["spec"], asking["spec"]):
         assert pod.get("securityContext") == expected
         assert pod["containers"][0]["securityContext"]["allowPrivilegeEscalation"] is False
-    plain = documents((ROOT / "manifests/operator/deployment.yaml").read_text())
+    plain = load_manifests((ROOT / "manifests/operator/deployment.yaml").read_text())
     (manifest,) = (each for each in plain if each["kind"] == "Deployment")
     assert manifest["spec"]["template"]["spec"]["securityContext"] == CONTEXT

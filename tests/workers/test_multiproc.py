@@ -59,7 +59,7 @@ def served() -> Iterator[tuple[Worker, int]]:
     executor.stop()
 
 
-@pytest.mark.parametrize("idle", [True, False])
+@pytest.mark.parametrize("idle", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_worker_ends_with_its_child(
     served: tuple[Worker, int], idle: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

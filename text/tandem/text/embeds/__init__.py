@@ -1,9 +1,4 @@
-"""Tensors as clients send them, read without torch and without running a word of them.
-
-What ``torch.save`` writes is a zip with a pickle in it, which vLLM's clients send; a file of
-safetensors is the simpler form, for clients without torch. Of either, exactly one tensor is taken,
-and of a pickle nothing is executed: its opcodes are a list that is read, and others are refused.
-"""
+"""Read tensors that clients send as safetensors files, without torch."""
 
 from __future__ import annotations
 
@@ -12,9 +7,7 @@ import binascii
 
 from tandem.protocol.embeds import WIDTHS, PromptEmbeds
 from tandem.protocol.errors import InvalidParameter
-from tandem.text.embeds.archive import is_archive, read_archive
-from tandem.text.embeds.problem import NotATensor
-from tandem.text.embeds.safe import read_safetensors
+from tandem.text.embeds.safe import NotATensor, read_safetensors
 
 _CHUNK = 1 << 16
 """Characters of base64 that are decoded at a time; others' turns lie between. A multiple of 4."""
@@ -40,13 +33,15 @@ def decoded(text: str, param: str, *, max_bytes: int) -> bytes:
 
 
 def read_embeds(data: bytes, param: str, *, max_bytes: int) -> PromptEmbeds:
-    """The tensor [positions, hidden_size] in ``data``, of ``max_bytes`` of values at most;
-    [1, positions, hidden_size] is taken for that. Raises InvalidParameter that names ``param``.
-    Whether a model takes its shape and values is not looked at."""
+    """Return the tensor [positions, hidden_size] in ``data``, of at most ``max_bytes`` of values.
+
+    A batch of one, [1, positions, hidden_size], is accepted. Raises InvalidParameter that names
+    ``param``. The caller checks the width and the values.
+    """
     try:
-        found = read_archive(data) if is_archive(data) else read_safetensors(data)
+        found = read_safetensors(data)
     except NotATensor as error:
-        allowed = f"one tensor as torch.save or safetensors writes it: {error}"
+        allowed = f"one tensor in a safetensors file: {error}"
         raise InvalidParameter(param, f"{len(data)} bytes", allowed) from error
     shape = found.shape[1:] if len(found.shape) == 3 and found.shape[0] == 1 else found.shape
     described = f"{list(found.shape)} {found.dtype}"

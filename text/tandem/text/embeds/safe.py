@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
-import msgspec
+import re
+from dataclasses import dataclass
 
-from tandem.text.embeds.problem import NotATensor, SavedTensor, num_values
+import msgspec
 
 _MOST_HEADER = 1 << 14
 """Bytes; of one tensor it has a hundred."""
+_MAX_DIMENSIONS = 3
+_MAX_VALUES = 1 << 40
 _DTYPES = {"F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2)}
+_TORCH_SAVE = re.compile(rb"PK\x03\x04|\x80[\x02-\x05]")
+"""The first bytes of a zip, which ``torch.save`` writes, and of a bare pickle."""
+_CONVERT = (
+    'it is in the format of torch.save; convert it with safetensors.torch.save({"prompt_embeds": '
+    "tensor.contiguous()})"
+)
+
+
+class NotATensor(Exception):
+    """Bytes that are not a safetensors file of one tensor; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """One tensor within the bytes of a file."""
+
+    dtype: str
+    """In torch's words: float32."""
+    shape: tuple[int, ...]
+    values: memoryview
+    """All of its values and no more, in order, little-endian."""
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -18,10 +42,10 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_safetensors(data: bytes) -> SavedTensor:
-    """The one tensor, whatever its name. Raises NotATensor."""
+    """Return the one tensor, under any name. Raises NotATensor."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 0 < size <= min(_MOST_HEADER, len(data) - 8):
-        raise NotATensor("it begins as neither of them does")
+        raise NotATensor(_CONVERT if _TORCH_SAVE.match(data) else "its first 8 bytes are not the length of a header")
     try:
         header = msgspec.json.decode(data[8 : 8 + size], type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
@@ -36,6 +60,20 @@ def read_safetensors(data: bytes) -> SavedTensor:
     values = memoryview(data)[8 + size :]
     if entry.data_offsets != (0, len(values)):
         raise NotATensor("its values are not all of what follows its header")
-    if num_values(tuple(entry.shape)) * width != len(values):
+    if _num_values(tuple(entry.shape)) * width != len(values):
         raise NotATensor("its shape is not that of its values")
     return SavedTensor(dtype, tuple(entry.shape), values)
+
+
+def _num_values(shape: tuple[int, ...]) -> int:
+    """Return the number of values, each factor bounded. Raises NotATensor."""
+    if len(shape) > _MAX_DIMENSIONS:
+        raise NotATensor(f"it has {len(shape)} dimensions, not two")
+    total = 1
+    for each in shape:
+        if not 0 <= each <= _MAX_VALUES:
+            raise NotATensor("its shape is out of all bounds")
+        total *= each
+    if total > _MAX_VALUES:
+        raise NotATensor("its shape is out of all bounds")
+    return total

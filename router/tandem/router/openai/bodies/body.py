@@ -30,15 +30,14 @@ _SAVED = {
     "type": "string",
     "minLength": 1,
     "contentEncoding": "base64",
-    "description": "A tensor [positions, hidden_size] as torch.save or safetensors writes it.",
+    "description": "A safetensors file with one tensor [positions, hidden_size].",
     "examples": [_EXAMPLE],
 }
 Embeds = Annotated[
     str | list[str],
     WithJsonSchema({"anyOf": [_SAVED, {"type": "array", "items": _SAVED}]}),
 ]
-"""A tensor [positions, hidden_size] as torch.save or safetensors writes it, in base64, or a list of
-them."""
+"""A safetensors file with one tensor [positions, hidden_size], in base64, or a list of them."""
 Texts = Annotated[Any, _one_or_several(_TEXT)]
 """A text or a list of texts; what reads it checks it."""
 _DOCUMENT = {"type": "object", "properties": {"text": _TEXT}, "required": ["text"]}

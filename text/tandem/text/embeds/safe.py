@@ -45,7 +45,8 @@ def read_safetensors(data: bytes) -> SavedTensor:
     """Return the one tensor, under any name. Raises NotATensor."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 0 < size <= min(_MOST_HEADER, len(data) - 8):
-        raise NotATensor(_CONVERT if _TORCH_SAVE.match(data) else "its first 8 bytes are not the length of a header")
+        no_header = "its first 8 bytes are not the length of a header"
+        raise NotATensor(_CONVERT if _TORCH_SAVE.match(data) else no_header)
     try:
         header = msgspec.json.decode(data[8 : 8 + size], type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)

@@ -27,7 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from pooling_shapes import SHAPES, dummy_folder, flops_a_token, layers_alone
 
-from tandem.engine.config.facts import read_facts
+from tandem.engine.config.read import read_facts
 from tandem.engine.executor.uniproc import UniProcExecutor
 from tandem.llm import LLM, PoolingParams
 from tandem.protocol.pooling import PoolingType

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.config.facts import facts_of
+from tandem.engine.config.read import facts_of
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.core.step_outputs import StepOutputs
 from tandem.engine.executor.uniproc import UniProcExecutor

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tandem.engine.config.facts import read_facts
+from tandem.engine.config.read import read_facts
 from tandem.protocol.errors import InvalidParameter
 
 BERT: dict[str, Any] = {

@@ -190,8 +190,8 @@ def test_variants_that_are_not_computed_are_refused(
     name: str, change: dict[str, Any], match: str
 ) -> None:
     """Whatever would give other vectors than the model's."""
-    from tandem.engine.config.facts import facts_of
     from tandem.engine.config.families import check_servable
+    from tandem.engine.config.read import facts_of
 
     _, model = encoder_of(name)
     config = {**model.config.to_dict(), "architectures": [type(model).__name__], **change}

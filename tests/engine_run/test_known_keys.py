@@ -20,7 +20,7 @@ from transformers import (
     XLMRobertaConfig,
 )
 
-from tandem.engine.config.facts import read_facts
+from tandem.engine.config.read import read_facts
 from tandem.protocol.errors import InvalidParameter
 
 LLAMA: dict[str, Any] = {

@@ -21,8 +21,8 @@ from transformers import (
     Qwen3ForSequenceClassification,
 )
 
-from tandem.engine.config.facts import read_facts
 from tandem.engine.config.pooling import pooling_of
+from tandem.engine.config.read import read_facts
 from tandem.protocol.errors import InvalidParameter, RefusalCode
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.pooling import (

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from tandem.engine.config.facts import facts_of
+from tandem.engine.config.read import facts_of
 from tandem.engine.layers.rotary import Rotary
 from tandem.protocol.errors import InvalidParameter
 

@@ -11,7 +11,7 @@ from prometheus_client import Counter as SeriesCounter
 from prometheus_client import Histogram as SeriesHistogram
 from tests.engine_plan.sim import SimExecutor
 
-from tandem.engine.stat_loggers.report import Report
+from tandem.engine.stat_loggers import Report
 from tandem.llm import LLM
 from tandem.llm.metrics import Counter, Gauge, Histogram, Metric, read
 from tandem.protocol.errors import InvalidParameter

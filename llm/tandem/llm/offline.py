@@ -53,8 +53,7 @@ from tandem.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tandem.engine.executor.base import Executor
-    from tandem.engine.stat_loggers.base import StatLogger
-    from tandem.engine.stat_loggers.choose import StatFunction
+    from tandem.engine.stat_loggers import StatFunction, StatLogger
 
 AHEAD = 2
 """Requests given to the engine at once, in multiples of what it runs at once: enough that it never
@@ -136,7 +135,7 @@ class LLM:
             from tandem.engine.core.engine_core import EngineCore
             from tandem.engine.executor.factory import make_executor
             from tandem.engine.metrics import EngineMetrics
-            from tandem.engine.stat_loggers.choose import stat_loggers_of
+            from tandem.engine.stat_loggers import stat_loggers_of
 
             runs = executor if executor is not None else make_executor(config)
             name, longest = config.served_model_name, config.max_model_len

@@ -22,7 +22,7 @@ from tandem.engine.kv_memory import Capacity, SlabAllocator
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.scheduler.connector import KVConnector
 from tandem.engine.scheduler.lending import CachedPrefixes
-from tandem.engine.stat_loggers.choose import stat_loggers_of
+from tandem.engine.stat_loggers import stat_loggers_of
 from tandem.link.curve import CurveGuard
 from tandem.link.descriptors import raise_descriptor_limit
 from tandem.link.naps import switch_soon

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tandem.engine.stat_loggers.loggers import INTERVAL_S
+from tandem.engine.stat_loggers import INTERVAL_S
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.exposure import PLAINTEXT_HELP, check_exposed
 from tandem.protocol.names import PROBE_PORT, WORKER_PORT

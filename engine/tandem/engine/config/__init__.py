@@ -2,10 +2,11 @@
 
 from tandem.engine.config.cache import CacheConfig
 from tandem.engine.config.engine import EngineConfig, engine_settings
-from tandem.engine.config.facts import ModelFacts, RopeFacts, facts_of, read_facts
+from tandem.engine.config.facts import ModelFacts, RopeFacts
 from tandem.engine.config.gpu import GPUConfig
 from tandem.engine.config.model import ModelConfig
 from tandem.engine.config.parallel import ParallelConfig
+from tandem.engine.config.read import facts_of, read_facts
 from tandem.engine.config.scheduler import SchedulerConfig
 from tandem.protocol.settings import Setting, setting, settings_of
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from tandem.engine.config.cache import GPU_BLOCK_SIZE, CacheConfig
 from tandem.engine.config.encoder import check_settings
-from tandem.engine.config.facts import ModelFacts, read_facts
+from tandem.engine.config.facts import ModelFacts
 from tandem.engine.config.gpu import GPUConfig
 from tandem.engine.config.model import DTYPES, ModelConfig
 from tandem.engine.config.parallel import ParallelConfig
 from tandem.engine.config.profiler import ProfilerConfig
+from tandem.engine.config.read import read_facts
 from tandem.engine.config.revision import revision_of
 from tandem.engine.config.scheduler import (
     CPU_LEAST_MIXED_TOKENS,

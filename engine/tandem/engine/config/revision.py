@@ -9,8 +9,8 @@ import os
 from hashlib import blake2b
 from pathlib import Path
 
-from tandem.engine.config.facts import CONFIG
 from tandem.engine.config.model import ModelConfig
+from tandem.engine.config.read import CONFIG
 from tandem.engine.config.weight_files import indexed, unindexed
 
 _HEAD_BYTES = 1 << 20

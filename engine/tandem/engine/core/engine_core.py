@@ -16,7 +16,6 @@ from concurrent.futures import Future
 
 from tandem.engine.cache.manager import KVCacheManager, only_group
 from tandem.engine.config import EngineConfig
-from tandem.engine.core.commands import ANSWERS
 from tandem.engine.core.mask_wait import MaskWait
 from tandem.engine.core.sleep import Sleep
 from tandem.engine.core.step_costs import StepCosts
@@ -30,13 +29,12 @@ from tandem.engine.scheduler.admission import Limits, SeedSource
 from tandem.engine.scheduler.connector import KVConnector
 from tandem.engine.scheduler.gates import Gate
 from tandem.engine.scheduler.scheduler import Scheduler
-from tandem.engine.stat_loggers.loggers import StatLoggers
-from tandem.engine.stat_loggers.prometheus import PrometheusStatLogger
+from tandem.engine.stat_loggers import PrometheusStatLogger, StatLoggers
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.engine.structured import structured_outputs
 from tandem.protocol.card import ModelCard, WorkerRole
-from tandem.protocol.commands import Command, Reply
-from tandem.protocol.errors import Refusal, RefusalCode
+from tandem.protocol.commands import Command, CommandName, Reply
+from tandem.protocol.errors import Refusal, RefusalCode, TandemError
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.messages import LoadReport
 from tandem.protocol.outputs import BlockEvents
@@ -253,8 +251,47 @@ class EngineCore:
         self._check_when_idle()
 
     def call(self, command: Command) -> Reply:
-        """Run a command."""
-        return ANSWERS[command.name](self, command)
+        """Run a command and return its reply."""
+        match command.name:
+            case CommandName.RESET_PREFIX_CACHE:
+                return self._reset_prefix_cache(command)
+            case CommandName.DRAIN:
+                self.drain()
+                return Reply(id=command.id, ok=True)
+            case CommandName.STATS:
+                return Reply(id=command.id, ok=True, values=self.stats())
+            case CommandName.START_PROFILE:
+                return self._start_profile(command)
+            case CommandName.STOP_PROFILE:
+                return self._profile(command, None)
+            case CommandName.SLEEP:
+                return self.sleep.fall(command)
+            case CommandName.WAKE_UP:
+                return self.sleep.wake(command)
+            case CommandName.IS_SLEEPING:
+                return self.sleep.state(command)
+
+    def _reset_prefix_cache(self, command: Command) -> Reply:
+        """Drop cached blocks without a holder, unless a hand-off holds KV."""
+        if self.scheduler.has_promises:
+            message = "KV is promised to a peer or on its way from one; try again later"
+            return Reply(id=command.id, ok=False, message=message)
+        dropped = self.manager.reset_prefix_cache()
+        return Reply(id=command.id, ok=True, values={"dropped_blocks": dropped})
+
+    def _start_profile(self, command: Command) -> Reply:
+        folder = self.config.profiler.torch_profiler_dir
+        if folder is None:
+            message = "profiles have no folder: the engine was started without --torch-profiler-dir"
+            return Reply(id=command.id, ok=False, message=message)
+        return self._profile(command, folder)
+
+    def _profile(self, command: Command, folder: str | None) -> Reply:
+        """Start a profile in ``folder``, or write the running one if it is None."""
+        try:
+            return Reply(id=command.id, ok=True, message=self.profile(folder))
+        except TandemError as error:
+            return Reply(id=command.id, ok=False, message=str(error))
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters, for tests and ``/debug``."""

@@ -7,8 +7,9 @@ is a file of this folder and its class in ``_ALL``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tandem.engine.config.facts import ModelFacts
 from tandem.engine.config.families.base import Family
 from tandem.engine.config.families.bert import Bert
 from tandem.engine.config.families.colbert import ColBert
@@ -18,9 +19,6 @@ from tandem.engine.config.families.qwen3 import Qwen3
 from tandem.engine.config.families.roberta import Roberta
 from tandem.engine.config.nearest import explained
 from tandem.protocol.errors import InvalidParameter
-
-if TYPE_CHECKING:
-    from tandem.engine.config.facts import ModelFacts
 
 __all__ = ["FAMILIES", "Family", "check_architecture", "check_servable", "family_of"]
 

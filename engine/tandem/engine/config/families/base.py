@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from tandem.engine.config.facts import ModelFacts
 from tandem.protocol.errors import InvalidParameter
-
-if TYPE_CHECKING:
-    from tandem.engine.config.facts import ModelFacts
 
 
 class Family:

@@ -1,1 +1,0 @@
-"""Who is told what an engine does, once a step: any number of loggers, given at its start."""

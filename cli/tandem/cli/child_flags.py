@@ -22,6 +22,7 @@ from tandem.prefill.config import PrefillConfig
 from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.settings import settings_of
 from tandem.router.config import RouterConfig
+from tandem.router.limits import with_limits
 from tandem.worker.server_config import ServerConfig
 
 OF_WORKERS = frozenset({
@@ -84,7 +85,7 @@ def check_router(flags: list[str], environ: Mapping[str, str]) -> RouterConfig:
     """The router's settings. Raises ChildFlagsError."""
     given = _read("router", flags, environ)
     with named("router"):
-        return RouterConfig(**given[RouterConfig])
+        return RouterConfig(**with_limits(given[RouterConfig]))
 
 
 def sections_of(role: str) -> list[Section]:

@@ -14,6 +14,7 @@ from tandem.cli.logs import LogConfig, set_up_logging
 from tandem.cli.stack_dump import dump_on_signal
 from tandem.hub.model_files import ModelFiles
 from tandem.router.config import RouterConfig
+from tandem.router.limits import with_limits
 
 
 def run(argv: list[str]) -> int:
@@ -44,7 +45,7 @@ def prepared_config(given: Mapping[type, Mapping[str, Any]]) -> RouterConfig:
 
     A folder is taken as it is: the router's image has no hub.
     """
-    config = RouterConfig(**given[RouterConfig])
+    config = RouterConfig(**with_limits(given[RouterConfig]))
     files = ModelFiles(**given[ModelFiles])
     if not config.model or (Path(config.model).is_dir() and not files):
         return config

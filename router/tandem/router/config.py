@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tandem.protocol.embeds import MOST_BYTES
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.exposure import PLAINTEXT_HELP, REMEDY, check_exposed
 from tandem.protocol.names import ROUTER_PORT
-from tandem.protocol.sampling import MAX_BAD_WORDS, MAX_LOGIT_BIAS
 from tandem.protocol.settings import (
     check_choices,
     check_integer,
@@ -21,6 +19,7 @@ from tandem.protocol.settings import (
 from tandem.protocol.step_bound import TARGET_ITL_MS
 from tandem.protocol.tracing import TracingConfig
 from tandem.router.beats import check_beats
+from tandem.router.limits import Limits
 from tandem.text.parsers.choose import check_name
 from tandem.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 
@@ -42,32 +41,11 @@ _BOUNDS: dict[str, tuple[int, int | None]] = {
     "max_inflight_tokens": (1, None),
     "max_queued_requests": (0, None),
     "max_queued_tokens": (0, None),
-    "max_body_bytes": (1, None),
-    "max_bodies_bytes": (1, None),
-    "max_stream_backlog_bytes": (1 << 10, None),
-    "max_backlog_bytes": (1 << 10, None),
-    "max_connections": (1, 1 << 20),
-    "max_connections_per_client": (0, 1 << 20),
-    "max_header_bytes": (1_024, 1 << 20),
-    "max_headers": (8, 10_000),
     "prefix_index_mib": (1, None),
     "timeline_requests": (0, 1 << 20),
     "timeline_mib": (1, None),
     "ready_prefill": (0, None),
     "ready_decode": (0, None),
-    "max_prompt_embeds_bytes": (1, MOST_BYTES),
-    "max_held_embeds_bytes": (1, None),
-    "max_prompts": (1, 65_536),
-    "max_parallel_prompts": (1, 65_536),
-    "max_sequences": (1, 65_536),
-    "max_messages": (1, 1 << 20),
-    "max_bad_words": (0, MAX_BAD_WORDS),
-    "max_logit_bias": (0, MAX_LOGIT_BIAS),
-    "max_text_chars": (1, 1 << 30),
-    "max_json_values": (1_000, 1 << 30),
-    "max_json_depth": (8, 128),
-    "max_stored_responses": (0, 1 << 20),
-    "max_stored_response_bytes": (1 << 10, None),
 }
 """Whole numbers, with the least and the most that they may be."""
 
@@ -75,8 +53,8 @@ _BOUNDS: dict[str, tuple[int, int | None]] = {
 MIN_SSE_KEEP_ALIVE = 0.02
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterConfig(TracingConfig):
+@dataclass(frozen=True, kw_only=True)
+class RouterConfig(TracingConfig, Limits):
     """All that ``create_app`` needs. Times are seconds, sizes as named."""
 
     host: str = setting("127.0.0.1", "Address to listen on.")
@@ -107,12 +85,6 @@ class RouterConfig(TracingConfig):
         False,
         "Take completions whose prompts are given as embeddings (prompt_embeds); the workers need "
         "the same flag.",
-    )
-    max_prompt_embeds_bytes: int = setting(
-        16 << 20, "Bytes of one prompt of embeddings, base64 undone; above it: 400."
-    )
-    max_held_embeds_bytes: int = setting(
-        512 << 20, "Of such prompts that wait or run, all together; above it: 503."
     )
     allow_request_priority: bool = setting(
         False, "Allow requests to set their priority in the queues that all share."
@@ -211,6 +183,9 @@ class RouterConfig(TracingConfig):
         "Time between tokens that elastic placement takes for good; steps near it weigh more. "
         f"{TARGET_ITL_MS:g} unless given.",
     )
+    limits_file: str | None = setting(
+        None, "YAML file that changes limits of requests, connections and answers (docs/http.md)."
+    )
     prefix_index_mib: int = setting(256, "Memory for the index of the workers' cached blocks.")
     max_inflight_requests: int = setting(
         1024, "Requests dispatched at once; further ones wait in the queue."
@@ -225,61 +200,16 @@ class RouterConfig(TracingConfig):
         32_000_000, "Prompt tokens of waiting requests; beyond it a request is answered 429."
     )
     max_queue_age: float = setting(60.0, "A request that waited this long is answered 503.")
-    max_connections: int = setting(4096, "Connections of clients at once; probes have a few more.")
-    max_connections_per_client: int = setting(
-        0, "The same per address; 0 is any number (behind a proxy all come from one)."
-    )
-    max_header_bytes: int = setting(65_536, "Bytes of a request's line and headers; above: 431.")
-    max_headers: int = setting(128, "Headers of a request; above: 431.")
-    header_timeout: float = setting(10.0, "Time that a request's line and headers may take.")
     keep_alive_timeout: float = setting(
         620.0,
         "How long a connection may wait for its next request: longer than what stands before the "
         "router keeps one, as a request that is sent while it closes is lost.",
-    )
-    write_timeout: float = setting(
-        30.0, "A client that reads nothing of its answer for this long is cut off."
     )
     sse_keep_alive: float = setting(
         5.0,
         "The headers of a stream go out before its first token, and a comment wherever nothing "
         "was sent for this long. 0: headers with the first token, and no comments.",
     )
-    max_stream_backlog_bytes: int = setting(
-        4 << 20, "Of one answer, what may stay unread for half a second; then it is given up."
-    )
-    max_backlog_bytes: int = setting(
-        256 << 20, "Of all answers, what may stay unread; beyond it the one with most is given up."
-    )
-    max_bodies_bytes: int = setting(
-        512 << 20, "Bodies that are held until they are understood, all together; above it: 503."
-    )
-    max_body_bytes: int = setting(32 << 20, "Largest body of a request; above it: 413.")
-    max_prompts: int = setting(256, "Prompts in one call, at most; above it: 400.")
-    max_parallel_prompts: int = setting(
-        64, "Prompts of one call that run side by side; the others follow as these end."
-    )
-    max_sequences: int = setting(1024, "Prompts times n of one call, at most.")
-    max_messages: int = setting(4096, "Messages of one chat, at most.")
-    max_bad_words: int = setting(1000, "Entries of bad_words, at most.")
-    max_logit_bias: int = setting(1024, "Entries of logit_bias, at most.")
-    max_text_chars: int = setting(
-        4_000_000, "Characters of one text to tokenize, chat template applied, at most."
-    )
-    max_json_values: int = setting(
-        1_000_000, "Values in a body, at most, a tenth of it objects and lists; above it: 413."
-    )
-    max_json_depth: int = setting(64, "Objects and lists within each other in a body, at most.")
-    max_stored_responses: int = setting(
-        1024, "Responses that this router keeps in its memory for later turns; 0: none."
-    )
-    max_stored_response_bytes: int = setting(
-        128 << 20, "Bytes of the responses that are kept; what was used longest ago goes first."
-    )
-    stored_response_ttl: float = setting(
-        3600.0, "Seconds after its last use that a response is kept."
-    )
-    body_timeout: float = setting(60.0, "Time that the body of a request may take to come.")
     beat_interval: float = setting(1.0, "Time between two beats to a worker, at most 2.")
     beat_timeout: float = setting(4.0, "A worker that is silent this long is lost; at least 2.")
     stall_timeout: float = setting(
@@ -346,21 +276,18 @@ class RouterConfig(TracingConfig):
         check_share("traces_sample_ratio", self.traces_sample_ratio)
         for name, (low, high) in _BOUNDS.items():
             check_integer(name, getattr(self, name), low, high)
+        self.check_limits()
         for name in (
             "request_timeout",
             "accept_timeout",
             "progress_timeout",
             "beat_interval",
-            "body_timeout",
-            "stored_response_ttl",
         ):
             check_positive(name, getattr(self, name))
         for name in (
             "beat_timeout",
             "stall_timeout",
-            "header_timeout",
             "keep_alive_timeout",
-            "write_timeout",
             "max_queue_age",
             "drain_timeout",
         ):

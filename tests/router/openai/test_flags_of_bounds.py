@@ -1,4 +1,4 @@
-"""Each flag of a bound reaches the server: small ones, and requests that only they refuse."""
+"""Each limit reaches the server: a small one refuses a request that the default takes."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_a_client_that_leaves_ends_every_input(
 
 
 def test_inputs_of_one_call_take_turns(serve: Serve, decode: Make) -> None:
-    """No more of them are under way than --max-parallel-prompts; all are answered."""
+    """No more of them are under way than max_parallel_prompts; all are answered."""
     under_way, most = set[int](), [0]
 
     def counted(turn: Turn) -> Iterator[float]:

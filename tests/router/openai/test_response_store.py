@@ -137,7 +137,7 @@ def test_the_flags_reach_the_store(serve: Serve, decode: Make) -> None:
 
 
 def test_items_of_all_turns_are_bounded(serve: Serve, decode: Make) -> None:
-    """By --max-messages: those of the body and those before it."""
+    """By max_messages: those of the body and those before it."""
     served = serve(decode(), max_messages=3)
     item = {"role": "user", "content": "Hi"}
     first = served.post("/v1/responses", json={**BODY, "input": [item, item]})

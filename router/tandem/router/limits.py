@@ -1,0 +1,135 @@
+"""Limits of what one client may send, hold and keep open. ``--limits-file`` changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from tandem.protocol.embeds import MOST_BYTES
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.sampling import MAX_BAD_WORDS, MAX_LOGIT_BIAS
+from tandem.protocol.settings import check_integer, check_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits by name. Sizes are in bytes and times in seconds, unless the name has another unit."""
+
+    max_prompts: int = 256
+    """Prompts of one call; above it: 400."""
+    max_parallel_prompts: int = 64
+    """Prompts of one call that run at a time; the others wait."""
+    max_sequences: int = 1024
+    """Prompts times ``n`` of one call; above it: 400."""
+    max_messages: int = 4096
+    """Messages of one chat; above it: 400."""
+    max_bad_words: int = 1000
+    """Entries of ``bad_words``; above it: 400."""
+    max_logit_bias: int = 1024
+    """Entries of ``logit_bias``; above it: 400."""
+    max_text_chars: int = 4_000_000
+    """Characters of one text to tokenize, after the chat template; above it: 400."""
+    max_prompt_embeds_bytes: int = 16 << 20
+    """One decoded prompt of embeddings; above it: 400."""
+    max_held_embeds_bytes: int = 512 << 20
+    """Prompts of embeddings that wait or run, together; above it: 503."""
+
+    max_body_bytes: int = 32 << 20
+    """Body of one request; above it: 413."""
+    max_bodies_bytes: int = 512 << 20
+    """Bodies that are not parsed yet, together; above it: 503."""
+    body_timeout: float = 60.0
+    """Time in which a body has to arrive; after it: 408."""
+    max_json_values: int = 1_000_000
+    """Values of a body, a tenth of it objects and lists; above it: 413."""
+    max_json_depth: int = 64
+    """Nesting of objects and lists in a body; above it: 400."""
+
+    max_connections: int = 4096
+    """Connections of clients; above it: 503. Probes have a few more."""
+    max_connections_per_client: int = 0
+    """Connections of one address; above it: 503. 0: no limit."""
+    max_header_bytes: int = 65_536
+    """Request line and headers; above it: 431."""
+    max_headers: int = 128
+    """Headers of a request; above it: 431."""
+    header_timeout: float = 10.0
+    """Time in which request line and headers have to arrive; after it: 408."""
+
+    write_timeout: float = 30.0
+    """Time after which a connection whose client reads nothing is closed."""
+    max_stream_backlog_bytes: int = 4 << 20
+    """Unread bytes of one answer; above it for half a second the answer is aborted."""
+    max_backlog_bytes: int = 256 << 20
+    """Unread bytes of all answers; above it the largest is aborted."""
+
+    max_stored_responses: int = 1024
+    """Responses that are kept for later turns; the least recently used is dropped. 0: none."""
+    max_stored_response_bytes: int = 128 << 20
+    """Size of all stored responses."""
+    stored_response_ttl: float = 3600.0
+    """Time after its last use for which a response is kept."""
+
+    def check_limits(self) -> None:
+        """Raise InvalidParameter for a limit that is out of its range."""
+        for each in fields(Limits):
+            value = getattr(self, each.name)
+            if each.name in _RANGES:
+                check_integer(each.name, value, *_RANGES[each.name])
+            else:
+                check_positive(each.name, value)
+
+
+_RANGES: dict[str, tuple[int, int | None]] = {
+    "max_prompts": (1, 65_536),
+    "max_parallel_prompts": (1, 65_536),
+    "max_sequences": (1, 65_536),
+    "max_messages": (1, 1 << 20),
+    "max_bad_words": (0, MAX_BAD_WORDS),
+    "max_logit_bias": (0, MAX_LOGIT_BIAS),
+    "max_text_chars": (1, 1 << 30),
+    "max_prompt_embeds_bytes": (1, MOST_BYTES),
+    "max_held_embeds_bytes": (1, None),
+    "max_body_bytes": (1, None),
+    "max_bodies_bytes": (1, None),
+    "max_json_values": (1_000, 1 << 30),
+    "max_json_depth": (8, 128),
+    "max_connections": (1, 1 << 20),
+    "max_connections_per_client": (0, 1 << 20),
+    "max_header_bytes": (1_024, 1 << 20),
+    "max_headers": (8, 10_000),
+    "max_stream_backlog_bytes": (1 << 10, None),
+    "max_backlog_bytes": (1 << 10, None),
+    "max_stored_responses": (0, 1 << 20),
+    "max_stored_response_bytes": (1 << 10, None),
+}
+"""Least and largest value of each limit that is a whole number. The others are seconds above 0."""
+
+
+def with_limits(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a router together with the limits of the file that they name.
+
+    Raise InvalidParameter if the file is not a YAML mapping of limits.
+    """
+    path = settings.get("limits_file")
+    return {**settings, **({} if path is None else read_limits(path))}
+
+
+def read_limits(path: str) -> dict[str, Any]:
+    """Return the limits of a YAML file by name. Raise InvalidParameter."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: it is not UTF-8
+        raise InvalidParameter("limits_file", path, f"a readable YAML file ({error})") from error
+    if not isinstance(content, dict):
+        raise InvalidParameter("limits_file", path, "a YAML file with a mapping of limits")
+    known = [each.name for each in fields(Limits)]
+    for name in content:
+        if name not in known:
+            allowed = f"limits of these names: {', '.join(known)}"
+            raise InvalidParameter("limits_file", str(name), allowed)
+    return content

@@ -23,7 +23,7 @@ from tandem.protocol.messages import Frame, PeerHealth
 from tandem.protocol.outputs import Refused
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.router.dispatch.attempt import Leg
-from tandem.router.workers.pool import Worker
+from tandem.router.workers.worker import Worker
 
 
 class SimWorker(Side):

@@ -11,7 +11,7 @@ from tandem.router.dispatch.fleet import Fleet
 from tandem.router.hit_ceiling import HitCeiling
 from tandem.router.metrics import RouterMetrics, only
 from tandem.router.workers.peering import handoff_peers
-from tandem.router.workers.pool import Worker
+from tandem.router.workers.worker import Worker
 
 _Reading = Mapping[tuple[str, ...], float]
 

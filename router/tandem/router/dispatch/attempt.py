@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from tandem.protocol.errors import FailCause
@@ -25,17 +25,29 @@ from tandem.protocol.outputs import (
 from tandem.protocol.recording import AttemptRecord, LegRecord, Recording
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.timeline import LegTimes
-from tandem.router.dispatch.explain import Explained
 from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.dispatch.inbox import Backlog, Inbox
 from tandem.router.placement.base import Placement
-from tandem.router.workers.pool import Worker
 from tandem.router.workers.seams import LegEvent
+from tandem.router.workers.worker import Worker
 
 TAKEN_AFTER = 1.0
 """Seconds without a refusal after which a request counts as taken by its workers."""
 BAD_ENDS = frozenset({FinishReason.ABORT, FinishReason.ERROR})
 """With which an attempt has failed."""
+
+
+@dataclass(slots=True)
+class Explained:
+    """One attempt: its placement, and the times that it took in seconds."""
+
+    request: str
+    attempt: int
+    num_prompt: int
+    placement: Placement
+    tenant: str = ""
+    ttft: float | None = None
+    second: float | None = None
 
 
 class LegState(Enum):

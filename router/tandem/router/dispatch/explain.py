@@ -6,48 +6,16 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tandem.router.dispatch.attempt import Attempt, Explained, Leg
+from tandem.router.dispatch.fleet import Fleet
 from tandem.router.metrics import RouterMetrics
-from tandem.router.placement.base import Placement
 from tandem.router.placement.forecast import Forecast
 from tandem.router.placement.pulls import PullPlan
 from tandem.router.tenant import Tenant
 
-if TYPE_CHECKING:
-    from tandem.router.dispatch.attempt import Attempt, Leg
-    from tandem.router.dispatch.fleet import Fleet
-
 KEPT = 256
-
-
-@dataclass(slots=True)
-class Explained:
-    """One attempt: where it went, what that was to come to, and what it came to."""
-
-    request: str
-    attempt: int
-    num_prompt: int
-    placement: Placement
-    tenant: str = ""
-    ttft: float | None = None
-    second: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """All of it, in seconds."""
-        placement = self.placement
-        return {
-            "request": self.request,
-            "attempt": self.attempt,
-            "prompt_tokens": self.num_prompt,
-            "rule": placement.rule,
-            "ttft_s": self.ttft,
-            "second_s": self.second,
-            "ways": [
-                _way(each, chosen=each is placement.forecast) for each in placement.considered
-            ],
-        }
 
 
 class Explanations:
@@ -80,7 +48,21 @@ class Explanations:
 
     def to_json(self, reader: Tenant) -> list[dict[str, Any]]:
         """Return those that ``reader`` may see, the latest first."""
-        return [each.to_json() for each in reversed(self._latest) if reader.may_read(each.tenant)]
+        return [_attempt(each) for each in reversed(self._latest) if reader.may_read(each.tenant)]
+
+
+def _attempt(explained: Explained) -> dict[str, Any]:
+    """Return an attempt with all its times in seconds."""
+    placement = explained.placement
+    return {
+        "request": explained.request,
+        "attempt": explained.attempt,
+        "prompt_tokens": explained.num_prompt,
+        "rule": placement.rule,
+        "ttft_s": explained.ttft,
+        "second_s": explained.second,
+        "ways": [_way(each, chosen=each is placement.forecast) for each in placement.considered],
+    }
 
 
 def _way(forecast: Forecast, *, chosen: bool) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from tandem.router.placement.snapshot import (
 )
 from tandem.router.rates import DecayedRate
 from tandem.router.workers.peering import handoff_peers
-from tandem.router.workers.pool import Worker, WorkerPool
+from tandem.router.workers.pool import WorkerPool
+from tandem.router.workers.worker import Worker
 
 _OWN_FAULTS = frozenset({"internal", "timeout"})
 

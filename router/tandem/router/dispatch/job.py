@@ -28,7 +28,7 @@ from tandem.router.dispatch.recorder import Scene
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.base import Placement
 from tandem.router.placement.snapshot import PromptFacts
-from tandem.router.workers.pool import Worker
+from tandem.router.workers.worker import Worker
 
 
 class Job:

@@ -22,7 +22,7 @@ from tandem.router.dispatch.recorder import Scene
 from tandem.router.dispatch.verdicts import raise_if_non_retryable, too_late
 from tandem.router.hit_ceiling import HitCeiling
 from tandem.router.placement.base import Placement, PlacementPolicy
-from tandem.router.workers.pool import Worker
+from tandem.router.workers.worker import Worker
 
 RETRY_SECONDS = 1.0
 """For which a further attempt waits for a thread that hashes: its client has waited already."""

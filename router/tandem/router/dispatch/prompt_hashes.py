@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.ids import BlockHash
 from tandem.protocol.requests import EngineCoreRequest
-from tandem.router.workers.pool import Worker
+from tandem.router.workers.worker import Worker
 
 Hashes = tuple[BlockHash, ...]
 

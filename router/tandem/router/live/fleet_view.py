@@ -22,7 +22,7 @@ from tandem.router.live.underway import Underway
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.links import Pair
 from tandem.router.workers.peering import handoff_peers
-from tandem.router.workers.pool import Worker
+from tandem.router.workers.worker import Worker
 
 MAX_LINKS = 4096
 """Hand-off links that are told; of further ones only the number is."""

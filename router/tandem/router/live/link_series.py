@@ -15,7 +15,7 @@ from tandem.protocol.messages import PeerHealth
 from tandem.router.live.fleet_view import LiveFleet
 from tandem.router.metrics import RouterMetrics, only
 from tandem.router.workers.peering import handoff_peers
-from tandem.router.workers.pool import Worker
+from tandem.router.workers.worker import Worker
 
 MAX_SERIES = 256
 """Links that have series of their own."""

@@ -9,14 +9,11 @@ whatever the size of the service, and every router says the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.messages import PeerHealth
-
-if TYPE_CHECKING:
-    from tandem.router.workers.pool import Worker
+from tandem.router.workers.worker import Worker
 
 
 def controls_of(worker: Worker, workers: Iterable[Worker]) -> dict[str, Incarnation]:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from tandem.link.liveness import LinkTimes
@@ -20,77 +19,20 @@ from tandem.protocol.card import PROTOCOL_VERSION, ModelCard, WorkerRole
 from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.ids import NOBODY, Incarnation
 from tandem.protocol.keys import KeyRing
-from tandem.protocol.messages import LoadReport, PeerHealth, WorkerBeat
+from tandem.protocol.messages import PeerHealth, WorkerBeat
 from tandem.protocol.outputs import BlockEvents
 from tandem.router.naps import Naps
-from tandem.router.rates import Window
 from tandem.router.workers.connection import WorkerConnection
 from tandem.router.workers.note import NO_NOTE, Admitted, WorkerNote, admitted_templates
 from tandem.router.workers.peering import controls_of
 from tandem.router.workers.seams import LinkContext
+from tandem.router.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 _TICKS_PER_BEAT = 4
 DRAIN_SECONDS = 5.0
 """How long a worker may take to answer that it drains."""
-
-
-@dataclass(slots=True, eq=False)
-class Worker:
-    """A worker that is up."""
-
-    incarnation: Incarnation
-    card: ModelCard
-    connection: WorkerConnection
-    role: WorkerRole
-    fingerprint: str
-    """Digest, by which prompts' blocks are hashed."""
-    compatibility: str
-    """KV moves only between equal ones."""
-    load: LoadReport | None = None
-    peers: dict[Incarnation, PeerHealth] = field(default_factory=dict)
-    """Its links to those that hand over or lend to it, as it last said."""
-    draining: bool = False
-    note: WorkerNote = NO_NOTE
-    """What discovery says of it."""
-    num_legs: int = 0
-    """Legs of this router under way on it."""
-    leg_tokens: int = 0
-    """Prompt tokens of those legs that no output has come for yet."""
-    leg_compute_tokens: int = 0
-    """Of the legs' tokens, those that the worker computes itself."""
-    leg_prompts: int = 0
-    """Legs that ``leg_tokens`` are of."""
-    leg_whole_tokens: int = 0
-    """What ``leg_tokens`` would be with nothing cached: so a worker counts those that wait."""
-    leg_whole_compute_tokens: int = 0
-    """Of them, those of legs that the worker computes itself."""
-    num_streams: int = 0
-    """Legs that have spoken and go on: what decodes there, as far as this router knows."""
-    reported: tuple[int, int] = (0, 0)
-    """``leg_whole_tokens`` and ``leg_whole_compute_tokens`` when the load report came: what that
-    says beyond them is other routers'."""
-    peers_sent: dict[str, Incarnation] | None = None
-    heard_at: float = 0.0
-    """When its last beat came."""
-    pace: Window = field(default_factory=Window)
-    """Of its steps, prompt tokens computed and tokens drawn."""
-
-    @property
-    def takes_new(self) -> bool:
-        """Whether something may be placed there."""
-        return not (self.draining or self.note.leaving)
-
-    @property
-    def sleeps(self) -> bool:
-        """Whether it takes nothing until it is woken up, as it last said."""
-        return self.load is not None and self.load.sleeping
-
-    @property
-    def name(self) -> str:
-        """For people: role, address, first digits of the incarnation."""
-        return f"{self.role} {self.connection.endpoint} {self.incarnation.hex()[:8]}"
 
 
 class PoolListener(Protocol):

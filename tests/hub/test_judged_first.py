@@ -19,6 +19,7 @@ from tests.hub.conftest import SERVABLE
 from tests.hub.test_fetch import SmallHub, hub  # noqa: F401  the fixture
 
 from tandem.cli.__main__ import main
+from tandem.cli.ports import free_ports
 from tandem.engine.config.families import FAMILIES
 from tandem.engine.config.nearest import explained
 from tandem.hub import HubError, UnsupportedModel, prepare
@@ -106,7 +107,8 @@ def fetched(
         "HF_HUB_DISABLE_XET": "1",
         "TANDEM_CACHE": str(scratch / "cache"),
     }
-    command = [sys.executable, "-m", "tandem.cli", "serve", source, *flags]
+    port = str(free_ports(1)[0])
+    command = [sys.executable, "-m", "tandem.cli", "serve", source, "--port", port, *flags]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 

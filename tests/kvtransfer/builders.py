@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from prometheus_client import CollectorRegistry
+from tests.kvtransfer.memory_transport import kv_config, transports_of
 from tests.waiting import SECONDS, Deadline
 
 from tandem.kernels.memory.device import MappedAllocator
@@ -56,7 +57,7 @@ def make_config(**changes: object) -> KVTransferConfig:
         "kv_node_folder": os.environ.get(FOLDER_VARIABLE),
         **changes,
     }
-    return KVTransferConfig(**fields)  # type: ignore[arg-type]
+    return kv_config(**fields)  # type: ignore[arg-type]
 
 
 def config_apart(**changes: object) -> KVTransferConfig:
@@ -160,7 +161,9 @@ class Producer(_Worker):
 
     def __init__(self, config: KVTransferConfig | None = None, **more) -> None:
         layout = more.pop("layout", LAYOUT)
-        super().__init__(config or make_config(), more.get("transports") or {}, layout)
+        config = config or make_config()
+        more["transports"] = more.get("transports") or transports_of(config)
+        super().__init__(config, more["transports"] or {}, layout)
         self.service = HandoffProducer(
             self.config,
             slab=self.slab,
@@ -213,7 +216,9 @@ class Consumer(_Worker):
 
     def __init__(self, config: KVTransferConfig | None = None, **more) -> None:
         layout = more.pop("layout", LAYOUT)
-        super().__init__(config or make_config(), more.get("transports") or {}, layout)
+        config = config or make_config()
+        more["transports"] = more.get("transports") or transports_of(config)
+        super().__init__(config, more["transports"] or {}, layout)
         self.service = HandoffConsumer(
             self.config,
             slab=self.slab,

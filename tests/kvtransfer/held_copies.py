@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
+from tests.kvtransfer.memory_transport import MemoryTransport
 
 from tandem.kvtransfer.memory.blocks import CLEARED
-from tandem.kvtransfer.transports.memory import MemoryTransport
 
 KEY, OTHER = make_key("one"), make_key("two")
 

@@ -27,6 +27,8 @@ def test_every_field_is_a_setting():
     ("name", "value"),
     [
         ("kv_connector", "carrier pigeon"),
+        ("kv_connector", "memory"),
+        ("kv_connector", "memory_blocks"),
         ("kv_slot_bytes", 1),
         ("kv_send_slots", 0),
         ("kv_credits", True),

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from tests.kvtransfer.memory_transport import MemoryTransport
 from tests.waiting import wait_for
 
 from tandem.kvtransfer.memory.blocks import CLEARED, Blocks, BlockTags
@@ -19,7 +20,6 @@ from tandem.kvtransfer.transports.base import (
     Traits,
     Transport,
 )
-from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.kvtransfer.transports.nixl import NixlTransport
 from tandem.kvtransfer.transports.tcp import TcpTransport
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation

@@ -18,6 +18,7 @@ from tests.kvtransfer.builders import (
     slab_for,
 )
 from tests.kvtransfer.coming_back import comes_back
+from tests.kvtransfer.memory_transport import MemoryTransport
 from tests.waiting import Deadline
 
 from tandem.kernels.memory.shared import shared_tensor
@@ -32,7 +33,6 @@ from tandem.kvtransfer.mover.consumer import ConsumerMover
 from tandem.kvtransfer.mover.falls import MAX_DOUBLINGS, MAX_REMEMBERED, Falls
 from tandem.kvtransfer.service.parts import make_parts
 from tandem.kvtransfer.transports.choose import make_transports
-from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
 

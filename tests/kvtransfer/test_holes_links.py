@@ -4,6 +4,7 @@ import pytest
 from tests.kvtransfer import builders
 from tests.kvtransfer.builders import Consumer, Producer, make_config
 from tests.kvtransfer.machines import TOKEN, A, Face, make_key
+from tests.kvtransfer.memory_transport import MemoryTransport
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.control.mail import Drop, LinkDown
@@ -11,7 +12,6 @@ from tandem.kvtransfer.handoff import export as p
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.handoff.messages import Open, Part
 from tandem.kvtransfer.handoff.tables import DState
-from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.protocol.errors import FailCause
 from tandem.protocol.kv import FirstToken
 

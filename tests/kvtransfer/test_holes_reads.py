@@ -6,6 +6,7 @@ import threading
 import pytest
 from tests.kvtransfer.builders import LAYOUT, Consumer, Producer, make_config
 from tests.kvtransfer.machines import make_key
+from tests.kvtransfer.memory_transport import MemoryTransport
 from tests.kvtransfer.uneven import UnevenNixl
 
 from tandem.kvtransfer import events
@@ -15,7 +16,6 @@ from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.mover.prober import NO_SLOT
 from tandem.kvtransfer.mover.reads import Reads
 from tandem.kvtransfer.transports.base import Progress, Ticket
-from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.kvtransfer.transports.nixl import NixlTransport
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import new_incarnation

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
+from tests.kvtransfer.memory_transport import MemoryTransport
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.config import KVTransferConfig
@@ -15,7 +16,6 @@ from tandem.kvtransfer.control.channel import now_ms
 from tandem.kvtransfer.mover import pace, prober
 from tandem.kvtransfer.mover.prober import RATE_READS
 from tandem.kvtransfer.transports.base import Check, Extent, Progress, Ticket
-from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.ids import Incarnation, new_incarnation
 

@@ -155,7 +155,7 @@ def test_what_is_longer_than_a_peer_may_copy_is_refused_before_it_is_computed(pa
     parts have no such bound."""
     producer, consumer = pair
     monkeypatch.setattr(producer_module, "MAX_BLOCKS", 3)
-    copied = producer.config.kv_connector == "memory_blocks"
+    copied = consumer.service.peer_health()[0].transport == "memory_blocks"
     limit = producer.service.max_blocks
     assert (limit == 3) == copied
     assert producer.admit(make_key("fits"), 4 * 3, consumer.incarnation) is None

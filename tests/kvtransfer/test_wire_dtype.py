@@ -84,7 +84,7 @@ def test_auto_leaves_out_what_maps_memory(workers, folder, caplog):
     assert "not by mapped memory: kv_wire_dtype is fp8" in caplog.text
 
 
-@pytest.mark.parametrize("connector", sorted({*CONNECTORS} - {"auto", "nixl", "tcp", "memory"}))
+@pytest.mark.parametrize("connector", sorted({*CONNECTORS} - {"auto", "nixl", "tcp"}))
 def test_a_connector_without_slots_is_refused_with_it(connector):
     """By name, when the settings are made."""
     with pytest.raises(InvalidParameter, match="kv_wire_dtype"):

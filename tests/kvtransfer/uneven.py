@@ -6,6 +6,8 @@ import math
 import time
 from pathlib import Path
 
+from tests.kvtransfer.memory_transport import MemoryTransport
+
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.transports.agent.sizes import LandingSizes
 from tandem.kvtransfer.transports.agent.transport import AgentTransport
@@ -13,7 +15,6 @@ from tandem.kvtransfer.transports.base import Progress, Ticket
 from tandem.kvtransfer.transports.mapped.copiers import HostCopier
 from tandem.kvtransfer.transports.mapped.transport import MappedTransport
 from tandem.kvtransfer.transports.mapped.wire import open_folder
-from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.kvtransfer.transports.nixl import NixlTransport
 from tandem.kvtransfer.transports.tcp import TcpTransport
 from tandem.protocol.ids import new_incarnation

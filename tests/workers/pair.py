@@ -7,6 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 from tests.engine_run.tiny_models import folder_of
+from tests.kvtransfer.memory_transport import kv_config, transports_of
 from tests.waiting import wait_for
 
 from tandem.decode.connector import DecodeConnector
@@ -16,7 +17,6 @@ from tandem.engine.executor.base import Executor
 from tandem.engine.executor.factory import make_executor
 from tandem.engine.kv_memory import Capacity, SlabAllocator
 from tandem.engine.scheduler.connector import KVConnector
-from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.memory.allocator import slab_allocator
 from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
@@ -101,7 +101,7 @@ class Pair:
         """``engine``: settings of both engines, their model's ``folder`` among them; the others are
         the hand-off's. ``block_sizes`` are P's and D's."""
         fields: dict[str, Any] = {"kv_connector": connector, "kv_control_port": 0, **settings}
-        self.kv = KVTransferConfig(**fields)
+        self.kv = kv_config(**fields)
         self.p_id, self.d_id = new_incarnation(), new_incarnation()
         self.decode_stands = False
         """D's engine takes no step."""
@@ -135,6 +135,7 @@ class Pair:
             "incarnation": me,
             "registry": CollectorRegistry(),
             "notify": lambda: None,
+            "transports": transports_of(self.kv),
         }
 
     def until(self, check: Callable[[], bool]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +14,7 @@ from tests.workers.pullers import Peers
 
 from tandem.engine.scheduler.connector import Lookup
 from tandem.kvtransfer.handoff.messages import Open
+from tandem.kvtransfer.transports.base import Progress
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce, Pull
 from tandem.protocol.sampling import SamplingParams
@@ -25,7 +27,7 @@ ROOM = {"num_gpu_blocks_override": 64}
 SMALL = {"num_gpu_blocks_override": 12}
 
 
-@pytest.fixture(params=["tcp", "memory_blocks"])
+@pytest.fixture(params=["tcp", "shm"])
 def peers(request: pytest.FixtureRequest) -> Iterator[Peers]:
     """Two decode workers, one of which has computed ``PROMPT``; KV by slots, and by blocks."""
     made = Peers("dd", request.param, engine=ROOM)
@@ -46,8 +48,6 @@ def test_a_prefix_comes_from_a_peer_and_tokens_are_those_of_one_worker(peers: Pe
     assert peers[0].cached("a") == whole
     assert peers[0].counted("pulls_total") == 1
     assert peers[0].counted("pulled_tokens_total") == peers[1].counted("lent_tokens_total") == whole
-    lent = peers[1].registry.get_sample_value("tandem:kv_handoff_chunks_count")
-    assert lent == 0, "what is lent was no prompt's"
     assert peers.run(0, "again", PROMPT, holder=1) == tokens
     assert peers[0].counted("pulls_total") == 1, "what came is cached here by now"
     assert peers[0].counted("pull_fallbacks_total", reason="cached") == 1
@@ -135,7 +135,7 @@ def test_a_peer_that_is_gone_costs_time_alone(peers: Peers) -> None:
 
 def test_no_client_hears_of_a_lender_that_fails_while_it_is_read() -> None:
     """The reads end with an error: computed, with the blocks taken anew."""
-    peers = Peers("dd", "memory_blocks", engine=ROOM)
+    peers = Peers("dd", "shm", engine=ROOM)
     try:
         before = peers.run(1, "before", PROMPT)
         hold = _held(peers)
@@ -154,7 +154,7 @@ def test_no_client_hears_of_a_lender_that_fails_while_it_is_read() -> None:
 def test_lent_blocks_are_not_taken_for_others() -> None:
     """While a peer reads them, the lender computes prompts that want every block it has: the lent
     ones are left alone, and what the peer gets is right."""
-    peers = Peers("dd", "memory_blocks", engine=SMALL, kv_pull_quota=0.5)
+    peers = Peers("dd", "shm", engine=SMALL, kv_pull_quota=0.5)
     try:
         before = peers.run(1, "before", PROMPT)
         hold = _held(peers)
@@ -179,7 +179,7 @@ def test_lent_blocks_are_not_taken_for_others() -> None:
 
 def test_a_request_that_is_dropped_while_it_pulls_leaves_nothing() -> None:
     """Parked, and while blocks are written: both ends hold nothing in the end."""
-    peers = Peers("dd", "memory_blocks", engine=ROOM)
+    peers = Peers("dd", "shm", engine=ROOM)
     try:
         peers.run(1, "before", PROMPT)
         peers.standing.add(1)
@@ -203,7 +203,7 @@ def test_a_request_that_is_dropped_while_it_pulls_leaves_nothing() -> None:
 
 def test_a_lost_router_takes_its_loans_along() -> None:
     """Nobody waits for a deadline of what was lent for it."""
-    peers = Peers("dd", "memory_blocks", engine=ROOM)
+    peers = Peers("dd", "shm", engine=ROOM)
     try:
         before = peers.run(1, "before", PROMPT)
         hold = _held(peers)
@@ -360,11 +360,13 @@ def test_no_more_is_asked_for_than_a_peer_reads_of_a_message(num_blocks: int, as
     assert consumer.num_hashes == asked
 
 
-def _held(peers: Peers) -> Any:
+def _held(peers: Peers) -> threading.Event:
     """Reads of the first worker stand until ``clear``."""
-    transport: Any = peers[0].ends.consumer._mover.parts.transports["memory_blocks"]
-    transport.hold.set()
-    return transport.hold
+    transport: Any = peers[0].ends.consumer._mover.parts.transports["shm"]
+    poll, hold = transport.poll, threading.Event()
+    hold.set()
+    transport.poll = lambda ticket: Progress.PENDING if hold.is_set() else poll(ticket)
+    return hold
 
 
 def _reads(peers: Peers) -> bool:

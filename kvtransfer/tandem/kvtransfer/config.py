@@ -16,13 +16,10 @@ from tandem.protocol.settings import (
     setting,
 )
 
-CONNECTORS = (
-    *("auto", "nixl", "cuda_p2p", "shm", "cuda_p2p_agent", "shm_agent", "tcp"),
-    *("memory", "memory_blocks"),
-)
+CONNECTORS = ("auto", "nixl", "cuda_p2p", "shm", "cuda_p2p_agent", "shm_agent", "tcp")
 MEETING = ("auto", "cuda_p2p", "shm")
 """Those whose links go by who copies in a named folder."""
-BY_SLOTS = ("auto", "nixl", "tcp", "memory")
+BY_SLOTS = ("auto", "nixl", "tcp")
 """Connectors that pack KV into slots, or may."""
 NODE_COPIES = ("auto", "direct", "agent")
 PREFLIGHTS = ("off", "warn", "require")
@@ -41,8 +38,7 @@ class KVTransferConfig:
         "workers of one machine: a decode worker maps its peers' memory, of GPUs or of the host, "
         "and copies blocks itself; cuda_p2p_agent and shm_agent have the agent of the node copy "
         "for it (tandem node-agent). With --kv-node-folder cuda_p2p and shm are either, as "
-        "--kv-node-copy says, and nothing else. memory and memory_blocks are for two workers in "
-        "one process: the one by slots, the other from block to block.",
+        "--kv-node-copy says, and nothing else.",
         choices=CONNECTORS,
     )
     kv_slot_bytes: int | None = setting(

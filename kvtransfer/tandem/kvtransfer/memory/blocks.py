@@ -139,19 +139,3 @@ class Blocks:
     """uint8 [num_blocks, block_bytes], dense."""
     tags: BlockTags
     """Of P's blocks; nobody reads D's."""
-
-    def has(self, offset: int, nbytes: int) -> bool:
-        """Whether these bytes are the slab's."""
-        return offset >= 0 and 0 < nbytes <= self.slab.numel() - offset
-
-    def span(self, offset: int, nbytes: int) -> Tensor:
-        """uint8 [nbytes] from ``offset`` bytes behind block 0 on."""
-        return self.slab.view(-1)[offset : offset + nbytes]
-
-    def tag_at(self, offset: int) -> bytes:
-        """Tag of the block that this byte is of, as it is now."""
-        return self.tags.read(offset // self.slab.shape[1])
-
-    def turn_at(self, offset: int) -> bytes:
-        """Turn of that tag, as it is now."""
-        return self.tags.turn(offset // self.slab.shape[1])

@@ -10,7 +10,6 @@ from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.handoff.form import WireDtype
 from tandem.kvtransfer.transports.base import Transport
-from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.kvtransfer.transports.nixl import NixlTransport
 from tandem.kvtransfer.transports.tcp import TcpTransport
 from tandem.protocol.exposure import is_loopback
@@ -78,8 +77,6 @@ class _Maker(NamedTuple):
 
     def __call__(self, name: str) -> Transport:
         """Raises TransportError where it cannot load."""
-        if name in ("memory", "memory_blocks"):
-            return MemoryTransport(direct=name == "memory_blocks")
         if name == "nixl":
             loopback = is_loopback(self.config.kv_control_host)
             return NixlTransport(self.incarnation, self.role, on_gpu=self.on_gpu, loopback=loopback)

@@ -1,10 +1,10 @@
-"""Reads within one process: copies between slots, or from block table to block table.
+"""A transport within one process: copies between slots, or from block to block.
 
 Producers are found by their card in a table of this module. ``hold`` keeps reads pending, so that
-a test decides when a read lands, even one that nobody wants any more.
+a test decides when a read lands, even one that is not wanted any more.
 
-``memory_blocks`` writes D's blocks directly. It may, as D's transfer thread itself copies: a copy
-is over when ``poll`` returns, and none is made after ``stop``.
+``memory_blocks`` writes D's blocks directly. It may, because D's transfer thread itself copies: a
+copy is over when ``poll`` returns, and none is made after ``stop``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,22 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.memory.blocks import CLEARED, Blocks
 from tandem.kvtransfer.memory.slots import SlotMemory
-from tandem.kvtransfer.transports.base import Check, Extent, Progress, Region, Ticket, Traits
+from tandem.kvtransfer.transports.base import (
+    Check,
+    Extent,
+    Progress,
+    Region,
+    Ticket,
+    Traits,
+    Transport,
+)
 from tandem.protocol.ids import Incarnation
 
 
@@ -100,13 +110,14 @@ class MemoryTransport:
             return Progress.FAILED
         tagged = [each.remote.offset for each in extents if each.check is Check.TAG]
         blocks = source.blocks
-        turns = [] if blocks is None else [blocks.turn_at(offset) for offset in tagged]
+        numbers = [] if blocks is None else [each // blocks.slab.shape[1] for each in tagged]
+        turns = [] if blocks is None else [blocks.tags.turn(each) for each in numbers]
         for each in extents:
             _copy(source, here, each)
         if tagged and blocks is not None:
             self._tags[ticket] = b"".join(
-                blocks.tag_at(offset) if blocks.turn_at(offset) == turn else CLEARED
-                for offset, turn in zip(tagged, turns, strict=True)
+                blocks.tags.read(each) if blocks.tags.turn(each) == turn else CLEARED
+                for each, turn in zip(numbers, turns, strict=True)
             )
         return Progress.DONE
 
@@ -136,7 +147,8 @@ def _has(source: _Regions, extent: Extent) -> bool:
     """Whether P has these bytes."""
     if extent.remote.region is Region.SLOTS:
         return source.slots.is_within_a_slot(extent.remote.offset, extent.nbytes)
-    return source.blocks is not None and source.blocks.has(extent.remote.offset, extent.nbytes)
+    offset, size = extent.remote.offset, extent.nbytes
+    return source.blocks is not None and 0 <= offset <= source.blocks.slab.numel() - size
 
 
 def _copy(source: _Regions, here: _Regions, extent: Extent) -> None:
@@ -146,5 +158,29 @@ def _copy(source: _Regions, here: _Regions, extent: Extent) -> None:
     else:
         assert source.blocks is not None
         assert here.blocks is not None, "a transport of blocks is given some"
-        target = here.blocks.span(extent.local.offset, extent.nbytes)
-        target.copy_(source.blocks.span(extent.remote.offset, extent.nbytes))
+        target = here.blocks.slab.view(-1)[extent.local.offset :][: extent.nbytes]
+        target.copy_(source.blocks.slab.view(-1)[extent.remote.offset :][: extent.nbytes])
+
+
+_NAMES = ("memory", "memory_blocks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InProcess(KVTransferConfig):
+    """The configuration of an end whose transport is of this module."""
+
+    transport: str
+
+
+def kv_config(kv_connector: str, **fields: Any) -> KVTransferConfig:
+    """Return a configuration with the connector, which may be ``memory`` or ``memory_blocks``."""
+    if kv_connector in _NAMES:
+        return InProcess(transport=kv_connector, kv_connector="tcp", **fields)
+    return KVTransferConfig(kv_connector=kv_connector, **fields)
+
+
+def transports_of(config: KVTransferConfig) -> dict[str, Transport] | None:
+    """Return a new transport of an ``InProcess`` configuration; None for any other."""
+    if not isinstance(config, InProcess):
+        return None
+    return {config.transport: MemoryTransport(direct=config.transport == "memory_blocks")}

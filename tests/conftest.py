@@ -33,7 +33,7 @@ HURT = ("faults", "prompt_embeds", "pulls", "structured_faults", "traces")
 four fifths of what the rest does."""
 FIRST = ("stacks", "hurt", "operator", "ui")
 """They take the longest, in this order, and begin first: what is short fills up the end."""
-LONG = ("kvtransfer/test_processes.py", "workers/test_link_cuts.py")
+LONG = ("kvtransfer/test_processes.py",)
 """Files of over half a minute that share nothing: they follow at once."""
 
 

@@ -151,15 +151,6 @@ BOARD = Board(
                     (rate("tandem:kv_slow_handoffs_total", "phase"), "{{phase}}"),
                 ),
                 panel(
-                    "Steps of a prompt",
-                    "short",
-                    "In how many P computed each prompt that it handed over: long ones take "
-                    "several. With --prefill-chunks-by-link they are more where Pace of each link "
-                    "is low; few there: prompts wait for each other, which leaves them whole.",
-                    (mean("tandem:kv_handoff_chunks", POD), "mean {{pod}}"),
-                    (quantile(0.95, "tandem:kv_handoff_chunks", POD), "95 % {{pod}}"),
-                ),
-                panel(
                     "KV announced and not here",
                     "bytes",
                     "What D has still to read. Growing: D or the link is behind P.",

@@ -150,7 +150,7 @@ def test_flags_of_workers_reach_every_worker_and_those_of_a_role_it_alone():
 
 @pytest.mark.parametrize(
     "flag",
-    ["--prefill.prefill-chunks-by-link", "--decode.no-enforce-eager", "--router.allow-plaintext"],
+    ["--decode.no-enforce-eager", "--router.allow-plaintext"],
 )
 def test_no_switch_of_a_role_takes_the_model_with_it(flag: str):
     """Each role's own switches are known as such."""

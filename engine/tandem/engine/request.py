@@ -84,9 +84,6 @@ class RequestGroup:
     """Tokens found in the prefix cache at the first start, for the first choice."""
     num_computed_prompt: int = 0
     """Prompt tokens planned to be computed here, again after a preemption not counted."""
-    finer_chunk: int | None = 0
-    """Tokens of a chunk of its prompt, for its link's sake; None is as usual, 0 undecided. Written
-    by ``Planner``."""
     notes: NoteBook | None = None
     """Where its time goes, when that is asked for."""
 

@@ -13,7 +13,6 @@ PHASE_BUCKETS = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0),
 )
-CHUNK_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 RATE_BUCKETS = (1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10, 3e10, 1e11, 3e11)
 
 
@@ -64,12 +63,6 @@ class HandoffMetrics:
         )
         self.slots = Gauge(
             "tandem:kv_slots", "Transfer slots by state.", ["role", "state"], registry=registry
-        )
-        self.chunks = Histogram(
-            "tandem:kv_handoff_chunks",
-            "Steps in which a prompt was computed whose KV was handed over (P).",
-            registry=registry,
-            buckets=CHUNK_BUCKETS,
         )
         self.leases = Gauge(
             "tandem:kv_leases", "Exports whose blocks are promised.", registry=registry

@@ -5,14 +5,8 @@ from dataclasses import dataclass
 from tandem.engine.config import EngineConfig
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.settings import check_flag, check_optional_integer, setting
+from tandem.protocol.settings import check_optional_integer, setting
 
-CUT_BY_HAND = (
-    "long_prefill_token_threshold",
-    "lone_prefill_token_threshold",
-    "last_prefill_chunk_tokens",
-)
-"""Settings of the scheduler by which a user says how prompts are cut."""
 GPU_CHUNK = 2048
 CPU_CHUNK = 512
 
@@ -30,16 +24,7 @@ class PrefillConfig:
         unit="tokens",
     )
 
-    prefill_chunks_by_link: bool = setting(
-        False,
-        "Cut a prompt that is alone into more chunks where its KV takes so long to its decode "
-        "worker, by what this worker measured of steps and of that link, that it comes sooner. "
-        "Not beside a threshold of chunks, and without one for links by which decode workers copy "
-        "KV out of this worker's memory: that takes a millisecond.",
-    )
-
     def __post_init__(self) -> None:
-        check_flag("prefill_chunks_by_link", self.prefill_chunks_by_link)
         check_optional_integer("prefill_chunk_tokens", self.prefill_chunk_tokens, 16)
 
 
@@ -73,23 +58,6 @@ def chunked(config: EngineConfig, prefill: PrefillConfig, kv: KVTransferConfig) 
         given = getattr(scheduler, name)
         cuts[name] = value if given is None else given
     return config.with_(long_prefill_token_threshold=chunk, **cuts)
-
-
-def cuts_for_links(config: EngineConfig, prefill: PrefillConfig) -> bool:
-    """Whether prompts are cut by how long their KV takes. ``config`` is as the user gave it, before
-    ``chunked``. Raises InvalidParameter where nothing is handed over, or where the user says also
-    how prompts are cut."""
-    if not prefill.prefill_chunks_by_link:
-        return False
-    given = {"prefill_chunk_tokens": prefill.prefill_chunk_tokens}
-    given |= {name: getattr(config.scheduler, name) for name in CUT_BY_HAND}
-    beside = [name for name, value in given.items() if value is not None]
-    if beside:
-        raise InvalidParameter("prefill_chunks_by_link", True, f"false beside {', '.join(beside)}")
-    if config.facts.encoder is not None:
-        allowed = "false: an encoder computes a prompt in one step"
-        raise InvalidParameter("prefill_chunks_by_link", True, allowed)
-    return True
 
 
 def copies_blocks(kv: KVTransferConfig) -> bool:

@@ -16,7 +16,7 @@ from tandem.engine.scheduler.roster import ABORT, FAILED
 from tandem.kvtransfer import events
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.kv import Fence, FirstToken, LinkTimes, LoadFailed, Released
+from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
 from tandem.protocol.layout import blocks_for
 from tandem.protocol.requests import Produce
 
@@ -36,14 +36,11 @@ class PrefillConnector:
         block_size: int,
         *,
         poll: Callable[[], Iterable[events.ProducerEvent]] | None = None,
-        cuts_for_links: bool = False,
     ) -> None:
-        """``poll``: the producer's events of hand-offs, where others have a share in them;
-        ``cuts_for_links``: prompts are cut by how long their KV takes."""
+        """``poll``: the producer's events of hand-offs, if other parts use the producer, too."""
         self._producer = producer
         self._poll = poll or producer.poll
         self._block_size = block_size
-        self._cuts_for_links = cuts_for_links
         self._exports: set[RequestKey] = set()
         """Admitted and not yet released."""
 
@@ -76,13 +73,6 @@ class PrefillConnector:
         """Let the consumer reserve its blocks while the prompt is computed."""
         if request.key in self._exports:
             self._producer.started(request.key)
-
-    def link_times(self, request: Request) -> LinkTimes | None:
-        """Of the link to the request's decode worker, as this worker's transfer thread sees it."""
-        kv = request.kv
-        if not self._cuts_for_links or not isinstance(kv, Produce):
-            return None
-        return self._producer.link_times(kv.consumer)
 
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence

@@ -6,7 +6,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.executor.factory import make_executor
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.memory.allocator import slab_allocator
-from tandem.prefill.config import PrefillConfig, chunked, cuts_for_links
+from tandem.prefill.config import PrefillConfig, chunked
 from tandem.prefill.connector import PrefillConnector
 from tandem.protocol.card import WorkerRole
 from tandem.worker.handoff import NoHandoff
@@ -20,7 +20,6 @@ def run(
 ) -> int:
     """Serve until a signal."""
     hands_over = config.facts.encoder is None
-    by_link = cuts_for_links(config, prefill)
     executor = make_executor(config, reach_memory=hands_over)
 
     def make_role(context: RoleContext) -> RoleParts:
@@ -29,10 +28,10 @@ def run(
         producer = make_producer(context, kv)
         size = context.capacity.layout.block_size
         if not kv.kv_pull_peers:
-            own = PrefillConnector(producer, size, cuts_for_links=by_link)
+            own = PrefillConnector(producer, size)
             return RoleParts(producer, own, producer.control, producer.max_blocks * size)
         ends = Ends.of(producer, make_consumer(context, kv))
-        own = PrefillConnector(producer, size, poll=ends.given.of_handoffs, cuts_for_links=by_link)
+        own = PrefillConnector(producer, size, poll=ends.given.of_handoffs)
         return with_pulls(context, kv, ends, own, lends_only=False)
 
     return run_worker(

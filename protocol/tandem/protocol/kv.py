@@ -6,7 +6,7 @@ Neither imports the other: prefill/ and decode/ bring them together, and pass th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -44,15 +44,6 @@ def first_bytes(n: int, logprobs: int) -> int:
     """What the first tokens of ``n`` choices take on the wire at most, with so many
     log-probabilities each."""
     return n * (logprobs + 1) * _BYTES_OF_A_LOGPROB
-
-
-class LinkTimes(NamedTuple):
-    """How long KV takes to a peer once it is there to be sent, as was measured."""
-
-    chunk_s: float
-    """Seconds for each piece that is sent, whatever its size."""
-    token_s: float
-    """Seconds for the KV of each token in it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,29 +22,16 @@ class Chunks:
         self.most_begun = config.max_num_begun_tokens or whole
         """Prompt tokens of requests that begin in one step."""
 
-    def count(
-        self, start: int, remaining: int, most: int, *, alone: bool, finer: int | None = None
-    ) -> int:
-        """Of a prompt with ``start`` tokens computed and ``remaining`` to compute, ``most`` at
-        most. ``alone``: nobody else's prompt waits or is in the step. ``finer``: for its link's
-        sake at most so many, up to a block's end. A last chunk is no longer than it was asked to
-        be: a few rows more are a tile more of each product."""
+    def count(self, start: int, remaining: int, most: int, *, alone: bool) -> int:
+        """Return the tokens of the next chunk of a prompt that has ``start`` tokens computed and
+        ``remaining`` to compute, at most ``most``. ``alone``: no other prompt waits or is in the
+        step. A last chunk is no longer than its setting: a few more rows are one more tile of each
+        product."""
         count = min(remaining, most, self._alone if alone else self._usual)
-        if finer is not None and finer < count:
-            end = (start + finer) // self._block_size * self._block_size
-            return end - start if end > start else finer
         if self._last is None or count < remaining or remaining < 2 * self._last:
             return count
         end = -(-(start + remaining - self._last) // self._block_size) * self._block_size
         return min(end - start, count)
-
-    def sizes(self, start: int, remaining: int, most: int) -> list[int]:
-        """All chunks of a prompt that stays alone, ``most`` tokens in a step."""
-        sizes = []
-        while remaining > 0:
-            sizes.append(self.count(start, remaining, most, alone=True))
-            start, remaining = start + sizes[-1], remaining - sizes[-1]
-        return sizes
 
 
 def cost_behind(start: int, count: int, steepness: float) -> float:

@@ -15,7 +15,7 @@ from tandem.engine.request import Request
 from tandem.engine.step import BlockTransfers, TransferReport
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.kv import Fence, FirstToken, LinkTimes, LoadFailed, Released
+from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
 from tandem.protocol.timeline import Note
 
 
@@ -162,16 +162,6 @@ class ComposedConnector(KVConnector, Protocol):
     def lookup_again(self, request: Request, num_local: int) -> Remote:
         """Of a parked request: ``lookup`` of whoever said LATER alone. After its NOTHING the
         request goes back to the queue, where the others are asked in its turn."""
-        ...
-
-
-@runtime_checkable
-class TimedConnector(KVConnector, Protocol):
-    """A connector that may know how long KV takes to whom it goes to."""
-
-    def link_times(self, request: Request) -> LinkTimes | None:
-        """Of the link that KV of this request is to go by, so that its prompt is cut for it; None
-        where nothing is known, nothing is to go, or prompts are not to be cut for links."""
         ...
 
 

@@ -16,12 +16,11 @@ from tandem.engine.scheduler.connector import (
     KVConnector,
     Lookup,
     Remote,
-    TimedConnector,
 )
 from tandem.engine.scheduler.roster import ABORT
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.kv import Fence, FirstToken, LinkTimes, Released
+from tandem.protocol.kv import Fence, FirstToken, Released
 
 _NOTHING = Remote(Lookup.NOTHING)
 
@@ -34,11 +33,10 @@ def compose(connectors: Sequence[KVConnector]) -> KVConnector | None:
 
 
 class Connectors:
-    """Two connectors or more. Implements ComposedConnector and TimedConnector; see there."""
+    """Two connectors or more. Implements ComposedConnector; see there."""
 
     def __init__(self, connectors: Sequence[KVConnector]) -> None:
         self._all = tuple(connectors)
-        self._timed = [each for each in self._all if isinstance(each, TimedConnector)]
         self._chosen: dict[RequestKey, KVConnector] = {}
         """Who said last that a request's KV lies there."""
         self._holds: dict[RequestKey, int] = {}
@@ -80,11 +78,6 @@ class Connectors:
         """To all."""
         for each in self._all:
             each.started(request)
-
-    def link_times(self, request: Request) -> LinkTimes | None:
-        """The first that knows any."""
-        found = (each.link_times(request) for each in self._timed)
-        return next((each for each in found if each is not None), None)
 
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence

@@ -14,7 +14,6 @@ from tandem.engine.request import Request
 from tandem.engine.scheduler.chunks import Chunks
 from tandem.engine.scheduler.connector import InStepConnector
 from tandem.engine.scheduler.drafts import MOST_DRAFTS, Held, draws_several
-from tandem.engine.scheduler.link_cuts import LinkCuts
 from tandem.engine.scheduler.noted import note_preemption
 from tandem.engine.scheduler.padding import Padding, StepRoom
 from tandem.engine.scheduler.remote import RemoteKV, Way
@@ -100,9 +99,6 @@ class Planner:
         self._padding = padding or Padding()
         self._max_itl = None if config.max_itl_ms is None else config.max_itl_ms / 1000
         self._chunks = Chunks(config, roster.manager.block_size)
-        self._cuts = LinkCuts(
-            self._chunks, self._measured, self._padding, roster.manager.block_size
-        )
         self._max_num_seqs = config.max_num_seqs
         self._replay = config.replay_check_tokens
         self._computes_whole = computes_whole
@@ -324,8 +320,7 @@ class Planner:
             most = min(most, draft.parts.get(request.tenant, 0))
         if draft.room is not None:
             most = draft.room.most(request.num_computed, min(most, remaining))
-        finer = self._finer_chunk(request) if alone else None
-        count = self._chunks.count(request.num_computed, remaining, most, alone=alone, finer=finer)
+        count = self._chunks.count(request.num_computed, remaining, most, alone=alone)
         if count == 0 or request.plan_limit <= request.num_tokens:
             return
         if not request.on_rank:
@@ -348,20 +343,6 @@ class Planner:
         if draft.room is not None:
             draft.room.take(start, count)
         draft.num_tokens += count
-
-    def _finer_chunk(self, request: Request) -> int | None:
-        """Tokens of a chunk, for its link's sake, of a prompt beside which nobody has anything to
-        compute, as who decodes always has; decided at the first step that finds it so."""
-        if self._remote is None:
-            return None
-        if any(each.num_uncomputed > 0 and each is not request for each in self._roster.running):
-            return None
-        group = request.group
-        if group.finer_chunk == 0:
-            start, remaining = request.num_computed, request.num_uncomputed
-            link = self._remote.link_times(request)
-            group.finer_chunk = self._cuts.chunk(start, remaining, self._budget, link)
-        return group.finer_chunk
 
     def _replay_last(self, draft: Draft, request: Request, most: int) -> None:
         """Have the last chunk of a resumed sequence draw behind its last emitted tokens as well,

@@ -21,13 +21,12 @@ from tandem.engine.scheduler.connector import (
     LoadMissed,
     Lookup,
     Remote,
-    TimedConnector,
 )
 from tandem.engine.scheduler.roster import Roster
 from tandem.engine.scheduler.turns import Turns
 from tandem.engine.scheduler.updater import Updater
 from tandem.protocol.errors import FailCause
-from tandem.protocol.kv import Fence, LinkTimes, LoadFailed, Released
+from tandem.protocol.kv import Fence, LoadFailed, Released
 from tandem.protocol.layout import blocks_for
 
 _NOTHING = Remote(Lookup.NOTHING)
@@ -63,7 +62,6 @@ class RemoteKV:
             connector.lookup_again if isinstance(connector, ComposedConnector) else connector.lookup
         )
         """How parked requests are looked up."""
-        self._timed = connector if isinstance(connector, TimedConnector) else None
         self._in_step = in_step
         self._roster = roster
         self._manager = roster.manager
@@ -159,10 +157,6 @@ class RemoteKV:
     def started(self, request: Request) -> None:
         """A request starts to be computed here."""
         self._connector.started(request)
-
-    def link_times(self, request: Request) -> LinkTimes | None:
-        """Of the link that the request's KV is to go by, where somebody knows."""
-        return None if self._timed is None else self._timed.link_times(request)
 
     def begin_loads(self, updated: int, fence: Fence) -> None:
         """Begin loads whose blocks no step in flight can write any more."""

@@ -97,16 +97,14 @@ class StepClasses:
         slope = (self._ct * self._ss - self._st * self._sc) / rest
         return max(0.0, slope) if by_size >= 0 else alone
 
-    def points(self, least: int = 1) -> StepTimes:
-        """(mean size, seconds at the median time of one) of each class of ``least`` steps or more,
-        without what contexts take; never falling."""
+    def points(self) -> StepTimes:
+        """Return (mean size, seconds at the median time of one) of each class, without what
+        contexts take; never falling."""
         sizes: list[int] = []
         found: list[tuple[float, int]] = []
         slope = self.slope
         for number, steps in sorted(self._steps.items()):
             self._follow(number, steps)
-            if len(steps) < least:
-                continue
             size = round(sum(each.size for each in steps) / len(steps))
             times = sorted(_own(each, slope) / each.size for each in steps)
             seconds = times[len(times) // 2] * size

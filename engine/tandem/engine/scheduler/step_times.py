@@ -127,11 +127,6 @@ class MeasuredSteps:
         self._beside.forget_largest(UNSEEN)
         self.beside_steps = self._beside.points()
 
-    def prompt_steps_of(self, least: int) -> StepTimes:
-        """As ``prompt_steps``, of the sizes of which so many steps were measured: one alone may
-        have been held up, and who goes by it may never see another."""
-        return self._prompt.points(least)
-
     @property
     def margin(self) -> float:
         """What a step of prompts beside decodes takes over its forecast, but for one of a hundred:

@@ -65,10 +65,6 @@ class SlotRing:
         """Whether ``take`` would give this peer a slot."""
         return bool(self._free) and self._held.get(peer, 0) < self.per_peer
 
-    def held_by(self, peer: Incarnation) -> int:
-        """Slots that this peer holds, quarantined ones included."""
-        return self._held.get(peer, 0)
-
     def take(self, peer: Incarnation, key: RequestKey, index: int) -> int:
         """Hand out a free slot; ask ``has_room`` first."""
         assert self.has_room(peer), "no slot to take"

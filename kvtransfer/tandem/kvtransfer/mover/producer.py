@@ -35,7 +35,6 @@ from tandem.kvtransfer.handoff.messages import (
     ProbeDone,
     ProbeReady,
     ProducerCard,
-    Taken,
 )
 from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.kvtransfer.handoff.tables import PState
@@ -45,7 +44,6 @@ from tandem.kvtransfer.mover.make_slots import slots_for
 from tandem.kvtransfer.mover.mover import MOVE_NAP_SECONDS, Mover, MoverParts
 from tandem.kvtransfer.mover.packs import Packs
 from tandem.kvtransfer.mover.pattern import pattern
-from tandem.kvtransfer.mover.takes import Takes
 from tandem.kvtransfer.transports.base import why_unmet
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.kv import Fence
@@ -122,7 +120,6 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         self._link_view: frozenset[Incarnation] = frozenset()
         self._over: str | None = None
         """Why no link is made any more."""
-        self.takes = Takes()
         self._fences: list[Computed] = []
         self._packs = Packs(parts, self.memory)
         self._needs_advance = [
@@ -217,24 +214,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             return []
         if isinstance(message, ProbeDone):
             return []
-        if isinstance(message, Taken):
-            return self._take_taken(message, peer, now)
         return self.table.apply(p_events.Asked(message.key, peer, message), now)  # type: ignore[union-attr, arg-type]
-
-    def _take_taken(self, message: Taken, peer: Incarnation, now: Millis) -> list[Action]:
-        """A part was read: if it was the peer's, its link is measured by it."""
-        export = self.table.exports.get(message.key)
-        outs = () if export is None or export.consumer != peer else export.out
-        out = next((each for each in outs if each.index == message.index and each.sent), None)
-        actions = self.table.apply(p_events.Asked(message.key, peer, message), now)
-        if out is not None:
-            groups = self.parts.layout.groups
-            share = groups[out.group].block_bytes / self.parts.layout.block_bytes
-            tokens, size = (out.stop - out.start) * share, self.parts.layout.block_size
-            nbytes = round(tokens * self.parts.layout.block_bytes / size)
-            held = self.table.ring.held_by(peer)
-            self.takes.taken(peer, tokens, nbytes, time.perf_counter(), held=held)
-        return actions
 
     def _take_link_down(self, item: LinkDown, now: Millis) -> list[Action]:
         if self._links.get(item.peer) != item.link:
@@ -242,7 +222,6 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         del self._links[item.peer]
         self._direct_links.discard(item.peer)
         self._link_view = frozenset(self._links)
-        self.takes.forget(item.peer)
         return self.table.link_lost(item.peer, now)
 
     def execute(self, action: Action, now: Millis) -> list[Action]:
@@ -256,7 +235,6 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
                 self.metrics.failures.labels("producer", action.event.cause).inc()
             self.tell(action.event)  # type: ignore[arg-type]
         elif isinstance(action, Pack):
-            self.takes.begun(action.consumer, time.perf_counter())
             self._packs.add(action)
         elif isinstance(action, Tag | Untag):
             self._tag(action)
@@ -288,7 +266,6 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         if due is not None and due <= now:
             actions += self.table.expire(now)
             self.observe()
-        self.takes.settle(self.table.ring.held_by)
         return actions
 
     def _see_fences(self, now: Millis) -> list[Action]:

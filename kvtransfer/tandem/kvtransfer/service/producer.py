@@ -27,7 +27,7 @@ from tandem.link.curve import CurveGuard
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.errors import Refusal, RefusalCode
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
-from tandem.protocol.kv import Fence, FirstToken, LinkTimes, Released
+from tandem.protocol.kv import Fence, FirstToken, Released
 from tandem.protocol.layout import KVLayout
 from tandem.protocol.messages import PeerHealth
 
@@ -90,8 +90,6 @@ class HandoffProducer:
         )
         self._mover.control = self._channel
         self._quota = Quota(num_blocks, config.kv_lease_quota, config.kv_lease_backlog)
-        self._chunks: dict[RequestKey, int] = {}
-        """Of prompts that are being computed."""
         self._finished: set[RequestKey] = set()
         self._past: OrderedDict[RequestKey, str] = OrderedDict()
 
@@ -190,13 +188,10 @@ class HandoffProducer:
         """Tokens [0, upto) are computed once ``fence`` is done; ``block_ids`` hold them.
         ``hashes``, if any, are those of all full blocks up to there."""
         self._quota.start(key)
-        self._chunks[key] = self._chunks.get(key, 0) + 1
         self._mover.inbox.put(Computed(key, tuple(block_ids), upto, fence, tuple(hashes)))
 
     def final(self, key: RequestKey, first: Sequence[FirstToken], finish: str | None) -> None:
         """Token 1 of each choice; ``finish`` if it ended the request, all choices."""
-        if not key.is_pull:
-            self._metrics.chunks.observe(self._chunks.get(key, 0))
         self._mover.inbox.put(p_events.First(key, tuple(first), finish))
 
     def cancel(self, key: RequestKey) -> None:
@@ -210,7 +205,6 @@ class HandoffProducer:
 
         Without ``final`` before it, the export ends.
         """
-        self._chunks.pop(key, None)
         if key in self._quota:
             self._finished.add(key)
             self._mover.inbox.put(p_events.Finished(key, cancelled=False))
@@ -258,11 +252,6 @@ class HandoffProducer:
     def consumers(self) -> frozenset[Incarnation]:
         """Decode workers whose link stands."""
         return self._mover.links
-
-    def link_times(self, consumer: Incarnation) -> LinkTimes | None:
-        """How long KV takes to a consumer, or None before that was measured, and where it copies
-        blocks itself, which nobody tells this end of."""
-        return self._mover.takes.times(consumer)
 
     def progress(self) -> int:
         """Grows while parts are packed."""

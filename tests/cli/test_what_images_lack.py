@@ -14,7 +14,7 @@ for name in ("aiohttp", "httpx", "matplotlib", *sys.argv[1].split()):
 from tandem.cli.__main__ import main
 sys.exit(main(sys.argv[2:]))
 """
-OF_WORKERS = "fastapi httptools kubernetes uvicorn uvloop"
+OF_WORKERS = "httptools kubernetes starlette uvicorn uvloop"
 """What the worker's image has not."""
 OF_OTHERS = "torch llguidance safetensors gguf huggingface_hub filelock rich"
 """What the router's and the operator's have not."""
@@ -46,7 +46,7 @@ def test_a_pods_command_begins(lacks: str, words: list[str]) -> None:
     ("lacks", "words", "extra"),
     [
         ("kopf", ["operator"], "tandem-serving[operator]"),
-        ("fastapi", ["router"], "tandem-serving with its dependencies"),
+        ("starlette", ["router"], "tandem-serving with its dependencies"),
     ],
 )
 def test_a_command_without_its_package_names_what_to_install(

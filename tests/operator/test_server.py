@@ -112,7 +112,7 @@ def test_a_taken_port_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("tandem.cli.operator, tandem.operator.run", ("torch", "fastapi", "tandem.hub")),
+        ("tandem.cli.operator, tandem.operator.run", ("torch", "starlette", "tandem.hub")),
         ("tandem.operator.api.crd", ("kopf", "kubernetes", "aiohttp")),
         ("tandem.operator.desired.compose", ("kopf", "kubernetes", "aiohttp")),
     ],

@@ -7,17 +7,19 @@ import logging
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import CommandName, Reply
 from tandem.protocol.version import tandem_version
 from tandem.router.config import RouterConfig
+from tandem.router.endpoints import Routes
 from tandem.router.middleware.stopping import Ending
 from tandem.router.openai.bodies.schemas import AbortBody, LogLevelBody
 from tandem.router.openai.service import read, service_of
 
-routes = APIRouter(tags=["administration"])
+routes = Routes("administration")
 
 SECRET = frozenset({"api_key", "admin_api_key"})
 """Settings of which nothing is told but whether they are there."""
@@ -41,7 +43,7 @@ async def server_info(request: Request) -> Response:
 
 
 @routes.get("/log_level")
-async def show_log_level() -> Response:
+async def show_log_level(_: Request) -> Response:
     """From which level on this router logs."""
     return _json({"log_level": _level()})
 

@@ -8,14 +8,15 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import BaseRoute
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tandem.link.descriptors import raise_descriptor_limit
 from tandem.link.liveness import LinkTimes
@@ -26,7 +27,6 @@ from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.keys import KeyRing
-from tandem.protocol.version import tandem_version
 from tandem.router import administration, debugging, documentation, ops, sleeping
 from tandem.router.access import Access, Authorizer
 from tandem.router.admission.queue import AdmissionLimits, AdmissionQueue
@@ -40,6 +40,7 @@ from tandem.router.dispatch.deadlines import DispatchLimits
 from tandem.router.dispatch.dispatcher import Dispatcher
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.document import document, paths_of_workers
+from tandem.router.endpoints import Endpoint
 from tandem.router.full_passes import paced
 from tandem.router.gauges import register_gauges
 from tandem.router.live.fleet_view import LiveFleet
@@ -221,7 +222,7 @@ class Router:
         )
 
 
-def create_app(config: RouterConfig) -> FastAPI:
+def create_app(config: RouterConfig) -> Starlette:
     """The ASGI application. Its lifespan holds the links to the workers.
 
     Raises InvalidParameter for gRPC where its packages are not installed.
@@ -241,7 +242,7 @@ def create_app(config: RouterConfig) -> FastAPI:
     turns = router.turns
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         rpc = _rpc(app.state.service, config, authorizer, turns)
         quiet = paced(lambda: not router.dispatcher.jobs)
         try:
@@ -252,19 +253,12 @@ def create_app(config: RouterConfig) -> FastAPI:
             await asyncio.to_thread(app.state.recorder.end)
 
     registered = _registered(config)
-    app = FastAPI(
-        title="Tandem",
-        version=tandem_version(),
-        lifespan=lifespan,
-        # Not included as routers: FastAPI would look each request up twice.
-        routes=[route for route, _ in registered],
-        openapi_url=None,
-        redirect_slashes=False,
-    )
+    app = Starlette(routes=[route for route, _ in registered], lifespan=lifespan)
     table = RouteTable(registered)
     app.router.middleware_stack = Dispatch(app.router.app)
-    app.openapi = cache(partial(document, app, authorizer, registered, root_path=config.root_path))  # type: ignore[method-assign]
-    app.state.document = cache(lambda: msgspec.json.encode(app.openapi()))
+    app.state.document = cache(
+        lambda: msgspec.json.encode(document(authorizer, registered, root_path=config.root_path))
+    )
     router.metrics.begin_answers(paths_of_workers())
     app.state.router = router
     app.state.fleet = router.fleet
@@ -335,7 +329,7 @@ def _recorder(config: RouterConfig, router: Router) -> Recorder:
     )
 
 
-def _registered(config: RouterConfig) -> list[tuple[BaseRoute, Access]]:
+def _registered(config: RouterConfig) -> list[tuple[Endpoint, Access]]:
     """Return all routes in the order in which they are matched, each with its access class."""
     parts = (
         (Access.CLIENT, (chat, completions, responses, stored_responses, messages, embeddings)),
@@ -344,10 +338,10 @@ def _registered(config: RouterConfig) -> list[tuple[BaseRoute, Access]]:
         (Access.ADMIN, (administration, sleeping)),
     )
     return [
-        (route, Access.CANARY if getattr(route, "endpoint", None) in _CALLED_BY_CANARY else access)
+        (route, Access.CANARY if route.endpoint in _CALLED_BY_CANARY else access)
         for access, modules in parts
         for module in modules
-        for route in module.routes.routes
+        for route in module.routes
     ]
 
 
@@ -369,7 +363,7 @@ async def _rpc(
         await server.stop(config.drain_timeout)
 
 
-def _handle_errors(app: FastAPI, table: RouteTable, client_gone: Callable[[], None]) -> None:
+def _handle_errors(app: Starlette, table: RouteTable, client_gone: Callable[[], None]) -> None:
     async def ours(request: Request, error: Exception) -> Response:
         if isinstance(error, ClientGone):
             client_gone()

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from functools import partial
 
 import msgspec
-from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.config import RouterConfig
+from tandem.router.endpoints import Routes
 from tandem.router.live.fleet_view import LiveFleet
 from tandem.router.openai.service import service_of
 from tandem.router.shared_answers import SharedAnswers
@@ -20,7 +22,7 @@ from tandem.router.tenant import current_tenant
 from tandem.router.timeline.recorder import Recorder
 from tandem.router.timeline.view import full, listed
 
-routes = APIRouter(tags=["operation"])
+routes = Routes("operation")
 
 USUAL_CALLS = 20
 MOST_CALLS = 100
@@ -51,12 +53,12 @@ async def debug_fabric(request: Request) -> Response:
 
 
 @routes.get("/debug/requests")
-async def debug_requests(request: Request, limit: str | None = None) -> Response:
+async def debug_requests(request: Request) -> Response:
     """The last calls, the latest first, each with where its time went in short; 1 to 100."""
     for name, value in request.query_params.items():
         if name != "limit":
             raise InvalidParameter(name[:80], value, "only limit may be asked")
-    most = _limit(limit)
+    most = _limit(request.query_params.get("limit"))
     recorder: Recorder = request.app.state.recorder
     reader = current_tenant.get()
 
@@ -69,8 +71,9 @@ async def debug_requests(request: Request, limit: str | None = None) -> Response
 
 
 @routes.get("/debug/requests/{request_id:path}")
-async def debug_request(request: Request, request_id: str) -> Response:
+async def debug_request(request: Request) -> Response:
     """Return the whole timeline of one of the last calls; 404 for one that is not kept."""
+    request_id = request.path_params["request_id"]
     recorder: Recorder = request.app.state.recorder
     reader = current_tenant.get()
     recording = recorder.ring.find(request_id, reader)

@@ -1,24 +1,26 @@
 """The OpenAPI document: what each path takes and every status that it answers with.
 
-Endpoints read and write bytes by themselves, so FastAPI knows their paths and no more. What they
-take is made from ``schemas`` and ``parameters``, what they answer from ``answers``.
+Endpoints read and write bytes by themselves. What they take is made from ``schemas`` and
+``parameters``, what they answer from ``answers``.
 """
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
-from starlette.routing import BaseRoute, Route
 
+from tandem.protocol.commands import SleepMode
+from tandem.protocol.version import tandem_version
 from tandem.router.access import Access, Authorizer
 from tandem.router.anthropic import answers as message_answers
 from tandem.router.anthropic import body as message_bodies
+from tandem.router.endpoints import Endpoint
 from tandem.router.openai.answers import pooling_types, types
 from tandem.router.openai.bodies import pooling_schemas, schemas, structured
 from tandem.router.openai.bodies.body import Body
@@ -26,6 +28,7 @@ from tandem.router.openai.bodies.hints import CONDITIONS, Hint
 from tandem.router.openai.bodies.parameters import Refused
 from tandem.router.openai.responses import answers as response_answers
 from tandem.router.openai.responses import body as response_bodies
+from tandem.router.sleeping import USUAL_LEVEL, USUAL_WAIT_S
 
 ERRORS: Mapping[int, str] = {
     400: "The request is wrong: the error names the field, its value and what is allowed.",
@@ -52,6 +55,7 @@ _RETRIED = (429, 503)
 _TAKING = (400, 404, 408, 413, 500)
 _GENERATING = (*_TAKING, 429, 503, 504)
 _STORED = (400, 404, 500, 503)
+_OPTIONAL: Mapping[str, object] = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 _BODIES: tuple[type[Body], ...] = (
     *(schemas.ChatBody, schemas.CompletionBody, schemas.TokenizeBody, schemas.DetokenizeBody),
     *(schemas.LogLevelBody, schemas.AbortBody),
@@ -83,6 +87,8 @@ class Operation:
     """Statuses beside 200 that may have the same object in the place of an error."""
     fails: type[BaseModel] = types.ErrorBody
     """The answer of every error."""
+    queries: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Schemas of the query's parameters by name."""
 
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
@@ -129,7 +135,9 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         gives=response_answers.ResponseObject, errors=_STORED
     ),
     ("get", "/v1/responses/{response_id}/input_items"): Operation(
-        gives=response_answers.InputItems, errors=_STORED
+        gives=response_answers.InputItems,
+        errors=_STORED,
+        queries=dict.fromkeys(("after", "limit", "order"), _OPTIONAL),
     ),
     **{
         ("post", path): Operation(takes=takes, gives=gives, errors=_GENERATING)
@@ -167,12 +175,28 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("get", "/debug/fabric"): Operation(gives=types.Status),
     ("get", "/debug/fleet"): Operation(gives=types.Status),
     ("get", "/debug/placements"): Operation(gives=types.Status),
-    ("get", "/debug/requests"): Operation(gives=types.Status, errors=(400, 500, 503)),
+    ("get", "/debug/requests"): Operation(
+        gives=types.Status, errors=(400, 500, 503), queries={"limit": _OPTIONAL}
+    ),
     ("get", "/debug/requests/{request_id}"): Operation(gives=types.Status, errors=(404, 500, 503)),
     ("post", "/reset_prefix_cache"): Operation(gives=types.Status, says=(503,)),
     ("post", "/flush_cache"): Operation(gives=types.Status, says=(503,)),
-    ("post", "/sleep"): Operation(gives=types.Status, says=(503,), errors=(400, 500)),
-    ("post", "/wake_up"): Operation(gives=types.Status, says=(503,), errors=(400, 500)),
+    ("post", "/sleep"): Operation(
+        gives=types.Status,
+        says=(503,),
+        errors=(400, 500),
+        queries={
+            "level": {"type": "string", "default": USUAL_LEVEL},
+            "mode": {"type": "string", "default": SleepMode.ABORT},
+            "timeout": {"type": "string", "default": USUAL_WAIT_S},
+        },
+    ),
+    ("post", "/wake_up"): Operation(
+        gives=types.Status,
+        says=(503,),
+        errors=(400, 500),
+        queries={"tags": {"type": "array", "items": {"type": "string"}, "default": []}},
+    ),
     ("get", "/is_sleeping"): Operation(gives=types.Status, errors=(400, 500, 503)),
     ("post", "/start_profile"): Operation(gives=types.Status, says=(503,)),
     ("post", "/stop_profile"): Operation(gives=types.Status, says=(503,)),
@@ -194,30 +218,28 @@ def paths_of_workers() -> list[str]:
 
 
 def document(
-    app: FastAPI,
     authorizer: Authorizer,
-    registered: Sequence[tuple[BaseRoute, Access]],
+    registered: Sequence[tuple[Endpoint, Access]],
     *,
     root_path: str = "",
 ) -> dict[str, Any]:
     """Return the whole document. Raises KeyError for a path that is not described."""
-    guards = {
-        (method.lower(), route.path_format): authorizer.refusals(access)
-        for route, access in registered
-        if isinstance(route, Route)
-        for method in route.methods or ()
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint, access in registered:
+        if endpoint.tag is not None:
+            described = _describe(endpoint, authorizer.refusals(access))
+            paths.setdefault(endpoint.path_format, {}).update(described)
+    content: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Tandem",
+            "description": f"{_BEFORE}\n\n{_HINTS}",
+            "version": tandem_version(),
+        },
+        **({"servers": [{"url": root_path}]} if root_path else {}),
+        "paths": paths,
+        "components": {"schemas": _schemas()},
     }
-    content = get_openapi(
-        title=app.title,
-        version=app.version,
-        description=f"{_BEFORE}\n\n{_HINTS}",
-        routes=app.routes,
-        servers=[{"url": root_path}] if root_path else None,
-    )
-    for path, methods in content["paths"].items():
-        for method, described in methods.items():
-            _describe(described, OPERATIONS[method, path], guards[method, path])
-    content["components"] = {"schemas": _schemas()}
     if authorizer.has_keys:
         content["components"]["securitySchemes"] = {
             "ApiKey": {"type": "http", "scheme": "bearer"},
@@ -226,8 +248,28 @@ def document(
     return content
 
 
-def _describe(described: dict[str, Any], operation: Operation, guards: tuple[int, ...]) -> None:
+def _describe(endpoint: Endpoint, guards: tuple[int, ...]) -> dict[str, Any]:
     """``guards``: what a request without the right key is answered with."""
+    (method,) = map(str.lower, endpoint.methods or ())
+    operation, name = OPERATIONS[method, endpoint.path_format], endpoint.name
+    described: dict[str, Any] = {
+        "tags": [endpoint.tag],
+        "summary": _title(name),
+        "description": inspect.getdoc(endpoint.endpoint),
+        "operationId": re.sub(r"\W", "_", f"{name}{endpoint.path_format}") + f"_{method}",
+    }
+    parameters = [
+        *(_parameter("path", each, {"type": "string"}) for each in endpoint.param_convertors),
+        *(_parameter("query", each, schema) for each, schema in operation.queries.items()),
+    ]
+    if parameters:
+        described["parameters"] = parameters
+    statuses = sorted({*operation.errors, *guards})
+    described["responses"] = {
+        "200": _answer(operation, "What was asked for."),
+        **{str(status): _error(operation, status) for status in statuses},
+        **{str(status): _either(operation, status) for status in operation.says},
+    }
     if operation.takes is not None:
         content: dict[str, Any] = {"schema": _ref(operation.takes)}
         if operation.takes.EXAMPLE:
@@ -235,11 +277,19 @@ def _describe(described: dict[str, Any], operation: Operation, guards: tuple[int
         described["requestBody"] = {"required": True, "content": {"application/json": content}}
     if 401 in guards:
         described["security"] = [{"ApiKey": []}, {"XApiKey": []}]
-    statuses = sorted({*operation.errors, *guards})
-    described["responses"] = {
-        "200": _answer(operation, "What was asked for."),
-        **{str(status): _error(operation, status) for status in statuses},
-        **{str(status): _either(operation, status) for status in operation.says},
+    return {method: described}
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ").title()
+
+
+def _parameter(place: str, name: str, schema: Mapping[str, object]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": place,
+        "required": place == "path",
+        "schema": {**schema, "title": _title(name)},
     }
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
+from tandem.router.endpoints import Routes
 from tandem.router.shared_answers import SharedAnswers
 
-routes = APIRouter(include_in_schema=False)
+routes = Routes()
 
 DOCUMENT = "/openapi.json"
 

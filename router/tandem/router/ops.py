@@ -5,16 +5,18 @@ from __future__ import annotations
 from functools import cache
 
 import msgspec
-from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tandem.protocol.child import child_headers
 from tandem.protocol.version import tandem_version
 from tandem.router.dispatch.fleet import Fleet
+from tandem.router.endpoints import Routes
 from tandem.router.openai.service import service_of
 from tandem.router.shared_answers import SharedAnswers
 
-routes = APIRouter(tags=["operation"])
+routes = Routes("operation")
 
 
 class Readiness:
@@ -41,7 +43,7 @@ class Readiness:
 
 
 @routes.get("/")
-async def show_root() -> Response:
+async def show_root(_: Request) -> Response:
     """What this server is, and where to go on."""
     return _json(
         {
@@ -75,7 +77,7 @@ async def post_ping(request: Request) -> Response:
 
 
 @routes.get("/live")
-async def live() -> Response:
+async def live(_: Request) -> Response:
     """200 while the process answers."""
     return _json({"status": "ok"})
 
@@ -96,7 +98,7 @@ async def load(request: Request) -> Response:
 
 
 @routes.get("/version")
-async def show_version() -> Response:
+async def show_version(_: Request) -> Response:
     """Version of Tandem."""
     return _json({"version": _version()})
 

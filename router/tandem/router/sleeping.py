@@ -8,36 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tandem.protocol.commands import MAX_SLEEP_WAIT_S, SLEEP_LEVELS, Reply, SleepMode, SleepTag
 from tandem.protocol.errors import InvalidParameter, TandemError
+from tandem.router.endpoints import Routes
 from tandem.router.openai.service import service_of
 from tandem.router.workers.pool import WorkerPool
 
-routes = APIRouter(tags=["administration"])
+routes = Routes("administration")
 
+USUAL_LEVEL = "1"
 USUAL_WAIT_S = "60"
 """In which requests may come to their end, unless ``timeout`` says otherwise."""
-NO_TAGS: list[str] = []
 BEAT_SECONDS = 10.0
 """A worker's beat says within this what it has answered."""
 
 
 @routes.post("/sleep")
-async def sleep(
-    request: Request,
-    level: str = "1",
-    mode: str = SleepMode.ABORT,
-    timeout: str = USUAL_WAIT_S,
-) -> Response:
+async def sleep(request: Request) -> Response:
     """Have every worker give its memory back, or none. ``level`` 1 keeps weights in host memory, 2
     drops them; ``mode`` abort ends what runs, wait lets it come to its end within ``timeout``
     seconds. 503 when a worker has to stay awake."""
     _check_names(request, "level", "mode", "timeout")
+    level = request.query_params.get("level", USUAL_LEVEL)
+    mode = request.query_params.get("mode", SleepMode.ABORT)
+    timeout = request.query_params.get("timeout", USUAL_WAIT_S)
     if level not in map(str, SLEEP_LEVELS):
         raise InvalidParameter("level", level, f"one of {', '.join(map(str, SLEEP_LEVELS))}")
     if mode not in set(SleepMode):
@@ -60,10 +59,11 @@ async def sleep(
 
 
 @routes.post("/wake_up")
-async def wake_up(request: Request, tags: Annotated[list[str], Query()] = NO_TAGS) -> Response:
+async def wake_up(request: Request) -> Response:
     """Have every worker take its memory again: all of it, or what ``tags`` (once each) name. 503
     when one cannot, which goes on sleeping."""
     _check_names(request, "tags")
+    tags = request.query_params.getlist("tags")
     for tag in tags:
         if tag not in set(SleepTag):
             raise InvalidParameter("tags", tag, f"some of {', '.join(SleepTag)}")

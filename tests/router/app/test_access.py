@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -175,7 +175,7 @@ def may(setting: str, key: str, route: str) -> bool:
     return not has_keys or key in ("tenant", "tenant by x-api-key")
 
 
-def routes_of(app: FastAPI) -> list[str]:
+def routes_of(app: Starlette) -> list[str]:
     """All of them, as METHOD PATH."""
     routes = [route for route in app.routes if isinstance(route, Route)]
     return [f"{method} {each.path}" for each in routes for method in sorted(each.methods or ())]

@@ -12,7 +12,7 @@ from tests.router.http_server import Served
 
 from tandem.router.ui import page
 
-PATHS = {getattr(route, "path", "") for route in page.routes.routes}
+PATHS = {route.path for route in page.routes}
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
 

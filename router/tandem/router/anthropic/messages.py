@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.anthropic.body import NAMES, CountBody, MessagesBody
 from tandem.router.anthropic.writer import MessageWriter, stop_of, usage_of
+from tandem.router.endpoints import Routes
 from tandem.router.openai.answers.answer_reader import AnswerReader, check_calls
 from tandem.router.openai.answers.last_words import end_with
 from tandem.router.openai.answers.sse import while_connected
@@ -24,7 +26,6 @@ from tandem.router.openai.bodies.schemas import ChatBody
 from tandem.router.openai.chat_options import chat_options
 from tandem.router.openai.chat_run import chat_outputs
 from tandem.router.openai.service import (
-    PlainRoute,
     Service,
     blaming,
     event_stream,
@@ -33,7 +34,7 @@ from tandem.router.openai.service import (
     service_of,
 )
 
-routes = APIRouter(tags=["Anthropic"], route_class=PlainRoute)
+routes = Routes("Anthropic")
 
 _RENAMED = (
     (re.compile(r"^(tools\[\d+\])\.function\.parameters\b"), r"\1.input_schema"),

@@ -7,9 +7,11 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tandem.llm.outputs import CompletionOutput, RequestOutput
+from tandem.router.endpoints import Routes
 from tandem.router.openai.answers.chat_reader import ChatReader, reader_of
 from tandem.router.openai.answers.chunks import DONE, ChunkWriter, chat_writer, usage
 from tandem.router.openai.answers.logprobs import chat_logprobs, prompt_logprobs, size_of
@@ -18,14 +20,13 @@ from tandem.router.openai.bodies.schemas import ChatBody, StreamOptions
 from tandem.router.openai.chat_run import chat_outputs
 from tandem.router.openai.generate import Answer, begin_for
 from tandem.router.openai.service import (
-    PlainRoute,
     Service,
     event_stream,
     read,
     service_of,
 )
 
-routes = APIRouter(tags=["OpenAI"], route_class=PlainRoute)
+routes = Routes("OpenAI")
 
 
 @routes.post("/v1/chat/completions")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fastapi import Request
+from starlette.requests import Request
 
 from tandem.llm.prepared import PreparedRequest
 from tandem.protocol.sampling import OutputKind

@@ -7,12 +7,14 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tandem.llm.beside import weight
 from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.llm.prepared import PreparedRequest
 from tandem.protocol.sampling import OutputKind
+from tandem.router.endpoints import Routes
 from tandem.router.openai.answers.chunks import DONE, ChunkWriter, completion_writer, usage
 from tandem.router.openai.answers.keep_alive import COMMENT
 from tandem.router.openai.answers.logprobs import prompt_logprobs, size_of
@@ -21,7 +23,6 @@ from tandem.router.openai.bodies.schemas import CompletionBody, StreamOptions
 from tandem.router.openai.choices import Choices, choices_of
 from tandem.router.openai.generate import Answer, Outputs, Totals, begin_for, prepare_all, run
 from tandem.router.openai.service import (
-    PlainRoute,
     Service,
     blaming,
     context_of,
@@ -32,7 +33,7 @@ from tandem.router.openai.service import (
 )
 from tandem.text.prompts import Prompt, parse_prompts
 
-routes = APIRouter(tags=["OpenAI"], route_class=PlainRoute)
+routes = Routes("OpenAI")
 
 
 @routes.post("/v1/completions")

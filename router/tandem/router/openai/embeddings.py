@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tandem.protocol.pooling import PoolingParams, PoolingTask
+from tandem.router.endpoints import Routes
 from tandem.router.openai.answers.sse import while_connected
 from tandem.router.openai.bodies.pooling_schemas import EmbeddingBody, PoolingBody
 from tandem.router.openai.pooled import PooledCall, item_of
-from tandem.router.openai.service import PlainRoute, read
+from tandem.router.openai.service import read
 
-routes = APIRouter(tags=["pooling"], route_class=PlainRoute)
+routes = Routes("pooling")
 
 
 @routes.post("/v1/embeddings")

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from fastapi import Request
+from starlette.requests import Request
 
 from tandem.llm.async_llm import AsyncLLM
 from tandem.llm.outputs import CompletionOutput, RequestOutput

@@ -6,13 +6,15 @@ import time
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tandem.protocol.errors import RequestFailed
+from tandem.router.endpoints import Routes
 from tandem.router.openai.errors import unknown_model
 from tandem.router.openai.service import Service, service_of
 
-routes = APIRouter(tags=["OpenAI"])
+routes = Routes("OpenAI")
 
 _started = int(time.time())
 
@@ -28,9 +30,9 @@ async def list_models(request: Request) -> Response:
 
 
 @routes.get("/v1/models/{model_id:path}")
-async def retrieve_model(request: Request, model_id: str) -> Response:
+async def retrieve_model(request: Request) -> Response:
     """One of them."""
-    service = service_of(request)
+    service, model_id = service_of(request), request.path_params["model_id"]
     if model_id not in service.names():
         raise unknown_model(model_id)
     return _json(_model(model_id, service.names()[0], await _max_model_len(service)))

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tandem.llm.beside import weight
 from tandem.llm.outputs import PooledRequestOutput, floats_of

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tandem.llm.scoring import Side, prepare_scores
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.pooling import PoolingParams, PoolingTask
+from tandem.router.endpoints import Routes
 from tandem.router.openai.answers.sse import while_connected
 from tandem.router.openai.bodies.numbers import MAX_INTEGER
 from tandem.router.openai.bodies.pooling_schemas import (
@@ -18,9 +20,9 @@ from tandem.router.openai.bodies.pooling_schemas import (
     ScoreBody,
 )
 from tandem.router.openai.pooled import PooledCall
-from tandem.router.openai.service import PlainRoute, read
+from tandem.router.openai.service import read
 
-routes = APIRouter(tags=["pooling"], route_class=PlainRoute)
+routes = Routes("pooling")
 
 
 @routes.post("/classify")

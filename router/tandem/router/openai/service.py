@@ -11,10 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import msgspec
-from fastapi import Request
-from fastapi.routing import APIRoute
-from starlette.requests import ClientDisconnect
-from starlette.routing import request_response
+from starlette.requests import ClientDisconnect, Request
 
 from tandem.llm.async_llm import AsyncLLM
 from tandem.protocol.context import RequestContext
@@ -48,16 +45,6 @@ class Identified(Protocol):
     """A body that may name its request."""
 
     request_id: str | None
-
-
-class PlainRoute(APIRoute):
-    """A route whose endpoint takes the request and gives a response as they are: FastAPI documents
-    it, and spends no time on parameters, dependencies and serializing. For ``FastAPI(routes=...)``:
-    a router that is included makes its routes anew."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.app = request_response(self.endpoint)
 
 
 @dataclass(slots=True)

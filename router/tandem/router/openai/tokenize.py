@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
+from tandem.router.endpoints import Routes
 from tandem.router.openai.bodies.schemas import DetokenizeBody, TokenizeBody
 from tandem.router.openai.chat_options import chat_options
 from tandem.router.openai.service import Service, read, service_of
 
-routes = APIRouter(tags=["tokenizer"])
+routes = Routes("tokenizer")
 
 
 @routes.post("/tokenize")

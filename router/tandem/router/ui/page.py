@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from fastapi import APIRouter, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
-routes = APIRouter(include_in_schema=False)
+from tandem.router.endpoints import Routes
+
+routes = Routes()
 
 _POLICY = "; ".join(
     (
@@ -46,11 +49,11 @@ _PAGES = {"index.html": ("/ui",), "docs.html": ("/docs", "/redoc")}
 def _serve(name: str) -> None:
     kind, content = _KINDS[name.rpartition(".")[2]], _STATIC[name]
 
-    async def serve() -> Response:
+    async def serve(_: Request) -> Response:
         return Response(content, media_type=kind, headers=_HEADERS)
 
     for path in _PAGES.get(name, (f"/ui/{name}",)):
-        routes.add_api_route(path, serve, methods=["GET"], name=f"ui {path}")
+        routes.get(path)(serve)
 
 
 for _name in _STATIC:

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.llm.prepared import PreparedRequest
 from tandem.protocol.errors import InvalidParameter
+from tandem.router.endpoints import Routes
 from tandem.router.openai.answers.answer_reader import AnswerReader, check_calls
 from tandem.router.openai.answers.last_words import end_with
 from tandem.router.openai.answers.logprobs import chat_logprobs
@@ -31,7 +33,6 @@ from tandem.router.openai.responses.stored import not_stored, store_of
 from tandem.router.openai.responses.truncation import fitting
 from tandem.router.openai.responses.writer import ResponseWriter
 from tandem.router.openai.service import (
-    PlainRoute,
     Service,
     blaming,
     event_stream,
@@ -42,7 +43,7 @@ from tandem.router.openai.service import (
 )
 from tandem.router.tenant import current_tenant
 
-routes = APIRouter(tags=["OpenAI"], route_class=PlainRoute)
+routes = Routes("OpenAI")
 
 _FUNCTION = re.compile(r"^(tools\[\d+\])\.function\b")
 

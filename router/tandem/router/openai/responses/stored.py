@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tandem.protocol.errors import InvalidParameter
+from tandem.router.endpoints import Routes
 from tandem.router.openai.errors import ErrorAnswer, HttpProblem
 from tandem.router.openai.responses.store import ResponseStore, Stored, input_items, size_of
 from tandem.router.openai.service import service_of
 from tandem.router.openai.written import MAX_NAME, shortened
 from tandem.router.tenant import current_tenant
 
-routes = APIRouter(tags=["OpenAI"])
+routes = Routes("OpenAI")
 
 MOST_ITEMS = 100
 """Of one page of input items."""
@@ -40,16 +42,17 @@ def not_stored(response_id: str, param: str) -> HttpProblem:
 
 
 @routes.get("/v1/responses/{response_id}")
-async def retrieve_response(request: Request, response_id: str) -> Response:
+async def retrieve_response(request: Request) -> Response:
     """A response, as it was answered."""
     _check_query(request)
-    return Response(_found(request, response_id).body, media_type="application/json")
+    return Response(_found(request).body, media_type="application/json")
 
 
 @routes.delete("/v1/responses/{response_id}")
-async def delete_response(request: Request, response_id: str) -> Response:
+async def delete_response(request: Request) -> Response:
     """Forget a response; what goes on from it stays."""
     _check_query(request)
+    response_id = request.path_params["response_id"]
     if not store_of(request).remove(current_tenant.get().id, response_id):
         raise not_stored(response_id, "response_id")
     content = {"id": response_id, "object": "response", "deleted": True}
@@ -57,25 +60,20 @@ async def delete_response(request: Request, response_id: str) -> Response:
 
 
 @routes.post("/v1/responses/{response_id}/cancel")
-async def cancel_response(request: Request, response_id: str) -> Response:
+async def cancel_response(request: Request) -> Response:
     """Refused: a response is cancelled by leaving the connection that it comes on."""
     _check_query(request)
-    _found(request, response_id)
+    _found(request)
     allowed = "one of a background response, and none are: leave the connection to cancel"
-    raise InvalidParameter("response_id", response_id, allowed)
+    raise InvalidParameter("response_id", request.path_params["response_id"], allowed)
 
 
 @routes.get("/v1/responses/{response_id}/input_items")
-async def list_input_items(
-    request: Request,
-    response_id: str,
-    after: str | None = None,
-    limit: str | None = None,
-    order: str | None = None,
-) -> Response:
+async def list_input_items(request: Request) -> Response:
     """What a response answered, earlier turns included, in pages."""
     _check_query(request, "after", "limit", "order")
-    turn = _found(request, response_id).turn
+    after, limit, order = map(request.query_params.get, ("after", "limit", "order"))
+    turn = _found(request).turn
     most = _limit(limit)
     items = await service_of(request).llm.beside.run(size_of(turn), input_items, turn)
     if order not in (None, "asc", "desc"):
@@ -106,7 +104,8 @@ def _limit(asked: str | None) -> int:
     return int(asked)
 
 
-def _found(request: Request, response_id: str) -> Stored:
+def _found(request: Request) -> Stored:
+    response_id = request.path_params["response_id"]
     found = store_of(request).get(current_tenant.get().id, response_id)
     if found is None:
         raise not_stored(response_id, "response_id")

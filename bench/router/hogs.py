@@ -10,12 +10,12 @@ import itertools
 import json
 import random
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-import h2.config
-import h2.connection
+import grpc
 import httpx
 
 MIB = 1 << 20
@@ -23,6 +23,9 @@ COMPLETIONS = "/v1/completions"
 _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 _LIST_SERVICES = b"\x3a\x01*"
 """A ServerReflectionRequest that asks for the list of services."""
+_DATA, _HEADERS, _SETTINGS, _PING, _WINDOW_UPDATE = 0, 1, 4, 6, 8
+_ACK, _END_HEADERS = 1, 4
+_FRAME_BYTES = 16_384
 
 
 class Hog:
@@ -151,46 +154,67 @@ class Hog:
             raw.close()
 
     async def _flood(self) -> None:
-        message = bytes(1) + len(_LIST_SERVICES).to_bytes(4, "big") + _LIST_SERVICES
-        await self._call(_REFLECTION, message * 1_000, goes_on=True)
+        key = (("authorization", f"Bearer {self.key}"),)
+        options = (("grpc.use_local_subchannel_pool", 1),)
+        async with grpc.aio.insecure_channel(f"{self.host}:{self.rpc_port}", options) as channel:
+            reflect: Any = channel.stream_stream(_REFLECTION)
+            while True:
+                with suppress(grpc.RpcError):
+                    async for _ in reflect(_without_end(), metadata=key):
+                        pass
+                await asyncio.sleep(0.05 + random.random() / 10)
 
     async def _hold(self) -> None:
-        size = 31 * MIB
-        start = bytes(1) + size.to_bytes(4, "big")
-        await self._call("/tandem.v1.Inference/Generate", start + bytes(size - 1), goes_on=False)
-
-    async def _call(self, path: str, data: bytes, *, goes_on: bool) -> None:
-        """Calls of gRPC that send ``data``, once or again and again, and do not end."""
         while True:
             reader, writer = await asyncio.open_connection(self.host, self.rpc_port)
-            link = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
-            link.initiate_connection()
-            head = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x")]
-            head += [("content-type", "application/grpc"), ("te", "trailers")]
-            head += [("authorization", f"Bearer {self.key}")]
-            link.send_headers(1, head)
-            left = data
-            try:
-                while True:
-                    while left and link.local_flow_control_window(1):
-                        room = min(link.local_flow_control_window(1), link.max_outbound_frame_size)
-                        link.send_data(1, left[:room])
-                        left = left[room:] or (data if goes_on else b"")
-                        if len(link._data_to_send) > MIB:
-                            break
-                    writer.write(link.data_to_send())
-                    await writer.drain()
-                    got = await reader.read(1 << 16)
-                    if not got:
-                        break
-                    for event in link.receive_data(got):
-                        size = getattr(event, "flow_controlled_length", 0)
-                        if size:
-                            link.acknowledge_received_data(size, 1)
-            except (OSError, h2.exceptions.ProtocolError):
-                pass
+            with suppress(OSError, EOFError):
+                await self._hold_on(reader, writer)
             writer.close()
             await asyncio.sleep(0.05 + random.random() / 10)
+
+    async def _hold_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send a message but for its last byte, as fast as the windows of HTTP/2 allow."""
+        head = {":method": "POST", ":scheme": "http", ":authority": "x"}
+        head |= {":path": "/tandem.v1.Inference/Generate", "content-type": "application/grpc"}
+        head |= {"te": "trailers", "authorization": f"Bearer {self.key}"}
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS))
+        writer.write(_frame(_HEADERS, _literals(head), flags=_END_HEADERS, stream=1))
+        size = 31 * MIB
+        left = memoryview(bytes(1) + size.to_bytes(4, "big") + bytes(size - 1))
+        room = {0: 65_535, 1: 65_535}
+        while True:
+            while left and (most := min(*room.values(), _FRAME_BYTES)) > 0:
+                part, left = left[:most], left[most:]
+                room = {stream: each - len(part) for stream, each in room.items()}
+                writer.write(_frame(_DATA, bytes(part), stream=1))
+                await writer.drain()
+            start = await reader.readexactly(9)
+            body = await reader.readexactly(int.from_bytes(start[:3], "big"))
+            kind, flags, stream = start[3], start[4], int.from_bytes(start[5:], "big")
+            if kind == _WINDOW_UPDATE:
+                room[stream] += int.from_bytes(body, "big")
+            elif kind in (_SETTINGS, _PING) and not flags:
+                writer.write(_frame(kind, body if kind == _PING else b"", flags=_ACK))
+            elif kind not in (_SETTINGS, _PING):
+                return  # the server ends the call
+
+
+async def _without_end() -> AsyncIterator[bytes]:
+    while True:
+        yield _LIST_SERVICES
+
+
+def _frame(kind: int, body: bytes = b"", *, flags: int = 0, stream: int = 0) -> bytes:
+    return len(body).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + body
+
+
+def _literals(head: dict[str, str]) -> bytes:
+    """Headers as literals of HPACK, neither indexed nor compressed."""
+    texts = (text.encode() for pair in head.items() for text in pair)
+    sized = [bytes((len(text),)) + text for text in texts]
+    return b"".join(
+        bytes(1) + name + value for name, value in zip(sized[::2], sized[1::2], strict=True)
+    )
 
 
 _HOGS: dict[str, Callable[[Hog], Awaitable[None]]] = {

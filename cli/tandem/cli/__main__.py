@@ -42,7 +42,6 @@ COMMANDS = {
 EXTRAS = {
     "aiohttp": "bench",
     "grpc": "grpc",
-    "h2": "grpc",
     "kopf": "operator",
     "matplotlib": "bench",
     "nixl_cu13": "nixl",

@@ -227,7 +227,7 @@ def create_app(config: RouterConfig) -> Starlette:
 
     Raises InvalidParameter for gRPC where its packages are not installed.
     """
-    if config.grpc_port and None in map(find_spec, ("grpc_reflection", "h2")):
+    if config.grpc_port and find_spec("grpc_reflection") is None:
         allowed = "0, unless tandem-serving[grpc] is installed"
         raise InvalidParameter("grpc_port", config.grpc_port, allowed)
     router = Router.of(config)
@@ -353,9 +353,9 @@ async def _rpc(
     if not config.grpc_port:
         yield None
         return
-    from tandem.router.rpc.server import make_server as make_rpc_server
+    from tandem.router.rpc.server import Server
 
-    server = make_rpc_server(service, config, authorizer, turns)
+    server = Server(service, config, authorizer, turns)
     await server.start()
     try:
         yield server

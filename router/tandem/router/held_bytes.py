@@ -39,11 +39,11 @@ class HeldBytes:
         self._coming[holding] = end
         return holding
 
-    def add(self, holding: Holding, num_bytes: int, *, begins: bool = False) -> bool:
-        """Hold bytes that came, ``begins``: the first of a message; whether there was room for
-        them. They count until they are let go of, in either case."""
+    def add(self, holding: Holding, num_bytes: int) -> bool:
+        """Hold bytes that came; return whether there was room for them. They count until they are
+        let go of, in either case."""
         self._count(holding, num_bytes)
-        moves = holding.progressed(num_bytes, self._clock(), begins=begins)
+        moves = holding.progressed(num_bytes, self._clock())
         if moves and holding in self._coming:
             self._coming[holding] = self._coming.pop(holding)
         if not self._has_room(holding):
@@ -60,13 +60,6 @@ class HeldBytes:
             num_bytes = holding.num_bytes
             self._coming.pop(holding, None)
         self._count(holding, -num_bytes)
-
-    def belongs_to(self, holding: Holding, tenant: str) -> None:
-        """Count a request for this tenant from now on: its key is known."""
-        num_bytes = holding.num_bytes
-        self._count(holding, -num_bytes)
-        holding.tenant = tenant
-        self._count(holding, num_bytes)
 
     def why_full(self, holding: Holding) -> str:
         """Return the words of a refusal."""
@@ -118,10 +111,10 @@ class Holding:
         """When it last had brought ``PROGRESS_BYTES`` more."""
         self._fresh = 0
 
-    def progressed(self, num_bytes: int, now: float, *, begins: bool) -> bool:
-        """Count bytes that came; whether they are progress."""
+    def progressed(self, num_bytes: int, now: float) -> bool:
+        """Count bytes that came; return whether they are progress."""
         self._fresh += num_bytes
-        if self._fresh < PROGRESS_BYTES and not begins:
+        if self._fresh < PROGRESS_BYTES:
             return False
         self._fresh, self.progress_at = 0, now
         return True

@@ -40,7 +40,7 @@ _STOPS = shutting_down("The server stops; try again")
 class RpcServer(Protocol):
     """gRPC beside HTTP."""
 
-    async def stop(self, grace: float | None) -> None:
+    async def stop(self, grace: float) -> None:
         """Take no more calls, and end those that are not finished after ``grace`` seconds."""
 
 

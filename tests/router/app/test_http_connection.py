@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
-from tests.router.rpc.test_rpc_connection import Wire
+from tests.router.app.wire import Wire
 from uvicorn.server import ServerState
 
 from tandem.router import closing

@@ -171,7 +171,7 @@ class Rpc:
         self._done = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def stop(self, _: float | None) -> None:
+    async def stop(self, _: float) -> None:
         """Wait for the calls."""
         self._loop = asyncio.get_running_loop()
         await self._done.wait()

@@ -1,8 +1,8 @@
-"""An app with gRPC and a raw connection to it."""
+"""An app with gRPC and a client of it whose messages are bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -17,16 +17,20 @@ Make = Callable[..., FakeWorker]
 
 @pytest.fixture
 def raw(serve: Serve, decode: Make) -> Iterator[Callable[..., tuple[Served, RawClient]]]:
-    """An app with gRPC over a worker, and a connection to it."""
+    """An app with gRPC over a worker, and a client of it."""
     clients: list[RawClient] = []
 
-    def connect(worker: FakeWorker | None = None, **settings: Any) -> Any:
+    def connect(
+        worker: FakeWorker | None = None,
+        options: Iterable[tuple[str, int]] = (),
+        **settings: Any,
+    ) -> Any:
         worker = worker or decode()  # first: it takes a port of its own
         (port,) = own_ports(1)
         served = serve(worker, grpc_port=port, **settings)
-        clients.append(RawClient(port))
+        clients.append(RawClient(port, options))
         return served, clients[-1]
 
     yield connect
     for client in clients:
-        client.socket.close()
+        client.close()

@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import pytest
 from google.protobuf.message import DecodeError
 from tests.router.fake_worker import FakeWorker
-from tests.router.rpc.raw_client import asked, framed
+from tests.router.rpc.raw_client import asked
 from tests.router.rpc.test_rpc import hold
 from tests.waiting import wait_for
 
@@ -118,12 +119,12 @@ def test_a_message_that_holds_too_much_is_not_read(
 
     monkeypatch.setattr(reading, "_messages", unwanted)
     served, client = raw(max_json_values=MOST)
-    client.greet()
-    status, words = client.status(client.ask(framed(chat(300))))
+    status, words = client.status(chat(300))
 
-    assert (status, "holds more than 100 objects" in words) == ("8", True), words
-    assert client.status(client.ask(asked()))[0] == "0"
-    wait_for(lambda: served.app.state.rpc.held.num_bytes == 0)
+    assert status is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "holds more than 100 objects" in words
+    assert client.status(asked())[0] is grpc.StatusCode.OK
+    wait_for(lambda: served.app.state.rpc.intake.held.num_bytes == 0)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +156,7 @@ def test_few_bytes_of_many_messages_are_read_in_a_thread(
     monkeypatch.setattr(reading, "_encoded", noted)
     monkeypatch.setattr(server, "check_values", unwanted)
     _, client = raw()
-    client.greet()
-    client.status(client.ask(framed(message)))
+    client.status(message)
 
     assert [each.startswith("beside") for each in threads] == [is_beside]
 
@@ -173,8 +173,7 @@ def test_what_is_counted_of_few_bytes_is_counted_in_a_thread(
 
     monkeypatch.setattr(server, "check_values", noted)
     _, client = raw(max_json_values=most)
-    client.greet()
-    client.status(client.ask(framed(chat(most // 10 + 1))))
+    client.status(chat(most // 10 + 1))
 
     assert [each.startswith("beside") for each in threads] == [is_beside]
 
@@ -193,15 +192,15 @@ def test_a_message_is_held_until_it_is_understood(
     held: list[int] = []
 
     def noted(*given: Any) -> Any:
-        held.append(served.app.state.rpc.held.num_bytes)
+        held.append(served.app.state.rpc.intake.held.num_bytes)
         return understand(*given)
 
     monkeypatch.setattr(reading, "understand", noted)
     worker = decode(behaviour=hold)
     served, client = raw(worker)
-    client.greet()
-    client.ask(asked())
+    call = client.start(asked())
     wait_for(lambda: worker.submitted)
 
-    assert held == [len(asked()) - len(framed(b""))]
-    assert served.app.state.rpc.held.num_bytes == 0
+    assert held == [len(asked())]
+    assert served.app.state.rpc.intake.held.num_bytes == 0
+    call.cancel()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
-from functools import partial
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -14,79 +13,106 @@ from tests import clear_text
 from tests.own_ports import own_ports
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
-from tests.router.rpc.raw_client import RawClient
-from tests.router.rpc.test_rpc_connection import HEAD
-from tests.router.rpc.test_rpc_floods import Greeted, Patient
+from tests.router.rpc.raw_client import REFLECT, RawClient, asked, status_of
 from tests.waiting import wait_for
 
+from tandem.router import held_bytes
 from tandem.router.rpc import call as call_module
+from tandem.router.rpc import server
 from tandem.router.rpc import tandem_pb2 as pb
-from tandem.router.rpc.call import MOST_UNREAD, Call
-from tandem.router.rpc.errors import RpcError
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
 Raw = Callable[..., tuple[Served, RawClient]]
-REFLECT = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+Code = grpc.StatusCode
+SIZE = 20_000
+"""Bytes of the largest message."""
+KEYS = ("hog", "victim")
+LIST_SERVICES = reflection_pb2.ServerReflectionRequest(list_services="*").SerializeToString()
 
 
-def message(data: bytes, size: int | None = None) -> bytes:
-    """A message with what stands before it; ``size``: as if it had so many bytes."""
-    return struct.pack(">BI", 0, len(data) if size is None else size) + data
+@pytest.fixture
+def silent() -> Iterator[Iterator[bytes]]:
+    """Requests that send nothing until the test ends."""
+    end = threading.Event()
+
+    class Silent(Iterator[bytes]):
+        def __next__(self) -> bytes:
+            end.wait(60)
+            raise StopIteration
+
+    yield Silent()
+    end.set()
 
 
-def begin(both: Greeted, stream: int) -> Call:
-    """A call that has begun."""
-    both.client.send_headers(stream, HEAD)
-    both.say()
-    return both.begun[-1]
+def key(name: str) -> dict[str, Any]:
+    """Metadata with a tenant's key."""
+    return {"authorization": f"Bearer {name}"}
 
 
-async def test_a_call_holds_few_unread_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However small they are: each costs memory beyond its bytes."""
-    monkeypatch.setattr(Patient, "max_message_bytes", 1 << 20)
-    both = Greeted()
-    call = begin(both, 1)
-    call.feed(message(b"") * MOST_UNREAD)
-    assert await call.receive() == b""
-    call.feed(message(b"") * 2)
-    with pytest.raises(RpcError, match="256 messages wait") as refused:
-        await call.receive()
-    assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert refused.value.metadata == (("retry-after", "2"),)
-    assert call._held.num_bytes == 0
+def connected(serve: Serve, decode: Make, **settings: Any) -> tuple[Served, RawClient]:
+    """A router with keys, and a client of it."""
+    (port,) = own_ports(1)
+    served = serve(decode(), grpc_port=port, api_key=KEYS, wait=False, **settings)
+    wait_for(lambda: clear_text.get(served.url + "/ready").status_code == 200)
+    return served, RawClient(port)
 
 
-async def test_messages_of_one_tenant_leave_room_for_another() -> None:
-    """Its further messages are refused, and say what is held; all counts end at nothing."""
-    both = Greeted()
-    calls = [begin(both, 2 * at + 1) for at in range(12)]
-    for each in calls[:-1]:
-        each.belongs_to("hog")
-        each.feed(message(bytes(900), 1_000))
-    calls[-1].belongs_to("victim")
-    calls[-1].feed(message(bytes(990)))
-    assert await calls[-1].receive() == bytes(990)
-    words = r"those of this client \d+; at most 10000"
-    with pytest.raises(RpcError, match=words) as refused:
-        await calls[-2].receive()
-    assert refused.value.code is grpc.StatusCode.UNAVAILABLE
-    for each in calls:
-        each.over()
-    assert calls[0]._held.num_bytes == 0
-    assert not calls[0]._held._by_tenant
+def test_calls_that_send_nothing_leave_room_for_another_tenant(
+    serve: Serve, decode: Make, silent: Any
+) -> None:
+    """Each reserves the memory of the largest message; a tenant has twice what is free."""
+    served, client = connected(serve, decode, max_body_bytes=SIZE, max_bodies_bytes=5 * SIZE)
+    held = served.app.state.rpc.intake.held
+    stalled = [client.start(requests=silent, **key("hog")) for _ in range(6)]
+    wait_for(lambda: held.num_bytes == 3 * SIZE)
+    wait_for(lambda: len(served.app.state.rpc._calls) == 6)
+
+    assert held.num_bytes == 3 * SIZE
+    assert client.status(asked(), **key("victim"))[0] is Code.OK
+    for call in stalled:
+        call.cancel()
+    wait_for(lambda: held.num_bytes == 0)
+    assert not held._by_tenant
+    client.close()
 
 
-async def test_a_message_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that waits between messages is not."""
-    monkeypatch.setattr(call_module, "STALL_SECONDS", 0.05)
-    both = Greeted()
-    call = begin(both, 1)
-    await call._arrived()  # nothing has begun
-    call.feed(message(bytes(10), 100))
-    with pytest.raises(RpcError, match="less than 4096 bytes of the message came") as refused:
-        await call.receive()
-    assert refused.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+def test_a_call_that_sends_nothing_makes_room_for_another_of_its_tenant(
+    serve: Serve, decode: Make, silent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that has stood still longest ends, and its status says why."""
+    for module in (held_bytes, call_module):
+        monkeypatch.setattr(module, "STILL_SECONDS", 0.05)
+    served, client = connected(serve, decode, max_body_bytes=SIZE, max_bodies_bytes=SIZE)
+    stalled = client.start(requests=silent, **key("hog"))
+    wait_for(lambda: served.app.state.rpc.intake.held.num_bytes == SIZE)
+
+    assert client.status(asked(), **key("hog"))[0] is Code.OK
+    code, words = status_of(stalled)
+    assert code is Code.UNAVAILABLE
+    assert words.startswith("the router is full: requests that are being read hold")
+    assert dict(stalled.trailing_metadata())["retry-after"] == "2"
+    client.close()
+
+
+def test_calls_that_come_at_once_wait_for_memory(raw: Raw) -> None:
+    """None is refused, though there is memory for one message at a time."""
+    served, client = raw(max_body_bytes=SIZE, max_bodies_bytes=SIZE)
+    calls = [client.start(asked()) for _ in range(50)]
+    assert {status_of(call)[0] for call in calls} == {Code.OK}
+    assert served.app.state.rpc.intake.held.num_bytes == 0
+    assert not served.app.state.rpc.intake._waiting
+
+
+def test_a_message_that_does_not_arrive_ends_its_call(raw: Raw, silent: Any) -> None:
+    """After the time that a body of HTTP has; so does a call that waits for memory."""
+    _, client = raw(max_body_bytes=SIZE, max_bodies_bytes=SIZE, body_timeout=0.2)
+    calls = [client.start(requests=silent) for _ in range(2)]
+    for call in calls:
+        code, words = status_of(call)
+        assert code is Code.DEADLINE_EXCEEDED
+        assert words == "the message did not arrive within 0.2 s"
+    wait_for(lambda: client.status(asked())[0] is Code.OK)
 
 
 def test_each_message_of_reflection_takes_a_turn(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,35 +126,32 @@ def test_each_message_of_reflection_takes_a_turn(raw: Raw, monkeypatch: pytest.M
         await take()
 
     monkeypatch.setattr(turns, "take", counted)
-    asked = reflection_pb2.ServerReflectionRequest(list_services="*").SerializeToString()
-    with client.greet().at_once():
-        stream = client.ask(message(asked) * 100, REFLECT)
-    client.until(partial(_ends, stream=stream))
-    assert len(taken) == 100
+    call = client.start(*[LIST_SERVICES] * server.MOST_REFLECTED, path=REFLECT)
+    assert len(list(call)) == len(taken) == server.MOST_REFLECTED
 
 
-def _ends(event: Any, *, stream: int) -> bool:
-    return type(event).__name__ == "StreamEnded" and event.stream_id == stream
+def test_reflection_without_end_is_refused(raw: Raw) -> None:
+    """A call has a number of messages, and the next call is answered."""
+    _, client = raw()
+    call = client.start(*[LIST_SERVICES] * (server.MOST_REFLECTED + 1), path=REFLECT)
+    words = f"a call of reflection has at most {server.MOST_REFLECTED} messages"
+    assert status_of(call) == (Code.RESOURCE_EXHAUSTED, words)
+    assert client.status(LIST_SERVICES, path=REFLECT)[0] is Code.OK
 
 
 def test_tenants_find_none_of_each_others_prefixes(serve: Serve, decode: Make) -> None:
-    """By gRPC neither, and one tenant is the same by both protocols."""
-    worker = decode()
-    (port,) = own_ports(1)
-    served = serve(worker, grpc_port=port, api_key=("one", "two"), wait=False)
-    wait_for(lambda: clear_text.get(served.url + "/ready").status_code == 200)
-    client = RawClient(port).greet()
+    """One tenant is the same over gRPC and HTTP."""
+    served, client = connected(serve, decode)
     sampling = pb.SamplingParams(max_tokens=1)
     request = pb.GenerateRequest(prompt="word " * 300, sampling=sampling).SerializeToString()
-    for key in ("one", "two"):
-        stream = client.ask(message(request), authorization=f"Bearer {key}")
-        client.until(partial(_ends, stream=stream))
+    for name in KEYS:
+        assert client.status(request, **key(name))[0] is Code.OK
     body = {"prompt": "word " * 300, "max_tokens": 1}
-    headers = {"Authorization": "Bearer one"}
+    headers = {"Authorization": "Bearer hog"}
     assert served.post("/v1/completions", json=body, headers=headers).status_code == 200
-    one, two, http = worker.submitted
-    assert one.block_hashes == http.block_hashes
-    assert one.block_hashes
-    assert not set(one.block_hashes) & set(two.block_hashes)
-    assert one.tenant != two.tenant
-    client.socket.close()
+    hog, victim, http = served.workers[0].submitted
+    assert hog.block_hashes == http.block_hashes
+    assert hog.block_hashes
+    assert not set(hog.block_hashes) & set(victim.block_hashes)
+    assert hog.tenant != victim.tenant
+    client.close()

@@ -1,6 +1,6 @@
-"""gRPC beside HTTP: the same requests through the same checks, queue and fleet.
+"""gRPC next to HTTP: the same requests through the same checks, queue and fleet.
 
-``tandem.proto`` is what clients see; ``make proto`` makes ``tandem_pb2`` of it. ``server`` listens,
-``inference`` answers, ``reading`` turns messages into the bodies that HTTP has, ``writing`` outputs
-into messages, and ``errors`` what went wrong into gRPC's statuses.
+``make proto`` makes ``tandem_pb2`` from ``tandem.proto``. ``server`` listens, ``call`` is one call,
+``inference`` has the methods. ``reading`` makes the bodies that HTTP has, once ``values`` has
+counted a message; ``writing`` makes messages, and ``errors`` the statuses.
 """

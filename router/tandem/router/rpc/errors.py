@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 import grpc
 
-from tandem.router.openai.errors import ErrorAnswer
+from tandem.protocol.errors import TandemError
+from tandem.router.openai.errors import ErrorAnswer, answer_of
 
+logger = logging.getLogger(__name__)
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -18,7 +22,7 @@ class RpcError(Exception):
         self.metadata = metadata
 
 
-STATUSES = {
+_STATUSES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
     404: grpc.StatusCode.NOT_FOUND,
@@ -31,12 +35,20 @@ STATUSES = {
 }
 
 
-def status_of(answer: ErrorAnswer) -> grpc.StatusCode:
-    """The status of an error as HTTP answers it."""
-    return STATUSES.get(answer.status, grpc.StatusCode.UNKNOWN)
+def failure_of(error: Exception) -> RpcError:
+    """Return the status of a call that an exception ended."""
+    if isinstance(error, RpcError):
+        return error
+    if isinstance(error, TimeoutError):
+        return RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline has passed")
+    if not isinstance(error, TandemError):
+        logger.error("a gRPC call failed", exc_info=error)
+    answer = answer_of(error)
+    code = _STATUSES.get(answer.status, grpc.StatusCode.UNKNOWN)
+    return RpcError(code, answer.message, _metadata_of(answer))
 
 
-def metadata_of(answer: ErrorAnswer) -> Metadata:
+def _metadata_of(answer: ErrorAnswer) -> Metadata:
     """The field and the code of an error, and when to try again, for those that have them."""
     found = {
         "tandem-error-param": answer.param,

@@ -22,10 +22,9 @@ from tandem.router.openai.generate import begin, count_finished
 from tandem.router.openai.pooled import PooledCall
 from tandem.router.openai.service import Service, blaming, checked_id, options_of
 from tandem.router.rpc import tandem_pb2 as pb
-from tandem.router.rpc.call import Call
-from tandem.router.rpc.calls import Calls
+from tandem.router.rpc.call import Call, Calls
 from tandem.router.rpc.reading import embedding_body, generation_body, score_body, tokenize_body
-from tandem.router.rpc.writing import StepWriter, pooled_usage
+from tandem.router.rpc.writing import pooled_usage, step_message
 from tandem.text.input_processor import InputOptions
 
 
@@ -49,12 +48,12 @@ class Inference:
             embeds = body.take_embeds() if isinstance(body, CompletionBody) else []
             with blaming(body.client_names()), service.embeds.holding(embeds):
                 prepared = await self._prepared(body, kind, options, embeds)
-                writer, came = StepWriter(request_id), RequestContext(arrived=context.arrived)
+                came = RequestContext(arrived=context.arrived)
                 counters = service.counters(came)
                 async with aclosing(service.llm.stream(prepared, came)) as outputs:
                     async for output in outputs:
                         count_finished(counters, output)
-                        yield writer.step(output)
+                        yield step_message(request_id, output)
 
     async def _prepared(
         self,

@@ -1,346 +1,256 @@
-"""The gRPC server: what listens, who may call, and how errors are told.
-
-It speaks HTTP/2 itself, on the router's loop (``http2``, ``call``): in grpcio's server a message
-costs two threads, two wakes and a round through its core, more than all that the router does else.
-"""
+"""The gRPC server: its port, its methods with their access, and the status of each call."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing, suppress
-from itertools import islice
-from typing import Any, Protocol, TypeVar
+from contextlib import aclosing
+from functools import partial
+from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from tandem.protocol.errors import TandemError
 from tandem.router.access import Access, Authorizer
 from tandem.router.admission.turns import Turns
 from tandem.router.closing import LINGER_SECONDS
 from tandem.router.config import RouterConfig
-from tandem.router.held_bytes import HeldBytes
-from tandem.router.http_guard import SPARE_CONNECTIONS
-from tandem.router.openai.errors import answer_of
 from tandem.router.openai.service import Service
 from tandem.router.rpc import tandem_pb2 as pb
-from tandem.router.rpc.call import Call, NotRead
-from tandem.router.rpc.calls import Aborted
-from tandem.router.rpc.errors import RpcError, metadata_of, status_of
-from tandem.router.rpc.http2 import Connection
+from tandem.router.rpc.call import Call, Intake, NotRead
+from tandem.router.rpc.errors import RpcError, failure_of
 from tandem.router.rpc.inference import Inference
 from tandem.router.rpc.values import COUNT_WEIGHT, check_values, may_exceed
 from tandem.router.tenant import current_tenant
 
-logger = logging.getLogger(__name__)
-
 NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
-_COUNTED = f"/{NAME}/"
-"""Methods that are requests begin so: who has read of reflection what it wants gives it up."""
+MOST_REFLECTED = 100
+"""Messages that one call of reflection may send."""
+_MAX_AGE = 1_800.0
+"""Seconds after which a connection is replaced. Calls whose clients read nothing end with it."""
+_MIN_PING_SECONDS = 10.0
+"""A client that pings more often while nothing is sent is disconnected."""
+_AT_ONCE = (pb.AbortRequest, pb.GetModelInfoRequest, health_pb2.HealthCheckRequest)
+"""Requests that take no turn: they cost little, and may end what others wait for."""
 _Answer = Callable[[Call], Awaitable[None]]
 
 
-class _Request(Protocol):
-    DESCRIPTOR: Any
-
-    @staticmethod
-    def FromString(data: bytes, /) -> Any:  # protobuf's name
-        """The message of its bytes."""
-
-
-class _Message(Protocol):
-    def SerializeToString(self) -> bytes:  # protobuf's name
-        """Its bytes."""
-
-
-_AnyMessage = TypeVar("_AnyMessage", bound=_Message)
-
-
-class Server:
-    """Listens from ``start`` to ``stop``; connections and calls are counted."""
+class Server(grpc.GenericRpcHandler):
+    """The server of the router's loop, from ``start`` to ``stop``."""
 
     def __init__(
         self, service: Service, config: RouterConfig, authorizer: Authorizer, turns: Turns
     ) -> None:
-        self.max_message_bytes = config.max_body_bytes
-        self.max_header_bytes = config.max_header_bytes
-        self.max_headers = config.max_headers
-        self.max_calls = config.max_connections_per_client or config.max_connections
-        self.held = HeldBytes(config.max_bodies_bytes)
-        self.header_seconds = config.header_timeout
-        self.write_seconds = config.write_timeout
+        self.intake = Intake(config)
+        self._service = service
         self._config = config
         self._authorizer = authorizer
-        self._methods = _methods(service, config, turns)
-        self._gone = service.metrics.request_cancelled
-        self._connections: set[Connection] = set()
-        self._calls: dict[asyncio.Task[None], Call] = {}
-        self._stopped: set[Call] = set()
-        self._all_gone = asyncio.Event()
-        """Set as the last connection goes."""
-        self._listening: asyncio.Server | None = None
+        self._turns = turns
+        self._methods = self._known_methods()
+        self._reflection: Any = reflection.ReflectionServicer(
+            (NAME, HEALTH, reflection.SERVICE_NAME)
+        )
+        self._calls: set[Call] = set()
+        self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        """Listen where HTTP does, on ``grpc_port``. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        host, port = self._config.host, self._config.grpc_port
-        self._listening = await loop.create_server(lambda: Connection(self), host, port)
-
-    async def stop(self, grace: float | None) -> None:
-        """Take no more calls, and end those that are not finished after ``grace`` seconds."""
-        if self._listening is not None:
-            self._listening.close()
-            self._listening = None
-        for connection in list(self._connections):
-            connection.leave()
-        if self._calls:
-            await asyncio.wait(self._calls, timeout=grace)
-        for task, call in list(self._calls.items()):
-            self._stopped.add(call)
-            task.cancel()
-        if self._calls:
-            await asyncio.wait(self._calls, timeout=self.write_seconds)
-        if self._connections:  # what they are told last is lost with the process
-            self._all_gone.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._all_gone.wait(), 2 * LINGER_SECONDS)
-
-    def opened(self, connection: Connection) -> bool:
-        """Count it; where all places are taken, one that has ended or has no call makes room. It
-        may take the last words with it, but not where too many do so already."""
-        over = len(self._connections) + 1 - self._config.max_connections
-        ended = (each for each in self._connections if each.is_lingering())
-        for each in list(islice(ended, max(over, 0))):
-            each.abort()
-            self._connections.discard(each)  # else it would make room for the next one, too
-            over -= 1
-        if over > 0:  # those that are over have been asked before, and their last words not taken
-            idle = next((each for each in self._connections if each.is_idle()), None)
-            if idle is None:
-                return False
-            idle.leave()
-            if over > SPARE_CONNECTIONS + 1:
-                idle.abort()
-        self._connections.add(connection)
-        return True
-
-    def closed(self, connection: Connection) -> None:
-        """It is gone."""
-        self._connections.discard(connection)
-        if not self._connections:
-            self._all_gone.set()
-
-    def begin(self, call: Call) -> bool:
-        """Answer a call in a task of its own; False where too many run."""
-        if len(self._calls) >= self._config.max_connections:
-            return False
-        task = call.task = asyncio.create_task(self._answer(call), name="rpc")
-        self._calls[task] = call
-        task.add_done_callback(self._calls.pop)
-        return True
-
-    async def _answer(self, call: Call) -> None:
+        """Listen on HTTP's host and on ``grpc_port``. Raises OSError."""
+        config, host = self._config, self._config.host.strip("[]")
+        self._server = grpc.aio.server(
+            handlers=(self,),
+            options=_options(config, self._service.stream_seconds),
+            maximum_concurrent_rpcs=config.max_connections,
+        )
+        address = f"{f'[{host}]' if ':' in host else host}:{config.grpc_port}"
         try:
-            async with asyncio.timeout_at(call.deadline):
-                await self._method(call)(call)
-        except asyncio.CancelledError:
-            if call not in self._stopped:  # by Abort while it waited to write, or the client left
-                if not call.is_open:
-                    self._left(call)
-                call.finish(grpc.StatusCode.ABORTED, "the call was aborted")
-                raise
-            self._stopped.discard(call)
-            call.finish(grpc.StatusCode.UNAVAILABLE, "the server stops")
+            self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(f"gRPC cannot listen on {address}: {error}") from None
+        await self._server.start()
+
+    async def stop(self, grace: float) -> None:
+        """Take no more calls, and end those that still run after ``grace`` seconds."""
+        if self._server is None:
+            return
+        stopped = asyncio.ensure_future(self._server.stop(grace + LINGER_SECONDS))
+        await asyncio.wait({stopped}, timeout=grace)
+        for call in list(self._calls):
+            call.end(RpcError(grpc.StatusCode.UNAVAILABLE, "the server stops"))
+        await stopped
+
+    def service(self, handler_call_details: Any) -> Any:
+        """Return what handles a call of any method: an unknown one requires a key, too."""
+        handle = partial(self._handle, handler_call_details.method)
+        return grpc.stream_stream_rpc_method_handler(handle)
+
+    async def _handle(self, path: str, _: Any, context: Any) -> None:
+        call = Call(context, path, self.intake)
+        self._calls.add(call)
+        try:
+            failure = await self._answer(call)
+        finally:
+            self._calls.discard(call)
+            call.let_go()
+        if failure is not None:
+            await call.abort(failure)
+
+    async def _answer(self, call: Call) -> RpcError | None:
+        """Answer a call; return its status unless that is OK."""
+        try:
+            await self._method(call)(call)
+        except (asyncio.CancelledError, grpc.aio.InternalError):
+            if call.failure is None:
+                self._count_cancelled(call)
+                raise asyncio.CancelledError from None  # gRPC logs any other exception
+            return call.failure
         except Exception as error:
             if isinstance(error, NotRead):
-                self._left(call)
-            _tell(error, call)
-        else:
-            call.finish(grpc.StatusCode.OK)
+                self._count_cancelled(call)
+            return failure_of(error)
+        return None
 
-    def _left(self, call: Call) -> None:
-        """Its client left before the end, or does not read it: counted as HTTP's are."""
-        if call.path.startswith(_COUNTED):
-            self._gone()
+    def _count_cancelled(self, call: Call) -> None:
+        """Count a request that its client has left before its deadline, as HTTP does."""
+        is_late = call.deadline is not None and asyncio.get_running_loop().time() >= call.deadline
+        if call.path.startswith(f"/{NAME}/") and not is_late:
+            self._service.metrics.request_cancelled()
 
     def _method(self, call: Call) -> _Answer:
-        """Return what answers a call, and set its tenant. Raises HttpProblem for a caller that may
-        not use the method, and RpcError for one that does not exist."""
+        """Return what answers a call, and set its tenant. Raises HttpProblem if the caller may not
+        use the method, and RpcError if there is none."""
         access, method = self._methods.get(call.path, (Access.CLIENT, None))
-        headers = {name.encode(): value.encode() for name, value in call.metadata.items()}
+        headers = {
+            name.encode(): value if isinstance(value, bytes) else value.encode()
+            for name, value in call.metadata.items()
+        }
         call.tenant = self._authorizer.check(access, headers)
         current_tenant.set(call.tenant)
-        call.belongs_to(call.tenant.id)
         if method is None:
             raise RpcError(grpc.StatusCode.UNIMPLEMENTED, f"no method {call.path[:256]!r}")
-        encoding = call.metadata.get("grpc-encoding", "identity")
-        if encoding != "identity":
-            words = f"grpc-encoding: {encoding[:64]!r} is not allowed; identity is"
-            raise RpcError(grpc.StatusCode.UNIMPLEMENTED, words)
         return method
 
+    def _known_methods(self) -> dict[str, tuple[Access, _Answer]]:
+        """Return the methods by path, each with its access class."""
+        inference = Inference(self._service)
+        found: dict[str, tuple[Access, _Answer]] = {
+            f"/{HEALTH}/Check": (
+                Access.OPEN,
+                partial(self._unary, self._check, health_pb2.HealthCheckRequest),
+            ),
+            f"/{reflection.SERVICE_NAME}/ServerReflectionInfo": (Access.CLIENT, self._reflect),
+            f"/{NAME}/Generate": (Access.CLIENT, partial(self._stream, inference.generate)),
+        }
+        for name, method, request in (
+            ("Embed", inference.embed, pb.EmbedRequest),
+            ("Score", inference.score, pb.ScoreRequest),
+            ("Tokenize", inference.tokenize, pb.TokenizeRequest),
+            ("Abort", inference.abort, pb.AbortRequest),
+            ("GetModelInfo", inference.get_model_info, pb.GetModelInfoRequest),
+        ):
+            found[f"/{NAME}/{name}"] = Access.CLIENT, partial(self._unary, method, request)
+        return found
 
-def make_server(
-    service: Service, config: RouterConfig, authorizer: Authorizer, turns: Turns
-) -> Server:
-    """A server that is not started; its calls take ``turns`` with the requests of HTTP."""
-    return Server(service, config, authorizer, turns)
+    async def _unary(
+        self,
+        method: Callable[[Any, Call], Awaitable[Message]],
+        request: type[Message],
+        call: Call,
+    ) -> None:
+        """Answer with one message."""
+        response = await method(await self._receive(request, call), call)
+        await call.write(response.SerializeToString())
 
+    async def _stream(
+        self, method: Callable[[Any, Call], AsyncGenerator[bytes, None]], call: Call
+    ) -> None:
+        """Answer with a stream. The client has to read it in time."""
+        asked, seconds = await self._receive(pb.GenerateRequest, call), self._service.stream_seconds
+        async with asyncio.timeout(seconds), aclosing(method(asked, call)) as messages:
+            async for message in messages:
+                await call.write(message)
 
-def _methods(
-    service: Service, config: RouterConfig, turns: Turns
-) -> dict[str, tuple[Access, _Answer]]:
-    """Return the methods by path, each with its access class."""
-    inference, reads = Inference(service), _Reads(service, config.body_timeout)
-    generate = _streaming(inference.generate, reads, service.stream_seconds, turns)
-    found = {f"/{NAME}/Generate": (Access.CLIENT, generate)}
-    for name, method, request, turn in (
-        ("Embed", inference.embed, pb.EmbedRequest, turns),
-        ("Score", inference.score, pb.ScoreRequest, turns),
-        ("Tokenize", inference.tokenize, pb.TokenizeRequest, turns),
-        ("Abort", inference.abort, pb.AbortRequest, None),
-        ("GetModelInfo", inference.get_model_info, pb.GetModelInfoRequest, None),
-    ):
-        found[f"/{NAME}/{name}"] = Access.CLIENT, _unary(method, request, reads, turn)
-    health = _unary(_health(service), health_pb2.HealthCheckRequest, reads)
-    found[f"/{HEALTH}/Check"] = Access.OPEN, health
-    described = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
-    found[described] = Access.CLIENT, _reflecting(reads, service.stream_seconds, turns)
-    return found
+    async def _reflect(self, call: Call) -> None:
+        """Answer reflection. Each message takes a turn, as each request does."""
+        num_messages = 0
+        async with asyncio.timeout(self._service.stream_seconds):
+            while (data := await call.receive()) is not None:
+                num_messages += 1
+                if num_messages > MOST_REFLECTED:
+                    words = f"a call of reflection has at most {MOST_REFLECTED} messages"
+                    raise RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+                await self._turns.take()
+                asked = await self._parse(reflection_pb2.ServerReflectionRequest, data)
+                call.let_go()
+                for answer in self._reflection.ServerReflectionInfo(iter((asked,)), None):
+                    await call.write(answer.SerializeToString())
 
-
-def _health(
-    service: Service,
-) -> Callable[[Any, Call], Awaitable[health_pb2.HealthCheckResponse]]:
-    """Serving while a decode worker is up, for the whole server and for its one service."""
-
-    async def check(
-        request: health_pb2.HealthCheckRequest, _: Call
+    async def _check(
+        self, request: health_pb2.HealthCheckRequest, _: Call
     ) -> health_pb2.HealthCheckResponse:
+        """Return the health of the whole server, or of its one service."""
         if request.service not in ("", NAME):
             raise RpcError(grpc.StatusCode.NOT_FOUND, f"no service {request.service[:256]!r}")
         states = health_pb2.HealthCheckResponse
-        served = service.is_served()
+        served = self._service.is_served()
         return states(status=states.SERVING if served else states.NOT_SERVING)
 
-    return check
+    async def _receive(self, request: type[Message], call: Call) -> Any:
+        """Return the one message of a request, parsed in its turn. Raises RpcError, and HttpProblem
+        if it holds too much."""
+        data = await call.receive(only=True)
+        if request not in _AT_ONCE:
+            await self._turns.take()
+        return await self._parse(request, data or b"")
 
-
-def _reflecting(reads: _Reads, seconds: float, turns: Turns) -> _Answer:
-    """Answer what there is, message by message. Each takes a turn: a client may send thousands at
-    once."""
-    servicer: Any = reflection.ReflectionServicer((NAME, HEALTH, reflection.SERVICE_NAME))
-
-    async def reflect(call: Call) -> None:
-        async with asyncio.timeout(seconds):
-            while (data := await call.receive()) is not None:
-                await turns.take()
-                asked = await reads.parsed(reflection_pb2.ServerReflectionRequest, data)
-                call.let_go()
-                for answer in servicer.ServerReflectionInfo(iter((asked,)), None):
-                    call.write(answer.SerializeToString())
-                    await call.drained()
-
-    return reflect
-
-
-class _Reads:
-    """How messages come to be read: within a time, and large ones beside the loop."""
-
-    def __init__(self, service: Service, seconds: float) -> None:
-        self._service = service
-        self._seconds = seconds
-
-    async def asked(self, request: type[_Request], call: Call, turns: Turns | None = None) -> Any:
-        """The one message of a request, read when it has its turn. Raises RpcError, and
-        HttpProblem for one that holds too much."""
-        try:
-            async with asyncio.timeout(self._seconds):
-                data = await call.receive()
-                more = data is not None and await call.receive()
-        except TimeoutError:
-            words = f"the request did not come within {self._seconds:g} s"
-            raise RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, words) from None
-        if data is None or more is not None:
-            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, "the method takes one message")
-        if turns is not None:
-            await turns.take()
-        return await self.parsed(request, data)
-
-    async def parsed(self, request: type[_Request], data: bytes) -> Any:
-        """The message of some bytes, within the bounds that a body has."""
+    async def _parse(self, request: type[Message], data: bytes) -> Any:
+        """Return the message of some bytes, within the bounds of a body. A large one is parsed in
+        a thread."""
         most = self._service.bounds.json_values
         counts = may_exceed(len(data), most)
         size = COUNT_WEIGHT * len(data) if counts else len(data)
-        return await self._service.llm.beside.run(
-            size, _parsed, request, data, most if counts else None
-        )
+        run = self._service.llm.beside.run
+        return await run(size, _parsed, request, data, most if counts else None)
 
 
-def _parsed(request: type[_Request], data: bytes, most: int | None) -> Any:
-    """``most``: values that it may hold; None where nobody need count."""
+def _options(config: RouterConfig, stream_seconds: float) -> tuple[tuple[str, int], ...]:
+    """Return the bounds of HTTP as options of gRPC."""
+    return (
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", config.max_body_bytes),
+        ("grpc.compression_enabled_algorithms_bitset", 1),  # identity
+        ("grpc.max_metadata_size", config.max_header_bytes),
+        ("grpc.absolute_max_metadata_size", config.max_header_bytes),
+        ("grpc.max_allowed_incoming_connections", config.max_connections),
+        (
+            "grpc.max_concurrent_streams",
+            config.max_connections_per_client or config.max_connections,
+        ),
+        ("grpc.http2.bdp_probe", 0),  # windows of calls that receive nothing do not grow
+        ("grpc.server_handshake_timeout_ms", _ms(config.header_timeout)),
+        ("grpc.max_connection_idle_ms", _ms(config.keep_alive_timeout)),
+        ("grpc.max_connection_age_ms", _ms(_MAX_AGE)),
+        ("grpc.max_connection_age_grace_ms", _ms(stream_seconds)),
+        ("grpc.keepalive_time_ms", _ms(config.write_timeout)),
+        ("grpc.keepalive_timeout_ms", _ms(config.write_timeout)),
+        ("grpc.http2.max_pings_without_data", 0),  # any number
+        ("grpc.http2.min_ping_interval_without_data_ms", _ms(_MIN_PING_SECONDS)),
+    )
+
+
+def _ms(seconds: float) -> int:
+    return max(1, min(int(1000 * seconds), 2**31 - 1))
+
+
+def _parsed(request: type[Message], data: bytes, most: int | None) -> Any:
+    """Parse a message. ``most`` bounds its values; None if it cannot hold too many."""
     try:
         if most is not None:
-            check_values(data, request.DESCRIPTOR, most)
+            kind: Any = request.DESCRIPTOR
+            check_values(data, kind, most)
         return request.FromString(data)
     except DecodeError:
         words = "the message is not of the method's type"
         raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, words) from None
-
-
-def _unary(
-    method: Callable[[Any, Call], Awaitable[_AnyMessage]],
-    request: type[_Request],
-    reads: _Reads,
-    turns: Turns | None = None,
-) -> _Answer:
-    """One message for one."""
-
-    async def answer(call: Call) -> None:
-        told = await method(await reads.asked(request, call, turns), call)
-        call.write(told.SerializeToString())
-        await call.drained()
-
-    return answer
-
-
-def _streaming(
-    method: Callable[[Any, Call], AsyncGenerator[bytes, None]],
-    reads: _Reads,
-    seconds: float,
-    turns: Turns,
-) -> _Answer:
-    """A stream, which is written within ``seconds``, its client's slowness included."""
-
-    async def stream(call: Call) -> None:
-        asked = await reads.asked(pb.GenerateRequest, call, turns)
-        async with asyncio.timeout(seconds), aclosing(method(asked, call)) as messages:
-            async for message in messages:
-                if not call.write(message):
-                    await call.drained()
-
-    return stream
-
-
-def _tell(error: Exception, call: Call) -> None:
-    """End a call with an error."""
-    match error:
-        case RpcError():
-            call.finish(error.code, str(error), error.metadata)
-            return
-        case Aborted():
-            call.finish(grpc.StatusCode.ABORTED, str(error))
-            return
-        case TimeoutError():
-            words = "the deadline has passed"
-            call.finish(grpc.StatusCode.DEADLINE_EXCEEDED, words)
-            return
-    if not isinstance(error, TandemError):
-        logger.error("a gRPC call failed", exc_info=error)
-    answer = answer_of(error)
-    call.finish(status_of(answer), answer.message, metadata_of(answer))

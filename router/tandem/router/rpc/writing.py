@@ -1,8 +1,4 @@
-"""Outputs as messages of gRPC.
-
-A usual step, which has a text and ids and comes once for every token, is written by hand: building
-its message and having that serialized takes longer than all else that is done for a token here.
-"""
+"""Outputs as messages of gRPC."""
 
 from __future__ import annotations
 
@@ -16,39 +12,21 @@ from tandem.llm.outputs import (
 )
 from tandem.router.rpc import tandem_pb2 as pb
 
-_SMALL = [bytes((number,)) for number in range(0x80)]
 
-
-class StepWriter:
-    """Messages of one call, as their bytes."""
-
-    def __init__(self, request_id: str) -> None:
-        name = request_id.encode()
-        self._head = b"\x0a" + _varint(len(name)) + name
-
-    def step(self, output: RequestOutput) -> bytes:
-        """What is new of each choice, and the usage where the call has ended."""
-        said = self._head
-        for choice in output.outputs:
-            is_usual = choice.logprobs is None and choice.finish_reason is None
-            body = _usual(choice) if is_usual else _choice(choice).SerializeToString()
-            said += b"\x12" + _varint(len(body)) + body
-        if output.finished:
-            said += pb.GenerateResponse(usage=usage_of(output)).SerializeToString()
-        return said
-
-
-def usage_of(output: RequestOutput) -> pb.Usage:
-    """Of a call that ended with ``output``."""
-    return pb.Usage(
-        prompt_tokens=len(output.prompt_token_ids),
-        completion_tokens=output.num_generated_tokens,
-        cached_tokens=output.num_cached_tokens or 0,
-    )
+def step_message(request_id: str, output: RequestOutput) -> bytes:
+    """Return what is new of each choice, and the usage if the call has ended."""
+    message = pb.GenerateResponse(request_id=request_id)
+    for choice in output.outputs:
+        _add_choice(message, choice)
+    if output.finished:
+        message.usage.prompt_tokens = len(output.prompt_token_ids)
+        message.usage.completion_tokens = output.num_generated_tokens
+        message.usage.cached_tokens = output.num_cached_tokens or 0
+    return message.SerializeToString()
 
 
 def pooled_usage(outputs: Iterable[PooledRequestOutput]) -> pb.Usage:
-    """Of prompts that were pooled."""
+    """Return the usage of prompts that were pooled."""
     usage = pb.Usage()
     for each in outputs:
         usage.prompt_tokens += len(each.prompt_token_ids)
@@ -56,38 +34,14 @@ def pooled_usage(outputs: Iterable[PooledRequestOutput]) -> pb.Usage:
     return usage
 
 
-def _usual(choice: CompletionOutput) -> bytes:
-    """A ``Choice`` of index, text and token ids; as protobuf has it, without what is 0 or empty."""
-    said = b"\x08" + _varint(choice.index) if choice.index else b""
-    if choice.text:
-        text = choice.text.encode()
-        said += b"\x12" + _varint(len(text)) + text
-    if choice.token_ids:
-        ids = b"".join(map(_varint, choice.token_ids))
-        said += b"\x1a" + _varint(len(ids)) + ids
-    return said
-
-
-def _varint(number: int) -> bytes:
-    if number < 0x80:
-        return _SMALL[number]
-    parts = bytearray()
-    while number >= 0x80:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    parts.append(number)
-    return bytes(parts)
-
-
-def _choice(choice: CompletionOutput) -> pb.Choice:
-    message = pb.Choice(index=choice.index, text=choice.text, token_ids=choice.token_ids)
+def _add_choice(message: pb.GenerateResponse, choice: CompletionOutput) -> None:
+    added = message.choices.add(index=choice.index, text=choice.text, token_ids=choice.token_ids)
     if choice.logprobs is not None:
-        message.logprobs.extend(_position(each) for each in choice.logprobs)
+        added.logprobs.extend(_position(each) for each in choice.logprobs)
     if choice.finish_reason is not None:
-        message.finish_reason = choice.finish_reason
+        added.finish_reason = choice.finish_reason
     if choice.stop_reason is not None:
-        message.stop_reason = str(choice.stop_reason)
-    return message
+        added.stop_reason = str(choice.stop_reason)
 
 
 def _position(logprobs: PositionLogprobs) -> pb.PositionLogprobs:

@@ -18,7 +18,7 @@ def comes_back(consumer: Consumer, connector: str) -> None:
     mover = consumer.service._mover
 
     def is_back() -> bool:
-        for each in list(mover.falls._peers.values()):
+        for each in list(mover.ways._peers.values()):
             if each.due is not None:
                 each.due = Millis(0)
         mover.inbox.put(Cancel(make_key("nobody's")))  # it looks

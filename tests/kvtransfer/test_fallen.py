@@ -10,17 +10,6 @@ from tests.kvtransfer.test_falls import Pair
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.errors import TransportError
-from tandem.kvtransfer.mover.fallen import MAX_REMEMBERED, Fallen
-from tandem.protocol.ids import Incarnation
-
-PEER, OTHER = Incarnation(b"p" * 16), Incarnation(b"o" * 16)
-LEVELS = {"cuda_p2p": 0, "cuda_p2p_agent": 0, "nixl": 2, "tcp": 3}
-NONE = {"cuda_p2p": 0, "cuda_p2p_agent": 0, "nixl": 0}
-
-
-def known() -> Fallen:
-    """Of two peers that have links."""
-    return Fallen(LEVELS, {PEER, OTHER})
 
 
 def fell(pair: Pair, connector: str) -> bool:
@@ -29,55 +18,6 @@ def fell(pair: Pair, connector: str) -> bool:
     ways = ("shm", "shm_agent", "nixl")
     found = {each: series("tandem:kv_links_fallen", {"connector": each}) or 0 for each in ways}
     return found == {**dict.fromkeys(ways, 0), **({connector: 1} if connector else {})}
-
-
-def test_a_link_is_counted_from_its_fall_until_it_is_back():
-    """By the best way that failed, whatever fails and works below it meanwhile."""
-    fallen = known()
-    assert fallen.counts() == NONE
-    fallen.failed(PEER, "cuda_p2p_agent", met=True)
-    fallen.usable(PEER, "nixl")
-    fallen.usable(OTHER, "nixl")
-    assert fallen.counts() == NONE | {"cuda_p2p_agent": 1}
-    fallen.failed(PEER, "nixl", met=True)
-    fallen.failed(OTHER, "nixl", met=True)
-    fallen.usable(PEER, "tcp")
-    fallen.usable(PEER, "nixl")
-    assert fallen.counts() == NONE | {"cuda_p2p_agent": 1, "nixl": 1}
-    fallen.usable(PEER, "cuda_p2p_agent")
-    assert fallen.counts() == NONE | {"nixl": 1}
-
-
-def test_ways_of_one_machine_are_as_good_as_each_other():
-    """Pods that see their own GPU alone cannot map, and have the agent for it."""
-    fallen = known()
-    fallen.failed(PEER, "cuda_p2p", met=True)
-    fallen.usable(PEER, "cuda_p2p_agent")
-    assert fallen.counts() == NONE
-
-
-def test_ends_that_never_met_miss_nothing_until_they_have():
-    """As those of two machines; who has met once is on the same one."""
-    fallen = known()
-    fallen.failed(PEER, "cuda_p2p", met=False)
-    fallen.usable(PEER, "nixl")
-    assert fallen.counts() == NONE
-    fallen.usable(PEER, "cuda_p2p")
-    fallen.failed(PEER, "cuda_p2p", met=False)
-    fallen.usable(PEER, "nixl")
-    assert fallen.counts() == NONE | {"cuda_p2p": 1}
-
-
-def test_peers_without_a_link_are_not_counted_and_are_forgotten_first():
-    """Prefill workers come and go for months."""
-    linked = {PEER}
-    fallen = Fallen(LEVELS, linked)
-    for number in range(MAX_REMEMBERED + 10):
-        fallen.failed(PEER if not number else Incarnation(number.to_bytes(16)), "nixl", met=True)
-    assert fallen.counts() == NONE | {"nixl": 1}
-    assert len(fallen._peers) == MAX_REMEMBERED + 1
-    linked.clear()
-    assert fallen.counts() == NONE
 
 
 def test_a_dead_agent_shows_until_another_has_come(workers, folder):

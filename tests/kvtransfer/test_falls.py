@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -17,23 +17,20 @@ from tests.kvtransfer.builders import (
     make_key,
     slab_for,
 )
-from tests.kvtransfer.coming_back import comes_back
 from tests.kvtransfer.memory_transport import MemoryTransport
-from tests.waiting import Deadline
 
 from tandem.kernels.memory.shared import shared_tensor
 from tandem.kvtransfer import events
 from tandem.kvtransfer.config import millis
+from tandem.kvtransfer.control.mail import LinkNumber
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.handoff.pull import Cancel, Opened, Pull
 from tandem.kvtransfer.memory.allocator import slab_allocator
-from tandem.kvtransfer.mover import falls as falls_of_links
 from tandem.kvtransfer.mover.consumer import ConsumerMover
-from tandem.kvtransfer.mover.falls import MAX_DOUBLINGS, MAX_REMEMBERED, Falls
 from tandem.kvtransfer.service.parts import make_parts
+from tandem.kvtransfer.transports import choose
 from tandem.kvtransfer.transports.choose import make_transports
-from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
 
 PEER = Incarnation(b"p" * 16)
@@ -183,23 +180,6 @@ def test_a_card_that_is_garbage_is_no_way_to_a_peer(workers, folder, card):
     assert health.transport in ("nixl", "tcp")
 
 
-def test_a_link_that_breaks_falls_to_the_next_and_comes_back(workers, folder):
-    """The request under way fails; those after it go by the next, and then by shm again."""
-    pair = Pair(workers, folder, folder, kv_quarantine_seconds=300.0)
-    shm = pair.consumer.service._mover.parts.transports["shm"]
-    key = make_key("broken")
-    pair.consumer.open(key, pair.producer.incarnation)
-    pair.producer.hand_over(key, 4, [0], pair.consumer.incarnation)
-    pair.consumer.wait_for(events.Ready, key)
-    shm._peers[pair.producer.incarnation].closed = True
-    pair.consumer.load(key, [1])
-    assert pair.consumer.wait_for(events.LoadFailed, key).cause is FailCause.PEER
-    pair.consumer.until(lambda: pair.transport in ("nixl", "tcp"))
-    pair.hand_over("meanwhile")
-    comes_back(pair.consumer, "shm")
-    pair.hand_over("again")
-
-
 def test_a_link_comes_back_though_another_thread_counts_the_pause_from_later(workers, folder):
     """A busy machine, where an ended pause lasted still for who makes links: the link was made anew
     without shm once more, and nobody tried it again."""
@@ -216,41 +196,6 @@ def test_a_link_comes_back_though_another_thread_counts_the_pause_from_later(wor
     (known,) = mover.control._producers.values()
     known.without["shm"] = Millis(known.without["shm"] + 3_600_000)
     pair.consumer.until(lambda: pair.transport == "shm")
-
-
-def test_a_link_comes_back_though_it_is_never_idle(workers, folder, monkeypatch):
-    """Each hand-off begins before the one before it ends; none fails for it, and none is begun
-    while its decode worker would refuse it."""
-    monkeypatch.setattr(falls_of_links, "BUSY_MS", 300)
-    monkeypatch.setattr(falls_of_links, "DRAIN_MS", 200)
-    pair = Pair(workers, folder, folder, kv_quarantine_seconds=0.5)
-    producer, consumer = pair.producer, pair.consumer
-    broken = make_key("broken")
-    consumer.open(broken, producer.incarnation)
-    consumer.service._mover.parts.transports["shm"]._peers[producer.incarnation].closed = True
-    producer.hand_over(broken, 4, [0], consumer.incarnation)
-    consumer.load(broken, [1])
-    consumer.wait_for(events.LoadFailed, broken)
-    consumer.until(lambda: pair.transport in ("nixl", "tcp"))
-    last: RequestKey | None = make_key("first")
-    consumer.open(last, producer.incarnation)
-    number, deadline = 0, Deadline()
-    while pair.transport != "shm":
-        deadline.check()
-        following = make_key(f"follows{number}")
-        number += 1
-        begins = consumer.service.peer_up(producer.incarnation)
-        if begins:
-            consumer.open(following, producer.incarnation)
-        if last is not None:
-            producer.hand_over(last, 4, [number % 60], consumer.incarnation)
-            consumer.load(last, [number % 60])
-            consumer.wait_for(events.Loaded, last)
-        last = following if begins else None
-        consumer.until(lambda: True)
-    failed = [each.key for each in consumer.seen if isinstance(each, events.LoadFailed)]
-    assert failed == [broken]
-    pair.hand_over("again")
 
 
 def alone(folder: Path) -> ConsumerMover:
@@ -291,102 +236,48 @@ def test_what_has_ended_costs_a_link_that_is_due_no_look(folder):
 
     for number in range(20_000):
         mover.table.apply(Opened(make_key(f"{number}"), PEER, None, link_up=False), now)
+    mover._links[PEER] = LinkNumber(1)
     mover.table.link_up(PEER)
     mover.table.apply(Opened(make_key("open"), PEER, None, link_up=True), now)
     mover.table.pulls = Seen(mover.table.pulls)
     assert len(mover.table.pulls) == 20_001
-    mover.falls.worked(PEER, "shm")
-    mover.falls.failed(PEER, "shm", Millis(0))
+    mover.ways.worked(PEER, "shm")
+    mover.ways.failed(PEER, "shm", Millis(0), met=True, may_come=False)
     now = Millis(millis(mover.config.kv_quarantine_seconds) + 1)
     mover.work(now)
-    assert mover.falls.due(now)
+    assert mover.ways.due(now)
     assert not looked
     mover.table.apply(Cancel(make_key("open")), now)
     mover.work(now)
-    assert not mover.falls.due(now)
+    assert not mover.ways.due(now)
     assert not looked
     mover.stop()
 
 
-def test_of_several_busy_links_one_is_drained_at_a_time(folder):
-    """A way that fails, as a node's agent ends, fails for all links at once: each has its turn, and
-    in none is there nowhere to go."""
-    mover, peers = alone(folder), [Incarnation(bytes([each]) * 16) for each in range(1, 4)]
-    slow = tuple(mover.parts.transports)[-1]
-    for peer in peers:
-        mover._welcomes[peer] = SimpleNamespace(connector=slow)  # type: ignore[assignment]
-        mover.table.link_up(peer)
-        mover.book.mark(peer, up=True, transport=slow)
-        mover.table.apply(Opened(RequestKey(peer, "open", 0), peer, None, link_up=True), Millis(0))
-        mover.falls.worked(peer, "shm")
-        mover.falls.failed(peer, "shm", Millis(0))
-    due = millis(mover.config.kv_quarantine_seconds)
-    drained: list[frozenset[Incarnation]] = []
-    for second in range(150):
-        mover._come_back(Millis(due + 1000 * second))
-        down = frozenset(peer for peer in peers if not mover.book.is_up(peer))
-        if not drained or drained[-1] != down:
-            drained.append(down)
-    assert max(map(len, drained)) == 1
-    assert len(set(drained)) == 4, "nobody, and each of the three"
-    mover.stop()
+def test_a_failed_read_takes_the_only_way_to_another_node_down_for_moments(
+    workers, folder, monkeypatch
+):
+    """The last way is always offered, also between workers that meet others in a folder."""
 
+    def no_nixl(*_args, **_more):
+        raise TransportError("no nixl here")
 
-def test_a_busy_link_is_drained_in_turns():
-    """For longer each time, as what is open may take long to end, but never for long."""
-    falls = Falls(1000, ("shm", "tcp"))
-    falls.worked(PEER, "shm")
-    falls.failed(PEER, "shm", Millis(0))
-    turns, drained = [], False
-    for second in range(1, 200):
-        if falls.is_drained(PEER, Millis(1000 * second)) != drained:
-            drained = not drained
-            turns.append(second - 1)
-    assert turns == [15, 20, 35, 45, 60, 80, 95, 115, 130, 150, 165, 185]
-
-
-def test_pauses_double_and_only_what_worked_is_tried_again():
-    """A peer that was never reached by it is left alone."""
-    falls = Falls(1000, ("shm", "shm_agent", "tcp"))
-    assert falls.failed(PEER, "shm", Millis(0)) == 1000
-    assert falls.due(Millis(10**9)) == []
-    assert falls.rest(Millis(0)) is None
-    falls.worked(PEER, "tcp")
-    assert falls.due(Millis(10**9)) == []
-    falls.worked(PEER, "shm")
-    now, pauses = Millis(0), []
-    for _ in range(MAX_DOUBLINGS + 2):
-        pauses.append(falls.failed(PEER, "shm", now))
-        now = Millis(now + pauses[-1])
-        assert falls.due(Millis(now - 1)) == []
-        assert falls.due(now) == [(PEER, "shm")]
-        assert falls.rest(now) == 0.1  # of a busy link: not at once again
-        falls.tried(PEER, now)
-        assert falls.due(now) == []
-    assert pauses[:3] == [1000, 2000, 4000]
-    assert pauses[-1] == pauses[-2] == 1000 << MAX_DOUBLINGS
-
-
-def test_what_worked_best_is_come_back_to():
-    """Meanwhile the next way works, too, and may fail; and what is not there yet may come."""
-    falls = Falls(1000, ("shm", "shm_agent", "tcp"))
-    falls.worked(PEER, "shm")
-    falls.failed(PEER, "shm", Millis(0))
-    falls.worked(PEER, "shm_agent")
-    assert falls.failed(PEER, "shm_agent", Millis(10), may_come=True) == 1000
-    assert falls.due(Millis(5000)) == [(PEER, "shm")]
-    falls.worked(PEER, "shm")
-    assert falls.due(Millis(5000)) == []
-    other = Incarnation(b"q" * 16)
-    falls.failed(other, "shm_agent", Millis(0), may_come=True)
-    assert falls.due(Millis(5000)) == [(other, "shm_agent")]
-    falls.worked(other, "shm_agent")
-    assert falls.due(Millis(5000)) == []
-
-
-def test_peers_that_are_remembered_are_bounded():
-    """Incarnations come and go."""
-    falls = Falls(1000, ("shm", "shm_agent", "tcp"))
-    for _ in range(MAX_REMEMBERED + 5):
-        falls.worked(new_incarnation(), "shm")
-    assert len(falls._peers) == MAX_REMEMBERED
+    monkeypatch.setattr(choose, "NixlTransport", no_nixl)
+    configs = []
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        more = {"kv_node_folder": str(folder / name), "kv_quarantine_seconds": 300.0}
+        configs.append(make_config(kv_connector="auto", **more))
+    producer, consumer = workers(Producer, configs[0]), workers(Consumer, configs[1])
+    consumer.meet(producer)
+    peer, key = producer.incarnation, make_key("unlucky")
+    tcp = consumer.service._mover.parts.transports["tcp"]
+    tcp._links[peer].streams[0].sock.shutdown(socket.SHUT_RDWR)
+    consumer.open(key, peer)
+    producer.hand_over(key, 4, [0], consumer.incarnation)
+    consumer.load(key, [20])
+    consumer.wait_for(events.LoadFailed, key)
+    consumer.until(lambda: not consumer.service.peer_up(peer))
+    consumer.until(lambda: consumer.service.peer_up(peer))
+    (health,) = consumer.service.peer_health()
+    assert health.transport == "tcp"

@@ -13,7 +13,6 @@ from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.service import producer as producer_module
 from tandem.kvtransfer.service.parts import as_bytes
 from tandem.kvtransfer.transports import choose
-from tandem.kvtransfer.transports.mapped import giving
 from tandem.protocol.errors import FailCause, InvalidParameter, RefusalCode
 from tandem.protocol.ids import RequestKey, new_incarnation
 from tandem.protocol.kv import FirstToken
@@ -270,26 +269,6 @@ def test_without_nixl_auto_that_meets_in_a_folder_has_what_is_best(workers, fold
     producer = workers(Producer, make_config(kv_connector="auto", kv_node_folder=str(folder)))
     labels = {"role": "producer", "connector": "shm", "fallback": "0"}
     assert producer.metric("tandem:kv_transport_info", **labels) == 1
-
-
-@pytest.mark.parametrize("copy", ["direct", "auto"])
-def test_a_folder_in_which_a_producer_cannot_be_met_shows_in_the_series(
-    workers, folder, monkeypatch, copy
-):
-    """Of the way that is left, not of that which could load."""
-    monkeypatch.setattr(giving, "socket_name", lambda _: "taken.sock")
-    (folder / "taken.new").mkdir()  # where the socket is bound
-    more = {"kv_connector": "auto", "kv_node_folder": str(folder), "kv_node_copy": copy}
-    producer = workers(Producer, make_config(**more))
-    left = list(producer.service._mover.parts.transports)[1]
-    assert (left == "shm_agent") == (copy == "auto")
-    found = producer.registry.get_sample_value
-    said = {way: {"role": "producer", "connector": way, "fallback": "1"} for way in (left, "shm")}
-    assert found("tandem:kv_transport_info", said[left]) == 1
-    assert not found("tandem:kv_transport_info", said["shm"] | {"fallback": "0"})
-    consumer = workers(Consumer, make_config(**more))
-    consumer.meet(producer)
-    assert consumer.service.peer_health()[0].transport in ("nixl", "tcp")
 
 
 def test_ends_of_which_one_cannot_load_nixl_meet_over_tcp(workers, monkeypatch):

@@ -30,15 +30,7 @@ def test_a_producer_that_can_be_met_later_is_gone_back_to(workers, folder, taken
     pair = Pair(workers, folder, folder, kv_node_copy="direct", kv_quarantine_seconds=60.0)
     producer, consumer = pair.producer, pair.consumer
     peer, mover = producer.incarnation, consumer.service._mover
-    second = list(mover.parts.transports)[1]
-
-    def says(way: str, fallback: str) -> bool:
-        labels = {"role": "producer", "connector": way, "fallback": fallback}
-        return bool(producer.metric("tandem:kv_transport_info", **labels) == 1)
-
-    assert pair.transport == second
-    assert says(second, "1")
-    assert not says("shm", "0")
+    assert pair.transport == list(mover.parts.transports)[1]
     assert consumer.metric("tandem:kv_links_fallen", connector="shm") == 1
     pair.hand_over("meanwhile")
     across = make_key("across")
@@ -46,9 +38,9 @@ def test_a_producer_that_can_be_met_later_is_gone_back_to(workers, folder, taken
     assert producer.admit(across, 8, consumer.incarnation) is None
     consumer.until(lambda: mover.table.is_pulling(peer))
     taken.rmdir()
-    producer.until(lambda: says("shm", "0"))
-    assert not says(second, "1")
-    mover.falls._peers[peer].due = now_ms()
+    shm = producer.service._mover.parts.transports["shm"]
+    producer.until(lambda: shm.unmet is None)
+    mover.ways._peers[peer].due = now_ms()
     consumer.service.cancel(make_key("any"))  # which wakes the thread
     producer.compute(across, 8, [0, 1])
     producer.end(across)
@@ -73,4 +65,4 @@ def test_ends_in_folders_of_their_own_are_not_tried_again(workers, folder):
     pair = Pair(workers, folder / "one", folder / "two", kv_quarantine_seconds=0.2)
     assert pair.transport in ("nixl", "tcp")
     assert pair.consumer.metric("tandem:kv_links_fallen", connector="shm") == 0
-    assert pair.consumer.service._mover.falls.due(Millis(10**15)) == []
+    assert pair.consumer.service._mover.ways.due(Millis(10**15)) == []

@@ -18,14 +18,12 @@ from tandem.kvtransfer.handoff.actions import Millis, Read
 from tandem.kvtransfer.handoff.manifest import manifest
 from tandem.kvtransfer.handoff.messages import ProbeReady, ProducerCard, Ready
 from tandem.kvtransfer.mover.consumer import ConsumerMover
-from tandem.kvtransfer.mover.falls import MAX_REMEMBERED, Falls
 from tandem.kvtransfer.mover.prober import _Probing
 from tandem.kvtransfer.mover.reads import Ended
 from tandem.kvtransfer.transports.base import Progress
-from tandem.protocol.ids import Incarnation, new_incarnation
+from tandem.protocol.ids import Incarnation
 
 NOW = Millis(1000)
-WAYS = ("shm", "shm_agent", "tcp")
 
 
 class Posted(list[object]):
@@ -52,7 +50,7 @@ def mover(folder: Path) -> Iterator[ConsumerMover]:
 def _link(mover: ConsumerMover, peer: Incarnation, number: int) -> None:
     mover._links[peer] = LinkNumber(number)
     mover._welcomes[peer] = SimpleNamespace(connector="shm", num_blocks=64)  # type: ignore[assignment]
-    mover.falls.worked(peer, "shm")
+    mover.ways.worked(peer, "shm")
     mover.table.link_up(peer)
 
 
@@ -85,7 +83,7 @@ def test_reads_that_fail_together_are_one_incident(mover, monkeypatch):
     mover._poll_reads(NOW)
     pause = millis(mover.config.kv_quarantine_seconds)
     assert [(each.without, each.without_ms) for each in _posted(mover)] == [("shm", pause)]
-    assert mover.falls.due(Millis(NOW + pause)) == [(PEER, "shm")]
+    assert mover.ways.due(Millis(NOW + pause)) == [(PEER, "shm")]
 
 
 def test_what_fails_on_a_link_that_was_given_up_says_nothing_more(mover):
@@ -93,13 +91,13 @@ def test_what_fails_on_a_link_that_was_given_up_says_nothing_more(mover):
     mover.drop(PEER, "quarantined", 30_000)
     mover.fall(PEER, "a read failed", NOW)
     assert len(_posted(mover)) == 1
-    assert mover.falls.due(Millis(10**9)) == []
+    assert mover.ways.due(Millis(10**9)) == []
     mover.take(LinkDown(PEER, LinkNumber(1), "dropped"), NOW)
     assert not mover._given_up
     _link(mover, PEER, 2)
     mover.fall(PEER, "a read failed", NOW)
     assert [each.link for each in _posted(mover)] == [1, 2]
-    assert mover.falls.due(Millis(10**9)) == [(PEER, "shm")]
+    assert mover.ways.due(Millis(10**9)) == [(PEER, "shm")]
 
 
 def test_a_link_that_is_refused_ends_the_probe_of_the_one_before(mover):
@@ -113,52 +111,10 @@ def test_a_link_that_is_refused_ends_the_probe_of_the_one_before(mover):
     assert [each.link for each in _posted(mover)] == [2]
 
 
-def test_what_is_tried_before_it_is_due_is_the_same_incident():
-    """Where nothing else reaches a peer, a way is tried again and again within seconds: that was
-    taken for six incidents, a pause of 16 minutes."""
-    falls = Falls(1000, WAYS)
-    falls.worked(PEER, "shm")
-    assert falls.failed(PEER, "shm", Millis(0)) == 1000
-    assert [falls.failed(PEER, "shm", Millis(at)) for at in (0, 50, 999)] == [1000, 950, 1]
-    assert falls.due(Millis(1000)) == [(PEER, "shm")]
-    assert falls.failed(PEER, "shm", Millis(1000)) == 2000
-
-
-def test_a_better_way_that_may_come_is_waited_for_though_a_worse_worked():
-    """Nixl, which is not the last, had worked before the agent was found to be away: the link
-    never came back to the agent. From the last way there is none to come back."""
-    falls = Falls(1000, ("shm_agent", "nixl", "tcp"))
-    falls.worked(PEER, "nixl")
-    falls.failed(PEER, "shm_agent", Millis(0), may_come=True)
-    falls.worked(PEER, "nixl")
-    assert falls.due(Millis(1000)) == [(PEER, "shm_agent")]
-    node = Falls(1000, ("shm", "shm_agent"))
-    node.failed(PEER, "shm_agent", Millis(0), may_come=True)
-    node.worked(PEER, "shm_agent")
-    assert node.due(Millis(10**9)) == []
-
-
-def test_a_better_way_that_could_not_be_offered_when_it_was_due_is_tried_later():
-    """The link was being made without it just then, and stood by a worse one: it stayed there for
-    good."""
-    falls = Falls(1000, WAYS)
-    falls.worked(PEER, "shm")
-    falls.failed(PEER, "shm", Millis(0))
-    falls.tried(PEER, Millis(1000))
-    assert falls.due(Millis(10**9)) == [], "it works or fails"
-    for worse in ("tcp", "shm_agent"):
-        falls.worked(PEER, worse)
-        assert falls.due(Millis(1999)) == []
-        assert falls.due(Millis(2000)) == [(PEER, "shm")]
-    falls.tried(PEER, Millis(2000))
-    falls.worked(PEER, "shm")
-    assert falls.due(Millis(10**9)) == []
-
-
 def test_no_hand_off_begins_on_a_link_that_is_made_anew_by_choice(mover):
     """What was opened before the end of the link was heard of failed with it."""
     mover.book.mark(PEER, up=True, transport="tcp")
-    mover.falls.failed(PEER, "shm", NOW)
+    mover.ways.failed(PEER, "shm", NOW, met=True, may_come=False)
     pause = millis(mover.config.kv_quarantine_seconds)
     mover._come_back(Millis(NOW + pause))
     assert [(each.without, each.without_ms) for each in _posted(mover)] == [("shm", 0)]
@@ -166,27 +122,3 @@ def test_no_hand_off_begins_on_a_link_that_is_made_anew_by_choice(mover):
     assert mover.book.why_down(PEER) == "trying shm again"
     mover.usable(PEER, 1e9)
     assert not mover.book.is_up(PEER), "a probe that was under way passed meanwhile"
-
-
-def test_those_that_are_gone_are_forgotten_before_those_that_are_linked():
-    """Of 257 peers the first, which is linked and falls now, had been forgotten for one that was
-    gone; and of those that are gone the one heard of last stays longest."""
-    linked = {PEER}
-    falls = Falls(1000, WAYS, linked)
-    gone = [new_incarnation() for _ in range(MAX_REMEMBERED + 1)]
-    falls.worked(PEER, "shm")
-    for each in gone[:-1]:
-        falls.worked(each, "shm")
-    falls.failed(gone[0], "shm", Millis(0))
-    falls.worked(gone[-1], "shm")
-    falls.failed(PEER, "shm", Millis(0))
-    assert {peer for peer, _ in falls.due(Millis(1000))} == {PEER, gone[0]}
-    assert len(falls._peers) == MAX_REMEMBERED + 1
-
-
-def test_a_worker_remembers_those_that_it_is_linked_with(mover):
-    """However many come and go."""
-    for _ in range(MAX_REMEMBERED + 1):
-        mover.falls.worked(new_incarnation(), "shm")
-    mover.fall(PEER, "a read failed", NOW)
-    assert mover.falls.due(Millis(10**9)) == [(PEER, "shm")]

@@ -5,19 +5,16 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.kvtransfer.agent.agents import AgentWorker, Running
 from tests.kvtransfer.builders import Consumer, Producer
-from tests.kvtransfer.mapped.test_mapped import block, ended, until
 from tests.kvtransfer.test_falls import Pair, made
 
 from tandem.kvtransfer.errors import NoAgentYet, TransportError
 from tandem.kvtransfer.transports.agent import asking, giving, wire
-from tandem.kvtransfer.transports.agent import transport as agent_transport
-from tandem.kvtransfer.transports.base import Progress
 from tandem.protocol.ids import Incarnation
 
 SOON = {"kv_node_copy": "agent", "kv_quarantine_seconds": 0.1}
@@ -90,11 +87,9 @@ def test_a_producer_that_is_met_while_the_agent_is_away_gets_it(workers, folder)
     ("words", "stays"),
     [
         ((wire.Hello(wire.VERSION),), False),
-        ((wire.Hello(wire.VERSION + 1),), True),
-        ((wire.Hello(wire.VERSION), wire.Rejected("it is full")), True),
         ((wire.Hello(wire.VERSION),), True),
     ],
-    ids=["ends", "of another version", "rejects", "says nothing"],
+    ids=["ends", "says nothing"],
 )
 def test_an_agent_that_fails_the_first_probe_may_be_replaced(workers, folder, words, stays):
     """As where the DaemonSet is upgraded: the pattern did not come, and that way was forgotten."""
@@ -107,32 +102,6 @@ def test_an_agent_that_fails_the_first_probe_may_be_replaced(workers, folder, wo
     running.stop()
 
 
-@pytest.fixture
-def peer(folder: Path, consumer: AgentWorker, producer: AgentWorker) -> Iterator[Incarnation]:
-    """A producer that no agent knows; the consumer has its card, and calls a stand-in."""
-    card = producer.transport.serve(producer.slots, producer.blocks)
-    producer.transport.stop()
-    stand_in = StandIn(folder, wire.Hello(wire.VERSION), stays=True)
-    consumer.transport.connect(producer.incarnation, "", card)
-    yield producer.incarnation
-    stand_in.stop()
-
-
-def test_an_agent_that_owes_an_answer_may_be_replaced(
-    consumer: AgentWorker, peer: Incarnation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or that was given up, for all who were connected; not where nothing was asked of it."""
-    transport = consumer.transport
-    assert not transport.may_come(peer)
-    ticket = transport.read(peer, [block(0, 0)])
-    assert transport.may_come(peer)
-    monkeypatch.setattr(asking, "AGENT_SECONDS", 0.0)
-    assert ended(transport, ticket) is Progress.FAILED
-    assert transport.may_come(peer)
-    transport.close(peer)
-    assert not transport.may_come(peer)
-
-
 def test_an_agent_that_ended_unnoticed_is_none_to_who_connects(
     folder: Path, consumer: AgentWorker, producer: AgentWorker
 ) -> None:
@@ -143,48 +112,6 @@ def test_an_agent_that_ended_unnoticed_is_none_to_who_connects(
     first.stop()
     with pytest.raises(NoAgentYet):
         transport.connect(peer, "", card)
-
-
-def test_an_agent_that_came_is_hoped_for_no_more(
-    folder: Path, consumer: AgentWorker, producer: AgentWorker
-) -> None:
-    """It has brought something since the one before it was lost."""
-    first = Running(folder)
-    transport, peer = consumer.transport, producer.incarnation
-    transport.connect(peer, "", producer.serve())
-    first.again()
-    transport.advance()
-    assert transport.may_come(peer)
-    assert ended(transport, transport.read(peer, [block(0, 0)])) is Progress.DONE
-    assert not transport.may_come(peer)
-    first.stop()
-
-
-def test_what_an_agent_refuses_is_no_hope_for_another(
-    running: Running,
-    consumer: AgentWorker,
-    producer: AgentWorker,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It does not know the producer, now and when the time for that is over."""
-    monkeypatch.setattr(agent_transport, "RETRY_SECONDS", 60.0)
-    transport, peer = consumer.transport, producer.incarnation
-    card = producer.transport.serve(producer.slots, producer.blocks)
-    producer.transport.stop()
-    until(lambda: running.agent._producers.known == {})
-    transport.connect(peer, "", card)
-    ticket = transport.read(peer, [block(0, 0)])
-
-    def waits() -> bool:
-        transport.advance()
-        return bool(transport._later)
-
-    until(waits)
-    assert not transport.may_come(peer)
-    monkeypatch.setattr(agent_transport, "UNKNOWN_SECONDS", 0.0)
-    transport._later = [(0.0, piece) for _, piece in transport._later]
-    assert ended(transport, ticket) is Progress.FAILED
-    assert not transport.may_come(peer)
 
 
 def test_one_that_is_not_trusted_sits_at_a_place_that_may_be_taken_back(

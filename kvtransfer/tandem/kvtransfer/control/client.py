@@ -83,10 +83,6 @@ class _Producer:
     """Connections that never stood: each failure tries the next of the known keys."""
     without: dict[str, Millis] = field(default_factory=dict)
     """Transports that failed between these ends, and until when they are not offered."""
-    met: set[str] = field(default_factory=set)
-    """Those of them by which the ends had met."""
-    back_ms: int = FIRST_PAUSE_MS
-    """Until these are offered again where all have failed."""
 
 
 class ControlClient(Channel):
@@ -124,24 +120,7 @@ class ControlClient(Channel):
             self._lose(producer, item.reason, now, rest_ms=item.rest_ms)
             if item.without:
                 producer.without[item.without] = Millis(now + item.without_ms)
-                if item.rest_ms:
-                    producer.met.discard(item.without)
-                elif item.met:
-                    producer.met.add(item.without)
-                self._go_by_the_next(producer, now)
-
-    def _go_by_the_next(self, producer: _Producer, now: Millis) -> None:
-        """A way failed: the next is tried soon. Where all have, those are by which the ends had
-        met, with pauses that grow as on a link of one way; else none before one may be."""
-        until = [producer.without.get(each, now) for each in self.connectors]
-        first, back = min(until, default=now), Millis(now + producer.back_ms)
-        if producer.met and first > back:
-            for each in producer.met:
-                producer.without.pop(each, None)
-            producer.back_ms = min(2 * producer.back_ms, LONGEST_PAUSE_MS)
-            first = back
-        producer.pause_ms = FIRST_PAUSE_MS
-        producer.retry_at = Millis(max(now + FIRST_PAUSE_MS, first))
+                producer.retry_at = Millis(now + FIRST_PAUSE_MS)
 
     def on_ready(self, ready: dict[object, int], now: Millis) -> None:
         """Read from the links that have something; an EOF ends its link at once."""
@@ -254,10 +233,11 @@ class ControlClient(Channel):
         self._write(producer, link, [head, encode(hello)], now)
 
     def _offered(self, producer: _Producer, now: Millis) -> tuple[str, ...]:
-        """What this link may go by: all but what failed on it of late, if anything is left."""
-        known = producer.without
-        found = tuple(each for each in self.connectors if known.get(each, now) <= now)
-        return found or self.connectors
+        """Return what this link may go by: all but what failed on it lately, and always the
+        last."""
+        known, last = producer.without, self.connectors[-1:]
+        found = (each for each in self.connectors[:-1] if known.get(each, now) <= now)
+        return (*found, *last)
 
     def _read(self, producer: _Producer, link: _Link, now: Millis) -> None:
         for _ in range(_BATCH):
@@ -322,7 +302,7 @@ class ControlClient(Channel):
         stood = link.stands
         self._close(producer)
         if link.since is not None and now - link.since >= STEADY_MS:
-            producer.pause_ms = producer.back_ms = FIRST_PAUSE_MS
+            producer.pause_ms = FIRST_PAUSE_MS
         self._pause(producer, now, rest_ms)
         producer.failures += not stood
         if stood:

@@ -77,12 +77,9 @@ class Drop:
     reason: str
     rest_ms: int = 0
     without: str = ""
-    """D: a transport that is not to be offered when the link is made again ..."""
+    """D: a transport, not the last one. The next link is made soon, and does not offer it ..."""
     without_ms: int = 0
-    """... for so long; 0 ends what was said before."""
-    met: bool = False
-    """The ends have met by it: where no other way reaches, it is offered again soon, unless it is
-    to rest."""
+    """... for so long; with 0 it is offered again."""
 
 
 @dataclass(frozen=True, slots=True)

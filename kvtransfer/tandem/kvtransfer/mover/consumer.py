@@ -118,8 +118,6 @@ class ConsumerMover(LinkedMover):
             return []
         del self._links[peer]
         self._given_up.pop(peer, None)
-        self._drained.pop(peer, None)
-        self._times_drained.pop(peer, None)
         actions = self.table.link_lost(peer, item.reason, now)
         self.prober.end(peer)
         transport = self.parts.transports.get(self._welcomes.pop(peer).connector)
@@ -129,7 +127,7 @@ class ConsumerMover(LinkedMover):
         self.pace.forget(peer)
         self.ends.forget(peer)
         self.book.mark(peer, up=False, reason=item.reason)
-        self._observe_fallen()
+        self._observe_ways()
         self.parts.notify()
         return actions
 
@@ -276,7 +274,7 @@ class ConsumerMover(LinkedMover):
             self.until(self.table.next_deadline(), now),
             self.prober.rest(now),
             self.pace.rest(),
-            self.falls.rest(now),
+            self.ways.rest(now),
         ]
         if self.reads:
             naps.append(self.reads.nap(self.nap))

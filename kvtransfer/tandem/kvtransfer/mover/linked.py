@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 
 from tandem.kvtransfer.config import millis
 from tandem.kvtransfer.control.mail import Drop, LinkNumber, SetPeers
@@ -17,12 +16,11 @@ from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.kvtransfer.memory.header import HEADER_BYTES
 from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.mover.ends import Ends
-from tandem.kvtransfer.mover.fallen import Fallen, levels_of
-from tandem.kvtransfer.mover.falls import Falls
 from tandem.kvtransfer.mover.items import ConsumerItem
 from tandem.kvtransfer.mover.make_slots import slots_for
 from tandem.kvtransfer.mover.mover import Mover, MoverParts
 from tandem.kvtransfer.mover.prober import Prober
+from tandem.kvtransfer.mover.ways import Ways
 from tandem.kvtransfer.transports.base import Check, Transport
 from tandem.protocol.ids import Incarnation
 
@@ -59,16 +57,12 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         self.book = PeerBook()
         self.prober = Prober(self)
         rest = millis(config.kv_quarantine_seconds)
-        self.falls = Falls(rest, tuple(parts.transports), self._links)
+        self.ways = Ways(rest, parts.transports, self._links)
         self._given_up: dict[Incarnation, LinkNumber] = {}
         """Links that were dropped and whose ``LinkDown`` has not come."""
         self._welcomes: dict[Incarnation, ProducerCard] = {}
-        self._drained: dict[Incarnation, float] = {}
-        """Links that stand and get no new hand-offs, and the rates of their probes; one at most."""
-        self._times_drained: Counter[Incarnation] = Counter()
         self.ends = Ends(parts, policy)
-        self.fallen = Fallen(levels_of(parts.transports), self._links)
-        self._observe_fallen()
+        self._observe_ways()
 
     def start_read(self, item: Read, now: Millis, check: Check = Check.HEADER) -> None:
         """Post a read, which is polled to its end, wanted or not."""
@@ -94,9 +88,8 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         connector = self._welcomes[peer].connector
         said = (peer.hex()[:8], connector, bytes_per_s / 1e9)
         logger.info("KV of %s comes by %s, the probe at %.2f GB/s", *said)
-        self.falls.worked(peer, connector)
-        self.fallen.usable(peer, connector)
-        self._observe_fallen()
+        self.ways.worked(peer, connector)
+        self._observe_ways()
         reason = self.ends.fell_for(peer)
         self.book.mark(peer, up=True, reason=reason, transport=connector, probed=bytes_per_s)
         self.parts.notify()
@@ -115,10 +108,10 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
             self.fall(peer, uncut, now, rest, met=False)
         else:
             self.prober.begin(peer, host, card, now)
-        self._observe_fallen()
+        self._observe_ways()
 
-    def _observe_fallen(self) -> None:
-        for connector, count in self.fallen.counts().items():
+    def _observe_ways(self) -> None:
+        for connector, count in self.ways.counts().items():
             self.metrics.links_fallen.labels(connector).set(count)
 
     def _quarantine(self, peer: Incarnation, reason: str, now: Millis) -> None:
@@ -133,11 +126,20 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         if self.control is not None:
             self.control.post(SetPeers(()))
 
-    def drop(self, peer: Incarnation, reason: str, rest_ms: int = 0, again: str = "") -> None:
-        """Give the link up; ``LinkDown`` follows. By ``again`` the next may go at once."""
+    def drop(
+        self,
+        peer: Incarnation,
+        reason: str,
+        rest_ms: int = 0,
+        *,
+        without: str = "",
+        without_ms: int = 0,
+    ) -> None:
+        """Give the link up; ``LinkDown`` follows. The next is made after ``rest_ms``, or, if a way
+        is named, soon and ``without`` it for so long."""
         if (link := self._links.get(peer)) is not None and self.control is not None:
             self._given_up[peer] = link
-            self.control.post(Drop(link, reason, rest_ms, again))
+            self.control.post(Drop(link, reason, rest_ms, without, without_ms))
 
     def fall(
         self,
@@ -149,24 +151,20 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         may_come: bool = False,
         met: bool = True,
     ) -> None:
-        """Give the link up as its transport failed: it is made again by the next, if there is
-        one, else after ``rest_ms``, or, if that is 0, soon where the two ends had ``met`` by one,
-        else when a way may be tried again; ``may_come`` is what is not there yet. Once a link:
-        what fails together on it is one incident."""
-        welcome, link = self._welcomes.get(peer), self._links.get(peer)
+        """Give the link up because its transport failed. It is made again without it, unless it is
+        the last one; then by it, after ``rest_ms``. ``may_come``: what it needs is not there yet;
+        ``met``: the two ends had connected by it. What fails together on a link counts once."""
+        welcome = self._welcomes.get(peer)
         if self._is_given_up(peer):
             return
-        if welcome is None or len(self.parts.transports) < 2:
+        if welcome is None or welcome.connector == next(reversed(self.parts.transports)):
             self.drop(peer, reason, rest_ms)
-        elif link is not None and self.control is not None:
-            pause = self.falls.failed(peer, welcome.connector, now, may_come=may_come)
-            # Ends that had not met by it, and are not to, miss nothing.
-            self.fallen.failed(peer, welcome.connector, met=met or may_come)
-            if rest_ms:
-                pause = min(pause, rest_ms)
-            logger.warning("%s fails for KV of %s: %s", welcome.connector, peer.hex()[:8], reason)
-            self._given_up[peer] = link
-            self.control.post(Drop(link, reason, rest_ms, welcome.connector, pause, met))
+            return
+        connector = welcome.connector
+        logger.warning("%s fails for KV of %s: %s", connector, peer.hex()[:8], reason)
+        pause = self.ways.failed(peer, connector, now, met=met, may_come=may_come)
+        pause = min(pause, rest_ms) if rest_ms else pause
+        self.drop(peer, reason, without=connector, without_ms=pause)
 
     def _is_given_up(self, peer: Incarnation) -> bool:
         """Whether the end of the link that it has is only to be heard of."""
@@ -174,38 +172,11 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         return link is not None and self._given_up.get(peer) == link
 
     def _come_back(self, now: Millis) -> None:
-        """Links whose better way may work again are made anew, when no hand-off is on them."""
-        due, busy = dict(self.falls.due(now)), []
-        if not due and not self._drained:
-            return
-        for peer, connector in due.items():
-            if not self.table.is_pulling(peer):
-                self.falls.tried(peer, now)
-                self._drained.pop(peer, None)
-                reason = f"trying {connector} again"
-                if peer in self.table.links:  # none are let on it before it is made anew
-                    self.book.mark(peer, up=False, reason=reason)
-                self.drop(peer, reason, again=connector)
-            elif peer in self.table.links and self.falls.is_drained(peer, now):
-                busy.append(peer)
-        for peer in self._drained.keys() - busy:
-            self._let_in(peer)
-        if busy and not self._drained:  # one at a time: what fails on one way often fails on all
-            peer = min(busy, key=self._times_drained.__getitem__)
-            self._drain(peer, due[peer])
-
-    def _drain(self, peer: Incarnation, connector: str) -> None:
-        """Keep new hand-offs off a link that is due and never idle."""
-        self._times_drained[peer] += 1
-        self._drained[peer] = self.book.probed(peer)
-        reason = f"its hand-offs are to end before {connector} is tried again"
-        self.book.mark(peer, up=False, reason=reason)
-        self.parts.notify()
-
-    def _let_in(self, peer: Incarnation) -> None:
-        """Let hand-offs on it again."""
-        probed = self._drained.pop(peer)
-        if peer in self.table.links:
-            reason, by = self.ends.fell_for(peer), self._welcomes[peer].connector
-            self.book.mark(peer, up=True, reason=reason, transport=by, probed=probed)
-            self.parts.notify()
+        """Make links again whose better way is due, if they are up and no hand-off is on them."""
+        for peer, connector in self.ways.due(now):
+            if peer not in self.table.links or self.table.is_pulling(peer):
+                continue
+            self.ways.tried(peer, now)
+            reason = f"trying {connector} again"
+            self.book.mark(peer, up=False, reason=reason)  # no hand-off may begin on it
+            self.drop(peer, reason, without=connector)

@@ -22,7 +22,7 @@ from tandem.kvtransfer.handoff.messages import Message, Probe, ProbeDone, ProbeR
 from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.metrics import HandoffMetrics
 from tandem.kvtransfer.mover.pattern import pattern
-from tandem.kvtransfer.transports.base import Check, Served, Transport
+from tandem.kvtransfer.transports.base import Check, Transport
 from tandem.protocol.ids import Incarnation, RequestKey
 
 logger = logging.getLogger(__name__)
@@ -33,9 +33,6 @@ RATE_READS = 3
 """Reads of a pattern that a slow link gets: the first may have found ends that slept."""
 SLOW_REST_MS = 10_000
 """Until a link that gave less than is required, with no other way, is tried again."""
-AGENT_REST_MS = 1000
-"""Until a link that has no other way than an agent, or a socket, which is not there is tried
-again."""
 AGAIN_MS = (4_000, 16_000, 64_000)
 """After which a link that nothing has used is probed again."""
 NO_SLOT = "its receive slots wait for reads that hang"
@@ -151,9 +148,7 @@ class Prober:
             mover.transport_to(peer).connect(peer, host, welcome.card)
         except TransportError as error:
             logger.warning("no way to read from %s: %s", host, error)
-            waits = isinstance(error, NotThereYet)
-            rest = AGENT_REST_MS if waits else 0
-            mover.fall(peer, str(error), now, rest, may_come=waits, met=False)
+            mover.fall(peer, str(error), now, may_come=isinstance(error, NotThereYet), met=False)
             return
         self._ask(peer, now, again=False)
 
@@ -237,11 +232,9 @@ class Prober:
         return actions
 
     def _fail(self, peer: Incarnation, reason: str, now: Millis) -> None:
-        """The pattern did not come: for good as far as one knows, unless another process was to
-        bring it that may be replaced."""
-        transport = self._mover.transport_to(peer)
-        waits = isinstance(transport, Served) and transport.may_come(peer)
-        self._mover.fall(peer, reason, now, AGENT_REST_MS if waits else 0, may_come=waits)
+        """Give the link up, as the pattern did not come. An agent may be replaced by another."""
+        by_agent = self._mover.transport_to(peer).traits.by_agent
+        self._mover.fall(peer, reason, now, may_come=by_agent)
 
     def _is_slow(self, bytes_per_s: float) -> bool:
         config = self._mover.config

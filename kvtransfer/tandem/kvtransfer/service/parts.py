@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
 import torch
@@ -14,7 +13,7 @@ from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.metrics import metrics_of
 from tandem.kvtransfer.mover.mover import MoverParts
 from tandem.kvtransfer.progress import ProgressBoard
-from tandem.kvtransfer.transports.base import Meeting, Transport, why_unmet
+from tandem.kvtransfer.transports.base import Transport
 from tandem.kvtransfer.transports.choose import make_transports
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.errors import InvalidParameter
@@ -82,24 +81,10 @@ def make_parts(
 
 
 def tell_transports(parts: MoverParts, role: str, wanted: str) -> None:
-    """Say by which ways KV moves, once it is known which of them can be served; ``wanted`` is the
-    best that could load. Said anew when peers can be met by one, or no more."""
-    told: list[tuple[str, str, str]] = []
-    series, turn = parts.metrics.transport, threading.Lock()
-
-    def tell() -> None:
-        with turn:
-            ways = [name for name, each in parts.transports.items() if why_unmet(each) is None]
-            preferred = next(iter(ways or parts.transports))
-            stands_in = parts.config.kv_connector == "auto" and preferred == "tcp"  # for nixl
-            labels = role, preferred, str(int(stands_in or preferred != wanted))
-            series.labels(*labels).set(1)
-            if told and told[-1] != labels:
-                series.remove(*told.pop())
-            told[:] = [labels]
-
-    for each in parts.transports.values():
-        if isinstance(each, Meeting):
-            each.on_met = tell
-    tell()
+    """Report by which ways KV moves, once it is known which of them can be served; ``wanted`` is
+    the best that could load."""
+    preferred = next(iter(parts.transports))
+    stands_in = parts.config.kv_connector == "auto" and preferred == "tcp"  # for nixl
+    fallback = str(int(stands_in or preferred != wanted))
+    parts.metrics.transport.labels(role, preferred, fallback).set(1)
     logger.info("%s moves KV by %s", role, ", ".join(parts.transports))

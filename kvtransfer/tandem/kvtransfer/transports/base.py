@@ -7,7 +7,7 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, NewType, Protocol, overload, runtime_checkable
@@ -125,6 +125,8 @@ class Traits:
     cut, and what has such ends goes another way."""
     maps_memory: bool = False
     """Peers map this worker's memory: slab and slots are such that other processes can."""
+    by_agent: bool = False
+    """The node's agent makes the copies. It may restart, or start later than the workers."""
 
     def __post_init__(self) -> None:
         if self.lands_in is Region.BLOCKS and not self.fenced:
@@ -205,23 +207,8 @@ class Resting(Protocol):
 
 
 @runtime_checkable
-class Served(Protocol):
-    """A transport whose reads another process makes, which may go and come."""
-
-    def may_come(self, peer: Incarnation) -> bool:
-        """Whether reads of the peer, since ``connect``, have failed or stand as that process is
-        away, silent, not to be trusted or does not take this worker; not for a copy that it
-        refuses."""
-        ...
-
-
-@runtime_checkable
 class Meeting(Protocol):
     """A transport whose peers meet in a place of the machine that may have to be made first."""
-
-    on_met: Callable[[], None]
-    """Called by another thread when ``unmet`` has become something or nothing; set after
-    ``serve``."""
 
     @property
     def unmet(self) -> str | None:

@@ -91,7 +91,7 @@ class AgentTransport:
         *,
         on_gpu: bool,
     ) -> None:
-        self.traits = traits_of(name, copier, on_gpu=on_gpu, cuts=False)
+        self.traits = traits_of(name, copier, on_gpu=on_gpu, by_agent=True)
         self._incarnation, self._copier, self._folder = incarnation, copier, folder
         self._sizes = sizes
         self._giver: Giver | None = None
@@ -101,8 +101,6 @@ class AgentTransport:
         self._landing = Landing(1, 1)
         self._tickets = count()
         self._secrets: dict[Incarnation, bytes] = {}
-        self._left_alone: set[Incarnation] = set()
-        """Peers that were connected when an agent was lost; until another has brought something."""
         self._reads: dict[Ticket, _Read] = {}
         self._taking: list[_Taking] = []
         self._later: list[tuple[float, Piece]] = []
@@ -147,14 +145,6 @@ class AgentTransport:
         self._asker.connect()
         self._secrets[peer] = said.secret
 
-    def may_come(self, peer: Incarnation) -> bool:
-        """See Served: an agent was lost, or owes an answer."""
-        refused = {piece.ticket for _, piece in self._later}  # a producer that it does not know
-        return peer in self._left_alone or any(
-            read.peer == peer and read.left and not read.failed and ticket not in refused
-            for ticket, read in self._reads.items()
-        )
-
     def read(self, peer: Incarnation, extents: Sequence[Extent]) -> Ticket:
         """Ask for the pieces, as far as there are slots for them."""
         ticket = Ticket(next(self._tickets))
@@ -184,7 +174,6 @@ class AgentTransport:
         tags = b"".join(read.tags[index] for index in range(len(read.pieces)))
         if tags:  # nobody asks for those of a pattern
             self._tags[ticket] = tags
-        self._left_alone.discard(read.peer)
         return Progress.DONE
 
     def tags_of(self, ticket: Ticket) -> bytes:
@@ -207,7 +196,6 @@ class AgentTransport:
             what()
         except TransportError as error:
             logger.warning("%s: %s", self.traits.name, error)
-            self._left_alone |= self._secrets.keys()
             self._lose()
 
     def filenos(self) -> list[int]:
@@ -253,7 +241,6 @@ class AgentTransport:
 
     def _forget(self, peer: Incarnation) -> None:
         self._secrets.pop(peer, None)
-        self._left_alone.discard(peer)
         for ticket, read in self._reads.items():
             if read.peer == peer:
                 self._fail(ticket, read)

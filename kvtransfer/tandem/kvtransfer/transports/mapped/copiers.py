@@ -79,9 +79,9 @@ class Copier(Protocol):
         ...
 
 
-def traits_of(name: str, copier: Copier, *, on_gpu: bool, cuts: bool) -> Traits:
-    """Of a transport whose blocks are copied by ``copier`` from memory that others have mapped;
-    ``cuts``: into blocks of another size, too."""
+def traits_of(name: str, copier: Copier, *, on_gpu: bool, by_agent: bool) -> Traits:
+    """Return the traits of a transport whose blocks ``copier`` brings from mapped memory. An agent
+    does not cut blocks into those of another size."""
     return Traits(
         name=name,
         needs_advance=False,
@@ -89,8 +89,9 @@ def traits_of(name: str, copier: Copier, *, on_gpu: bool, cuts: bool) -> Traits:
         lands_in=Region.BLOCKS,
         fenced=True,
         max_extents=copier.at_once,
-        max_pieces=copier.pieces if cuts else 1,
+        max_pieces=1 if by_agent else copier.pieces,
         maps_memory=True,
+        by_agent=by_agent,
     )
 
 

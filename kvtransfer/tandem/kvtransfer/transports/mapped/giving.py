@@ -76,16 +76,13 @@ class DescriptorServer:
         folder: Path,
         *,
         on_garbage: Callable[[], None],
-        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Takes the descriptors over. ``on_change`` is called, by the thread, when ``unmet`` has
-        become something or nothing."""
+        """Take the descriptors over."""
         self.secret = os.urandom(SECRET_BYTES)
         self.path = folder / socket_name(incarnation)
         self._given = given
         self._incarnation, self._key = incarnation, key_for(self.secret, MAPPING)
         self._on_garbage = on_garbage
-        self._on_change = on_change
         self.unmet: str | None = None
         """Why nobody can call now, or None; read by any thread."""
         self._listener: socket.socket | None = None
@@ -143,7 +140,6 @@ class DescriptorServer:
 
     def _look(self) -> None:
         """Listen again where nobody can call (any more)."""
-        before = self.unmet
         if self._listener is None or _file_at(self.path) != self._file:
             self._end_listening()
             self._listen()
@@ -151,8 +147,6 @@ class DescriptorServer:
         if self.unmet is not None:
             self._due = time.monotonic() + self._pause
             self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
-        if (before is None) != (self.unmet is None):
-            self._on_change()
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError):  # of others' sockets

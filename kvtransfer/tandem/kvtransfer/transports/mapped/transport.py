@@ -81,13 +81,11 @@ class MappedTransport:
         on_gpu: bool,
         on_garbage: Callable[[], None] = lambda: None,
     ) -> None:
-        self.traits = traits_of(name, copier, on_gpu=on_gpu, cuts=True)
+        self.traits = traits_of(name, copier, on_gpu=on_gpu, by_agent=False)
         self._incarnation = incarnation
         self._copier = copier
         self._folder = folder
         self._on_garbage = on_garbage
-        self.on_met: Callable[[], None] = lambda: None
-        """See Meeting."""
         self._server: DescriptorServer | None = None
         self._here: dict[Region, Tensor] = {}
         self._block_bytes = 0
@@ -107,11 +105,7 @@ class MappedTransport:
         (a, na), (b, nb), (c, nc) = found
         given = Given((a, b, c), (na, nb, nc))
         self._server = DescriptorServer(
-            given,
-            self._incarnation,
-            self._folder,
-            on_garbage=self._on_garbage,
-            on_change=lambda: self.on_met(),
+            given, self._incarnation, self._folder, on_garbage=self._on_garbage
         )
         self._server.start()
         try:

@@ -1,4 +1,4 @@
-"""How prompts are cut: alone or not, their end, and how many begin in one step."""
+"""Chunks of prompts, alone or not, and the prompts that begin in one step."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from tandem.engine.scheduler.chunks import Chunks
 
 
 def cut(config: SchedulerConfig, num_tokens: int, *, alone: bool) -> list[int]:
-    """Sizes of all chunks of a prompt, blocks being of 16."""
-    chunks, start, found = Chunks(config, 16), 0, []
-    while start < num_tokens:
-        found.append(chunks.count(start, num_tokens - start, 1 << 20, alone=alone))
-        start += found[-1]
+    """Return the sizes of all chunks of a prompt."""
+    chunks = Chunks(config)
+    found: list[int] = []
+    while (rest := num_tokens - sum(found)) > 0:
+        found.append(chunks.count(rest, 1 << 20, alone=alone))
     return found
 
 
@@ -30,13 +30,10 @@ def config(**settings: Any) -> SchedulerConfig:
         ({"lone_prefill_token_threshold": 512}, True, [200]),
         ({"lone_prefill_token_threshold": 512}, False, [64, 64, 64, 8]),
         ({"lone_prefill_token_threshold": 160}, True, [160, 40]),
-        ({"lone_prefill_token_threshold": 512, "last_prefill_chunk_tokens": 64}, True, [144, 56]),
-        ({"lone_prefill_token_threshold": 512, "last_prefill_chunk_tokens": 96}, True, [112, 88]),
-        ({"lone_prefill_token_threshold": 512, "last_prefill_chunk_tokens": 101}, True, [200]),
     ],
 )
 def test_a_prompt_is_cut_for_those_who_wait_for_it(settings, alone, sizes):
-    """By the usual chunk beside others, by a larger one alone, and its end at a block's border."""
+    """A prompt is cut by the usual chunk next to others, and by a larger one alone."""
     assert cut(config(**settings), 200, alone=alone) == sizes
 
 

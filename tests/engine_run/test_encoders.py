@@ -159,7 +159,6 @@ def test_what_an_encoder_does_not_do_is_refused_by_name() -> None:
     [
         ("long_prefill_token_threshold", 32),
         ("lone_prefill_token_threshold", 32),
-        ("last_prefill_chunk_tokens", 32),
         ("max_num_begun_tokens", 32),
         ("kv_cache_memory_bytes", 1 << 20),
         ("kv_offloading_size", 0.1),

@@ -54,9 +54,6 @@ def chunked(config: EngineConfig, prefill: PrefillConfig, kv: KVTransferConfig) 
     }
     if on_gpu and prefill.prefill_chunk_tokens is None and copies_blocks(kv):
         cuts["lone_prefill_token_threshold"] = budget // size * size or budget
-    for name, value in cuts.items():
-        given = getattr(scheduler, name)
-        cuts[name] = value if given is None else given
     return config.with_(long_prefill_token_threshold=chunk, **cuts)
 
 

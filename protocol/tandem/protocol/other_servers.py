@@ -47,7 +47,7 @@ NEEDLESS: Mapping[str, str] = {
     "max_log_len": "prompts are not logged",
     "disable_log_stats": "--log-stats-interval says how often counts are logged",
     "max_seq_len_to_capture": "the sizes of graphs follow --max-num-seqs",
-    "max_num_partial_prefills": "--max-num-begun-tokens bounds prompts that have begun",
+    "max_num_partial_prefills": "--long-prefill-token-threshold bounds a prompt's tokens in a step",
     "enable_sleep_mode": "POST /sleep is always there for administrators",
     "swap_space": "preempted requests are computed again, not swapped",
     "cpu_offload_gb": "weights stay on the device",

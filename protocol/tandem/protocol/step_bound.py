@@ -13,9 +13,7 @@ TARGET_ITL_MS = 25.0
 """A router's target between tokens, unless given."""
 SHARE_OF_TARGET = 0.84
 """Of it: what a step may take, so that what is around it fits."""
-BOUNDS = frozenset({
-    "max_itl_ms", "max_num_mixed_tokens", "mixed_tokens_per_decode", "least_mixed_tokens",
-})  # fmt: skip
+BOUNDS = frozenset({"max_itl_ms", "max_num_mixed_tokens"})
 """Settings of a worker any of which says how long, or how wide, its mixed steps may be."""
 
 

@@ -36,7 +36,6 @@ GROWING_BOUND = ("mixed_tokens_per_decode", "least_mixed_tokens")
 
 PROMPT_CUTS = (
     "lone_prefill_token_threshold",
-    "last_prefill_chunk_tokens",
     "max_num_begun_tokens",
 )
 """Settings of how prompts are cut into chunks."""
@@ -60,25 +59,15 @@ class SchedulerConfig:
     )
     max_num_mixed_tokens: int | None = setting(
         None,
-        "Tokens of a step in which some sequence decodes, its prompt chunks included, however many "
-        "decode; none is what mixed_tokens_per_decode says. Less keeps the gaps between tokens "
-        "short while prompts come.",
+        "Tokens of a step with decodes, prompt chunks included. Fewer keep the gaps between tokens "
+        f"short. None: {GPU_MIXED_TOKENS_PER_DECODE} for each decode and {GPU_LEAST_MIXED_TOKENS} "
+        f"at least on a GPU, {CPU_MIXED_TOKENS_PER_DECODE} and {CPU_LEAST_MIXED_TOKENS} on a CPU.",
         unit="tokens",
     )
-    mixed_tokens_per_decode: int | None = setting(
-        None,
-        "Tokens of a step in which some sequence decodes, for each that does, and "
-        f"least_mixed_tokens at least; {GPU_MIXED_TOKENS_PER_DECODE} on GPUs and "
-        f"{CPU_MIXED_TOKENS_PER_DECODE} on CPUs unless this or max_num_mixed_tokens is given.",
-        unit="tokens",
-    )
-    least_mixed_tokens: int | None = setting(
-        None,
-        "Tokens of a step in which some sequence decodes that mixed_tokens_per_decode allows, "
-        f"however few decode; {GPU_LEAST_MIXED_TOKENS} on GPUs and {CPU_LEAST_MIXED_TOKENS} on "
-        "CPUs unless this or max_num_mixed_tokens is given.",
-        unit="tokens",
-    )
+    mixed_tokens_per_decode: int | None = None
+    """Tokens of a step with decodes, for each decode, unless ``max_num_mixed_tokens`` is given."""
+    least_mixed_tokens: int | None = None
+    """Least tokens of a step with decodes that ``mixed_tokens_per_decode`` allows."""
     max_itl_ms: float | None = setting(
         None,
         "Milliseconds that a step in which some sequence decodes may take for the sake of prompts, "
@@ -92,24 +81,12 @@ class SchedulerConfig:
         "Prompt tokens of one request in one step, at most; none is the whole budget.",
         unit="tokens",
     )
-    lone_prefill_token_threshold: int | None = setting(
-        None,
-        "Prompt tokens of one request in one step, at most, while no other prompt waits or is in "
-        "the step; none is long_prefill_token_threshold.",
-        unit="tokens",
-    )
-    last_prefill_chunk_tokens: int | None = setting(
-        None,
-        "Tokens of the last chunk of a prompt that has twice as many left: what is handed over "
-        "after the prompt's end is no more. None cuts nothing off.",
-        unit="tokens",
-    )
-    max_num_begun_tokens: int | None = setting(
-        None,
-        "Prompt tokens of requests that begin in one step, together: one after the other the first "
-        "ones are done sooner, where a step of so many takes all of the device. None: no limit.",
-        unit="tokens",
-    )
+    lone_prefill_token_threshold: int | None = None
+    """Prompt tokens of one request in one step while no other prompt waits or is in the step; None
+    is ``long_prefill_token_threshold``."""
+    max_num_begun_tokens: int | None = None
+    """Prompt tokens of requests that begin in one step, together; None: no limit. If they begin one
+    after the other, the first are done sooner."""
     policy: str = setting(
         "fcfs",
         "fcfs: by arrival. priority: by the request's priority (lower first), then arrival.",

@@ -13,25 +13,18 @@ from tandem.engine.config.scheduler import SchedulerConfig
 class Chunks:
     """Counts of one scheduler's steps."""
 
-    def __init__(self, config: SchedulerConfig, block_size: int) -> None:
+    def __init__(self, config: SchedulerConfig) -> None:
         whole = config.max_num_batched_tokens
-        self._block_size = block_size
         self._usual = config.long_prefill_token_threshold or whole
         self._alone = config.lone_prefill_token_threshold or self._usual
-        self._last = config.last_prefill_chunk_tokens
         self.most_begun = config.max_num_begun_tokens or whole
         """Prompt tokens of requests that begin in one step."""
 
-    def count(self, start: int, remaining: int, most: int, *, alone: bool) -> int:
-        """Return the tokens of the next chunk of a prompt that has ``start`` tokens computed and
-        ``remaining`` to compute, at most ``most``. ``alone``: no other prompt waits or is in the
-        step. A last chunk is no longer than its setting: a few more rows are one more tile of each
-        product."""
-        count = min(remaining, most, self._alone if alone else self._usual)
-        if self._last is None or count < remaining or remaining < 2 * self._last:
-            return count
-        end = -(-(start + remaining - self._last) // self._block_size) * self._block_size
-        return min(end - start, count)
+    def count(self, remaining: int, most: int, *, alone: bool) -> int:
+        """Return the tokens of the next chunk of a prompt with ``remaining`` tokens to compute, at
+        most ``most``. ``alone``: no other prompt waits or is in the
+        step."""
+        return min(remaining, most, self._alone if alone else self._usual)
 
 
 def cost_behind(start: int, count: int, steepness: float) -> float:

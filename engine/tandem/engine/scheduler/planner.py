@@ -98,7 +98,7 @@ class Planner:
         self._measured = measured or MeasuredSteps()
         self._padding = padding or Padding()
         self._max_itl = None if config.max_itl_ms is None else config.max_itl_ms / 1000
-        self._chunks = Chunks(config, roster.manager.block_size)
+        self._chunks = Chunks(config)
         self._max_num_seqs = config.max_num_seqs
         self._replay = config.replay_check_tokens
         self._computes_whole = computes_whole
@@ -320,7 +320,7 @@ class Planner:
             most = min(most, draft.parts.get(request.tenant, 0))
         if draft.room is not None:
             most = draft.room.most(request.num_computed, min(most, remaining))
-        count = self._chunks.count(request.num_computed, remaining, most, alone=alone)
+        count = self._chunks.count(remaining, most, alone=alone)
         if count == 0 or request.plan_limit <= request.num_tokens:
             return
         if not request.on_rank:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -91,7 +92,10 @@ class Call:
         self._context = context
         self._intake = intake
         self._task = task
-        self._has_begun = False
+        self._loop = loop
+        self._watch: asyncio.TimerHandle | None = None
+        self._write_ends = math.inf
+        """The time at which the write under way is late."""
         self._holding: Holding | None = None
         self._no_room: asyncio.Future[None] = loop.create_future()
 
@@ -131,24 +135,39 @@ class Call:
             self._no_room.set_result(None)
 
     def let_go(self) -> None:
-        """Hold no bytes any more: the message is understood, or the call has ended."""
+        """Hold the bytes of the message no more: it is understood."""
         self.num_taken = 0
         if self._holding is not None:
             self._intake.release(self._holding)
             self._holding = None
 
     async def write(self, message: bytes) -> None:
-        """Send a message, as soon as the client has room for it. Raises NotRead."""
+        """Send a message, as soon as the client has room for it. The call ends with NotRead if that
+        takes too long."""
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._intake.write_seconds, self._check_read)
+            # Sent alone: a write that is cancelled would not count as the begin of an answer.
+            await self._context.send_initial_metadata(())
         seconds = self._intake.write_seconds * (1 + len(message) // MIN_DRAINED)
-        try:
-            async with asyncio.timeout(seconds):
-                if not self._has_begun:  # alone: a write that is cancelled would not count as begun
-                    self._has_begun = True
-                    await self._context.send_initial_metadata(())
-                await self._context.write(message)
-        except TimeoutError:
-            words = f"the client did not read a message within {seconds:g} s"
-            raise NotRead(grpc.StatusCode.DEADLINE_EXCEEDED, words) from None
+        self._write_ends = self._loop.time() + seconds
+        await self._context.write(message)
+        self._write_ends = math.inf
+
+    def _check_read(self) -> None:
+        """End the call if a write is late. One timer for a call: one for each token costs more."""
+        now = self._loop.time()
+        if now >= self._write_ends:
+            words = "the client does not read its answer"
+            self.end(NotRead(grpc.StatusCode.DEADLINE_EXCEEDED, words))
+        else:
+            when = min(self._write_ends, now + self._intake.write_seconds)
+            self._watch = self._loop.call_at(when, self._check_read)
+
+    def close(self) -> None:
+        """Give back what the call holds. It sends nothing more but its status."""
+        self.let_go()
+        if self._watch is not None:
+            self._watch.cancel()
 
     def end(self, failure: RpcError) -> None:
         """End the call with a status, wherever it is."""

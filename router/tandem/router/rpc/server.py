@@ -93,7 +93,7 @@ class Server(grpc.GenericRpcHandler):
             failure = await self._answer(call)
         finally:
             self._calls.discard(call)
-            call.let_go()
+            call.close()
         if failure is not None:
             await call.abort(failure)
 
@@ -102,13 +102,12 @@ class Server(grpc.GenericRpcHandler):
         try:
             await self._method(call)(call)
         except (asyncio.CancelledError, grpc.aio.InternalError):
-            if call.failure is None:
+            if call.failure is None or isinstance(call.failure, NotRead):
                 self._count_cancelled(call)
+            if call.failure is None:
                 raise asyncio.CancelledError from None  # gRPC logs any other exception
             return call.failure
         except Exception as error:
-            if isinstance(error, NotRead):
-                self._count_cancelled(call)
             return failure_of(error)
         return None
 

@@ -1,7 +1,6 @@
 """Settings explain and check themselves."""
 
 import socket
-from dataclasses import fields
 
 import pytest
 from tests.kvtransfer.builders import Consumer, Producer, make_config
@@ -15,11 +14,8 @@ from tandem.protocol.ids import new_incarnation
 from tandem.protocol.settings import settings_of
 
 
-def test_every_field_is_a_setting():
-    """cli/ makes flags of them, all under one prefix."""
-    settings = list(settings_of(KVTransferConfig))
-    assert len(settings) == len(fields(KVTransferConfig))
-    for each in settings:
+def test_settings_share_one_prefix():
+    for each in settings_of(KVTransferConfig):
         assert each.name.startswith("kv_")
 
 

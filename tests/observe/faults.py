@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SETTINGS = {"handoffFailuresPerSecond": 0.01, "slowHandoffShare": 0.02}
 """Of the chart's rules, for a fault that strikes a few times a minute; all else is as it comes."""
 STOPPED, SHORTLY, BETWEEN = 7.0, 3.0, 6.0
-"""Seconds: longer than a peer's silence is borne (``--kv-beat-timeout``), shorter, and between."""
+"""Seconds: longer than a peer's silence is borne (four seconds), shorter, and between."""
 SMALL = ["--num-gpu-blocks-override", "64", "--block-size", "16", "--watermark", "0"]
 
 Strike = Callable[["Stack", threading.Event], None]

@@ -1,7 +1,4 @@
-"""Settings of the KV hand-off, each with the words that ``--help`` shows.
-
-cli/ makes flags of them.
-"""
+"""Settings of the KV hand-off. Those with a help text are flags, the others constants."""
 
 from dataclasses import dataclass, fields
 
@@ -50,15 +47,11 @@ class KVTransferConfig:
     )
     kv_send_slots: int = setting(16, "Send slots of a worker that exports KV.", unit="slots")
     kv_receive_slots: int = setting(16, "Receive slots of a worker that takes KV.", unit="slots")
-    kv_slots_per_peer: int = setting(
-        8, "Slots of either kind that one peer may hold; less than all, so that none starves."
-    )
-    kv_credits: int | None = setting(
-        None,
-        "Parts of one hand-off that may be packed and not yet taken. None is 6 where slots lie in "
-        "GPU memory, 4 in the host's.",
-        unit="parts",
-    )
+    kv_slots_per_peer: int = 8
+    """Slots of either kind that one peer may hold."""
+    kv_credits: int | None = None
+    """Parts of one hand-off that are packed and not taken yet; None: 6 if slots lie in GPU memory,
+    else 4."""
     kv_lease_seconds: float = setting(
         30.0,
         "Hard cap of a lease after the prompt is done; the request's budget if less.",
@@ -67,9 +60,8 @@ class KVTransferConfig:
     kv_lease_quota: float = setting(
         0.9, "Share of a worker's blocks that hand-offs may hold; 0.3 where it also decodes."
     )
-    kv_lease_backlog: float = setting(
-        4.0, "Admitted hand-offs, running or queued, in multiples of the quota.", unit="quotas"
-    )
+    kv_lease_backlog: float = 4.0
+    """Admitted hand-offs, running or queued, in multiples of the quota."""
     kv_pull_peers: int = setting(
         0,
         "Other workers of the service to which this one keeps links, so that it can pull the start "
@@ -80,38 +72,31 @@ class KVTransferConfig:
     kv_pull_quota: float = setting(
         0.3, "Share of a worker's blocks that may be lent at once to peers that pull them."
     )
-    kv_tombstone_seconds: float = setting(
-        60.0, "How long an ended hand-off is remembered, to answer what comes late.", unit="s"
-    )
-    kv_expect_seconds: float = setting(
-        30.0, "How long a consumer's OPEN waits for the request to be admitted here.", unit="s"
-    )
+    kv_tombstone_seconds: float = 60.0
+    """Time for which an ended hand-off is remembered, to answer late messages."""
+    kv_expect_seconds: float = 30.0
+    """Time for which the OPEN of a consumer waits until the request is admitted here."""
     kv_transfer_seconds: float = setting(
         20.0,
         "A load that makes no progress for this long, with parts due, has failed; a link on which "
         "a read hangs for so long, and no later one ends, is made again.",
         unit="s",
     )
-    kv_commit_seconds: float = setting(
-        5.0, "How long a consumer waits for the answer to DONE.", unit="s"
-    )
-    kv_wait_seconds: float = setting(
-        600.0, "Budget of a hand-off whose request has no deadline.", unit="s"
-    )
-    kv_beat_seconds: float = setting(0.5, "Interval of a link's beats, both ways.", unit="s")
-    kv_beat_timeout: float = setting(4.0, "A peer silent for this long is lost.", unit="s")
-    kv_slow_seconds: float = setting(
-        1.0,
-        "A hand-off that is not done so long after the end of its prompt, and has had four times "
-        "what its bytes take at the best rate of its link, is warned of and counted.",
-        unit="s",
-    )
-    kv_stall_seconds: float = setting(
-        60.0, "A peer with work whose engine and transfers stand still this long is lost.", unit="s"
-    )
-    kv_connect_seconds: float = setting(
-        5.0, "How long a peer may take over HELLO and the pattern probe.", unit="s"
-    )
+    kv_commit_seconds: float = 5.0
+    """Time for which a consumer waits for the answer to DONE."""
+    kv_wait_seconds: float = 600.0
+    """Budget of a hand-off whose request has no deadline."""
+    kv_beat_seconds: float = 0.5
+    """Interval of the heartbeats of a link, both ways."""
+    kv_beat_timeout: float = 4.0
+    """A peer that is silent for this long is lost."""
+    kv_slow_seconds: float = 1.0
+    """A hand-off that takes this long after its prompt, and four times the time that its bytes take
+    at the best rate of its link, is logged and counted as slow."""
+    kv_stall_seconds: float = 60.0
+    """A peer with work whose engine and transfers stand still for this long is lost."""
+    kv_connect_seconds: float = 5.0
+    """Time that HELLO and the pattern probe of a peer may take."""
     kv_quarantine_seconds: float = setting(
         30.0,
         "How long a link is quarantined after data that failed its identity or digest.",
@@ -130,7 +115,7 @@ class KVTransferConfig:
     kv_min_megabytes_per_second: int | None = setting(
         None,
         "Rate that a new link must give, by the best of three reads of its pattern; none: any. A "
-        "fast link wants more --kv-probe-bytes, since a short read is mostly waiting.",
+        "fast link requires more --kv-probe-bytes: a short read mostly waits.",
         unit="MB/s",
     )
     kv_control_host: str = setting(
@@ -165,11 +150,9 @@ class KVTransferConfig:
     )
     kv_data_port: int = setting(0, "First port to try for the tcp connector; 0 takes any free.")
     kv_data_ports: int = setting(16, "How many ports to try from the first on.", unit="ports")
-    kv_tcp_streams: int | None = setting(
-        None,
-        "Sockets of the tcp connector to each peer, and threads that move bytes by them, 1 to 16. "
-        "None is 4 for a GPU's blocks, 2 for a CPU's.",
-    )
+    kv_tcp_streams: int | None = None
+    """Sockets and threads of the tcp connector to each peer; None: 4 for the blocks of a GPU, 2 for
+    those of a CPU."""
     kv_secret: str = setting(
         "", "Shared by the workers of a service; peers without it are turned away."
     )

@@ -84,12 +84,17 @@ cov: setup  ## Run the tests and say which lines they never reach
 	$(PYTEST) -m "not full and not cluster" --cov --cov-report=term-missing $(ARGS)
 
 .PHONY: lint
-lint: setup  ## Check style, format, types, layers and unused names
+lint: setup  ## Check style, format, types, layers, unused names and sizes
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/vulture
+	$(BIN)/python -m scripts.house
+
+.PHONY: house
+house: setup  ## Print the sizes of the code base next to the limits of house.toml
+	$(BIN)/python -m scripts.house
 
 .PHONY: format
 format: setup  ## Put every file into the house's format

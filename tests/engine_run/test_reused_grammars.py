@@ -13,8 +13,7 @@ from tests.engine_plan.builders import params_of, request_of
 from tests.engine_run.patience import SECONDS
 from tokenizers.pre_tokenizers import ByteLevel
 
-from tandem.engine.request import Request, RequestGroup
-from tandem.engine.scheduler.gates import TokenConstraint
+from tandem.engine.request import Request, RequestGroup, TokenConstraint
 from tandem.engine.step import SeqId
 from tandem.engine.structured import StructuredOutputManager, llguidance
 from tandem.engine.structured.constraint import Constraint

@@ -14,20 +14,18 @@ import sys
 from collections.abc import Container
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Protocol, Self
 
 import msgspec
 
 from tandem.engine.step import NewSequence, SeqId
+from tandem.protocol.errors import Refusal
 from tandem.protocol.hashing import extend_hashes
 from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.outputs import TokenLogprobs
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.protocol.sampling import SamplingParams
 from tandem.protocol.timeline import NoteBook
-
-if TYPE_CHECKING:
-    from tandem.engine.scheduler.gates import Gate, TokenConstraint
 
 Order = tuple[int, int, int, int]
 """(priority, tag of the tenant's turn, arrival, choice); smaller goes first. Unique in one engine.
@@ -49,6 +47,113 @@ class RequestState(Enum):
     PREEMPTED = "preempted"
     """Back in the queue without blocks, to be computed again."""
     FINISHED = "finished"
+
+
+class Gate(Protocol):
+    """Called by the scheduler in its step loop; never blocks. For one sequence: ``admit``, then
+    ``failed`` and ``ready`` until it is one of them, ``enter``, and ``release`` at its end,
+    whatever came before. A preemption changes nothing: what was entered stays until ``release``."""
+
+    @property
+    def seconds(self) -> float:
+        """How long a request may wait here."""
+        ...
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether the gate makes what it makes once, for all that will come: time that no request
+        is charged with."""
+        ...
+
+    def asks(self, source: EngineCoreRequest) -> bool:
+        """Whether a request has to pass here; if not, it is never heard of again."""
+        ...
+
+    def admit(self, request: Request) -> Refusal | None:
+        """Begin what is slow, or say why not; then nothing is held."""
+        ...
+
+    def waits(self, request: Request) -> bool:
+        """Whether others are before it, so that nobody is at work for it: such time is not charged
+        to the work."""
+        ...
+
+    def failed(self, request: Request) -> Refusal | None:
+        """Why it never opens, which ends the request."""
+        ...
+
+    def ready(self, request: Request) -> bool:
+        """Whether it is open."""
+        ...
+
+    def overdue(self, request: Request) -> Refusal:
+        """What to tell a request that waited for ``seconds``: for others, or for its own."""
+        ...
+
+    def enter(self, request: Request) -> None:
+        """All gates are open: give the request what it came for."""
+        ...
+
+    def forked(self, parent: Request, child: Request) -> None:
+        """``child`` goes on from where ``parent`` is, and holds the same from now on."""
+        ...
+
+    def release(self, request: Request) -> None:
+        """The request ended, or it was never let in."""
+        ...
+
+    def close(self) -> None:
+        """The engine ends. May be called twice."""
+        ...
+
+
+class TokenConstraint(Protocol):
+    """Which tokens a request may get: what a gate may leave in ``Request.constraint``. A mask is
+    made after each token, and the next is drawn when it is there. Methods raise TandemError when
+    the tokens cannot be followed."""
+
+    @property
+    def mask(self) -> bytes | bytearray:
+        """Of the next token, a row of ``TokenMasks.words``; once ``is_ready``."""
+        ...
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether no token may come next; once ``is_ready``."""
+        ...
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether the answer so far can only end."""
+        ...
+
+    def is_ready(self, seconds: float = 0.0) -> bool:
+        """Whether the next token's mask is made, waited for so long."""
+        ...
+
+    def call_when_ready(self) -> None:
+        """Have the step loop woken once the mask is made: nobody looks for it meanwhile."""
+        ...
+
+    def accept(self, token: int, *, last: bool = False) -> bool:
+        """The answer went on by ``token``, its ``last`` one or not; whether it can only end now."""
+        ...
+
+    def ends_with(self, token: int) -> bool:
+        """Whether it could only end after ``token``, which is not taken."""
+        ...
+
+    def fork(self) -> Self:
+        """A constraint of another choice, which stands where this one does."""
+        ...
+
+    def drop(self) -> object:
+        """The request ended: whatever is left for the gate."""
+        ...
+
+    def refusal(self, words: str) -> Refusal:
+        """How a request ends whose tokens cannot be followed further."""
+        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -25,9 +25,9 @@ from tandem.engine.executor.base import Executor, WrittenAhead
 from tandem.engine.kv_memory import Capacity, SlabAllocator
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.offload.connector import OffloadConnector
+from tandem.engine.request import Gate
 from tandem.engine.scheduler.admission import Limits, SeedSource
 from tandem.engine.scheduler.connector import KVConnector
-from tandem.engine.scheduler.gates import Gate
 from tandem.engine.scheduler.scheduler import Scheduler
 from tandem.engine.stat_loggers import PrometheusStatLogger, StatLoggers
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.config.scheduler import SchedulerConfig
 from tandem.engine.kv_memory import StepSize
-from tandem.engine.request import Request, RequestGroup, RequestState
+from tandem.engine.request import Gate, Request, RequestGroup, RequestState
 from tandem.engine.scheduler.admission import (
     Limits,
     admitted,
@@ -30,7 +30,7 @@ from tandem.engine.scheduler.connector import InStepConnector, KVConnector
 from tandem.engine.scheduler.connectors import compose
 from tandem.engine.scheduler.constrained import IDLE_WAIT_SECONDS, Ending
 from tandem.engine.scheduler.flow import Flow
-from tandem.engine.scheduler.gates import Gate, Gates
+from tandem.engine.scheduler.gates import Gates
 from tandem.engine.scheduler.padding import Padding
 from tandem.engine.scheduler.planner import Planner
 from tandem.engine.scheduler.remote import RemoteKV

@@ -188,3 +188,19 @@ def test_a_port_that_is_taken_ends_the_start(raw: Any, decode: Make) -> None:
 
     asyncio.run(start())
     assert RawClient(client.port).status(asked())[0] is Code.OK
+
+
+def test_a_process_that_the_router_starts_ends_no_call(raw: Any, decode: Make) -> None:
+    """A template of a request runs in a process of its own, while a call of gRPC runs."""
+    go = threading.Event()
+    worker = decode(behaviour=held_until(go))
+    served, client = raw(worker, trust_request_chat_template=True)
+    call = client.start(LONG)
+    wait_for(lambda: worker.submitted)
+    messages = [{"role": "user", "content": "Hi"}]
+    body = {"messages": messages, "chat_template": "{{ messages[0].content }}"}
+    answer = served.post("/tokenize", json=body)
+
+    assert answer.status_code == 200, answer.text
+    go.set()
+    assert texts(call) == ANSWER

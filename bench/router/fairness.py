@@ -25,10 +25,10 @@ from dataclasses import dataclass
 
 import httpx
 from hogs import NAMES, be
-from stall import wait_ready
 
 from tandem.cli.ports import free_ports
 
+READY_SECONDS = 300.0
 VICTIM, HOG = "key-of-the-victim", "key-of-the-hog"
 PROMPT = "The quick brown fox. " * 430
 
@@ -101,6 +101,19 @@ def beside(name: str, url: str, rpc_port: int, client: httpx.Client, count: int)
         hog.kill()
         hog.join()
         time.sleep(3.0)
+
+
+def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Wait until the stack serves. Raises SystemExit if it ends or takes too long."""
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/ready").status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.5)
+    raise SystemExit("the stack did not become ready")
 
 
 def store(client: httpx.Client) -> str:

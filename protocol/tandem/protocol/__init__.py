@@ -1,4 +1,4 @@
-"""What crosses router and worker: requests, outputs, commands, errors, hashes, layouts.
+"""Messages between router and worker: requests, outputs, commands, errors, hashes, layouts.
 
-Imports nothing of Tandem and no torch, so that every image can hold it. Import from the modules.
+Imports nothing of Tandem and no torch, so every image can contain it. Import from the modules.
 """

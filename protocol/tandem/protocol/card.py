@@ -1,4 +1,5 @@
-"""How a worker introduces itself: what it serves and whether its KV fits another's."""
+"""Model cards of workers: the served model, and a fingerprint that shows whether KV is
+compatible."""
 
 from enum import StrEnum
 from hashlib import blake2b
@@ -10,15 +11,15 @@ from tandem.protocol.layout import KVLayout
 from tandem.protocol.pooling import ModelPooling
 
 PROTOCOL_VERSION = 4
-"""Raised whenever a frame, the hash or the layout changes meaning."""
+"""Increased whenever a frame, the hash or the layout changes meaning."""
 HANDOFF_VERSION = 8
-"""Raised whenever a message between workers, or a slot's header, changes meaning."""
+"""Increased whenever a message between workers, or a slot's header, changes meaning."""
 WIRE = f"{PROTOCOL_VERSION}.{HANDOFF_VERSION}"
-"""Of routers and workers that serve together: pods of another wire have no link to them."""
+"""Version of routers and workers that can serve together. Pods of another wire have no link."""
 
 
 class WorkerRole(StrEnum):
-    """What a router may place on a worker."""
+    """Kinds of legs that a router may place on a worker."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -26,10 +27,10 @@ class WorkerRole(StrEnum):
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker's KV is of and how it lies in memory."""
+    """Identity of a worker's KV: weights, dtype and memory layout."""
 
     revision: str
-    """Digest of weights and config, as hub/ gave it."""
+    """Digest of weights and config, computed by hub/."""
     dtype: str
     layout: KVLayout
     tensor_parallel_size: int = 1
@@ -37,14 +38,14 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """32 hex digits of all of it: the root of block hashes."""
+        """Return 32 hex digits over all fields: the root of block hashes."""
         fields = msgspec.msgpack.encode(self)
         return blake2b(fields, digest_size=16, person=b"tandem-print").hexdigest()
 
     @property
     def compatibility(self) -> str:
-        """32 hex digits, equal for workers whose KV is of one kind: how many tokens a block of
-        theirs has, and among how many ranks a layer's heads are shared, is apart from it."""
+        """Return 32 hex digits that are equal for workers with compatible KV. The block size, and
+        the number of ranks that share a layer's heads, are left out."""
         replace = msgspec.structs.replace
         groups = tuple(
             replace(each, num_kv_heads=each.num_kv_heads * self.tensor_parallel_size)
@@ -55,14 +56,15 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
         return blake2b(fields, digest_size=16, person=b"tandem-compat").hexdigest()
 
     def with_block_size(self, block_size: int) -> "Fingerprint":
-        """That of a worker which differs in nothing but the tokens of its blocks."""
+        """Return a copy with another number of tokens per block."""
         replace = msgspec.structs.replace
         groups = tuple(replace(each, block_size=block_size) for each in self.layout.groups)
         return replace(self, layout=KVLayout(groups))
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``EngineCoreClient.describe`` answers and a worker's WELCOME carries."""
+    """Description of a served model: result of ``EngineCoreClient.describe`` and content of a
+    worker's WELCOME."""
 
     model: str
     """Name under which the model is served."""
@@ -80,20 +82,21 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """None for an engine inside this process."""
     incarnation: Incarnation | None = None
     control: str | None = None
-    """``host:port`` of the control socket, as peers can reach it, of a worker that hands over: a
-    prefill worker, or any that lends cached blocks."""
+    """``host:port`` of the control socket, as peers can reach it. Set by prefill workers and by any
+    worker that lends cached blocks."""
     max_handoff_tokens: int | None = None
-    """Tokens of the longest prompt that a prefill worker hands over: what its lease quota holds.
-    None: no limit but ``max_model_len``."""
+    """Tokens of the longest prompt that a prefill worker hands over, limited by its lease quota.
+    None: limited by ``max_model_len`` only."""
     pull_peers: int = 0
-    """Workers, beside those that it takes hand-offs from, to which it keeps links so that it can
-    pull cached prefixes from them."""
+    """Number of workers to which it keeps links for pulling cached prefixes, in addition to the
+    workers that hand over to it."""
     pooling: ModelPooling | None = None
-    """What the model gives beside tokens; None from a worker that does not know of it."""
+    """Tasks of the model other than generation. None from a worker of a version without pooling."""
     prompt_embeds: int | None = None
-    """Values of each vector of a prompt that is given as embeddings; None where no such prompts are
-    taken."""
+    """Values of each vector of a prompt that is given as embeddings. None if such prompts are
+    refused."""
     prefix_caching: bool = True
-    """Whether it caches blocks: without, no prompt's blocks need be hashed before they are sent."""
+    """True if it caches blocks. If False, a prompt's blocks need not be hashed before they are
+    sent."""
     ends_choices: bool = False
-    """Whether it takes ``Cancel.choices``; False from a worker that does not know of it."""
+    """True if it supports ``Cancel.choices``. False from a worker of a version without it."""

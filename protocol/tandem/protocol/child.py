@@ -1,7 +1,7 @@
-"""How a supervisor on this machine tells its own process from a stranger on the same port.
+"""Token by which a supervisor recognises its own process on a port of this machine.
 
-It gives each process a token in the environment, and the process repeats it in the header of
-``/ready``. Called by the router and by workers' probes; checked by cli/.
+The supervisor gives each process a token in the environment. The process repeats it in the header
+of ``/ready``. Used by the router and by workers' probes; checked by cli/.
 """
 
 import os
@@ -11,6 +11,6 @@ HEADER_CHILD_TOKEN = "Tandem-Child"
 
 
 def child_headers() -> dict[str, str]:
-    """The header for ``/ready``; nothing where no supervisor gave a token."""
+    """Return the header for ``/ready``; empty if no supervisor set a token."""
     token = os.environ.get(ENV_CHILD_TOKEN)
     return {HEADER_CHILD_TOKEN: token} if token else {}

@@ -1,4 +1,4 @@
-"""The one way to a running engine: in this process, in another, or behind the router."""
+"""Interface of a running engine: in this process, in another, or through the router."""
 
 from collections.abc import AsyncIterator
 from typing import Protocol
@@ -11,22 +11,22 @@ from tandem.protocol.requests import EngineCoreRequest
 
 
 class EngineCoreClient(Protocol):
-    """``InprocClient`` (engine in this process) and the router's ``Dispatcher`` (many workers,
-    hand-off, failure ladder)."""
+    """Implemented by ``InprocClient`` (engine in this process) and the router's ``Dispatcher``
+    (many workers, hand-off, failure ladder)."""
 
     def stream(
         self, request: EngineCoreRequest, context: RequestContext = ORDINARY
     ) -> AsyncIterator[EngineOutput | Accepted]:
-        """Yield the outputs of all choices until each has finished; then stop. Of a request that is
-        pooled that is one ``PooledOutput``, of others each is an ``EngineCoreOutput``. Before the
-        first there may be one ``Accepted``, if ``context.tells_accepted``.
+        """Yield the outputs of all choices until each has finished, then stop. A pooled request
+        yields one ``PooledOutput``; any other request yields ``EngineCoreOutput`` objects. One
+        ``Accepted`` may precede them if ``context.tells_accepted``.
 
         Positions of one choice come in order without gaps or repeats. Closing the iterator
-        (``aclose``) aborts the request wherever it is and frees what it holds.
+        (``aclose``) aborts the request in every process and frees its blocks.
 
-        Raises RequestRefused when nothing was started, RequestFailed when it ended without an
-        answer (after the request's budget at the latest), InvalidParameter for bad parameters and
-        for a route where there is one way only.
+        Raises RequestRefused if no work was started. Raises RequestFailed if the request ended
+        without an answer, at the latest after its budget. Raises InvalidParameter for bad
+        parameters, and for a route if the client has only one engine.
         """
         ...
 
@@ -35,9 +35,10 @@ class EngineCoreClient(Protocol):
         ...
 
     async def describe(self) -> ModelCard:
-        """What is served. Waits until it is known; raises RequestFailed at the deadline."""
+        """Return the card of the served model. Waits until it is known. Raises RequestFailed at the
+        deadline."""
         ...
 
     async def close(self) -> None:
-        """Abort what runs and let go of sockets and threads. May be called twice."""
+        """Abort running requests and close sockets and threads. May be called twice."""
         ...

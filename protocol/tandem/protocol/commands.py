@@ -1,4 +1,4 @@
-"""What an operator asks of an engine beside requests: one small command, one reply."""
+"""Commands to an engine other than requests: one small command, one reply."""
 
 from enum import StrEnum
 
@@ -15,11 +15,12 @@ class CommandName(StrEnum):
     DRAIN = "drain"
     """Take nothing new, finish what runs."""
     SLEEP = "sleep"
-    """Give memory back until ``WAKE_UP``; asked again until all is quiet (see ``SleepMode``)."""
+    """Free the engine's memory until ``WAKE_UP``. Sent again until no request runs (see
+    ``SleepMode``)."""
     WAKE_UP = "wake_up"
-    """Take memory again, all of it or what ``tags`` name."""
+    """Allocate the memory again, all of it or the parts in ``tags``."""
     IS_SLEEPING = "is_sleeping"
-    """Whether the engine sleeps, as ``SLEEP`` counts it."""
+    """Report whether the engine sleeps, by the same count as ``SLEEP``."""
     START_PROFILE = "start_profile"
     """Record what steps do, until ``STOP_PROFILE``; refused where no folder is set for it."""
     STOP_PROFILE = "stop_profile"
@@ -27,29 +28,29 @@ class CommandName(StrEnum):
 
 
 class SleepMode(StrEnum):
-    """What becomes of requests that run when an engine is put to sleep."""
+    """Treatment of running requests when an engine is put to sleep."""
 
     ABORT = "abort"
-    """They end at once."""
+    """Abort them at once."""
     WAIT = "wait"
-    """They come to their end; nothing new is taken meanwhile."""
+    """Let them finish; new requests are refused meanwhile."""
 
 
 class SleepTag(StrEnum):
-    """What an engine takes again when it wakes up."""
+    """Parts of the engine's memory that a wake-up can restore."""
 
     WEIGHTS = "weights"
     KV_CACHE = "kv_cache"
 
 
 SLEEP_LEVELS = (1, 2)
-"""1 keeps weights in host memory, 2 drops them and loads them anew; both drop all KV."""
+"""1 keeps weights in host memory; 2 drops them and loads them again. Both drop all KV."""
 MAX_SLEEP_WAIT_S = 600.0
-"""Longest time in which requests may come to their end before an engine sleeps."""
+"""Longest time that requests may take to finish before an engine sleeps."""
 MEMORY_SECONDS = 600.0
 """A command that moves weights must be answered within this."""
 PROFILE_SECONDS = 120.0
-"""A profile must have begun, or be written, within this: the first loads a library."""
+"""Deadline for starting or writing a profile. The first start loads a library."""
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,8 +62,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def seconds_for(command: Command, usual: float) -> float:
-    """How long an engine may take to answer, if ``usual`` is it for what moves no memory and
-    writes no file."""
+    """Return the seconds within which an engine must answer. ``usual`` applies to commands that
+    neither move memory nor write a file."""
     if command.name in (CommandName.SLEEP, CommandName.WAKE_UP):
         return MEMORY_SECONDS
     profiles = command.name in (CommandName.START_PROFILE, CommandName.STOP_PROFILE)

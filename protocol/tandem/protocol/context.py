@@ -1,4 +1,4 @@
-"""What a caller says of a request beside what an engine computes: for a client, for no worker."""
+"""Facts about a request that a client needs and no worker receives."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ from tandem.protocol.card import WorkerRole
 
 
 class Shape(StrEnum):
-    """How a request is served."""
+    """Ways to serve a request."""
 
     DISAGGREGATED = "disaggregated"
-    """By a prefill and a decode worker."""
+    """Served by a prefill and a decode worker."""
     AGGREGATED = "aggregated"
-    """By one worker."""
+    """Served by one worker."""
 
 
 @dataclass(slots=True)
 class Route:
-    """The way through a fleet that a canary asks for, and the way that it went."""
+    """Route that a canary requests, and the route that was taken."""
 
     shape: Shape | None = None
     prefill_revision: str | None = None
     decode_revision: str | None = None
     served_shape: Shape | None = None
-    """Of the attempt whose tokens were emitted last; None before the first."""
+    """Shape of the attempt whose tokens were emitted last; None before the first."""
     served_prefill: str = ""
     """Revision of its prefill worker, if it had one."""
     served_decode: str = ""
 
     def revision_of(self, role: WorkerRole) -> str | None:
-        """The one revision of a role that may serve it."""
+        """Return the revision that a worker of ``role`` must have; None allows any."""
         return self.prefill_revision if role is WorkerRole.PREFILL else self.decode_revision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """Goes with a request, as a value, from where it came in to ``EngineCoreClient.stream``."""
+    """Values passed along with a request from its arrival to ``EngineCoreClient.stream``."""
 
     arrived: float | None = None
-    """When it came in, on the loop's (monotonic) clock; None takes the time of ``stream``."""
+    """Arrival time on the loop's (monotonic) clock. None: the time of ``stream``."""
     route: Route | None = None
-    """Of an operator's canary, which is counted apart; None for users."""
+    """Route of an operator's canary, which is counted separately; None for users."""
     tells_accepted: bool = False
-    """Whether the caller wants an ``Accepted`` before the outputs, once the request waits in a
+    """True if the caller expects an ``Accepted`` before the outputs, once the request waits in a
     queue or at a worker."""
     takes_partial: bool = False
-    """Whether what there is at its deadline is an answer to its caller."""
+    """True if the caller accepts the partial output at the deadline as an answer."""
     ended: list[int] | None = None
-    """Choices that the caller has found at their end while workers would go on (a stop string),
-    appended by the caller as it reads, taken off by the client; None where nobody looks."""
+    """Choices that ended for the caller although workers would continue (a stop string). The caller
+    appends them as it reads; the client removes them. None if no client reads the list."""
 
 
 ORDINARY = RequestContext()
-"""Of a user's request that has just come."""
+"""Context of a user's request that has just arrived."""

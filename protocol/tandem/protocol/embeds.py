@@ -1,7 +1,7 @@
-"""A prompt that is given as embeddings in place of token ids, as bytes that any process may carry.
+"""Prompts given as embeddings instead of token ids, as bytes that any process can forward.
 
-No numbers are made of the bytes here: a router has neither torch nor numpy. Their exponents are
-looked at in whole slices, by arithmetic of long integers.
+The bytes are never converted to numbers here: a router has neither torch nor numpy. Exponents are
+checked in whole slices, by arithmetic of long integers.
 """
 
 from functools import cache
@@ -11,12 +11,12 @@ import msgspec
 from tandem.protocol.errors import InvalidParameter
 
 PLACEHOLDER = 0
-"""Token id that stands for each embedding where a prompt is counted by its ids."""
+"""Token id that stands for each embedding if a prompt is counted by its ids."""
 MOST_BYTES = 48 << 20
-"""Of one prompt's values: what a frame to a worker holds, with room for the rest of a request."""
+"""Maximum number of bytes of one prompt's values. A frame to a worker holds them and the rest of a request."""
 MAX_MAGNITUDE = 32_768
-"""Values are smaller than this, and so finite: embeddings of models are of a few hundred at most,
-and a float16 model has no room for many times as much."""
+"""Exclusive bound of a value's magnitude. Embeddings of models are at most a few hundred, and
+float16 overflows at about twice this bound."""
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a value, by dtype."""
 _SLICE = 1 << 16
@@ -39,34 +39,34 @@ class PromptEmbeds(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def row_bytes(self) -> int:
-        """Of one vector."""
+        """Return the bytes of one vector."""
         return self.hidden_size * WIDTHS[self.dtype]
 
     @property
     def num_tokens(self) -> int:
-        """Positions of the prompt."""
+        """Return the number of positions of the prompt."""
         return len(self.values) // self.row_bytes
 
     @property
     def shape_text(self) -> str:
-        """Shape and dtype, for messages."""
+        """Return shape and dtype as text for messages."""
         width = WIDTHS.get(self.dtype, 1) * max(self.hidden_size, 1)
         return f"[{len(self.values) // width}, {self.hidden_size}] {self.dtype}"
 
     def rows(self, first: int, end: int) -> memoryview:
-        """Bytes of positions [first, end), those that there are."""
+        """Return the bytes of positions [first, end), cut at the prompt's end."""
         size = self.row_bytes
         return memoryview(self.values)[first * size : end * size]
 
     def cut(self, first: int, end: int) -> "PromptEmbeds":
-        """Positions [first, end) alone."""
+        """Return the embeddings of positions [first, end)."""
         if first == 0 and end == self.num_tokens:
             return self
         return PromptEmbeds(self.dtype, self.hidden_size, bytes(self.rows(first, end)))
 
     def verify_shape(self, param: str, hidden_size: int) -> None:
-        """Raise InvalidParameter naming ``param`` unless these are whole vectors of a model with
-        ``hidden_size`` values each, one at least, of a dtype that is known."""
+        """Raise InvalidParameter for ``param`` unless these are whole vectors of ``hidden_size``
+        values. At least one vector and a known dtype are required."""
         if self.dtype not in WIDTHS:
             raise InvalidParameter(param, self.dtype, f"a tensor of {', '.join(WIDTHS)}")
         if self.hidden_size != hidden_size:
@@ -76,8 +76,8 @@ class PromptEmbeds(msgspec.Struct, frozen=True, array_like=True):
             raise InvalidParameter(param, self.shape_text, "one vector or more, each of them whole")
 
     def verify_values(self, param: str) -> None:
-        """Raise InvalidParameter naming ``param`` for a value that is not finite, or too large.
-        Takes milliseconds for a megabyte, in pieces between which other threads go on."""
+        """Raise InvalidParameter for ``param`` if a value is too large or not finite. Takes
+        milliseconds per megabyte; other threads can run between slices."""
         mantissa, width = _MANTISSA_BITS[self.dtype], WIDTHS[self.dtype]
         bias = (1 << (_EXPONENT_BITS[self.dtype] - 1)) - 1
         exponents = ((1 << _EXPONENT_BITS[self.dtype]) - 1) << mantissa
@@ -95,5 +95,5 @@ class PromptEmbeds(msgspec.Struct, frozen=True, array_like=True):
 
 @cache
 def _repeated(lane: int, width: int) -> int:
-    """``lane`` in every value of a slice: three for each dtype, made once."""
+    """Return an integer with ``lane`` in every value of a slice. Cached: three per dtype."""
     return int.from_bytes(lane.to_bytes(width, "little") * (_SLICE // width), "little")

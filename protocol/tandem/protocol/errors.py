@@ -1,4 +1,4 @@
-"""What can go wrong with a request, in the words that router and workers share.
+"""Errors of requests, shared by router and workers.
 
 TandemError
 ├── InvalidParameter     the client sent a value that is not allowed (HTTP 400)
@@ -71,7 +71,7 @@ class FailCause(StrEnum):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker's no, before any work was done."""
+    """Refusal of a request by a worker, sent before any work was done."""
 
     code: RefusalCode
     message: str
@@ -82,10 +82,10 @@ class TandemError(Exception):
     """Root of every error that Tandem raises on purpose."""
 
     exit_status = 1
-    """Of a command that ends with it; 2 where what the user gave is wrong."""
+    """Exit status of a command that ends with this error; 2 if the user's input is wrong."""
     answers: Mapping[int, Any] = MappingProxyType({})
-    """Of an offline batch that it ended (``LLM.generate`` and its like): what was done by then, by
-    the places of the prompts."""
+    """Answers of an offline batch that this error ended (``LLM.generate`` and similar calls), by
+    prompt index."""
 
 
 def shown(value: object) -> str:
@@ -95,7 +95,7 @@ def shown(value: object) -> str:
 
 
 def _cut(value: object, depth: int) -> object:
-    """As much of a large value as a message could show."""
+    """Return a part of a large value that is long enough for a message."""
     if isinstance(value, str | bytes):
         return value[:_SHOWN_CHARS]
     if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
@@ -144,7 +144,7 @@ class RequestFailed(TandemError):
 
 
 class DeadlinePassed(RequestFailed):
-    """The request's own deadline, whatever was computing it."""
+    """The request's deadline passed, on any worker."""
 
 
 class WireError(TandemError):

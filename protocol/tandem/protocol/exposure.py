@@ -1,8 +1,8 @@
-"""Which addresses strangers can reach, and what a process asks before it uses one in clear text.
+"""Addresses that other machines can reach, and the check before one is used in clear text.
 
 Links between Tandem's own processes carry prompts, answers and commands such as DRAIN. Without
-CURVE they are neither checked nor hidden, so they stay on the loopback unless a flag, of the same
-name in every process, says otherwise. Used by the config classes of workers and routers.
+CURVE they are neither authenticated nor encrypted. They stay on the loopback unless a flag, of the
+same name in every process, allows more. Used by the config classes of workers and routers.
 """
 
 import ipaddress
@@ -17,7 +17,7 @@ PLAINTEXT_HELP = (
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches ``host``: an address or ``localhost``, no other name."""
+    """Return whether ``host`` is a loopback address or ``localhost``. Other names return False."""
     bare = host.strip("[]")
     if bare == "localhost":
         return True
@@ -28,6 +28,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposed(param: str, host: str, *, curve: bool, allow_plaintext: bool) -> None:
-    """Raise InvalidParameter for a host of other machines without CURVE, unless it is allowed."""
+    """Raise InvalidParameter if ``host`` is not a loopback address, without CURVE or
+    ``allow_plaintext``."""
     if not (curve or allow_plaintext or is_loopback(host)):
         raise InvalidParameter(param, host, f"a loopback address, {REMEDY}")

@@ -1,6 +1,7 @@
-"""When a sequence of tokens is done: the one rule that scheduler, P's first token and resume use.
+"""Rule for the end of a sequence, shared by the scheduler, a prefill worker's first token and
+resume.
 
-Stop strings are not here: only text/ sees text.
+Stop strings are not handled here: only text/ sees text.
 """
 
 from collections.abc import Container
@@ -11,7 +12,7 @@ from tandem.protocol.sampling import SamplingParams
 
 
 class FinishReason(StrEnum):
-    """OpenAI's words where they exist."""
+    """Reasons for the end of a choice, with OpenAI's names if it has them."""
 
     STOP = "stop"
     """The end-of-sequence token, a stop token or a stop string."""
@@ -24,11 +25,11 @@ class FinishReason(StrEnum):
 
 
 class Finish(NamedTuple):
-    """The verdict on the last token."""
+    """Reason for the end of a choice at its last token."""
 
     reason: FinishReason
     stop_token: int | None = None
-    """The stop id that ended it; None for end-of-sequence and for length."""
+    """Stop id that ended it; None for end-of-sequence and for length."""
 
 
 def finish_of(
@@ -40,10 +41,10 @@ def finish_of(
     num_prompt: int,
     max_model_len: int,
 ) -> Finish | None:
-    """Whether the output ends with ``token``, its ``num_emitted``-th (counted from 1).
+    """Return how the output ends with ``token``, its ``num_emitted``-th (counted from 1), or None.
 
-    End-of-sequence wins over a stop id, both win over length; neither counts before
-    ``min_tokens`` (the sampler masks them there, a forced prefix may still hold one).
+    End-of-sequence has precedence over a stop id, and both over length. Neither of them counts
+    before ``min_tokens``. The sampler masks them there, but a forced prefix may contain one.
     """
     if num_emitted >= params.min_tokens:
         if not params.ignore_eos and token in eos_token_ids:

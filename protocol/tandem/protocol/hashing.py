@@ -30,7 +30,7 @@ def root_hash(
     adapter: str | None = None,
     salt: str | None = None,
 ) -> BlockHash:
-    """The parent of a prompt's first block.
+    """Return the parent hash of a prompt's first block.
 
     ``fingerprint`` names weights, dtype and layout; ``salt`` keeps tenants' caches apart.
     """
@@ -45,8 +45,8 @@ def extend_hashes(
     block_size: int,
     embeds: PromptEmbeds | None = None,
 ) -> None:
-    """Append the hashes of all full blocks of ``token_ids`` (each under 2**32) that ``hashes``
-    lacks, in place. ``embeds`` stand for the first of them, whose ids count for nothing."""
+    """Append the hashes of all full blocks of ``token_ids`` that ``hashes`` lacks, in place. Each
+    id is under 2**32. ``embeds`` replace the first positions, whose ids are ignored."""
     first, end = len(hashes), len(token_ids) // block_size
     if first >= end:
         return
@@ -71,7 +71,8 @@ def hash_blocks(
     block_size: int,
     embeds: PromptEmbeds | None = None,
 ) -> list[BlockHash]:
-    """Hashes of the full blocks of ``token_ids``, first to last; ``embeds`` as above."""
+    """Return the hashes of the full blocks of ``token_ids``, in order. ``embeds`` as in
+    ``extend_hashes``."""
     hashes: list[BlockHash] = []
     extend_hashes(hashes, root, token_ids, block_size, embeds)
     return hashes
@@ -91,8 +92,8 @@ def _after(parent: BlockHash, data: bytes) -> BlockHash:
 def _after_embeds(
     parent: BlockHash, embeds: PromptEmbeds, start: int, token_ids: Sequence[int]
 ) -> BlockHash:
-    """Of a block whose first position is ``start``: vectors, then the ids behind the prompt's end.
-    How many of each there are is said before them."""
+    """Return the hash of a block that starts at position ``start``: vectors, then the ids after
+    them. The dtype, the hidden size and the number of vectors are hashed first."""
     held = min(len(token_ids), embeds.num_tokens - start)
     digest = blake2b(digest_size=DIGEST_BYTES, person=b"tandem-embeds")
     digest.update(parent)

@@ -1,6 +1,6 @@
-"""Names for the things that cross a wire: incarnations, request keys, block hashes.
+"""Types of identifiers in messages: incarnations, request keys, block hashes.
 
-NewTypes keep a raw ``bytes`` or ``int`` from standing in for the wrong thing.
+NewTypes keep a raw ``bytes`` or ``int`` from being used as another identifier.
 """
 
 import os
@@ -10,16 +10,16 @@ import msgspec
 from msgspec import Meta
 
 Incarnation = NewType("Incarnation", bytes)
-"""128 random bits drawn at each process start; a restarted process is another peer."""
+"""128 random bits drawn at each process start. A restarted process is another peer."""
 
 BlockHash = NewType("BlockHash", bytes)
 """Chained 128-bit hash of a full block and all that precedes it (see ``hashing``)."""
 
 INCARNATION_BYTES = 16
 MAX_REQUEST_NAME = 256
-"""Characters; keys that have ended are remembered by the ten thousand."""
+"""Maximum number of characters of a name. Tens of thousands of ended keys are kept in memory."""
 _PULL = "<"
-"""No router's name of a request begins with it."""
+"""Prefix of pull keys. No router's name of a request begins with it."""
 NOBODY = Incarnation(bytes(INCARNATION_BYTES))
 """Destination of a first frame, before the peer's incarnation is known."""
 
@@ -35,7 +35,7 @@ class RequestKey(msgspec.Struct, frozen=True, array_like=True, order=True):
     router: Annotated[bytes, Meta(max_length=INCARNATION_BYTES)]
     """Incarnation of the router that dispatched it; request ids are unique within one."""
     request: Annotated[str, Meta(max_length=MAX_REQUEST_NAME)]
-    """The router's own id for the request (never the client's)."""
+    """Id that the router gave to the request (never the client's)."""
     attempt: Annotated[int, Meta(ge=0, le=1 << 40)]
     """0 for the first dispatch; each walk of the failure ladder adds one."""
 
@@ -44,11 +44,11 @@ class RequestKey(msgspec.Struct, frozen=True, array_like=True, order=True):
 
     @property
     def for_pull(self) -> "RequestKey":
-        """The key under which the request's prefix is pulled from a peer: its own, since the same
-        two workers may have a hand-off of the request under ``self``."""
+        """Return the key under which the request's prefix is pulled from a peer. It differs from
+        ``self`` because the same two workers may have a hand-off of the request under ``self``."""
         return RequestKey(self.router, _PULL + self.request[: MAX_REQUEST_NAME - 1], self.attempt)
 
     @property
     def is_pull(self) -> bool:
-        """Whether ``for_pull`` made it."""
+        """Return whether the key was made by ``for_pull``."""
         return self.request.startswith(_PULL)

@@ -1,7 +1,7 @@
 """CURVE keys as files: a role's own pair, and the public keys of all roles, which may change.
 
-A pod mounts both folders (see ``names``). Reading only; sockets are set by those who own them. A
-role may have several generations at once while keys are rotated: callers try the newest first.
+A pod mounts both folders (see ``names``). This module only reads them; the owners of sockets set
+the keys. A role may have several generations at once during rotation: callers try the newest first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NEVER = -1.0
 
 @dataclass(frozen=True, slots=True)
 class CallKeys:
-    """What a client's socket is given; Z85."""
+    """Keys of a client's socket, in Z85."""
 
     server: bytes
     public: bytes
@@ -31,7 +31,7 @@ class CallKeys:
 
 
 class KeyRing:
-    """Our pair and everybody's public keys. Safe to use from several threads."""
+    """This role's pair and the public keys of all roles. Safe to use from several threads."""
 
     def __init__(self, public: bytes, secret: bytes, peers: Path) -> None:
         self.public = public
@@ -39,13 +39,13 @@ class KeyRing:
         self._peers = peers
         self._known: tuple[float, dict[str, tuple[bytes, ...]]] = (_NEVER, {})
         self._unread = ""
-        """What is wrong with the folder, if it could not be read the last time."""
+        """Error of the last read of the folder; empty if it succeeded."""
 
     @classmethod
     def load(cls, keys: str | None, peers: str | None) -> KeyRing | None:
-        """Ring from the two folders; None when neither is given.
+        """Return a ring of the two folders; None if neither is given.
 
-        Raises InvalidParameter naming the folder or file that is missing or holds no key.
+        Raises InvalidParameter for a folder or file that is missing or does not contain a key.
         """
         if keys is None and peers is None:
             return None
@@ -59,10 +59,10 @@ class KeyRing:
         return cls(public, secret, Path(peers))
 
     def public_keys(self, role: str) -> tuple[bytes, ...]:
-        """Keys of a role, the newest generation first; read again when the folder has changed.
-        While it holds a file that is no key, or one goes as it is read, those known before.
+        """Return the keys of a role, newest generation first. Reads again if the folder has
+        changed. If that read fails, returns the keys of the last successful one.
 
-        Raises InvalidParameter where none were.
+        Raises InvalidParameter if none has succeeded yet.
         """
         changed = self._changed()
         if changed != self._known[0]:
@@ -79,19 +79,19 @@ class KeyRing:
         return self._known[1].get(role, ())
 
     def names(self) -> list[str]:
-        """``ROLE.GENERATION`` of every public key that is there now."""
+        """Return ``ROLE.GENERATION`` of every public key in the folder now."""
         return sorted(path.name.removesuffix(_SUFFIX) for path in self._peers.glob(f"*{_SUFFIX}"))
 
     def call(self, roles: tuple[str, ...], attempt: int) -> CallKeys | None:
-        """Keys for the ``attempt``-th try to reach a server of one of the roles: each known key
-        in its turn. None when there is none."""
+        """Return the keys for attempt number ``attempt`` to connect to a server of one of the
+        roles. Attempts cycle through the known keys. None if there are none."""
         keys = [key for role in roles for key in self.public_keys(role)]
         if not keys:
             return None
         return CallKeys(keys[attempt % len(keys)], self.public, self.secret)
 
     def knows(self, role: str, key: bytes) -> bool:
-        """Whether ``key`` is a public key of the role today."""
+        """Return whether ``key`` is a public key of the role now."""
         return key in self.public_keys(role)
 
     def _changed(self) -> float:

@@ -1,6 +1,6 @@
-"""What an engine and a hand-off say to each other of a request's KV: one set of words for both.
+"""Types that an engine and a hand-off exchange about a request's KV.
 
-Neither imports the other: prefill/ and decode/ bring them together, and pass these on as they are.
+Neither imports the other: prefill/ and decode/ connect them and pass these objects on unchanged.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tandem.protocol.outputs import TokenLogprobs
 
 
 class Fence(Protocol):
-    """Completion of the KV writes of a step on all ranks, as the host can see it."""
+    """Completion of a step's KV writes on all ranks, visible to the host."""
 
     def done(self) -> bool:
-        """Whether every write has landed. Never blocks."""
+        """Return whether every write has completed. Never blocks."""
         ...
 
 
 class FirstToken(msgspec.Struct, frozen=True, array_like=True):
-    """Token 1 of one choice, as the prefill worker drew it; also on the wire between workers."""
+    """First token of one choice, drawn by the prefill worker. Also sent between workers."""
 
     choice: Annotated[int, Meta(ge=0, le=1 << 24)]
     token_id: Count
@@ -34,33 +34,33 @@ class FirstToken(msgspec.Struct, frozen=True, array_like=True):
 
 
 MAX_FIRST_BYTES = 1 << 19
-"""Of the first tokens of all choices, by ``first_bytes``: beyond that none are handed over. What
-workers say to each other in a message may be twice as long."""
+"""Maximum number of bytes of the first tokens of all choices, by ``first_bytes``. Larger ones are not handed
+over. Messages between workers may be twice as long."""
 _BYTES_OF_A_LOGPROB = 16
-"""Of an id and its log-probability on the wire, at most."""
+"""Maximum number of bytes of an id and its log-probability on the wire."""
 
 
 def first_bytes(n: int, logprobs: int) -> int:
-    """What the first tokens of ``n`` choices take on the wire at most, with so many
-    log-probabilities each."""
+    """Return the most bytes that the first tokens of ``n`` choices take on the wire, with
+    ``logprobs`` log-probabilities each."""
     return n * (logprobs + 1) * _BYTES_OF_A_LOGPROB
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Blocks that the engine left with a hand-off under this key are the engine's again: once for
-    every key that it let go of without having its blocks back."""
+    """The hand-off no longer uses the key's blocks; the engine may reuse them. Reported once for
+    every key that ended while its blocks were still in use."""
 
     key: RequestKey
 
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """The hand-off failed; the key's blocks hold nothing to use or cache. A producer's revoked
-    export, too: what the engine still computes of it is given up."""
+    """The hand-off failed; the key's blocks contain nothing to use or cache. Also reported for a
+    producer's revoked export: the engine drops the rest of its work on it."""
 
     key: RequestKey
     cause: FailCause
     message: str
     blocks_free: bool = True
-    """False: writes may still land; a ``Released`` with the same key follows."""
+    """False if writes may still land. A ``Released`` with the same key follows."""

@@ -1,8 +1,8 @@
-"""How a block of KV lies in memory, as a value both ends of a hand-off can compare.
+"""Memory layout of KV blocks, as a value that both ends of a hand-off can compare.
 
 One slab per rank, block-major with all layers of a block contiguous:
-``[block][layer][K|V][kv_head][token][head_dim]``. A block is one extent for transfer and
-offload; head slices are contiguous for unequal tensor parallelism.
+``[block][layer][K|V][kv_head][token][head_dim]``. A block is one extent for transfer and offload;
+head slices are contiguous for unequal tensor parallelism.
 """
 
 from enum import StrEnum
@@ -13,12 +13,12 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
 class KVKind(StrEnum):
-    """What a group's blocks hold, and with it what of them a sequence needs to go on."""
+    """Content of a group's blocks. It decides which of them a sequence needs to continue."""
 
     FULL = "full_attention"
     """Keys and values of every token."""
     WINDOW = "sliding_window"
-    """Keys and values, of which only those of the last ``span`` tokens are looked at."""
+    """Keys and values, of which only the last ``span`` tokens are attended to."""
     LATENT = "latent"
     """One latent vector for every token."""
     STATE = "recurrent_state"
@@ -26,13 +26,13 @@ class KVKind(StrEnum):
     DRAFT = "draft"
     """Keys and values of every token, of the layers that draft."""
     ENCODER = "encoder_output"
-    """What an encoder said, at ``span`` positions of its own."""
+    """Output of an encoder, at ``span`` positions."""
 
 
 class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers that share one block shape and one rule of what a sequence needs of them.
+    """Layers that share one block shape and one rule for the blocks that a sequence needs.
 
-    Raises ValueError when ``span`` is not there, or there where ``kind`` has none.
+    Raises ValueError if ``span`` is missing, or given for a ``kind`` without one.
     """
 
     num_layers: int
@@ -45,7 +45,7 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
     """One of ``DTYPE_BYTES``."""
     kind: KVKind = KVKind.FULL
     span: int | None = None
-    """Tokens that a sliding window keeps, positions of an encoder's output; None for the rest."""
+    """Tokens of a sliding window, or positions of an encoder's output; None for other kinds."""
 
     def __post_init__(self) -> None:
         spans = self.kind in (KVKind.WINDOW, KVKind.ENCODER)
@@ -55,27 +55,28 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
-        """``[layer, K|V, kv_head, token, head_dim]``."""
+        """Return ``[layer, K|V, kv_head, token, head_dim]``."""
         return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
 
     @property
     def num_rows(self) -> int:
-        """Runs of a block's tokens that lie together: one a head, of K and of V, of each layer."""
+        """Return the number of contiguous runs of a block's tokens: one per layer, K or V, and
+        head."""
         return self.num_layers * 2 * self.num_kv_heads
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of KV per token over all layers."""
+        """Return the bytes of KV per token over all layers."""
         return self.num_layers * 2 * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all layers."""
+        """Return the bytes of one block over all layers."""
         return self.token_bytes * self.block_size
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """Whose heads of each layer a slab holds: a rank's, of ``size`` that have equally many."""
+    """One rank of ``size`` ranks that each hold an equal number of a layer's heads."""
 
     rank: int = 0
     size: int = 1
@@ -84,7 +85,8 @@ class Shard(msgspec.Struct, frozen=True):
         return f"rank {self.rank} of {self.size}"
 
     def heads(self, num_kv_heads: int) -> range:
-        """Of a layer that has ``num_kv_heads`` in all, which ``size`` divides."""
+        """Return this rank's heads of a layer with ``num_kv_heads`` in all. ``size`` must divide
+        it."""
         own = num_kv_heads // self.size
         return range(self.rank * own, (self.rank + 1) * own)
 
@@ -96,15 +98,15 @@ class KVLayout(msgspec.Struct, frozen=True):
 
     @property
     def block_size(self) -> int:
-        """Tokens per block, the same in every group."""
+        """Return the tokens per block, equal in every group."""
         return self.groups[0].block_size
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all groups."""
+        """Return the bytes of one block over all groups."""
         return sum(group.block_bytes for group in self.groups)
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
-    """Blocks that hold ``num_tokens``."""
+    """Return the number of blocks that hold ``num_tokens``."""
     return -(-num_tokens // block_size)

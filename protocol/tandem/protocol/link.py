@@ -1,8 +1,8 @@
-"""Who a frame is from, whom it is for, and its number: the header of every frame.
+"""Header of every frame: source, destination and number.
 
-ZMQ reconnects to whatever listens at an address and may deliver frames meant for a process that is
-gone. So every frame names both incarnations and counts up from 0; what that means for a link
-``tandem.link.session`` knows.
+ZMQ reconnects to any process that listens at an address, and may deliver frames meant for an ended
+process. So every frame names both incarnations and is numbered from 0. ``tandem.link.session``
+applies these rules to a link.
 """
 
 import struct
@@ -16,9 +16,9 @@ HEADER = struct.Struct("<4s16s16sQ")
 MAGIC = b"TDM1"
 HEADER_BYTES = HEADER.size
 WORKER_BEAT_SECONDS = 1.0
-"""Between two beats of a worker to its routers."""
+"""Interval between two beats of a worker to its routers."""
 WORKER_PATIENCE_SECONDS = 5.0
-"""A router that is silent for so long is gone for a worker; so are its requests."""
+"""Time without a frame after which a worker drops a router and its requests."""
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
@@ -30,7 +30,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_header(data: bytes) -> Header:
-    """Decode, or WireError for anything that is not a header."""
+    """Return the decoded header. Raises WireError for bytes that are not a header."""
     if len(data) != HEADER_BYTES:
         raise WireError(f"header of {len(data)} bytes; it has {HEADER_BYTES}")
     magic, source, destination, sequence = HEADER.unpack(data)
@@ -40,5 +40,5 @@ def read_header(data: bytes) -> Header:
 
 
 def write_header(source: Incarnation, destination: Incarnation, sequence: int) -> bytes:
-    """Bytes of a header."""
+    """Return the bytes of a header."""
     return HEADER.pack(MAGIC, source, destination, sequence)

@@ -1,7 +1,7 @@
-"""Listening on all addresses of a machine: `::` is those of both families, where there are two.
+"""Listening on all addresses of a machine: `::` means both families if the machine has both.
 
-Pods of a cluster have an IPv4 address, an IPv6 one, or both; asyncio and many hosts take `::` for
-IPv6 alone, and a host without IPv6 cannot bind it at all.
+Pods of a cluster have an IPv4 address, an IPv6 one, or both. asyncio and many hosts treat `::` as
+IPv6 only, and a host without IPv6 cannot bind it.
 """
 
 import socket
@@ -10,13 +10,14 @@ ANY_4, ANY_6 = "0.0.0.0", "::"
 
 
 def listening_host(host: str) -> str:
-    """The address to bind for ``host``, without brackets: `::` becomes 0.0.0.0 without IPv6."""
+    """Return the address to bind for ``host``, without brackets. `::` becomes 0.0.0.0 without
+    IPv6."""
     bare = host.removeprefix("[").removesuffix("]")
     return ANY_4 if bare == ANY_6 and not has_ipv6() else bare
 
 
 def has_ipv6() -> bool:
-    """Whether this machine lets a socket listen on IPv6."""
+    """Return whether a socket can listen on IPv6 on this machine."""
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
             probe.bind((ANY_6, 0))
@@ -26,18 +27,18 @@ def has_ipv6() -> bool:
 
 
 def family_of(host: str) -> socket.AddressFamily:
-    """Of an address without brackets; names are left to IPv4."""
+    """Return the family of an address without brackets; IPv4 for a name."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def take_both_families(listener: socket.socket) -> None:
-    """Have a socket that is not bound yet take IPv4 too, if it is one of IPv6."""
+    """Make an unbound IPv6 socket accept IPv4 too. Does nothing for an IPv4 socket."""
     if listener.family == socket.AF_INET6:
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """A TCP socket for ``host`` that does not listen yet. Raises OSError."""
+    """Return a TCP socket bound to ``host`` that does not listen yet. Raises OSError."""
     address = listening_host(host)
     listener = socket.socket(family_of(address), socket.SOCK_STREAM)
     try:

@@ -1,8 +1,8 @@
 """Frames between a router and a worker, in msgpack with a tag per kind.
 
-The router connects a DEALER to the worker's ROUTER socket. A ZMQ message is two parts: the
-``link`` header and one of these. Whoever reads them (``tandem.link.frames``) bounds and counts what
-does not fit.
+The router connects a DEALER to the worker's ROUTER socket. A ZMQ message has two parts: the
+``link`` header and one of these. The reader (``tandem.link.frames``) bounds them, and counts those
+that do not decode.
 """
 
 from typing import Annotated, Generic, TypeVar
@@ -23,15 +23,15 @@ Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
-    """From who calls, first frame of a link, and again after every RESET."""
+    """First frame of a link, sent by the caller, and again after every RESET."""
 
     version: Count
     fingerprint: Annotated[str, Meta(max_length=64)] = ""
-    """What the caller serves; a router serves nothing itself."""
+    """Fingerprint that the caller serves; empty from a router."""
     connectors: tuple[Annotated[str, Meta(max_length=32)], ...] = ()
     """Transports that the caller could load, in order of preference."""
     auth: Annotated[bytes, Meta(max_length=16)] = b""
-    """MAC over the caller's incarnation and the fingerprint under a secret, where there is one."""
+    """MAC over the caller's incarnation and the fingerprint, if there is a shared secret."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -41,13 +41,13 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", omit_defaults=True):
-    """Drop an attempt; for an unknown key the worker keeps a tombstone."""
+    """Drop an attempt. The worker keeps a tombstone for an unknown key."""
 
     request: str
     attempt: int
     choices: tuple[Count, ...] = ()
-    """Only these of it, the others go on; for workers that say they know of it, as others would
-    drop all. Unknown keys and choices are nothing then."""
+    """Only these choices are dropped; the rest continue. Sent only to workers that support it, as
+    older ones would drop all. Unknown keys and choices are then ignored."""
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
@@ -57,11 +57,12 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """Both ways: alive, and how far. Standing still with work is not alive."""
+    """Progress counters, sent in both directions. A peer with work whose counters stand still is
+    treated as lost."""
 
     engine_step: Count = 0
     transfers: Count = 0
-    """Grows while KV moves, and while a worker can only wait for that of its peers."""
+    """Grows while KV is transferred, and while a worker can only wait for its peers' transfers."""
     has_work: bool = False
 
 
@@ -73,69 +74,69 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     waiting_tokens: int
     """Prompt tokens not yet computed over all requests."""
     loading_tokens: int = 0
-    """Of the waiting tokens, those whose KV comes or is to come from prefill workers."""
+    """Waiting tokens whose KV is to be received from prefill workers."""
     free_blocks: int
     total_blocks: int
     leased_blocks: int = 0
     prefill_tokens_per_s: float = 0.0
     """Measured over the last steps; 0 while unknown."""
     num_decoding: int = 0
-    """Of the running ones, those past their prompt."""
+    """Running requests that have finished their prompt."""
     context_tokens: int = 0
-    """Tokens before the next of each of those, all together."""
+    """Tokens of context over all decoding requests."""
     decode_steps: StepTimes = ()
-    """Seconds of steps by the number of their decodes, without what contexts take."""
+    """Seconds of steps by number of decodes, without the time for contexts."""
     context_s: float = 0.0
     """Seconds for each token of a decode's context; 0 while unknown."""
     prompt_steps: StepTimes = ()
-    """Seconds that prompt tokens take, or add to a step, by their number, at a prompt's start."""
+    """Seconds of prompt tokens by their number, alone or added to a step, at a prompt's start."""
     beside_steps: StepTimes = ()
-    """Seconds that they add to a step of decodes, which has read the weights already."""
+    """Seconds that prompt tokens add to a step of decodes, which has already read the weights."""
     steepness: float = 0.0
-    """By what share a prompt's token takes longer there for each token before it."""
+    """Relative increase in the time of a prompt token for each token before it."""
     chunk_tokens: int = 0
-    """Prompt tokens that a step takes beside those that decode now; 0 while unknown."""
+    """Prompt tokens per step in addition to the current decodes; 0 while unknown."""
     mixed_chunk_tokens: int = 0
-    """Prompt tokens that a step takes beside decodes, of which there is one at least; 0 while
-    unknown. Differs from ``chunk_tokens`` while nothing decodes."""
+    """Prompt tokens per step in addition to at least one decode; 0 while unknown. Differs from
+    ``chunk_tokens`` while no request decodes."""
     bounds_steps: bool = False
-    """Whether those keep a step within a time: behind a long context they are fewer."""
+    """True if these keep a step within a time limit. Then fewer fit after a long context."""
     residence_s: float = 0.0
     """Mean seconds that a request holds its blocks; 0 while unknown."""
     prompt_share: float = 0.0
-    """Of its time, what prompts took lately, 0 to 1: decodes beside them are not counted."""
+    """Share of recent time spent on prompts, 0 to 1. Decodes in the same steps are not counted."""
     prompts_per_s: float = 0.0
-    """Prompts whose last token was computed here lately, a second."""
+    """Prompts per second whose last token was computed here recently."""
     draining: bool = False
     sleeping: bool = False
-    """Whether nothing is taken until the worker is woken up."""
+    """True while the worker refuses requests until it is woken up."""
     computed_tokens: int = 0
     """Prompt tokens computed here since the start."""
     generated_tokens: int = 0
-    """Tokens drawn here since the start."""
+    """Tokens sampled here since the start."""
 
 
 class PeerHealth(msgspec.Struct, frozen=True):
-    """A decode worker's view of one prefill worker."""
+    """State of the link from a decode worker to one prefill worker."""
 
     peer: Incarnation
     up: bool
     reason: str = ""
     transport: str = ""
-    """What moves KV from there; empty while the link is down."""
+    """Transport that moves KV from there; empty while the link is down."""
     bytes_per_s: float = 0.0
-    """KV that came, over the seconds in which some waited; 0 while unknown."""
+    """Rate of received KV, over the seconds in which some was pending; 0 while unknown."""
     waiting_bytes: int = 0
-    """KV that is announced from there and has not come."""
+    """Bytes of KV that are announced from there and not yet received."""
     probed_bytes_per_s: float = 0.0
-    """Rate of the link's pattern, of which a good deal is waiting; 0 while it is down."""
+    """Link rate measured with a test pattern while much KV was pending; 0 while it is down."""
 
 
 class Welcome(msgspec.Struct, Generic[Card], frozen=True, tag="welcome"):
-    """To who called: the link stands."""
+    """Reply to Hello: the link is established."""
 
     card: Card
-    """What the caller needs to know; its kind is the protocol's."""
+    """Card of the receiver; its type depends on the protocol."""
 
 
 class WorkerBeat(msgspec.Struct, frozen=True, tag="worker_beat"):
@@ -147,7 +148,7 @@ class WorkerBeat(msgspec.Struct, frozen=True, tag="worker_beat"):
 
 
 class Frame(msgspec.Struct, frozen=True, tag="frame", omit_defaults=True):
-    """All that one engine step has to say to one router, or a part of it where that is large."""
+    """All messages of one engine step to one router, or a part of them if they are large."""
 
     step: int
     outputs: tuple[EngineOutput, ...] = ()
@@ -156,7 +157,7 @@ class Frame(msgspec.Struct, frozen=True, tag="frame", omit_defaults=True):
     failed: tuple[Failed, ...] = ()
     blocks: BlockEvents | None = None
     times: tuple[LegTimes, ...] = ()
-    """Of attempts that ended here and are watched."""
+    """Times of watched attempts that ended here."""
 
 
 class ReplyTo(msgspec.Struct, frozen=True, tag="reply"):
@@ -166,19 +167,20 @@ class ReplyTo(msgspec.Struct, frozen=True, tag="reply"):
 
 
 class PeerSet(msgspec.Struct, frozen=True, tag="peers"):
-    """Router to decode worker: the prefill workers to keep links to (``host:port`` each)."""
+    """Prefill workers that a decode worker keeps links to, sent by the router."""
 
     controls: dict[str, Incarnation]
 
 
 class Draining(msgspec.Struct, frozen=True, tag="draining"):
-    """The worker got its signal: place nothing new, expect an end within ``grace_ms``."""
+    """The worker received its signal: place no new requests; it ends within ``grace_ms``."""
 
     grace_ms: int
 
 
 class Reset(msgspec.Struct, frozen=True, tag="reset"):
-    """Both ways: there is no link (any more). Its keys have failed; HELLO begins another."""
+    """There is no link, sent in both directions. All its keys have failed; HELLO begins a new
+    link."""
 
     reason: Annotated[str, Meta(max_length=500)]
 
@@ -190,5 +192,5 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Bytes of one message."""
+    """Return the bytes of one message."""
     return _encoder.encode(message)

@@ -1,8 +1,8 @@
-"""Names that two images must agree on: ports, environment variables, labels."""
+"""Names that two images share: ports, environment variables, labels."""
 
 ROUTER_PORT = 8000
 GRPC_PORT = 50051
-"""Of a router, where a service asks for it."""
+"""Default gRPC port of a router, if a service has one."""
 WORKER_PORT = 5570
 """ZMQ ROUTER socket of a worker, for routers."""
 CONTROL_PORT = 5580
@@ -33,13 +33,13 @@ LABEL_MODEL = "tandem.dev/model"
 """Digest of the model's source: routers discover only workers with their own."""
 
 ANNOTATION_ADMITTED = "tandem.dev/admitted"
-"""``true`` on a worker pod admits its revision; no such pod at all admits every revision."""
+"""``true`` on a worker pod admits its revision. If no pod has it, every revision is admitted."""
 ANNOTATION_WIRE = "tandem.dev/wire"
 """``card.WIRE`` of the release that made a pod's template; absent in earlier ones."""
 ANNOTATION_DRAINING = "tandem.dev/draining"
-"""``true`` on a worker pod that is about to be deleted: place nothing new there."""
+"""``true`` on a worker pod that is about to be deleted: place no new requests there."""
 ANNOTATION_KEYS_WANTED = "tandem.dev/keys-wanted"
-"""Changed on pods that lack new public keys, so that their kubelet looks after them."""
+"""Changed on pods that lack new public keys, so that their kubelet updates the mounted files."""
 
 ENV_POD_NAME = "TANDEM_POD_NAME"
 ENV_POD_UID = "TANDEM_POD_UID"
@@ -61,7 +61,7 @@ ENV_API_KEYS_DIR = "TANDEM_API_KEYS_DIR"
 ENV_ADMIN_API_KEYS_DIR = "TANDEM_ADMIN_API_KEYS_DIR"
 """Folder whose files hold one administration key each; it changes."""
 ENV_CANARY_TOKEN_FILE = "TANDEM_CANARY_TOKEN_FILE"
-"""File with the token that a canary brings in HEADER_CANARY."""
+"""File with the token that a canary sends in HEADER_CANARY."""
 """Folder that all pods of a node share; absent means that there is none."""
 
 PATH_CURVE_KEYS = "/etc/tandem/keys"
@@ -79,15 +79,18 @@ PATH_NODE = "/run/tandem/node"
 PATH_NODE_AGENT = "/run/tandem/node-agent"
 """Folder of the node's agent, next to the other: workers may only read it."""
 AGENT_FOLDER = "agent"
-"""Of the node's volume, next to those of services."""
+"""Folder of the agent in the node's volume, next to those of services."""
 
 EXIT_MODEL_REFUSED = 3
-"""Of ``tandem prepare``: the model is not there or cannot be served, and trying again is idle."""
+"""Exit status of ``tandem prepare`` if the model is missing or cannot be served. A retry is
+useless."""
 
 HEADER_CANARY = "Tandem-Canary"
-"""The token: the request passes API keys, is left out of users' metrics and may say the next."""
+"""Token of a canary. The request passes API keys, is left out of users' metrics, and may set the
+headers below."""
 HEADER_SHAPE = "Tandem-Shape"
-"""Asked and answered: ``disaggregated`` or ``aggregated``."""
+"""Requested and reported shape: ``disaggregated`` or ``aggregated``."""
 HEADER_PREFILL_REVISION = "Tandem-Prefill-Revision"
 HEADER_DECODE_REVISION = "Tandem-Decode-Revision"
-"""Asked: only workers of this revision, admitted or not. Answered: the one that served."""
+"""In a request: use only workers of this revision, admitted or not. In a response: the revision
+that served."""

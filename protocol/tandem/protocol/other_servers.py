@@ -1,7 +1,7 @@
-"""Options that users of vLLM and SGLang give out of habit, and what becomes of each here.
+"""Options of vLLM and SGLang that users know, and the treatment of each here.
 
-One table for command lines and ``LLM``. An option is ours under another name, needs nothing here,
-or asks for what cannot be done. Options that Tandem has under the same name are not listed.
+One table for command lines and ``LLM``. An option has another name here, needs nothing here, or is
+not supported. Options that Tandem has under the same name are not listed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SAME: Mapping[str, str] = {
     "guided_decoding_backend": "structured_outputs_backend",
     "admin_key": "admin_api_key",
 }
-"""Ours under another name."""
+"""Options with another name in Tandem."""
 
 NEEDLESS: Mapping[str, str] = {
     "trust_remote_code": "no model's own code is ever run",
@@ -113,7 +113,7 @@ SWITCHES = frozenset({
     "language_model_only", "enable_sleep_mode", "disable_radix_cache", "disable_cuda_graph",
     "disable_log_stats",
 })  # fmt: skip
-"""Options of the tables above that no value follows."""
+"""Options of the tables above that take no value."""
 
 REFUSED: Mapping[str, str] = {
     "pipeline_parallel_size": "one GPU computes a model in this version",
@@ -147,13 +147,13 @@ REFUSED: Mapping[str, str] = {
     "allowed_local_media_path": "images and audio are not taken in this version",
     "logits_processor_pattern": "--logits-processors names the classes",
 }
-"""Options that ask for what cannot be done, and what can."""
+"""Unsupported options, each with an alternative or the reason."""
 
 
 def fate_of(name: str, value: object = True) -> str | None:
-    """Return why an option has no effect; None for one that the tables do not have.
+    """Return why an option has no effect; None if it is not in the tables.
 
-    An option that is off asks for nothing. ``name`` has underscores.
+    An option that is off has no effect. ``name`` has underscores.
     """
     if name in NEEDLESS:
         return NEEDLESS[name]

@@ -1,4 +1,4 @@
-"""What a worker says about a request while it runs."""
+"""Messages of a worker about a running request."""
 
 import sys
 from array import array
@@ -18,15 +18,15 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     """1 for the best token of the vocabulary."""
     top_ids: tuple[int, ...] = ()
-    """Best tokens, first to last, as many as were asked for."""
+    """Best tokens, best first, as many as requested."""
     top_logprobs: tuple[float, ...] = ()
 
 
 class EngineCoreOutput(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=0):
     """Tokens of one choice from one engine step.
 
-    The router keeps a log by (choice, position): whoever writes a position first wins, so
-    token 1 may come from P and again from D.
+    The router keeps a log by (choice, position). The first output for a position is kept, so token
+    1 may come from the prefill worker and again from the decode worker.
     """
 
     request: str
@@ -39,7 +39,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, frozen=True, gc=False, t
     stop_token: int | None = None
     """The stop id that ended it, if one did."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    """One per token, when asked for."""
+    """One per token, if requested."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """Once, before or with the first token: one per prompt token, None for the first."""
     num_cached_tokens: int | None = None
@@ -47,7 +47,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, frozen=True, gc=False, t
 
 
 class PooledOutput(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=1):
-    """The whole answer to a request that is pooled: a vector, and no token."""
+    """Complete answer to a pooled request: a vector and no tokens."""
 
     request: str
     attempt: int
@@ -57,12 +57,12 @@ class PooledOutput(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=1
     num_cached_tokens: int
     """Prompt tokens that were not computed for this request."""
     choice: int = 0
-    """The one there is."""
+    """Always 0: a pooled request has one choice."""
     finish: FinishReason = FinishReason.STOP
 
     @property
     def vector(self) -> list[float]:
-        """The values as numbers."""
+        """Return the values as a list of floats."""
         found = array("f", self.values)
         if sys.byteorder == "big":
             found.byteswap()
@@ -70,27 +70,27 @@ class PooledOutput(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=1
 
 
 EngineOutput = EngineCoreOutput | PooledOutput
-"""What an engine answers with: tokens of a choice, or a vector."""
+"""Output of an engine: tokens of a choice, or a vector."""
 
 _OUTPUT_BYTES = 256
-"""Of an output's names and numbers in a frame."""
+"""Bytes of an output's names and numbers in a frame."""
 _TOKEN_ID_BYTES = 5
 _LOGPROBS_BYTES = 30
-"""Of one ``TokenLogprobs`` at most, without its best tokens."""
+"""Maximum number of bytes of one ``TokenLogprobs``, without its best tokens."""
 _TOP_BYTES = 14
-"""Of each of those."""
+"""Maximum number of bytes of each best token."""
 
 
 def top_within(limit: int, positions: int) -> int | None:
-    """Best tokens for each of so many positions that take ``limit`` bytes of a frame at most; None
-    where not even the positions' own tokens do."""
+    """Return how many best tokens per position fit ``limit`` bytes of a frame. None if not even the
+    positions' own tokens fit."""
     room = limit // positions - _LOGPROBS_BYTES
     return room // _TOP_BYTES if room >= 0 else None
 
 
 def frame_bytes(output: EngineOutput) -> int:
-    """About how many bytes an output takes in a frame, rather more than fewer. Costs nothing by
-    its length: all positions have as many log-probabilities."""
+    """Return the approximate bytes of an output in a frame, rounded up. Takes constant time: all
+    positions have as many log-probabilities."""
     if isinstance(output, PooledOutput):
         return _OUTPUT_BYTES + len(output.values)
     size = _OUTPUT_BYTES + _TOKEN_ID_BYTES * len(output.token_ids)
@@ -103,7 +103,7 @@ def frame_bytes(output: EngineOutput) -> int:
 
 
 class Accepted(msgspec.Struct, array_like=True, frozen=True):
-    """The worker took the request; said before any work."""
+    """The worker accepted the request; sent before any work."""
 
     request: str
     attempt: int

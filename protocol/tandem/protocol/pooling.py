@@ -1,7 +1,7 @@
-"""How a request without tokens is answered: a vector or scores, from its prompt's hidden states.
+"""Pooling: answers with a vector or scores, made of a prompt's hidden states.
 
-What a request leaves open is as the model's folder says it (``ModelPooling``): the engine fills it
-in before any work, so that a rank sees no None.
+The model's folder (``ModelPooling``) gives the values that a request leaves open. The engine fills
+them in before any work, so a rank sees no None.
 """
 
 from enum import StrEnum
@@ -13,13 +13,13 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams
 
 MAX_PLACE = 2**31 - 1
-"""Of a vector's values, or a prompt's tokens: more than any model has."""
+"""Bound of a vector's values or a prompt's tokens: more than any model has."""
 MAX_TOKEN_VALUES = 4 << 20
-"""float32 values of one answer with a vector for each token, at most: 16 MiB."""
+"""Maximum number of float32 values of one answer with a vector for each token: 16 MiB."""
 
 
 class PoolingTask(StrEnum):
-    """What is wanted of a prompt; users may write its word."""
+    """Task of a pooled request; users may give its value as a string."""
 
     EMBED = "embed"
     """One vector."""
@@ -33,42 +33,41 @@ _TASKS = tuple(PoolingTask)
 
 
 class PoolingType(StrEnum):
-    """Which hidden states (behind the model's last norm) the vector is made of; users may write its
-    word."""
+    """Hidden states (after the model's last norm) that the vector is made of. Users may give its
+    value as a string."""
 
     LAST = "last"
-    """That of the prompt's last token."""
+    """The last token's hidden state."""
     MEAN = "mean"
     """The mean over all of the prompt's tokens. Nothing of it comes from the prefix cache, which
     keeps no hidden states."""
     CLS = "cls"
-    """That of the prompt's first token, which does not come from the prefix cache either."""
+    """The first token's hidden state, which does not come from the prefix cache either."""
 
 
 class LateInteractionMode(StrEnum):
-    """What becomes of the vectors of a prompt's tokens, beside an answer."""
+    """Use of the vectors of a prompt's tokens, instead of returning them."""
 
     CACHE_QUERY = "cache_query"
-    """The worker keeps them; the answer is one value, how many they are."""
+    """The worker keeps them. The answer is one value: their number."""
     SCORE_DOC = "score_doc"
-    """The answer is one value: their score against a query that the worker keeps, NaN where it
-    does not."""
+    """The answer is one value: their score against a kept query, NaN if the query is not kept."""
 
 
 MAX_QUERY_KEY = 64
-"""Characters."""
+"""Maximum number of characters of a key."""
 MAX_QUERY_USES = 1 << 20
 
 
 class LateInteractionParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the tokens of a query meet those of documents, at the worker that keeps the query."""
+    """Scoring of documents by their tokens, at the worker that keeps the query's tokens."""
 
     mode: LateInteractionMode
     query_key: str
-    """Names the query; whoever knows it may score against it. Requests of one key go to one
-    worker."""
+    """Name of the query. Any request with this key may score against it. Requests with one key go
+    to one worker."""
     query_uses: int = 1
-    """Of a query: documents for which it is kept."""
+    """Number of documents for which a query is kept."""
 
     def verify(self) -> None:
         """Raise InvalidParameter naming the field."""
@@ -84,32 +83,33 @@ class LateInteractionParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is wanted instead of tokens; None is the model's own way."""
+    """Parameters of a pooled request. None selects the model's default."""
 
     task: PoolingTask = PoolingTask.EMBED
     pooling_type: PoolingType | None = None
-    """Of ``embed`` alone."""
+    """Allowed with ``embed`` only."""
     normalize: bool | None = None
-    """Whether each vector has length one."""
+    """True scales each vector to length one."""
     dimensions: int | None = None
-    """Leading values of each vector that are kept, before its length is made one (Matryoshka)."""
+    """Leading values of each vector that are kept, before it is normalized (Matryoshka)."""
     activation: bool | None = None
-    """Of ``classify``: whether its numbers are probabilities; without they are the head's own."""
+    """Allowed with ``classify`` only. True returns probabilities; False returns the head's
+    numbers."""
     second_text_at: int | None = None
-    """Of a pair of texts in one prompt: the position at which the second begins, whose tokens are
-    of another type. Of models with token types (BERT) alone."""
+    """Position of the second text's first token, for a pair of texts in one prompt. Its tokens have
+    another type. Allowed for models with token types (BERT) only."""
     late_interaction: LateInteractionParams | None = None
-    """Of ``token_embed``: the vectors are kept or scored, and not told."""
+    """Allowed with ``token_embed`` only: the vectors are kept or scored, and not returned."""
 
     @property
     def needs_all_states(self) -> bool:
-        """Whether hidden states are needed that lie before the prompt's last token: then nothing of
+        """Return whether hidden states before the prompt's last token are needed. If so, nothing of
         the prompt comes from a cache."""
         pooled_last = self.pooling_type in (None, PoolingType.LAST)
         return self.task == PoolingTask.TOKEN_EMBED or not pooled_last
 
     def verify(self) -> "PoolingParams":
-        """Return them as this class, words as enums. Raises InvalidParameter naming the field."""
+        """Return a ``PoolingParams`` with enum values. Raises InvalidParameter naming the field."""
         task, kind = _word("task", self.task, PoolingTask), self.pooling_type
         if kind is not None:
             kind = _word("pooling_type", kind, PoolingType)
@@ -141,14 +141,14 @@ _OF_TASKS = {
     "activation": (PoolingTask.CLASSIFY,),
     "late_interaction": (PoolingTask.TOKEN_EMBED,),
 }
-"""Fields that mean something to some tasks only."""
+"""Tasks of the fields that only some tasks allow."""
 
 
 _Word = TypeVar("_Word", bound=StrEnum)
 
 
 def _word(name: str, value: object, words: type[_Word]) -> _Word:
-    """The word that ``value`` is."""
+    """Return the enum member for ``value``. Raises InvalidParameter if there is none."""
     if isinstance(value, words):
         return value
     if not isinstance(value, str) or value not in tuple(words):
@@ -157,7 +157,7 @@ def _word(name: str, value: object, words: type[_Word]) -> _Word:
 
 
 class Activation(StrEnum):
-    """What makes probabilities of a classification head's numbers."""
+    """Function that converts a classification head's numbers to probabilities."""
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
@@ -165,31 +165,31 @@ class Activation(StrEnum):
 
 
 class ModelPooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a model's folder says of vectors and scores."""
+    """Pooling settings from a model's folder."""
 
     pooling_type: PoolingType = PoolingType.LAST
     normalize: bool = True
     dimensions: tuple[int, ...] = ()
-    """Those to which vectors may be cut, where the model names them; () is any."""
+    """Allowed lengths of cut vectors, if the model names them; () allows any."""
     labels: tuple[str, ...] = ()
-    """Of the classification head, by index; () where there is none."""
+    """Labels of the classification head, by index; () if there is no head."""
     label_tokens: tuple[int, ...] = ()
-    """Of a model whose one label is a word of its own: the token that says yes, and the one that
-    says no, if it has one. The label's number is the difference of their logits."""
+    """Tokens for yes and, if the model has it, for no. Set if the model's one label is a token of
+    its vocabulary. The label's number is the difference of their logits."""
     activation: Activation = Activation.SOFTMAX
     generates: bool = True
-    """Whether the model has a head for tokens, too."""
+    """True if the model can also generate tokens."""
     classified: PoolingType = PoolingType.LAST
-    """Which hidden state the classification head reads."""
+    """Hidden state that the classification head reads."""
     has_token_types: bool = False
-    """Whether tokens of a pair's second text are of another type."""
+    """True if tokens of a pair's second text have another type."""
     token_values: int | None = None
-    """Values of a token's vector, of a model that is made for late interaction: it gives no others,
-    and scores are of such vectors."""
+    """Values of a token's vector, for a late-interaction model. It returns no other vectors, and
+    its scores use these."""
 
     @property
     def tasks(self) -> tuple[PoolingTask, ...]:
-        """What can be asked for."""
+        """Return the tasks that the model supports."""
         if self.token_values is not None:
             return (PoolingTask.TOKEN_EMBED,)
         if self.labels:
@@ -197,8 +197,8 @@ class ModelPooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED)
 
     def check_task(self, params: PoolingParams) -> PoolingParams:
-        """``params``, verified. Raises InvalidParameter, too, for a task that needs labels where
-        there are none."""
+        """Return ``params``, verified. Raises InvalidParameter also for a task that the model does
+        not support."""
         params = params.verify()
         if params.task not in self.tasks:
             why = "this model has no classification head"
@@ -209,7 +209,8 @@ class ModelPooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return params
 
     def resolve(self, params: PoolingParams, *, hidden_size: int, num_tokens: int) -> PoolingParams:
-        """``params`` with all that their task needs. Raises InvalidParameter naming the field.
+        """Return ``params`` with all fields that their task needs. Raises InvalidParameter naming
+        the field.
 
         Args:
             params: as a client gave them.
@@ -259,4 +260,4 @@ class ModelPooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 NO_SAMPLING = SamplingParams(temperature=0.0, max_tokens=1)
-"""The ``params`` of a request that is pooled, whatever their seed: nothing is drawn."""
+"""Sampling parameters of a pooled request, whatever their seed: no token is sampled."""

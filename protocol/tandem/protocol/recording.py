@@ -1,7 +1,7 @@
-"""The record of one call to a server: where its time went, as the serving process saw it.
+"""Record of one call to a server: where its time went, measured by the serving process.
 
-Who serves a call opens a ``Recording`` and makes it the current one of its task; whoever does a
-part of the work adds a mark. Without one, a mark is a look at a variable.
+The code that serves a call opens a ``Recording`` and makes it current for its task. Code that does
+a part of the work adds a mark. Without a recording, a mark costs one read of a context variable.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ MAX_MARKS = 128
 """Marks of one call; further ones are dropped and counted."""
 MAX_ATTEMPTS = 32
 MAX_GAPS = 8
-"""The longest waits for a worker between tokens that are kept."""
+"""Number of longest waits between outputs of a worker that are kept."""
 
 
 @dataclass(slots=True)
 class Mark:
-    """One stretch of the serving process's own work or waiting."""
+    """One interval of the serving process's own work or waiting."""
 
     name: str
     begin: float
@@ -37,14 +37,14 @@ class LegRecord:
 
     role: str
     worker: str
-    """Its name for people."""
+    """Display name of the worker."""
     sent: float
     accepted: float | None = None
-    """When its word that it took the request came."""
+    """Arrival time of the worker's ``Accepted``."""
     first: float | None = None
-    """When its first output came."""
+    """Arrival time of its first output."""
     heard: float | None = None
-    """When its notes came."""
+    """Arrival time of its notes."""
     times: LegTimes | None = None
 
 
@@ -54,7 +54,7 @@ class AttemptRecord:
 
     number: int
     rule: str
-    """Why it went this way."""
+    """Reason for this placement."""
     rung: str
     begin: float
     legs: list[LegRecord] = field(default_factory=list)
@@ -62,9 +62,9 @@ class AttemptRecord:
     failure: str | None = None
     failed_worker: str | None = None
     span: Any = None
-    """Of the tracer, where there is one."""
+    """Span of the tracer, if tracing is on."""
     scene: object = None
-    """What placement saw, for whoever asks why."""
+    """State that placement used, for explanations of its decision."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,51 +74,52 @@ class Recording:
     request_id: str
     arrived: float
     started: float = field(default_factory=time.time)
-    """Of ``arrived``, on the wall clock."""
+    """Wall-clock time of ``arrived``."""
     path: str = ""
     tenant: str = ""
     """Tenant that the call belongs to, once its key is known."""
     route: str = ""
-    """The template that the path fits; none where nobody serves it, or nobody was let in."""
+    """Route template that matches the path. Empty if no handler matches or access was denied."""
     traceparent: str = ""
-    """Of the span that is the call's own; workers' spans belong under it."""
+    """Header of the call's own span, the parent of the workers' spans."""
     marks: list[Mark] = field(default_factory=list)
     attempts: list[AttemptRecord] = field(default_factory=list)
     dropped: int = 0
     first_output: float | None = None
     num_outputs: int = 0
     gaps: list[tuple[float, float]] = field(default_factory=list)
-    """A heap of (seconds, when it ended): the longest waits for workers after the first output."""
+    """Heap of (seconds, end time): the longest waits for workers after the first output."""
     least_gap: float = -1.0
-    """A shorter one is not among them."""
+    """Waits that are not longer are not kept."""
     wait_seconds: float = 0.0
-    """All of them."""
+    """Total of all waits."""
     write_seconds: float = 0.0
-    """Writing to the client, its slowness included, after the first output."""
+    """Time of writing to the client after the first output, including the client's delays."""
     num_prompt: int = 0
     num_tokens: int = 0
     status: int = 0
     ended: float | None = None
     span: Any = None
-    """Of the tracer, where there is one."""
+    """Span of the tracer, if tracing is on."""
     asked: dict[str, float] | None = None
-    """Numbers that the first request asks for, as its span tells them; only where there is one.
-    Never its parameters themselves: lists and schemas of clients may be of any size."""
+    """Numeric parameters of the first request, for its span; None if there is no span. The
+    parameters themselves are never kept: a client's lists and schemas may be of any size."""
     num_cached: int = 0
     finishes: list[str] = field(default_factory=list)
-    """How choices ended."""
+    """Finish reasons of choices."""
     rows: tuple[int, bytes] | None = None
-    """What lists show of where its time went, when it is over, and how many legs had told then."""
+    """Number of legs whose times were known, and the encoded summary for lists. Set after the
+    end."""
 
     def mark(self, name: str, begin: float, end: float) -> None:
-        """Keep one stretch."""
+        """Keep one interval; count it as dropped if there are too many."""
         if len(self.marks) < MAX_MARKS:
             self.marks.append(Mark(name, begin, end))
         else:
             self.dropped += 1
 
     def attempt(self, record: AttemptRecord) -> bool:
-        """A request is sent to its workers; whether its record is kept."""
+        """Add the record of a new attempt. Return whether it is kept."""
         if len(self.attempts) < MAX_ATTEMPTS:
             self.attempts.append(record)
             return True
@@ -126,14 +127,14 @@ class Recording:
         return False
 
     def output(self, num_tokens: int) -> None:
-        """Tokens came."""
+        """Count an output of ``num_tokens`` tokens."""
         if self.first_output is None:
             self.first_output = time.monotonic()
         self.num_outputs += 1
         self.num_tokens += num_tokens
 
     def waited(self, since: float, now: float) -> None:
-        """Nothing was there to be read of the workers."""
+        """Record a wait for workers from ``since`` to ``now``. Ignored before the first output."""
         if self.first_output is None:
             return
         gap = now - since
@@ -148,7 +149,7 @@ class Recording:
 
     @property
     def watch(self) -> Watch:
-        """What workers are told."""
+        """Return the watch to send to workers."""
         return Watch(self.request_id, self.traceparent)
 
 
@@ -156,17 +157,18 @@ _current: ContextVar[Recording | None] = ContextVar("tandem_recording", default=
 
 
 def current() -> Recording | None:
-    """Of the call that this task serves, if it is recorded."""
+    """Return the recording of the call that this task serves, or None."""
     return _current.get()
 
 
 def begin(recording: Recording) -> None:
-    """Make it the current one of this task, and of those that it starts."""
+    """Make ``recording`` current for this task and the tasks that it starts."""
     _current.set(recording)
 
 
 class _Marked:
-    """A block. No generator: most calls are not recorded, and each pays for it."""
+    """Context manager of a mark. Not a generator: most calls are not recorded, and each pays for
+    it."""
 
     __slots__ = ("_name", "_recording", "_started")
 
@@ -185,5 +187,5 @@ class _Marked:
 
 
 def marked(name: str) -> _Marked:
-    """``with`` it: the block is a part of the current call."""
+    """Return a context manager that marks its block as a part of the current call."""
     return _Marked(name)

@@ -1,4 +1,4 @@
-"""What the router sends to a worker to start one attempt at one request."""
+"""Request of a router to a worker to start one attempt."""
 
 import msgspec
 
@@ -10,75 +10,78 @@ from tandem.protocol.timeline import Watch
 
 
 class Produce(msgspec.Struct, frozen=True, tag="produce"):
-    """This worker prefills and hands its KV over; it emits token 1 and ends."""
+    """The worker prefills, hands its KV over, emits token 1 and ends."""
 
     consumer: Incarnation
-    """The decode worker that will ask for the KV; nobody else is answered."""
+    """The only decode worker that may fetch the KV."""
 
 
 class Consume(msgspec.Struct, frozen=True, tag="consume"):
-    """This worker takes the prompt's KV and token 1 from a prefill worker and goes on."""
+    """The worker receives the prompt's KV and token 1 from a prefill worker and continues."""
 
     producer: Incarnation
-    """The prefill worker to ask."""
+    """The prefill worker to fetch from."""
 
 
 class Pull(msgspec.Struct, frozen=True, tag="pull"):
-    """A peer has more of the prompt cached than this worker: it is to be brought from there, and
-    computed here only if that fails or takes longer."""
+    """A peer has more of the prompt cached than this worker. Its blocks are fetched, and computed
+    here only if that fails or takes longer."""
 
     holder: Incarnation
-    """The worker to ask, of either role."""
+    """Worker to fetch from, of either role."""
     num_tokens: int
-    """Tokens of the prompt's start that it has, as far as the router knows."""
+    """Tokens of the prompt's start that the peer has cached, as far as the router knows."""
     budget_ms: int
-    """What computing them here is expected to take: past it, they are computed."""
+    """Expected time to compute them here. After it, they are computed."""
     have: int = 0
-    """Tokens of the prompt's start that the worker itself has, as far as the router knows."""
+    """Tokens of the prompt's start that this worker has cached, as far as the router knows."""
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One attempt at one request, in tokens.
 
-    ``prompt_token_ids`` and ``emitted`` travel apart: penalties, min and max tokens, usage,
-    logprobs and the position of a draw all count from the end of the prompt.
+    ``prompt_token_ids`` and ``emitted`` are separate fields: penalties, min and max tokens, usage,
+    logprobs and sampling positions all count from the end of the prompt.
     """
 
     key: RequestKey
     prompt_token_ids: list[int]
-    """Of a prompt of embeddings a placeholder for each."""
+    """Token ids of the prompt. A prompt of embeddings has a placeholder for each."""
     params: SamplingParams
-    """With a seed; stop strings and bad words are ids by now or left to text/."""
+    """Sampling parameters with a seed. Stop strings and bad words are already ids or left to
+    text/."""
     eos_token_ids: tuple[int, ...] = ()
     emitted: tuple[tuple[int, ...], ...] = ()
-    """Per choice, tokens that a client may have seen: forced, never redrawn. () is none."""
+    """Tokens per choice that a client may have received: forced, never sampled again. () is
+    none."""
     finished_choices: tuple[int, ...] = ()
-    """Choices that ended in an earlier attempt and are not to be continued."""
+    """Choices that ended in an earlier attempt and must not be continued."""
     block_hashes: tuple[BlockHash, ...] = ()
-    """Of the prompt's full blocks; empty lets the worker compute them."""
+    """Hashes of the prompt's full blocks. If empty, the worker computes them."""
     cache_salt: str | None = None
     adapter: str | None = None
     priority: int = 0
-    """Lower goes first under the priority policy."""
+    """Lower values are scheduled first under the priority policy."""
     tenant: str = ""
-    """Tenant that it is computed for: tenants share an engine fairly. Empty if all are one."""
+    """Tenant of the request: tenants share an engine fairly. Empty if all requests have one
+    tenant."""
     budget_ms: int | None = None
-    """What is left of the request's deadline when it was sent; None is no deadline."""
+    """Rest of the request's deadline when it was sent; None is no deadline."""
     max_model_len: int | None = None
-    """Prompt and output tokens at which a choice ends by length, the same for both legs of a
-    hand-off, whose workers may have other limits each; None is the worker's own."""
+    """Prompt and output tokens at which a choice ends by length. Equal for both legs of a hand-off,
+    whose workers may have different limits. None is the worker's own."""
     kv: Produce | Consume | None = None
-    """None: this worker does both halves."""
+    """None: this worker prefills and decodes."""
     pull: Pull | None = None
-    """Whence the prompt's start may be brought, of who computes the prompt."""
+    """Worker from which the worker that computes the prompt may fetch the prompt's start."""
     pooling: PoolingParams | None = None
-    """A vector of the prompt is wanted and no token; ``params`` are then ``NO_SAMPLING``."""
+    """Set if the answer is a vector and no token; ``params`` are then ``NO_SAMPLING``."""
     prompt_embeds: PromptEmbeds | None = None
-    """What stands in place of the prompt's ids, one vector for each. Both legs of a hand-off get
-    it: whoever goes on may have to compute the prompt again."""
+    """Embeddings in place of the prompt's ids, one vector each. Sent to both legs of a hand-off:
+    the decode worker may have to compute the prompt again."""
     watch: Watch | None = None
-    """Its times are kept and told with its end."""
+    """Set if the request's times are to be recorded and sent at its end."""
 
     def emitted_of(self, choice: int) -> tuple[int, ...]:
-        """Tokens of ``choice`` that earlier attempts emitted."""
+        """Return the tokens of ``choice`` that earlier attempts emitted."""
         return self.emitted[choice] if choice < len(self.emitted) else ()

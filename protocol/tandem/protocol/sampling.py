@@ -1,8 +1,8 @@
-"""Sampling parameters of one request, in vLLM's names, and what is allowed of each.
+"""Sampling parameters of one request, in vLLM's names, and their allowed values.
 
-Pure data: the sampler in engine/ reads it, the router fills it, text/ fills the ids of bad
-words. Every request that draws has a seed when it reaches a worker: the router draws one if the
-client gave none, so that a second attempt draws what the first would have drawn.
+Pure data: the sampler in engine/ reads it, the router fills it, text/ fills the ids of bad words.
+Every request that samples has a seed when it reaches a worker. If the client gave none, the router
+draws one, so that a second attempt samples the same tokens as the first.
 """
 
 import math
@@ -25,20 +25,20 @@ MAX_BAD_WORD_IDS = 64
 """Ids of one bad word."""
 DEFAULT_MAX_LOGPROBS = 20
 ALL_LOGPROBS = -1
-"""What clients write in ``logprobs`` for every token of the vocabulary."""
+"""Value of ``logprobs`` that stands for every token of the vocabulary."""
 PENALTY_RANGE = 1e-20, 1e20
-"""Of ``repetition_penalty``: logits are float32, and stay finite under both."""
+"""Bounds of ``repetition_penalty``: logits are float32, and stay finite under both."""
 SEED_BITS = 63
 NO_SEED = -1
-"""What clients write in ``seed`` for none, as in vLLM."""
+"""Value of ``seed`` that stands for none, as in vLLM."""
 
 MAX_EXTRA_ARGS = 64
 MAX_EXTRA_ARG_CHARS = 128
-"""Of a name."""
+"""Maximum number of characters of a name."""
 MAX_EXTRA_VALUES = 1_024
-"""Values of one name, of a list."""
+"""Maximum number of values of a list."""
 MAX_EXTRA_TEXT = 4_096
-"""Characters of one value."""
+"""Maximum number of characters of one value."""
 ExtraArg = str | int | float | list[str | int | float]
 
 _MOST = {
@@ -49,7 +49,7 @@ _MOST = {
 
 
 class OutputKind(StrEnum):
-    """What ``LLM`` and ``AsyncLLM`` hand to their caller."""
+    """Content of the outputs that ``LLM`` and ``AsyncLLM`` return."""
 
     CUMULATIVE = "cumulative"
     DELTA = "delta"
@@ -57,18 +57,18 @@ class OutputKind(StrEnum):
 
 
 class ThinkingMarks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a model marks what it thinks, in token ids."""
+    """Token ids that mark a model's reasoning."""
 
     opens: tuple[tuple[int, ...], ...] = ()
-    """Sequences that begin it."""
+    """Sequences that may open the reasoning."""
     close: int
-    """The one that ends it."""
+    """Token that closes it."""
     has_begun: bool = False
-    """The prompt has begun it."""
+    """True if the prompt has already opened it."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How to draw tokens and when to stop. Construct, then ``verify()``."""
+    """Parameters of sampling and stopping. Construct, then call ``verify()``."""
 
     n: int = 1
     """Choices drawn from one prompt, 1 to 128."""
@@ -94,31 +94,31 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Token ids that end the output."""
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    """Go on past the model's end-of-sequence ids."""
+    """Continue past the model's end-of-sequence ids."""
     max_tokens: int | None = None
-    """Tokens to emit at most; None is what the context still holds."""
+    """Maximum number of tokens to emit; None is the rest of the context."""
     min_tokens: int = 0
     """End-of-sequence and stop ids cannot be drawn before this many tokens."""
     logprobs: int | None = None
     """Log-probabilities of the drawn token and this many best ones; -1 is all, None is off."""
     prompt_logprobs: int | None = None
-    """How many alternatives to each token of the prompt are wanted; None is none, -1 all."""
+    """Alternatives to return for each token of the prompt; None is none, -1 all."""
     logit_bias: dict[int, float] | None = None
-    """Token id to a number in [-100, 100], added to its logit."""
+    """Numbers in [-100, 100] by token id, added to its logit."""
     allowed_token_ids: tuple[int, ...] | None = None
-    """Only these may be drawn."""
+    """Only these tokens may be sampled."""
     bad_words: tuple[str, ...] = ()
-    """Texts never to emit; workers see ``bad_words_token_ids``."""
+    """Texts never to emit; workers receive ``bad_words_token_ids``."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    """Token sequences whose last id is not drawn after the others; filled by text/."""
+    """Token sequences whose last id is not sampled after the preceding ones; filled by text/."""
     structured_outputs: StructuredOutputsParams | None = None
-    """What the answer is to match."""
+    """Form that the answer must match."""
     thinking_token_budget: int | None = None
-    """Tokens after which what the model thinks before its answer is ended; -1 is any number."""
+    """Maximum number of tokens of reasoning before the answer; -1 is any number."""
     thinking: ThinkingMarks | None = None
-    """Filled by text/ where there is a budget, and a thought that it bounds."""
+    """Filled by text/ if there is a budget and reasoning for it to bound."""
     extra_args: dict[str, ExtraArg] | None = None
-    """What logits processors of the workers are told, by name: ``vllm_xargs`` of HTTP."""
+    """Arguments of the workers' logits processors, by name: ``vllm_xargs`` of HTTP."""
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -126,12 +126,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def greedy(self) -> bool:
-        """Whether the best token is taken without a draw."""
+        """Return whether the best token is taken without sampling."""
         return self.temperature < 1e-5
 
     @property
     def has_seed(self) -> bool:
-        """Whether the client, or whoever admitted the request, gave one."""
+        """Return whether a seed is set, by the client or the router."""
         return self.seed is not None and self.seed != NO_SEED
 
     def verify(self) -> "SamplingParams":
@@ -218,19 +218,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self
 
     def with_all_logprobs(self, vocab_size: int) -> "SamplingParams":
-        """The same parameters with counts in the place of -1, as workers take them."""
+        """Return parameters with the vocabulary size in place of -1, as workers expect them."""
         counts = {"logprobs": self.logprobs, "prompt_logprobs": self.prompt_logprobs}
         wanted = {name: vocab_size for name, count in counts.items() if count == ALL_LOGPROBS}
         return msgspec.structs.replace(self, **wanted) if wanted else self
 
 
 def seeded(params: SamplingParams, seed: int) -> SamplingParams:
-    """The same parameters with ``seed`` where the client gave none."""
+    """Return parameters with ``seed`` set if the client gave none."""
     return params if params.has_seed else msgspec.structs.replace(params, seed=seed)
 
 
 def from_mapping(fields: Mapping[str, object]) -> SamplingParams:
-    """Build and verify parameters from plain values (an offline caller's dict).
+    """Return verified parameters built of plain values (an offline caller's dict).
 
     Raises InvalidParameter for an unknown name or a value of the wrong type.
     """

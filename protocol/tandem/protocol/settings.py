@@ -1,8 +1,8 @@
-"""How a setting describes itself, so that flags, environment and files are made from one place.
+"""Descriptions of settings, from which flags, environment variables and files are derived.
 
-Every role's config classes use it; cli/ walks ``settings_of`` and never repeats a name, a default
-or a help text. Values are checked by the config classes themselves, in ``__post_init__``, with the
-helpers below.
+Every role's config classes use it. cli/ iterates over ``settings_of`` and never repeats a name, a
+default or a help text. The config classes check their values in ``__post_init__``, with the helpers
+below.
 """
 
 import math
@@ -43,19 +43,19 @@ def setting(
     aliases: Mapping[str, str] = MappingProxyType({}),
     unit: str = "",
 ) -> _Value:
-    """A dataclass field with its default, meaning, allowed words and unit."""
+    """Return a dataclass field with its default, help text, choices and unit."""
     metadata = {"help": help, "choices": choices, "aliases": aliases, "unit": unit}
     value: _Value = field(default=default, metadata=metadata)
     return value
 
 
 def required(help: str) -> Any:  # noqa: A002  as above
-    """A dataclass field that must be given."""
+    """Return a dataclass field that must be given."""
     return field(metadata={"help": help, "choices": (), "unit": ""})
 
 
 def settings_of(config: type) -> Iterator[Setting]:
-    """The settings of one config class, in field order; fields made otherwise are skipped."""
+    """Yield the settings of one config class, in field order. Other fields are skipped."""
     hints = get_type_hints(config)
     for each in fields(config):
         if "help" not in each.metadata:
@@ -84,7 +84,7 @@ def check_integer(param: str, value: object, low: int, high: int | None = None) 
 
 
 def check_optional_integer(param: str, value: object, low: int, high: int | None = None) -> None:
-    """As ``check_integer``, and None is allowed."""
+    """Raise InvalidParameter unless ``value`` is None or passes ``check_integer``."""
     if value is not None:
         check_integer(param, value, low, high)
 

@@ -1,8 +1,9 @@
-"""The bound of steps with decodes that workers get where their router places elastically.
+"""Bound of mixed steps for workers whose router places elastically.
 
-Elastic placement sends prompts to whoever has time for them, and counts on steps with decodes that
-stay within the bound of gaps; without one such steps are over it, and few prompts leave the prefill
-worker (docs/pair.md). Who starts workers beside such a router gives them ``--max-itl-ms``. Pure.
+Elastic placement sends prompts to any worker with time for them. It relies on steps with decodes
+that stay within the target between tokens. Without a bound such steps exceed it, and few prompts
+leave the prefill worker (docs/pair.md). The process that starts workers for such a router passes
+``--max-itl-ms``. Pure.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Collection
 
 TARGET_ITL_MS = 25.0
-"""A router's target between tokens, unless given."""
+"""Default target between tokens of a router."""
 SHARE_OF_TARGET = 0.84
-"""Of it: what a step may take, so that what is around it fits."""
+"""Share of the target that a step may take, so that the time around it fits."""
 BOUNDS = frozenset({"max_itl_ms", "max_num_mixed_tokens"})
-"""Settings of a worker any of which says how long, or how wide, its mixed steps may be."""
+"""Settings of a worker that bound the time or the width of its mixed steps."""
 
 
 def step_bound(target_itl_ms: float | None, given: Collection[str]) -> list[str]:
-    """Flags that bound the steps of a worker beside a router with that target between tokens, in
-    milliseconds (None is the default): none where the settings that it was ``given``, by name,
-    have a bound."""
+    """Return the flags that bound the steps of a worker whose router has that target between
+    tokens, in milliseconds (None is the default). Empty if a setting in ``given``, by name, has a
+    bound."""
     if not BOUNDS.isdisjoint(given):
         return []
     target = TARGET_ITL_MS if target_itl_ms is None else target_itl_ms

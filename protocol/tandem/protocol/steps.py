@@ -1,4 +1,4 @@
-"""How long an engine's steps take, as measured points: what a worker reports and a router reads."""
+"""Durations of an engine's steps as measured points. Workers report them; a router reads them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 StepTimes = Annotated[tuple[tuple[int, float], ...], Meta(max_length=32)]
-"""(size of a step, seconds), by size. A size is decodes, or prompt tokens; none is unknown."""
+"""(size of a step, seconds), by size. A size is a number of decodes or prompt tokens; empty is
+unknown."""
 
 
 class Crowd(NamedTuple):
-    """What decodes in one step."""
+    """The decodes of one step."""
 
     streams: int
     context: int = 0
-    """Tokens before those of all streams together."""
+    """Tokens of context over all streams."""
 
     def joined(self, tokens: int) -> Crowd:
-        """With one more, whose context is of so many tokens."""
+        """Return a copy with one more stream that has ``tokens`` of context."""
         return Crowd(self.streams + 1, self.context + tokens)
 
 
 def seconds_at(points: Sequence[tuple[int, float]], size: int) -> float:
-    """Seconds of a step of ``size``: between points on the line through its two neighbours, beyond
-    them in proportion to the nearest one. 0 while nothing is known, and for a size of 0."""
+    """Return the seconds of a step of ``size``. Interpolates linearly between two points, and
+    scales the nearest point beyond them. 0 while nothing is known, and for a size of 0."""
     if not points or size <= 0:
         return 0.0
     before = points[0]
@@ -40,8 +41,9 @@ def seconds_at(points: Sequence[tuple[int, float]], size: int) -> float:
 
 
 def decode_seconds(points: Sequence[tuple[int, float]], decodes: int) -> float:
-    """Seconds of a step of so many decodes. A few take as long as the fewest that were measured, as
-    weights are read once for all; beyond the most, the line of the last two points goes on."""
+    """Return the seconds of a step of so many decodes. Fewer decodes than measured take as long as
+    the first point, since weights are read once. Beyond the last point, extends the last
+    segment."""
     if not points or decodes <= 0:
         return 0.0
     first, last = points[0], points[-1]
@@ -57,7 +59,7 @@ def decode_seconds(points: Sequence[tuple[int, float]], decodes: int) -> float:
 
 
 def crowd_seconds(points: Sequence[tuple[int, float]], context_s: float, crowd: Crowd) -> float:
-    """Seconds of a step of these decodes; ``points`` are without contexts, and each token of one
-    takes ``context_s``. 0 while nothing is known."""
+    """Return the seconds of a step of these decodes. ``points`` exclude contexts; each token of a
+    context takes ``context_s``. 0 while nothing is known."""
     own = decode_seconds(points, crowd.streams)
     return own + context_s * crowd.context if own else 0.0

@@ -1,7 +1,7 @@
-"""What an answer is to match (``structured_outputs``), in vLLM's names, and what is allowed of it.
+"""Form that an answer must match (``structured_outputs``), in vLLM's names, and its bounds.
 
-Pure data and its bounds. Whether an expression, a schema or a grammar is one is for the worker that
-compiles it to say.
+Pure data. The worker that compiles an expression, a schema or a grammar decides whether it is
+valid.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tandem.protocol.errors import InvalidParameter
 
 MAX_CHOICES = 1_000
 MAX_CHOICE_BYTES = 65_536
-"""Of all choices together."""
+"""Maximum number of bytes of all choices together."""
 MAX_REGEX_BYTES = 16_384
 MAX_SCHEMA_BYTES = 131_072
 MAX_SCHEMA_DEPTH = 64
-"""Objects and lists in one another, of a schema."""
+"""Most nested objects and lists of a schema."""
 MAX_TAG_ELEMENTS = 1_024
-"""Formats of a structural tag, of all its lists together."""
+"""Maximum number of formats of a structural tag, over all its lists."""
 MAX_GRAMMAR_BYTES = 65_536
 MAX_PATTERN_BYTES = 256
 KINDS = ("choice", "regex", "json", "json_object", "grammar", "structural_tag")
@@ -29,18 +29,18 @@ JSON_KINDS = ("json", "json_object")
 
 
 class ReasoningSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a model writes what it thinks before its answer: the form begins behind it."""
+    """Texts around a model's reasoning. The answer's form applies after it."""
 
     opens: tuple[str, ...] = ()
-    """Texts that may begin it; none where the prompt has begun it."""
+    """Texts that may open it; empty if the prompt has opened it."""
     close: str
-    """Text that ends it."""
+    """Text that closes it."""
 
 
 class StructuredOutputsParams(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """What an answer is to match, wholly: one of ``KINDS``."""
+    """Form that the whole answer must match: exactly one of ``KINDS``."""
 
     choice: list[str] | None = None
     """One of these texts."""
@@ -53,23 +53,23 @@ class StructuredOutputsParams(
     grammar: str | None = None
     """A context-free grammar in Lark's syntax, whose ``start`` the whole text matches."""
     structural_tag: str | None = None
-    """Free text with parts that have a form: a structural tag of XGrammar's, as JSON text."""
+    """Free text with structured parts: a structural tag of XGrammar, as JSON text."""
     reasoning: ReasoningSpan | None = None
-    """What may stand, or where the prompt has begun it stands, before all of this. Not a client's:
-    the model and its prompt say it."""
+    """Reasoning that may precede the answer, or does if the prompt has opened it. Set from the
+    model and its prompt, never by a client."""
     disable_any_whitespace: bool = False
-    """Of JSON: no whitespace outside of strings."""
+    """True forbids whitespace outside of JSON strings."""
     whitespace_pattern: str | None = None
-    """Of JSON: a regular expression of what may stand between tokens of JSON."""
+    """Regular expression of the whitespace allowed between tokens of JSON."""
 
     @property
     def kind(self) -> str:
-        """Which of ``KINDS`` it is; verified."""
+        """Return the field of ``KINDS`` that is set. Requires verified parameters."""
         return next(name for name in KINDS if getattr(self, name) is not None)
 
     def verify(self) -> None:
-        """Raise InvalidParameter, named as a field of ``structured_outputs``, for what is not
-        allowed."""
+        """Raise InvalidParameter, named as a field of ``structured_outputs``, for a value that is
+        not allowed."""
         given = [name for name in KINDS if getattr(self, name) is not None]
         if len(given) != 1:
             allowed = f"exactly one of {', '.join(KINDS[:-1])} and {KINDS[-1]}"
@@ -117,7 +117,7 @@ def _verify_json(name: str, text: str, allowed: str) -> None:
 
 
 def _depth(value: Any) -> int:
-    """Objects and lists in one another, at most; those beyond the bound are not looked at."""
+    """Return the depth of nested objects and lists. Stops beyond the bound."""
     level, depth = [value], 0
     while level and depth <= MAX_SCHEMA_DEPTH:
         inner: list[Any] = []
@@ -137,7 +137,7 @@ def _bounded(name: str, text: str | None, most: int) -> None:
 
 
 def _utf8(name: str, text: str) -> int:
-    """Bytes of a text."""
+    """Return the bytes of a text in UTF-8. Raises InvalidParameter for lone surrogates."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:

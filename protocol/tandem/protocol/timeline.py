@@ -1,7 +1,7 @@
-"""What a worker saw of one attempt, as it travels to the router: offsets from when it came there.
+"""Times of one attempt on a worker, sent to the router as offsets from the attempt's arrival.
 
-No time of one host is ever compared with a time of another: the router places a worker's offsets
-between its own times of sending the attempt and of hearing the end of it.
+Times of two hosts are never compared. The router places a worker's offsets between its own times of
+sending the attempt and of receiving its end.
 """
 
 from collections.abc import Iterable
@@ -16,40 +16,40 @@ MAX_NOTES = 96
 
 
 class Watch(msgspec.Struct, frozen=True, array_like=True):
-    """Goes with a request whose times are kept."""
+    """Sent with a request whose times are recorded."""
 
     request_id: str
-    """The client's name for it, for logs."""
+    """Client's id of the request, for logs."""
     traceparent: str = ""
-    """W3C's header of the span that the worker's spans belong under; empty where none are made."""
+    """W3C header of the parent span of the worker's spans; empty if tracing is off."""
 
     @property
     def trace_id(self) -> str:
-        """32 hex digits, or nothing."""
+        """Return the 32 hex digits of the trace; empty without one."""
         return self.traceparent[3:35]
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One stretch of a worker's time."""
+    """One interval of a worker's time."""
 
     name: str
     begin: float
-    """Seconds; on the worker's clock until it is sent, then from when the attempt came there."""
+    """Seconds on the worker's clock. When sent, seconds since the attempt's arrival."""
     end: float
     amount: int = 0
-    """Tokens of a chunk, bytes of a part, how often of the rest."""
+    """Tokens of a chunk, bytes of a part, or number of repeats, by kind."""
 
 
 class LegTimes(msgspec.Struct, frozen=True, array_like=True):
-    """All notes of one attempt from one worker, said once, with its last word."""
+    """All notes of one attempt from one worker, sent once, with its last message."""
 
     request: str
     attempt: int
     sent: float
-    """Seconds from its coming there to the sending of this."""
+    """Seconds from its arrival to the sending of this."""
     notes: tuple[Note, ...] = ()
     dropped: int = 0
-    """Notes beyond MAX_NOTES."""
+    """Notes beyond MAX_NOTES, not sent."""
 
 
 @dataclass(slots=True)
@@ -62,22 +62,23 @@ class NoteBook:
     notes: list[Note] = field(default_factory=list)
     dropped: int = 0
     why: str = ""
-    """How it ended; empty while it runs."""
+    """Reason for its end; empty while it runs."""
 
     def add(self, name: str, begin: float, end: float, amount: int = 0) -> None:
-        """Keep one more stretch."""
+        """Keep one more interval; count it as dropped beyond MAX_NOTES."""
         if len(self.notes) < MAX_NOTES:
             self.notes.append(Note(name, begin, end, amount))
         else:
             self.dropped += 1
 
     def add_all(self, notes: Iterable[Note]) -> None:
-        """Keep what somebody else noted on the same clock."""
+        """Keep notes that other code made on the same clock."""
         for each in notes:
             self.add(each.name, each.begin, each.end, each.amount)
 
     def times(self, now: float, others: Iterable[Note] = ()) -> LegTimes:
-        """As it is sent at ``now``; ``others`` are of the process, and count where they touch."""
+        """Return the times to send at ``now``. ``others`` are the process's notes; those that end
+        after the arrival are included."""
         arrived = self.arrived
         kept = [*self.notes, *(each for each in others if each.end > arrived)]
         return LegTimes(

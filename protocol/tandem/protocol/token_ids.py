@@ -1,4 +1,4 @@
-"""Whether token ids are a vocabulary's, with no step of Python for each: prompts have thousands."""
+"""Check of token ids against a vocabulary without a Python loop: prompts have thousands."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -11,7 +11,7 @@ from tandem.protocol.errors import InvalidParameter
 
 
 def check_token_ids(param: str, ids: Sequence[int], vocab_size: int) -> None:
-    """Raise InvalidParameter that names the first of ``ids`` not from 0 to ``vocab_size`` - 1."""
+    """Raise InvalidParameter for the first of ``ids`` that is not from 0 to ``vocab_size`` - 1."""
     try:
         msgspec.convert(ids, _list_of(vocab_size))
     except msgspec.ValidationError:

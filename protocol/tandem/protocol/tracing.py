@@ -1,4 +1,4 @@
-"""Settings of tracing, and W3C's way to say which trace a call belongs to."""
+"""Settings of tracing, and the W3C header that names a call's trace."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _WITHOUT_PATH = re.compile(r"https?://[^/]+/?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingConfig:
-    """Where spans go, and in which protocol; part of the settings of router and workers."""
+    """Destination and protocol of spans; part of the settings of router and workers."""
 
     otlp_traces_endpoint: str | None = setting(
         None, "URL that takes OpenTelemetry spans (OTLP); none: no spans are made."
@@ -36,8 +36,8 @@ class TracingConfig:
 
 
 def traceparent_of(value: str) -> str:
-    """W3C's header as its first version has it; nothing unless it is of a trace and a span that can
-    be. Later versions may have more fields: W3C has them read as far as they are known."""
+    """Return the header in its first version; empty unless it names a valid trace and span. Later
+    versions may have more fields: W3C requires reading the known ones."""
     found = _TRACEPARENT.fullmatch(value)
     if found is None:
         return ""
@@ -48,5 +48,5 @@ def traceparent_of(value: str) -> str:
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Whether who began the trace wants its spans."""
+    """Return whether the header's sampled bit is set: the trace's origin records spans."""
     return bool(traceparent) and bool(int(traceparent[53:55], 16) & 1)

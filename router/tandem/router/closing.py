@@ -1,9 +1,9 @@
-"""How a connection closes: what was written goes out, and what the client still says is read.
+"""Close a connection in order: send what was written, and read what the client still sends.
 
-A socket that is closed with something unread resets its connection, and what its kernel had not
-sent by then is lost: the end of an answer, or the word that the client asks for too much. So the
-sending half is closed first, and the rest once the client has closed its own, which RFC 9112,
-section 9.6, asks of servers (nginx calls it a lingering close).
+A socket that is closed with unread bytes resets its connection. What its kernel had not sent by
+then is lost: the end of an answer, or the error that the client sends too much. So the sending half
+is closed first, and the rest once the client has closed its own half. RFC 9112, section 9.6, asks
+this of servers (nginx calls it a lingering close).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ PACED_BYTES = 16 << 10
 
 
 class Closing:
-    """Of one connection: its end, and the one deadline that it has at a time."""
+    """End of one connection, and the one deadline that it has at a time."""
 
     def __init__(self, transport: asyncio.Transport, write_seconds: float) -> None:
-        """What is written is to move in each ``write_seconds``."""
+        """Store the transport; written bytes must progress in each ``write_seconds``."""
         self._transport = transport
         self._write_seconds = write_seconds
         self._loop = asyncio.get_running_loop()
@@ -41,7 +41,7 @@ class Closing:
         """Nothing more is written, and what is read goes nowhere."""
 
     def is_over(self) -> bool:
-        """Whether the connection serves nobody any more."""
+        """Return whether the connection has begun to close or is closed."""
         return self.has_begun or self._transport.is_closing()
 
     def begin(self, seconds: float | None = None, num_bytes: int | None = None) -> None:
@@ -83,7 +83,7 @@ class Closing:
             self._transport.resume_reading()
 
     def is_lingering(self) -> bool:
-        """Whether all has gone that was written, and the client alone is waited for."""
+        """Return whether all written bytes have gone and only the client's close is awaited."""
         return self.has_begun and not self._transport.get_write_buffer_size()
 
     def lost(self) -> None:
@@ -93,7 +93,7 @@ class Closing:
             self._linger.cancel()
 
     def watch(self) -> None:
-        """What is written is to move from now on, in each period."""
+        """Require from now on that written bytes progress in each period."""
         self._unsent = self._transport.get_write_buffer_size()
         self.arm(self._write_seconds, self._check_drained)
 

@@ -323,7 +323,7 @@ def _error(operation: Operation, status: int) -> dict[str, Any]:
 
 
 def _either(operation: Operation, status: int) -> dict[str, Any]:
-    """What 200 has, or an error."""
+    """Return a response that has the schema of 200 or that of an error."""
     answer = _answer(operation, ERRORS[status])
     for content in answer["content"].values():
         content["schema"] = {"anyOf": [content["schema"], _ref(operation.fails)]}

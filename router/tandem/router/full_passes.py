@@ -49,5 +49,5 @@ async def _watch(is_quiet: Callable[[], bool]) -> None:
 
 
 def is_due(passes: int, *, quiet: bool) -> bool:
-    """Whether a full pass is to be made after so many over the younger generations."""
+    """Return whether a full pass is due after ``passes`` over the younger generations."""
     return passes >= MOST or (quiet and passes >= WORTH)

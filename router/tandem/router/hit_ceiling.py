@@ -1,9 +1,9 @@
-"""How many of the prompts' blocks a cache without bounds would have found: the hit rate's ceiling.
+"""The hit rate's ceiling: the share of the prompts' blocks that an unbounded cache would find.
 
-Each distinct block misses once, whatever a cache holds; so of N blocks asked for, D of them
+Each distinct block misses once, whatever a cache holds. So of N requested blocks, D of them
 distinct, 1 - D / N could be hits. D is estimated by HyperLogLog (Flajolet et al., 2007, with the
 small-range correction): 16 KiB for each half of the window, 0.8 % standard error. Hashes of blocks
-are uniform as they are. Used in the loop's thread, once a request.
+are uniform already. Used in the loop's thread, once a request.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Sketch:
                 registers[index] = rank
 
     def joined(self, other: Sketch) -> Sketch:
-        """Of what came to either."""
+        """Return the sketch of the union of both."""
         found = Sketch()
         found._registers = bytearray(map(max, self._registers, other._registers))
         return found
@@ -54,7 +54,7 @@ class Sketch:
 
 
 class HitCeiling:
-    """Of the prompts of the last 12 to 24 hours."""
+    """Estimate of the ceiling over the prompts of the last 12 to 24 hours."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

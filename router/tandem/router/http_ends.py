@@ -1,8 +1,8 @@
-"""How connections of HTTP end, whoever ends them: an answer, a limit, or a router that stops.
+"""The ends of HTTP connections, by an answer, a limit, or a router that stops.
 
-uvicorn closes the socket, which takes an answer with it that is given while its client still sends
-(``closing``), and of requests that wait behind another it tells the last alone that the client is
-gone. So uvicorn has a transport whose ``close`` begins an end in order, and all requests hear.
+uvicorn closes the socket. An answer that is sent while its client still sends is lost with it (see
+``closing``). Of pipelined requests, uvicorn reports the disconnect to the last alone. So uvicorn
+has a transport whose ``close`` begins an orderly close, and all requests get the disconnect.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Outlet(asyncio.Transport):
         self._transport.abort()
 
     def ended(self) -> None:
-        """What is written from now on goes nowhere."""
+        """Drop what is written from now on."""
         self.write = _nowhere  # type: ignore[method-assign, assignment]
 
     def lost(self) -> None:
@@ -141,7 +141,7 @@ class EndingProtocol(JoinedProtocol):
         self.closing.hurry()
 
     def is_owed(self) -> bool:
-        """Whether the client is to send the rest of a request."""
+        """Return whether the client has yet to send the rest of a request."""
         return False
 
     def end(self) -> None:
@@ -162,11 +162,11 @@ class EndingProtocol(JoinedProtocol):
         self._outlet.ended()
 
     def is_lingering(self) -> bool:
-        """Whether all is said, and the client alone is waited for."""
+        """Return whether all is written and only the client's close is awaited."""
         return self.closing.is_lingering()
 
     def _breaks_off(self) -> bool:
-        """Whether an end in order would make a part of an answer seem the whole."""
+        """Return whether an orderly close would make a part of an answer seem complete."""
         answer = self.cycles[0] if self.cycles else None
         return isinstance(answer, UnchunkedCycle) and answer.would_seem_whole()
 

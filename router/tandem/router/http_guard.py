@@ -1,10 +1,10 @@
-"""What a connection may take of the router before anybody is known to be behind it.
+"""Limits of a connection before its request is authorized.
 
-uvicorn reads a head of any length for any time, keeps a connection for ever whose client trickles
-bytes that nobody waits for, and a response that its client does not read. Here heads have a size, a
-count and a deadline, bodies a deadline and little framing, writes must move, also those that are
-left when a connection closes (``http_ends``), and connections are counted. What goes beyond is
-answered in OpenAI's shape where that can still be, and closed.
+uvicorn reads a head of any length for any time. It keeps a connection whose client sends unwanted
+bytes slowly, and a response that its client does not read. Here heads have a size, a count and a
+deadline, and bodies a deadline and a limit on framing. Writes must progress, also those that are
+left when a connection closes (``http_ends``). Connections are counted. What exceeds a limit is
+answered with an error in OpenAI's shape if that is still possible, and the connection is closed.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class GuardedProtocol(EndingProtocol):
         self._refuse(self._refusal or malformed(msg))
 
     def is_owed(self) -> bool:
-        """Whether a request has begun, or is to begin with the connection, and has not ended."""
+        """Return whether a request, or the first of a connection, has begun and has not ended."""
         return self._phase is not _Phase.IDLE
 
     def end(self) -> None:
@@ -210,7 +210,7 @@ class GuardedProtocol(EndingProtocol):
 
     @property
     def idle(self) -> bool:
-        """Whether the connection waits for a next request."""
+        """Return whether the connection waits for its next request."""
         return self.timeout_keep_alive_task is not None and not self.transport.is_closing()
 
     def _squeeze_in(self) -> None:
@@ -289,7 +289,7 @@ class GuardedProtocol(EndingProtocol):
             self._give_up(head_too_large(f"{self.limits.head_bytes} bytes"))
 
     def _give_up(self, answer: ErrorAnswer) -> None:
-        """From within the parser, which hands the error on to ``send_400_response``."""
+        """Raise within the parser, which passes the error on to ``send_400_response``."""
         self._refusal = answer
         raise _OverLimitError(answer.message)
 
@@ -307,7 +307,7 @@ class GuardedProtocol(EndingProtocol):
 
 
 class _ProbesOnly:
-    """For connections beyond the cap."""
+    """Application for connections beyond the cap: it answers probes only."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""What a connection of HTTP may take, and what is said of what goes beyond, in OpenAI's shape."""
+"""Limits of an HTTP connection, and the errors beyond them in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.router.openai.errors import ErrorAnswer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """Of one connection, and of all."""
+    """Limits of one connection, and of all together."""
 
     head_bytes: int = 64 << 10
     headers: int = 128

@@ -21,11 +21,11 @@ from tandem.router.http_parser import RequestParser
 
 
 class JoinedTransport(asyncio.Transport):
-    """What one answer begins to write to: holds the headers until more comes, but never beyond
-    this turn of the loop (an answer to HEAD has no body).
+    """Transport of one answer's beginning: it holds the headers until more is written, but never
+    beyond this turn of the loop (an answer to HEAD has no body).
 
-    ``done`` is called with the transport itself once nothing is held: what follows may go there,
-    which spares a call for every token.
+    ``done`` is called with the inner transport once nothing is held. What follows may be written
+    there, which saves a call for every token.
     """
 
     def __init__(
@@ -91,7 +91,8 @@ class UnchunkedCycle(RequestResponseCycle):
         await super().send(message)
 
     def would_seem_whole(self) -> bool:
-        """Whether its client would take what it has for all, if the connection ended in order."""
+        """Return whether the client would take the part it has for the whole answer after an
+        orderly close."""
         return self.response_started and not self.response_complete and not self.is_measured
 
     def _reset_at_close(self, is_reset: bool) -> None:
@@ -101,7 +102,7 @@ class UnchunkedCycle(RequestResponseCycle):
 
 
 class JoinedProtocol(HttpToolsProtocol):
-    """For ``uvicorn.run(http=...)``."""
+    """Protocol for ``uvicorn.run(http=...)``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

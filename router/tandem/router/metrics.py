@@ -1,7 +1,7 @@
-"""What the router counts: vLLM's names where the meaning is the same, ``tandem:`` for what is ours.
+"""Metrics of the router: vLLM's names if the meaning is the same, else names with ``tandem:``.
 
-One object per app with a registry of its own. Labelled children are bound once, so that counting
-a token costs no look-up. Gauges are read when they are scraped, from those who know.
+One object per app with a registry of its own. Labelled children are bound once, so that counting a
+token costs no look-up. Gauges are read from their sources when they are scraped.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from tandem.router.placement.prefix_load import PrefixLoadPolicy
 
 
 def placement_policy(config: RouterConfig) -> PlacementPolicy:
-    """By ``placement``."""
+    """Return the placement policy that ``placement`` names."""
     tokens = config.min_handoff_tokens
     if tokens is None:
         tokens = MIN_HANDOFF_TOKENS[config.placement]

@@ -1,4 +1,4 @@
-"""How fast things go, from counters that somebody keeps anyway: pure, the caller has the clock."""
+"""Rates from counters that are kept already. Pure: the caller passes the time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Window:
         return ended - began, tuple(max(0.0, b - a) for a, b in zip(before, after, strict=True))
 
     def rates(self) -> tuple[float, ...]:
-        """Of each counter, a second; () while there is one sample at most."""
+        """Return each counter's rate per second; () while there is one sample at most."""
         seconds, differences = self.differences()
         return tuple(each / seconds for each in differences) if seconds > 0 else ()
 

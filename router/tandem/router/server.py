@@ -100,7 +100,7 @@ class Server(uvicorn.Server):
             await self._rpc
 
     async def _leave(self) -> None:
-        """Who came late hears what it was told; whoever stays then is left."""
+        """Let late connections read their answers, then abort those that remain."""
         await asyncio.sleep(0)  # for those that were being taken in
         for _ in range(math.ceil(2 * LINGER_SECONDS / EVERY)):
             if self.force_exit or not self._late.connections:
@@ -146,8 +146,8 @@ class Server(uvicorn.Server):
 
 
 class Draining:
-    """What a router that stops says to those who come late: that it is alive and what it has
-    counted, since what is under way may take many scrapes. Pure ASGI, around the whole app."""
+    """Application of a router that stops: it answers late requests with 503, except for liveness
+    and metrics, since requests under way may last many scrapes. Pure ASGI, around the whole app."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -182,7 +182,7 @@ def make_server(app: Any, config: RouterConfig, **options: Any) -> Server:
 
 
 def limits_of(config: RouterConfig) -> ConnectionLimits:
-    """As configured, within the descriptors that this process may have."""
+    """Return the configured limits, within the descriptors that this process may have."""
     return ConnectionLimits(
         head_bytes=config.max_header_bytes,
         headers=config.max_headers,

@@ -30,11 +30,11 @@ class TokenHistogram(Collector):
         self._children: dict[tuple[str, ...], TokenTimes] = {}
 
     def child(self, *values: str) -> TokenTimes:
-        """What is observed under these values of the labels."""
+        """Return the observations under these values of the labels."""
         return self._children.setdefault(values, TokenTimes(self._bounds))
 
     def totals(self) -> tuple[int, float]:
-        """How many observations there were over all labels, and their sum."""
+        """Return the number of observations over all labels, and their sum."""
         children = list(self._children.values())
         return sum(sum(each.counts) for each in children), sum(each.sum for each in children)
 

@@ -1,1 +1,1 @@
-"""How many requests may be under way at once, and how long one may wait for its turn."""
+"""Limits of the requests that may be under way at once, and of the time that one may wait."""

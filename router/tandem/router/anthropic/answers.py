@@ -1,4 +1,4 @@
-"""What the Messages API answers with: types for the OpenAPI document, which nothing else uses."""
+"""Answers of the Messages API: types for the OpenAPI document, which nothing else uses."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def _blocks(where: str, content: object, role: str, reading: Reading) -> list[Ma
 
 
 def _said(where: str, blocks: Sequence[Mapping[str, Any]], called: set[str]) -> Message:
-    """What the assistant thought, said and called."""
+    """Return the assistant's message: its reasoning, its text and its calls."""
     message: Message = {"role": "assistant"}
     texts, thoughts, calls = [], [], []
     for index, block in enumerate(blocks):

@@ -59,7 +59,7 @@ class Tool(Body):
         super().check(reading, prefix)
 
     def of_chat(self) -> dict[str, Any]:
-        """As chats have it."""
+        """Return the tool in the form of chats."""
         function = {"name": self.name, "description": self.description, "strict": self.strict}
         given = {name: value for name, value in function.items() if value is not None}
         return {"type": "function", "function": {**given, "parameters": self.input_schema}}

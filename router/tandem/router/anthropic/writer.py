@@ -118,7 +118,7 @@ class MessageWriter:
         self._out.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(content)))
 
     def _flushed(self) -> bytes:
-        """What was said since."""
+        """Return the bytes written since the last call."""
         said = b"".join(self._out)
         self._out.clear()
         return said

@@ -1,1 +1,1 @@
-"""Where workers are: a fixed list of addresses, or the pods of a cluster."""
+"""Discovery of workers: a fixed list of addresses, or the pods of a cluster."""

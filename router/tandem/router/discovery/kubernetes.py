@@ -180,7 +180,7 @@ class KubernetesDiscovery:
 
 
 def _core_api() -> Any:
-    """From the pod's service account, or from a kubeconfig where there is none."""
+    """Return a client of the API with a kubeconfig, or else with the pod's service account."""
     from kubernetes import client, config
 
     config.load_config()  # type: ignore[no-untyped-call]

@@ -27,7 +27,7 @@ _ENDED = frozenset({"Succeeded", "Failed"})
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """What matters of one pod."""
+    """Facts of one pod that discovery uses."""
 
     uid: str
     created: str

@@ -1,1 +1,1 @@
-"""What live views of the fleet show: made when somebody looks, from what is kept anyway."""
+"""Live views of the fleet: made on request, from state that is kept anyway."""

@@ -202,7 +202,8 @@ def _kv_use(load: LoadReport | None) -> float | None:
 
 
 def _transport(fleet: Fleet) -> str | None:
-    """What moves KV over the links that are up; more than one where ends differ."""
+    """Return the transports that move KV over the links that are up, joined by commas; None if
+    there is none."""
     known = fleet.pool.workers
     links = (state for each in known.values() for state in handoff_peers(each, known).values())
     return ", ".join(sorted({each.transport for each in links if each.up} - {""})) or None

@@ -1,4 +1,4 @@
-"""What each request that is under way waits for, counted: one look at each, when somebody asks."""
+"""Counts of the requests under way by what they wait for; computed on request."""
 
 from __future__ import annotations
 

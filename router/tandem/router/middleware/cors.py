@@ -1,7 +1,7 @@
-"""What web pages of other origins may ask (CORS); nothing unless origins are given.
+"""CORS: the requests that web pages of other origins may make; none unless origins are given.
 
-The layer itself is Starlette's: it answers preflight requests, which have no key, before keys are
-asked for, and lets pages read every answer, also errors.
+The layer itself is Starlette's. It answers preflight requests, which have no key, before keys are
+checked, and lets pages read every answer, also errors.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ class Ending:
         self._told.pop(task, None)
 
     def told(self, task: asyncio.Task[object]) -> ErrorAnswer | None:
-        """What its client is to hear, if it was cancelled here."""
+        """Return the error to send to the task's client, if the task was cancelled here; else
+        None."""
         return self._told.get(task)
 
     def _end(self, task: asyncio.Task[object], answer: ErrorAnswer) -> None:
@@ -91,7 +92,7 @@ class Stopping:
 
 
 class _Answer:
-    """How far an answer has come."""
+    """Progress of one answer."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope = scope
@@ -122,7 +123,7 @@ class _Answer:
 
 
 def shutting_down(message: str) -> ErrorAnswer:
-    """What a router that stops says instead of an answer."""
+    """Return the answer of a router that stops."""
     headers = {"Retry-After": "2", "Connection": "close"}
     return ErrorAnswer(
         status=503, message=message, type="server_error", code="shutting_down", headers=headers

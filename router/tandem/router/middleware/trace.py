@@ -27,7 +27,7 @@ def _given_id(scope: Scope) -> str | None:
 
 
 def _template(scope: Scope, default: str) -> str:
-    """Of the path that is served: never the client's own words, so that names are bounded."""
+    """Return the template of the route, never the client's own path, so that names are bounded."""
     template: str = getattr(scope.get("route"), "path", default)
     return template
 

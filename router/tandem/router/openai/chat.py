@@ -45,7 +45,7 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 def _echoed(body: ChatBody) -> str:
-    """With echo: the text of a last message that the answer goes on with."""
+    """Return the last message's text that the answer continues, if ``echo`` is set; else ""."""
     is_said = body.messages[-1].get("role") == "assistant"
     return body.last_text if body.echo and is_said else ""
 

@@ -1,4 +1,4 @@
-"""From a chat's body to what the model says: for chats, and for all that becomes a chat."""
+"""Run a chat's body to the model's outputs, for chats and for all APIs that become a chat."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def prepare_chat(
 async def outputs_of(
     service: Service, body: ChatBody, request: Request, prepared: PreparedRequest
 ) -> Outputs:
-    """What the model says. Closing it aborts the request."""
+    """Yield the model's outputs. Closing it aborts the request."""
     with blaming(body.client_names()):
         async with aclosing(run(service, [prepared], context_of(request))) as outputs:
             async for output in outputs:

@@ -37,7 +37,7 @@ class Choices:
         return prompt * (self._body.n or 1) + choice.index
 
     def is_first(self, prompt: int, choice: CompletionOutput) -> bool:
-        """Whether nothing of the choice was rendered so far."""
+        """Return whether no part of the choice was rendered so far."""
         return self.index(prompt, choice) not in self._shown
 
     def shown(self, choice: CompletionOutput) -> CompletionOutput:
@@ -62,7 +62,8 @@ class Choices:
         return text, joined(before, logprobs)
 
     def _places(self, prompt: int, choice: CompletionOutput, output: RequestOutput) -> list[int]:
-        """Where the tokens of ``choice`` begin; none beyond the end of a text that has ended."""
+        """Return the text offsets of the tokens of ``choice``; at most the end of a text that has
+        ended."""
         index = self.index(prompt, choice)
         if index not in self._offsets:
             self._offsets[index] = AnswerOffsets(

@@ -1,7 +1,7 @@
-"""What clients are told of refusals and failures within the fleet: what it means for them.
+"""The messages to clients for refusals and failures within the fleet.
 
-Workers speak of blocks, quotas, links and each other's addresses. That is for the log and the
-metrics, which have all of it; a client can do nothing with it and is not to learn of it.
+Workers' messages speak of blocks, quotas, links and each other's addresses. The log and the metrics
+have all of it. A client cannot use it and must not learn it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PARAMS = {"prompt_token_ids": "prompt"}
 
 
 def words_of_refusal(refusal: Refusal) -> str:
-    """For HTTP's 400 and 503."""
+    """Return the message of a refusal, for HTTP's 400 and 503."""
     if refusal.code is RefusalCode.INVALID:
         return refusal.message  # the request's own fields and values
     if refusal.code is RefusalCode.NEVER_FITS:
@@ -52,7 +52,7 @@ def param_of(refusal: Refusal) -> str | None:
 
 
 def words_of_failure(error: RequestFailed) -> str:
-    """For HTTP's 500, 503 and 504."""
+    """Return the message of a failure, for HTTP's 500, 503 and 504."""
     if isinstance(error, FailedClosed):
         return "two workers contradicted each other; nothing more is said (failed closed)"
     if isinstance(error, DeadlinePassed | ReaderTooSlow):

@@ -72,7 +72,7 @@ async def _prepare(
 async def _outputs(
     service: Service, body: CompletionBody, request: Request, prepared: list[PreparedRequest]
 ) -> Outputs:
-    """What the model says of all prompts. Closing it aborts them."""
+    """Yield the model's outputs for all prompts. Closing it aborts them."""
     with blaming(body.client_names()):
         async with aclosing(run(service, prepared, context_of(request))) as outputs:
             async for output in outputs:

@@ -132,7 +132,7 @@ def no_administration() -> ErrorAnswer:
 
 
 def answer_of(error: Exception) -> ErrorAnswer:
-    """What the client is told of an exception."""
+    """Return the error answer for an exception."""
     if isinstance(error, HttpProblem):
         return error.answer
     if isinstance(error, InvalidParameter):

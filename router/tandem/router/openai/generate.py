@@ -1,6 +1,6 @@
-"""What chat and completions share: from prepared requests to their outputs.
+"""The common part of chat and completions: from prepared requests to their outputs.
 
-Several prompts of one call run side by side; their outputs come as they come.
+Several prompts of one call run concurrently; their outputs are interleaved.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _QUEUE = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What stands around every answer."""
+    """Common fields of every answer."""
 
     id: str
     model: str

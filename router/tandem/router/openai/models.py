@@ -39,7 +39,7 @@ async def retrieve_model(request: Request) -> Response:
 
 
 async def _max_model_len(service: Service) -> int | None:
-    """Of the workers that are up; None while none is."""
+    """Return the ``max_model_len`` of the workers that are up; None if none is."""
     if not service.is_served():
         return None
     try:

@@ -1,6 +1,6 @@
-"""What embeddings, pooling, classes and scores share: from a body to its answers, and their bytes.
+"""The common part of embeddings, pooling, classes and scores: from a body to its answers.
 
-The inputs of a call are prepared one after the other and run side by side; each is a request of its
+The inputs of a call are prepared one after the other and run concurrently. Each is a request of its
 own to the fleet, so that workers batch those of all calls.
 """
 
@@ -96,7 +96,7 @@ class PooledCall:
             raise too_many(param, values, most)
 
     async def pool(self, prepared: Sequence[PreparedRequest]) -> list[PooledRequestOutput]:
-        """What they come to, in order; the first failure ends all."""
+        """Return the outputs in order; the first failure ends all."""
         try:
             outputs = await pool_all(
                 self.service.llm,

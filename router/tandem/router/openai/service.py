@@ -1,4 +1,4 @@
-"""What the endpoints stand on, and the few steps that each of them begins with."""
+"""The state that the endpoints share, and the first steps of each of them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Service:
     """Sends comments in streams that are silent."""
 
     def counters(self, context: RequestContext) -> RouterMetrics:
-        """Where a request is counted."""
+        """Return the metrics that count a request."""
         return self.metrics if context.route is None else self.canary_metrics
 
     def model_name(self, asked: str | None) -> str:
@@ -126,7 +126,7 @@ def service_of(request: Request) -> Service:
 
 
 def context_of(request: Request) -> RequestContext:
-    """What the layers above noted of a request."""
+    """Return the context that the middleware noted of a request."""
     state: dict[str, Any] = request.scope["state"]
     route = state.get("route")
     return RequestContext(
@@ -152,7 +152,7 @@ def event_stream(
 
 
 def is_request_id(value: str) -> bool:
-    """Whether an id may be echoed and logged."""
+    """Return whether an id may be echoed and logged."""
     return 0 < len(value) <= MAX_REQUEST_ID and value.isascii() and value.isprintable()
 
 
@@ -186,7 +186,8 @@ def note_answer(request: Request, answer_id: str) -> None:
 
 
 def input_options(body: GenerationBody | PooledBody, request: Request) -> InputOptions:
-    """What a body says beside prompt and sampling parameters, and the header of a deadline."""
+    """Return the options of a body other than prompt and sampling parameters, with the deadline of
+    the header."""
     options = options_of(body, service_of(request))
     given = request.headers.get(TIMEOUT_HEADER)
     if given is None:

@@ -93,7 +93,7 @@ def _parameter(
 
 
 def _value(schema: object, text: ParameterText, defined: Form, at: str) -> tuple[Form, bool]:
-    """What a value may be, and whether it is any text at all."""
+    """Return the form of a value, and whether it is free text."""
     for where in _references(schema, at):
         raise NotFollowed(where, "a $ref to a schema of $defs")
     types = types_of(schema, defined)
@@ -146,7 +146,8 @@ def _constants_of_all(several: Sequence[Any], at: str) -> list[Any] | None:
 
 
 def _listed(schema: Mapping[str, Any], keyword: str, at: str) -> list[Any] | None:
-    """What a keyword lists; None where it is not there. Raises NotFollowed for what is no list."""
+    """Return the list of a keyword; None if the keyword is absent. Raises NotFollowed unless it is
+    a list."""
     listed = schema.get(keyword)
     if listed is not None and not isinstance(listed, list):
         raise NotFollowed(f"{at}/{keyword}", "a list")
@@ -177,7 +178,7 @@ def _constant(value: object, text: ParameterText, at: str, *, nullable: bool) ->
 
 
 def _is_plain(schema: object) -> bool:
-    """Whether it says no more than string or null, or both."""
+    """Return whether the schema states nothing but string or null, or both."""
     if not isinstance(schema, Mapping):
         return False
     kinds = schema.get("type")
@@ -198,7 +199,7 @@ def _only(schema: Mapping[str, Any], known: frozenset[str], at: str) -> None:
 
 
 def _refers(value: object) -> bool:
-    """Whether a reference stands anywhere in it."""
+    """Return whether a reference is anywhere in the value."""
     if isinstance(value, Mapping):
         return "$ref" in value or any(map(_refers, value.values()))
     return isinstance(value, list) and any(map(_refers, value))

@@ -1,4 +1,4 @@
-"""What each of our exceptions becomes over gRPC: the status that HTTP has, in gRPC's words."""
+"""The gRPC status of each exception: the equivalent of its HTTP status."""
 
 from __future__ import annotations
 

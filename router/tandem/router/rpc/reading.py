@@ -32,7 +32,7 @@ _INPUTS = "one of prompt, tokens, prompt_embeds and chat"
 async def generation_body(
     service: Service, request: pb.GenerateRequest, call: Call
 ) -> ChatBody | CompletionBody:
-    """What a call of Generate asks for. Raises InvalidParameter."""
+    """Return the body of a Generate call. Raises InvalidParameter."""
     model = ChatBody if request.WhichOneof("input") == "chat" else CompletionBody
     # Of what goes beside the loop for its bytes, nobody looks at the entries one by one here.
     entries = 0 if call.num_taken > SMALL_BYTES else _num_entries(request)
@@ -77,7 +77,7 @@ def _generation_fields(request: pb.GenerateRequest) -> dict[str, Any]:
 
 
 async def embedding_body(service: Service, request: pb.EmbedRequest, call: Call) -> EmbeddingBody:
-    """What a call of Embed asks for. Raises InvalidParameter."""
+    """Return the body of an Embed call. Raises InvalidParameter."""
     entries = len(request.tokens)
     return await _understood(service, call, EmbeddingBody, _embedding_fields, request, entries)
 
@@ -94,7 +94,7 @@ def _embedding_fields(request: pb.EmbedRequest) -> dict[str, Any]:
 
 
 async def score_body(service: Service, request: pb.ScoreRequest, call: Call) -> ScoreBody:
-    """What a call of Score asks for. Raises InvalidParameter."""
+    """Return the body of a Score call. Raises InvalidParameter."""
     return await _understood(service, call, ScoreBody, _score_fields, request, 0)
 
 
@@ -104,7 +104,7 @@ def _score_fields(request: pb.ScoreRequest) -> dict[str, Any]:
 
 
 async def tokenize_body(service: Service, request: pb.TokenizeRequest, call: Call) -> TokenizeBody:
-    """What a call of Tokenize asks for. Raises InvalidParameter."""
+    """Return the body of a Tokenize call. Raises InvalidParameter."""
     entries = len(request.chat.messages)
     return await _understood(service, call, TokenizeBody, _tokenize_fields, request, entries)
 

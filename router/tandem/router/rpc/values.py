@@ -1,9 +1,8 @@
-"""How much a message of gRPC holds, counted in its bytes before it is parsed.
+"""The number of values in a gRPC message, counted in its bytes before it is parsed.
 
-A parser makes an object of every entry, and what is made of these for the checks that HTTP has
-costs more: a chat of empty messages takes two bytes for each. So what the bound of a body refuses
-is found here; where a message has too few bytes for that, nobody need count, which takes far longer
-than to parse it.
+A parser makes an object of every entry, and the objects for HTTP's checks cost more: a chat of
+empty messages takes two bytes for each. So a message over a body's bound is found here. A message
+with too few bytes for that needs no count, which takes far longer than parsing.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ COUNT_WEIGHT = 11
 
 
 def may_exceed(num_bytes: int, most: int) -> bool:
-    """Whether ``check_values`` could refuse a message of so many bytes: a value takes one at least,
-    and a message two."""
+    """Return whether ``check_values`` could refuse a message of ``num_bytes``: a value takes at
+    least one byte, and a message two."""
     return num_bytes > most or num_bytes // 2 > most // CONTAINER_SHARE
 
 
@@ -38,7 +37,7 @@ def check_values(data: bytes, kind: Descriptor, most: int) -> None:
 
 
 class _Counted:
-    """What was seen so far."""
+    """Counters over the values so far."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -87,8 +86,8 @@ class _Counted:
 
 @lru_cache(maxsize=64)
 def _within(kind: Descriptor) -> Mapping[int, Descriptor | None]:
-    """By number, the fields that hold more than one value: messages with their type, and None for
-    numbers, which may come packed. Requests pack no numbers of a fixed length."""
+    """Return the fields, by number, that hold more than one value: messages with their type, and
+    None for numbers, which may be packed. Requests pack no numbers of a fixed length."""
     texts = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
     return {each.number: each.message_type for each in kind.fields if each.type not in texts}
 

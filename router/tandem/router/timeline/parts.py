@@ -103,7 +103,8 @@ class _Run:
         return Part(cover.owner, cover.name, self.begin, self.seconds, cover.worker, cover.amount)
 
     def goes_on(self, cover: _Cover) -> bool:
-        """Whether a stretch of ``cover`` belongs to it; each chunk stands alone."""
+        """Return whether a stretch of ``cover`` continues this run; each chunk is a run of its
+        own."""
         mine = self.cover
         return (
             mine.name == cover.name != "chunk"

@@ -34,7 +34,7 @@ def short(recording: Recording, now: float) -> bytes:
 
 
 def listed(recording: Recording, now: float) -> dict[str, Any]:
-    """What a list of calls shows of one."""
+    """Return the fields of one call in a list of calls."""
     zero = recording.arrived
     end = recording.ended if recording.ended is not None else now
     return {

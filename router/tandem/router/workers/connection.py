@@ -47,7 +47,7 @@ _BEAT = encode(Beat())
 
 
 class Listener(Protocol):
-    """Where a worker's own news go (the pool); called in the loop, never blocks."""
+    """Receiver of a worker's own events (the pool); called in the loop, never blocks."""
 
     def on_up(self, connection: WorkerConnection, card: ModelCard) -> None:
         """WELCOME came."""
@@ -105,12 +105,12 @@ class WorkerConnection:
 
     @property
     def state(self) -> LinkState:
-        """Where the link stands."""
+        """Return the state of the link."""
         return self._session.state
 
     @property
     def is_refused(self) -> bool:
-        """Whether the keys of the two ends do not fit."""
+        """Return whether the keys of the two ends do not match."""
         return self._dealer.is_refused
 
     def close(self) -> None:
@@ -251,7 +251,7 @@ class WorkerConnection:
             self._on_message(message)
 
     def _on_verdict(self, verdict: Verdict, message: ToRouter | None) -> None:
-        """What is not for those who use the link."""
+        """Handle a message that is not for the users of the link."""
         session = self._session
         if verdict is Verdict.UP:
             assert isinstance(message, Welcome)

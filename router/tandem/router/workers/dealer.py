@@ -110,8 +110,8 @@ class Dealer:
 
     @property
     def is_refused(self) -> bool:
-        """Whether no key that is known for workers has led to a handshake since the last good one:
-        the worker has another key than is told, or does not know ours."""
+        """Return whether no known key of workers has led to a handshake since the last good one:
+        the worker has another key than configured here, or does not know ours."""
         if self._curve is None or not self._refusals:
             return False
         return self._refusals > max(1, sum(len(self._curve.public_keys(r)) for r in _WORKERS))

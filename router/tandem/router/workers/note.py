@@ -1,4 +1,4 @@
-"""What discovery knows of a worker beside its address."""
+"""Facts that discovery knows of a worker in addition to its address."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WorkerNote:
-    """Of a pod; the defaults are those of an address in a list."""
+    """Facts of a pod; the defaults are those of an address in a list."""
 
     pod: str = ""
     role: str = ""
@@ -21,7 +21,7 @@ class WorkerNote:
 
     @property
     def template(self) -> tuple[str, str]:
-        """What is admitted or not: role and revision."""
+        """Return role and revision, the unit of admission."""
         return (self.role, self.revision)
 
 
@@ -32,5 +32,6 @@ Admitted = frozenset[tuple[str, str]] | None
 
 
 def admitted_templates(notes: Iterable[WorkerNote]) -> Admitted:
-    """By all that is known of pods, also of those that are not up."""
+    """Return the admitted templates of all known pods, also of those that are not up; None if none
+    is."""
     return frozenset(note.template for note in notes if note.admitted) or None

@@ -36,7 +36,7 @@ DRAIN_SECONDS = 5.0
 
 
 class PoolListener(Protocol):
-    """Who else wants to know; called in the loop, never blocks."""
+    """Additional receiver of the pool's events; called in the loop, never blocks."""
 
     def worker_up(self, worker: Worker) -> None:
         """A worker may be placed upon from now on."""
@@ -125,7 +125,8 @@ class WorkerPool:
             self.reconnect(other)
 
     def note(self, endpoint: str, note: WorkerNote) -> None:
-        """What discovery knows of the worker at an address, now or when it comes up."""
+        """Store the facts that discovery knows of the worker at an address, now or once it comes
+        up."""
         if self._notes.get(endpoint, NO_NOTE) == note:
             return
         self._notes[endpoint] = note
@@ -329,5 +330,6 @@ class WorkerPool:
 
 
 def _standing(peers: Mapping[Incarnation, PeerHealth]) -> dict[Incarnation, tuple[bool, str]]:
-    """What those who wait for a change wait for: not how fast or full the links are."""
+    """Return the parts of the peers' health whose change is announced: not the links' speed or
+    load."""
     return {peer: (health.up, health.reason) for peer, health in peers.items()}

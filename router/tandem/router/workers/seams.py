@@ -1,4 +1,4 @@
-"""What a connection needs to know, and where a request's events go."""
+"""The context that a connection uses, and the receiver of a request's events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LegEvent = EngineOutput | Accepted | Refused | Failed
 
 
 class Sink(Protocol):
-    """Where one worker's events of one key go; called in the loop, never blocks."""
+    """Receiver of one worker's events of one key; called in the loop, never blocks."""
 
     def receive(self, event: LegEvent) -> None:
         """Take the next event of the key from this worker."""
@@ -29,7 +29,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinkContext:
-    """What all connections of a router share."""
+    """State that all connections of a router share."""
 
     zmq: Context
     terms: Terms

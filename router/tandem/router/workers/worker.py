@@ -55,15 +55,16 @@ class Worker:
 
     @property
     def takes_new(self) -> bool:
-        """Whether something may be placed there."""
+        """Return whether new requests may be placed on the worker."""
         return not (self.draining or self.note.leaving)
 
     @property
     def sleeps(self) -> bool:
-        """Whether it takes nothing until it is woken up, as it last said."""
+        """Return whether the worker last reported that it sleeps: it accepts nothing until it is
+        woken."""
         return self.load is not None and self.load.sleeping
 
     @property
     def name(self) -> str:
-        """For people: role, address, first digits of the incarnation."""
+        """Return a name for log lines: role, address, first digits of the incarnation."""
         return f"{self.role} {self.connection.endpoint} {self.incarnation.hex()[:8]}"

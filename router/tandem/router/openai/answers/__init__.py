@@ -1,1 +1,1 @@
-"""What clients are told: answers whole and in streams, and their types for the document."""
+"""Answers to clients, whole and in streams, and their types for the document."""

@@ -67,7 +67,7 @@ class AnswerReader:
         return self._read[index]
 
     def read(self, output: RequestOutput, choice: CompletionOutput) -> list[Event]:
-        """What is told of the next part of a choice."""
+        """Return the events to send for the next part of a choice."""
         read = self._read.get(choice.index)
         if read is None:
             read = self._read[choice.index] = ReadChoice(self._parser(output), self._is_named)

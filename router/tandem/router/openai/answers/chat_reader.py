@@ -108,10 +108,10 @@ class ChatReader(AnswerReader):
 
 
 def reader_of(body: ChatBody, parsers: ModelParsers) -> ChatReader | None:
-    """What reads the answer; None where all of it is content.
+    """Return the reader of the answer; None if all of it is content.
 
-    Raises InvalidParameter for tools whose calls nobody would find, or that nothing could hold to
-    be strict.
+    Raises InvalidParameter for tools whose calls no parser would find, or that nothing could keep
+    to a strict schema.
     """
     check_calls(body, parsers)
     reads = is_forced(body.tool_choice) or tools_of(body) or parsers.reasoning is not None

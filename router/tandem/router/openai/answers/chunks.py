@@ -137,7 +137,7 @@ def _members(extras: dict[str, Any]) -> list[bytes]:
 
 
 def chat_writer(*, stream_id: str, created: int, model: str, says_usage: bool) -> ChunkWriter:
-    """For ``chat.completion.chunk``."""
+    """Return a writer of ``chat.completion.chunk``."""
     return ChunkWriter(
         stream_id=stream_id,
         kind="chat.completion.chunk",
@@ -150,7 +150,7 @@ def chat_writer(*, stream_id: str, created: int, model: str, says_usage: bool) -
 
 
 def completion_writer(*, stream_id: str, created: int, model: str, says_usage: bool) -> ChunkWriter:
-    """For ``text_completion``."""
+    """Return a writer of ``text_completion``."""
     return ChunkWriter(
         stream_id=stream_id,
         kind="text_completion",

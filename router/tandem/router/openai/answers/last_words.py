@@ -1,4 +1,4 @@
-"""How a stream ends that an error broke off, in the words of the API that it is of."""
+"""The last events of a stream that an error ended, in the format of its API."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _TOKEN_SIZE = 20
 
 
 def size_of(positions: Sequence[PositionLogprobs | None] | None) -> int:
-    """How long log-probabilities take to be written, as ``Beside.run`` counts it."""
+    """Return the cost of writing log-probabilities, in the unit of ``Beside.run``."""
     if not positions:
         return 0
     last = positions[-1]  # the first of a prompt is None

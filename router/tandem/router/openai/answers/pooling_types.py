@@ -1,4 +1,4 @@
-"""What is answered with vectors and scores, as types for the OpenAPI document."""
+"""Answers with vectors and scores, as types for the OpenAPI document."""
 
 from __future__ import annotations
 

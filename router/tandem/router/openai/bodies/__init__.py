@@ -1,1 +1,1 @@
-"""What clients may send: bodies as they stand, their bounds, and their reading."""
+"""Bodies of requests: their types, their bounds, and their reading."""

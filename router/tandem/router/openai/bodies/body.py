@@ -1,4 +1,4 @@
-"""What all bodies of requests have in common: strict types, and a word on every name in them."""
+"""The common part of all request bodies: strict types, and a check of every field name."""
 
 from __future__ import annotations
 

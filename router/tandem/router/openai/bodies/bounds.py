@@ -1,7 +1,7 @@
-"""How much one request may hold of each thing, and the reading of a body within these bounds.
+"""Bounds of the counts in one request, and the reading of a body within them.
 
-Counts are checked before the fields' types are: a list of a million wrong values would else make a
-million messages. What may be large is looked at in a thread.
+Counts are checked before the fields' types are: a list of a million wrong values would otherwise
+make a million messages. A body that may be large is checked in a thread.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RequestBounds:
 
     @classmethod
     def of(cls, config: RouterConfig) -> RequestBounds:
-        """As configured."""
+        """Return the configured bounds."""
         return cls(
             json_values=config.max_json_values,
             json_depth=config.max_json_depth,
@@ -107,7 +107,8 @@ def understand(
 
 
 def _check_before(body: bytes, bounds: RequestBounds) -> None:
-    """What is no JSON is left to ``parse``, which finds the words."""
+    """Check the counts of a body's fields; a body that is not JSON is left to ``parse``, which
+    raises."""
     try:
         fields = pydantic_core.from_json(body)
     except ValueError:

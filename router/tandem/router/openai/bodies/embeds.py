@@ -37,7 +37,7 @@ class EmbedsIntake:
 
     @classmethod
     def of(cls, config: RouterConfig) -> EmbedsIntake:
-        """As configured."""
+        """Return the configured limits."""
         return cls(
             config.enable_prompt_embeds,
             config.max_prompt_embeds_bytes,

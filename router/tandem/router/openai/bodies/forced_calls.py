@@ -39,12 +39,12 @@ def check_choice(choice: Choice, tools: Tools, *, has_form: bool) -> None:
 
 
 def is_forced(choice: Choice) -> bool:
-    """Whether the answer is to be calls and nothing else."""
+    """Return whether the answer must be calls and nothing else."""
     return choice not in (None, "none", "auto")
 
 
 def is_named(choice: Choice) -> bool:
-    """Whether the answer is to be a call of one tool that the request names."""
+    """Return whether the answer must be a call of one tool that the request names."""
     return isinstance(choice, Mapping)
 
 
@@ -106,7 +106,8 @@ def _name(tool: Mapping[str, Any]) -> str:
 
 
 def _name_of(choice: object) -> str | None:
-    """Of the tool that a choice names; "" where it names none, None where it is a word."""
+    """Return the name of the tool that a choice names; "" if it names none, None if it is
+    ``required``."""
     if not isinstance(choice, Mapping):
         return None if choice == "required" else ""
     function = choice.get("function")

@@ -39,7 +39,7 @@ def _problem(error: ValidationError, body: bytes, model: type[BaseModel]) -> Htt
 
 
 def _path(error: ErrorDetails, body: bytes, model: type[BaseModel]) -> str:
-    """Where in the body the error is: ``messages[2].role``."""
+    """Return the path of the error in the body: ``messages[2].role``."""
     value = from_json(body)
     path = ""
     for step in error["loc"]:

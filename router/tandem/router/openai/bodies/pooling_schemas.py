@@ -1,6 +1,6 @@
-"""What clients may send to be answered by vectors and scores; the engine checks ranges.
+"""Bodies of requests that are answered by vectors and scores; the engine checks ranges.
 
-As in ``schemas``: each field has an effect, what is known and not done is refused by name.
+Each field has an effect, as in ``schemas``. A known field that is not supported is refused by name.
 """
 
 from __future__ import annotations

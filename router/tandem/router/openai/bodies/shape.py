@@ -1,8 +1,7 @@
-"""How large a JSON body is inside: values and depth, counted in its bytes before it is parsed.
+"""The size of a JSON body: values and depth, counted in its bytes before it is parsed.
 
-A parser makes an object of every value at one go and holds the interpreter meanwhile, so that a
-body of few bytes may cost much: `[[],[],...`. This count goes through slices, and costs a
-hundredth.
+A parser makes an object of every value in one call and holds the interpreter meanwhile. So a body
+of few bytes may cost much: `[[],[],...`. This count goes through slices, and costs a hundredth.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def check_shape(body: bytes, *, max_values: int, max_depth: int) -> None:
 
 
 class _Counted:
-    """What was seen so far."""
+    """Counters over the bytes so far."""
 
     def __init__(self, max_values: int, max_depth: int) -> None:
         self._max_values = max_values

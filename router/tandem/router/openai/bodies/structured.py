@@ -1,5 +1,5 @@
-"""What clients write about the form of an answer: ``response_format`` as OpenAI has it, and
-``structured_outputs`` as vLLM has it. One of the two."""
+"""The fields of an answer's form: OpenAI's ``response_format`` and vLLM's ``structured_outputs``. A
+request has one of the two."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ class ResponseFormat(Body):
         return {"json_object": True} if self.type == "json_object" else {}
 
     def client_names(self) -> dict[str, str]:
-        """What errors call by a field of ``structured_outputs`` that the client did not write."""
+        """Return the client's names for fields of ``structured_outputs`` that it did not write
+        itself."""
         if self.json_schema is not None:
             return {"structured_outputs.json": _SCHEMA}
         if self.type == "structural_tag":

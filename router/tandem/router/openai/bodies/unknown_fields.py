@@ -23,7 +23,7 @@ MAX_LENGTH = 64
 
 
 class UnknownFields:
-    """What to do with them. One per process."""
+    """Policy for unknown fields: refuse or ignore. One per process."""
 
     def __init__(self, *, ignored: bool = False) -> None:
         self._ignored = ignored

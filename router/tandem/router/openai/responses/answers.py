@@ -1,4 +1,4 @@
-"""What the Responses API answers with: types for the OpenAPI document, which nothing else uses."""
+"""Answers of the Responses API: types for the OpenAPI document, which nothing else uses."""
 
 from __future__ import annotations
 

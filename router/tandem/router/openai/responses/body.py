@@ -91,7 +91,7 @@ class FunctionTool(Body):
         super().check(reading, prefix)
 
     def of_chat(self) -> dict[str, Any]:
-        """As chats have it."""
+        """Return the tool in the form of chats."""
         function = self.model_dump(include={"name", "description", "parameters", "strict"})
         given = {name: value for name, value in function.items() if value is not None}
         return {"type": "function", "function": given}
@@ -158,7 +158,7 @@ class ResponsesBody(Body):
 
     @property
     def says_logprobs(self) -> bool:
-        """Whether texts come with log-probabilities."""
+        """Return whether texts have log-probabilities."""
         return LOGPROBS in (self.include or ())
 
     def check(self, reading: Reading, prefix: str = "") -> None:
@@ -203,7 +203,7 @@ class ResponsesBody(Body):
         return {"type": "function", "name": name} if name in names else {}
 
     def _format(self) -> TextFormat | None:
-        """What form the text is to have; None where any will do."""
+        """Return the required format of the text; None if any will do."""
         wanted = None if self.text is None else self.text.format
         return None if wanted is None or wanted.type == "text" else wanted
 

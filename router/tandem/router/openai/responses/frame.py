@@ -1,4 +1,4 @@
-"""What stands around the items of a response."""
+"""The fields of a response other than its items."""
 
 from __future__ import annotations
 

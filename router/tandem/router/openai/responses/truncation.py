@@ -12,11 +12,11 @@ Prepare = Callable[[Sequence[dict[str, Any]]], Awaitable[_Prepared]]
 
 
 async def fitting(messages: Sequence[dict[str, Any]], prepare: Prepare[_Prepared]) -> _Prepared:
-    """What ``prepare`` makes of the longest end of the chat that fits.
+    """Return the result of ``prepare`` for the longest end of the chat that fits.
 
-    What is left begins with a message of the user; instructions at the beginning stay. Raises
-    ContextLengthExceeded where not even the last turn fits. Tries as often as the number of turns
-    can be halved.
+    That end begins with a message of the user; instructions at the beginning stay. Raises
+    ContextLengthExceeded if not even the last turn fits. Makes one try for each halving of the
+    number of turns.
     """
     try:
         return await prepare(messages)

@@ -53,8 +53,8 @@ class ResponseWriter:
         self.output: list[Item] = []
 
     def weight_of(self, events: Sequence[Event]) -> int:
-        """How long ``take`` needs for these, as ``Beside.run`` counts it: who closes a long item
-        writes all of it again."""
+        """Return the cost of ``take`` for these events, in the unit of ``Beside.run``: closing a
+        long item writes all of it again."""
         if not self._streams or self._open is None:
             return 0
         closes = any(self._begins(each, self._open["type"]) for each in events)
@@ -145,7 +145,7 @@ class ResponseWriter:
 
     @staticmethod
     def _begins(event: Event, kind: str) -> bool:
-        """Whether another item than one of a kind begins with it."""
+        """Return whether an event begins an item of a kind other than ``kind``."""
         match event:
             case ContentDelta():
                 return kind != "message"
@@ -203,7 +203,7 @@ class ResponseWriter:
         self._out.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(content)))
 
     def _flushed(self) -> bytes:
-        """What was said since."""
+        """Return the bytes written since the last call."""
         said = b"".join(self._out)
         self._out.clear()
         return said

@@ -1,4 +1,4 @@
-"""How a model's layers attend, to the paged cache or to the prompt itself: one backend a device,
+"""Attention of a model's layers, over the paged cache or the prompt itself: one backend a device,
 chosen at start."""
 
 from tandem.engine.attention.base import (

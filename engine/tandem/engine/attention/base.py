@@ -19,7 +19,7 @@ from tandem.protocol.layout import KVGroup
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Whether a backend can serve a model on a device."""
+    """Verdict on whether a backend can serve a model on a device."""
 
     reason: str | None = None
     """Why not; None is yes."""
@@ -54,9 +54,9 @@ class LogitsRows:
 
 @dataclass(frozen=True, slots=True)
 class StepSequences:
-    """What a backend plans from: the step's rows in batch order, on the model's device.
+    """Input of a backend's plan: the step's rows in batch order, on the model's device.
 
-    Rows may be padded so that a CUDA graph has fixed shapes: a padded decode has no key, a padded
+    Rows may be padded so that a CUDA graph has fixed shapes. A padded decode has no key, a padded
     chunk no query.
     """
 
@@ -92,7 +92,7 @@ class AttentionBackend(Protocol):
     name: str
 
     def supports(self, group: KVGroup, on: device) -> Support:
-        """Whether it can read this layout there."""
+        """Return whether the backend can read this layout on the device."""
         ...
 
     def plan(self, step: StepSequences) -> Metadata:

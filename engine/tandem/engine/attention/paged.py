@@ -23,7 +23,7 @@ class PagedAttention:
         self._scale = float(head_dim**-0.5)
 
     def supports(self, group: KVGroup, on: device) -> Support:
-        """Whether the ops have this backend and the device can run it."""
+        """Return whether the ops have this backend and the device can run it."""
         if self._backend is None:
             return Support()
         for op in (PREFILL, DECODE) if group.num_layers else (BIDIRECTIONAL,):

@@ -1,8 +1,8 @@
-"""Who holds which KV block: reference counts, the free list, and which block has which hash.
+"""Pool of KV blocks: reference counts, the free list, and the hash of each block.
 
-Blocks are plain numbers; what is in them is the ranks' business. A block whose last holder let
-go stays cached under its hash until it is evicted: blocks without a hash are reused first (the
-one freed last at first), then cached ones, the least recently released first.
+Blocks are plain numbers; the ranks hold their content. A block whose reference count falls to 0
+stays cached under its hash until it is evicted. Blocks without a hash are reused first (the most
+recently freed first), then cached ones, the least recently released first.
 
 Called by ``KVCacheManager`` alone.
 """
@@ -20,8 +20,8 @@ class IntegrityError(TandemError):
 
 
 class BlockEventLog:
-    """What changed in the prefix cache since the last frame, net, for the routers' index; ``drain``
-    makes it one message whose parts do not contradict."""
+    """Net changes of the prefix cache since the last frame, for the routers' index; ``drain`` makes
+    them one message whose parts do not contradict."""
 
     def __init__(self) -> None:
         self._last: dict[BlockHash, bool] = {}
@@ -91,7 +91,7 @@ class BlockPool:
         return self._block_of.get(digest)
 
     def is_free(self, block: int) -> bool:
-        """Whether nobody holds the block."""
+        """Return whether the block's reference count is 0."""
         return self._references[block] == 0
 
     def take(self, count: int) -> list[int]:

@@ -35,7 +35,7 @@ class BlockTier(Protocol):
         ...
 
     def holds(self, digest: BlockHash) -> bool:
-        """Whether that hash's is."""
+        """Return whether the content of that hash is in the tier."""
         ...
 
     def reset(self) -> int:
@@ -86,7 +86,7 @@ class KVCacheManager:
         return own if self._tier is None else own + self._tier.cached()
 
     def is_cached(self, digest: BlockHash) -> bool:
-        """Whether a block can be found under ``digest``, here or in the tier."""
+        """Return whether a block can be found under ``digest``, here or in the tier."""
         if self.pool.find(digest) is not None:
             return True
         return self._tier is not None and self._tier.holds(digest)
@@ -107,7 +107,8 @@ class KVCacheManager:
     def can_start(
         self, hits: Sequence[int], num_tokens: int, *, extra: int = 0, keep_spare: bool = False
     ) -> bool:
-        """Whether ``num_tokens`` tokens and ``extra`` blocks can be had, ``hits`` among them."""
+        """Return whether blocks for ``num_tokens`` tokens and ``extra`` blocks are available, with
+        ``hits`` reused."""
         pool = self.pool
         need = blocks_for(num_tokens, self.block_size) + extra - len(hits)
         need += sum(1 for block in hits if pool.is_free(block))

@@ -1,4 +1,4 @@
-"""How much KV a worker holds and in what blocks."""
+"""Settings of the KV cache of a worker: its size and its blocks."""
 
 from dataclasses import dataclass
 

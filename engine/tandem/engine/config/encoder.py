@@ -1,4 +1,4 @@
-"""What config.json says of an encoder, and which settings of an engine mean nothing to one."""
+"""Facts of an encoder from config.json, and the engine's settings that do not apply to one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderFacts:
-    """What an encoder has that no decoder has: its tokens see each other both ways, and are
-    numbered and typed by tables."""
+    """Facts of an encoder that no decoder has: its tokens attend in both directions, and have
+    tables of positions and types."""
 
     num_positions: int
     """Rows of the table of positions."""

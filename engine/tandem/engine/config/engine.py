@@ -136,7 +136,7 @@ class EngineConfig:
 
     @property
     def enable_prefix_caching(self) -> bool:
-        """Whether KV is kept for equal prefixes; an encoder has none."""
+        """Return whether KV is kept for equal prefixes; an encoder has none."""
         return self.cache.enable_prefix_caching and self.facts.encoder is None
 
     @property
@@ -195,7 +195,8 @@ class EngineConfig:
             raise InvalidParameter("max_model_len", asked, allowed)
 
     def fingerprint(self, layout: KVLayout | None = None) -> Fingerprint:
-        """What another worker must match before KV is exchanged. Reads files: call once."""
+        """Return the fingerprint that another worker must match before KV is exchanged. Reads
+        files: call once."""
         return Fingerprint(
             revision=self.revision,
             dtype=self.dtype,

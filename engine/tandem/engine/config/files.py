@@ -21,7 +21,7 @@ def read_json(path: Path, *, needed: bool) -> dict[str, Any]:
 
 
 def read_any(path: Path) -> Any:
-    """What the file holds. Raises InvalidParameter that names it."""
+    """Return the parsed JSON of a file. Raises InvalidParameter that names it."""
     if not path.is_file():
         raise InvalidParameter("model", str(path.parent), f"a folder that holds {path.name}")
     try:

@@ -1,4 +1,4 @@
-"""How a CUDA device is used, and what any device can do; only the latter matters on a CPU."""
+"""Settings of CUDA devices, and the peaks of any device; only the latter matter on a CPU."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""How one model is spread over ranks."""
+"""Settings that spread one model over ranks."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,8 @@
-"""What devices can do at most, by NVIDIA's data sheets, as shares of steps are told against it.
+"""Peak rates of devices by NVIDIA's data sheets; shares of steps (MFU, MBU) are relative to them.
 
-Dense operations of 16-bit products a second (float32 by TF32 is less, fp8 up to twice as many), and
-bytes a second of the device's memory. Who is not here has no share: its counters are there alone.
+A peak has the dense operations of 16-bit products a second (float32 by TF32 is less, fp8 up to
+twice as many), and the bytes a second of the device's memory. A device that is not listed has no
+shares, only counters.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 
 class Peak(NamedTuple):
-    """Of one device."""
+    """Peak rates of one device."""
 
     flops: float
     bytes_per_s: float
@@ -34,7 +35,8 @@ _PEAKS = (
 
 
 def peak_of(device_name: str) -> Peak | None:
-    """Of the device whose driver gives that name; None for one that is not known, or a CPU."""
+    """Return the peak of the device whose driver reports that name; None for an unknown one, or a
+    CPU."""
     words = f" {device_name} "
     longest = sorted(_PEAKS, key=lambda entry: -len(entry[0]))
     return next((peak for name, peak in longest if f" {name} " in words), None)

@@ -1,7 +1,7 @@
-"""What a folder says of vectors and scores: config.json's head, and sentence-transformers' modules.
+"""Pooling facts of a model's folder: config.json's head, and sentence-transformers' modules.
 
-A module that is not computed here (a dense layer behind the pooling, weighted means) stops the
-start: the vectors would be others than the model's.
+A module that is not computed here (a dense layer after the pooling, weighted means) fails the
+start: the vectors would differ from the model's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NUM_LABELS = 2
 
 
 def pooling_of(config: Mapping[str, Any], architecture: str) -> ModelPooling:
-    """What config.json says. Raises InvalidParameter naming the key."""
+    """Return the pooling that config.json states. Raises InvalidParameter naming the key."""
     labels = _labels(config) if architecture.endswith(CLASSIFIER) else ()
     return ModelPooling(
         labels=labels,
@@ -91,7 +91,7 @@ def with_modules(said: ModelPooling, folder: Path, *, tied: bool, vocab_size: in
 
 
 def _by_tokens(said: ModelPooling, folder: Path, path: str, vocab_size: int) -> ModelPooling:
-    """With one label, by the logits of one token or two."""
+    """Return the pooling with one label, computed from the logits of one token or two."""
     config = read_json(folder / path / "config.json", needed=True)
     names = ("true_token_id", "false_token_id")
     tokens = [config.get(name) for name in names]

@@ -1,4 +1,4 @@
-"""Where an engine writes profiles of its steps."""
+"""Settings of the profiles of an engine's steps."""
 
 from dataclasses import dataclass
 

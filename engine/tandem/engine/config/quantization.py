@@ -1,7 +1,7 @@
-"""In what form config.json says that the weights are held.
+"""The form of the weights that config.json states.
 
-What is not read here is refused by name. Asked before torch is there, and before any weight is
-read.
+A form that is not supported is refused by name. Runs before torch is imported, and before any
+weight is read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class QuantFacts:
     """Prefixes of layers whose weights are plain."""
 
     def keeps(self, prefix: str) -> bool:
-        """Whether the layer's weights are plain."""
+        """Return whether the layer's weights are plain."""
         return any(prefix == each or prefix.startswith(f"{each}.") for each in self.kept)
 
 

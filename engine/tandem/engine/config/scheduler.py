@@ -1,4 +1,4 @@
-"""How much one step may hold, and who goes first."""
+"""Settings of the scheduler: the size of one step, and the order of requests."""
 
 from dataclasses import dataclass
 

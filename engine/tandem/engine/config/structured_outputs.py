@@ -1,4 +1,4 @@
-"""Who compiles what answers are to match."""
+"""Settings of the compiler of structured output."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec

@@ -60,7 +60,7 @@ class _Stream:
             self._waiting.set_result(None)
 
     async def get(self) -> Item:
-        """What came first of what was not taken yet, waited for."""
+        """Return the oldest item that was not taken yet; wait for one if there is none."""
         while not self._items:
             self._waiting = self.loop.create_future()
             await self._waiting
@@ -204,7 +204,8 @@ class InprocClient:
             return
 
     def _drain_inbox(self) -> None:
-        """What was posted before the end: streams are registered so that they hear of it."""
+        """Run what was posted before the end, so that streams are registered and receive the end
+        too."""
         while True:
             try:
                 work = self._inbox.get_nowait()

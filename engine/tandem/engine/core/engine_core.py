@@ -160,7 +160,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything lives here, is in flight, unsaid, or promised by the connector."""
+        """Return whether there are requests, steps in flight, unsent outputs, or pending
+        transfers."""
         return bool(self._in_flight) or self.scheduler.has_work or self.scheduler.has_pending
 
     def keys(self) -> list[RequestKey]:
@@ -172,12 +173,12 @@ class EngineCore:
         return self.scheduler.waiting_keys()
 
     def holds(self, key: RequestKey) -> bool:
-        """Whether the request lives here."""
+        """Return whether the scheduler holds the request."""
         return self.scheduler.holds(key)
 
     @property
     def takes_nothing(self) -> bool:
-        """Whether nothing new is taken: it is on its way out, or sleeps, or is about to."""
+        """Return whether new requests are refused: the engine drains, sleeps, or is about to."""
         return self.draining or self.sleep.refuses
 
     def add(self, request: EngineCoreRequest) -> Refusal | None:
@@ -238,10 +239,10 @@ class EngineCore:
         return StepOutputs(progressed, outputs, failed, blocks, refused, ended)
 
     def observe(self) -> None:
-        """What can wait until the outputs of ``advance`` are on their way: metrics, and a look at
-        the blocks. Every call, idle ones too: a peer may have given blocks back without a step.
+        """Observe metrics and check the blocks, once the outputs of ``advance`` are sent.
 
-        Raises IntegrityError when blocks leaked.
+        Call it after every call of ``advance``, idle ones too: a peer may have given blocks back
+        without a step. Raises IntegrityError when blocks leaked.
         """
         stats = self.scheduler.take_stats()
         for record in stats.finished:
@@ -351,7 +352,7 @@ class EngineCore:
         control: str | None = None,
         max_handoff_tokens: int | None = None,
     ) -> ModelCard:
-        """How this engine introduces itself."""
+        """Return the model card of this engine."""
         return ModelCard(
             model=self.config.served_model_name,
             fingerprint=self.fingerprint,
@@ -419,8 +420,9 @@ class EngineCore:
         self._notes.note(plan, self._updated_at - started, self._updated_at)
 
     def _check_when_idle(self) -> None:
-        """At each end of work count the blocks: whatever leaked would never come back. Look at
-        every one of them when it has been quiet for a while: it would hold the next request up."""
+        """Check for leaked blocks: count them whenever work ends, since a leaked block never comes
+        back. Check every block only after a quiet period, since that would delay the next
+        request."""
         busy = bool(self._in_flight or self.scheduler.has_requests)
         if busy:
             self._unchecked_since = None

@@ -1,7 +1,7 @@
-"""How long a step's draws wait for masks that are not made yet: no longer than costs nobody.
+"""The time that a step's draws wait for late masks: no longer than delays no result.
 
-The device computes the step meanwhile. What the step loop waited for masks and then for the result
-is what it had left over: so much may the next step's draws wait, less a margin.
+The device computes the step meanwhile. The time that the step loop waited for masks and then for
+the result was spare. The next step's draws may wait as long, less a margin.
 """
 
 from __future__ import annotations

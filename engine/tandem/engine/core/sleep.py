@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
-    """What is put to sleep."""
+    """The parts of EngineCore that ``Sleep`` uses."""
 
     scheduler: Scheduler
     manager: KVCacheManager
@@ -40,7 +40,7 @@ class Engine(Protocol):
 
 
 class Sleeper(Protocol):
-    """Who has memory for the engine's sake, and sleeps with it."""
+    """Owner of memory for the engine's KV transfers; it sleeps with the engine."""
 
     def sleep(self) -> int:
         """Give it back; bytes."""
@@ -52,7 +52,7 @@ class Sleeper(Protocol):
 
 
 class Sleep:
-    """Whether one engine sleeps, and how it comes to."""
+    """State of one engine's sleep, and its transitions."""
 
     def __init__(self, engine: Engine, executor: Executor, clock: Callable[[], float]) -> None:
         """``clock``: the engine's, in seconds."""
@@ -73,11 +73,11 @@ class Sleep:
 
     @property
     def refuses(self) -> bool:
-        """Whether nothing new is taken: asleep, or about to be."""
+        """Return whether new requests are refused: the engine sleeps, or is about to."""
         return bool(self._asleep) or (self._until is not None and self._clock() < self._until)
 
     def state(self, command: Command) -> Reply:
-        """How many engines this is, and how many of them sleep."""
+        """Return the number of engines (one), and of those that sleep."""
         return self._reply(command)
 
     def fall(self, command: Command) -> Reply:

@@ -1,8 +1,9 @@
-"""What a step asks of its device: operations, and bytes read and written, by the model's shape.
+"""Cost of a step on its device: operations, and bytes read and written, by the model's shape.
 
-An estimate of what the arithmetic needs, not a measurement: products count twice their weights for
-a token, attention its keys and values, weights are read once a step, KV once a row. What kernels do
-beyond it (padding, activations) is their loss, which is what shares of the peak (MFU, MBU) show.
+The cost is an estimate of what the arithmetic needs, not a measurement. Products count twice their
+weights for a token, attention its keys and values. Weights are read once a step, KV once a row.
+Extra work of kernels (padding, activations) is not counted, so it lowers the shares of the peak
+(MFU, MBU).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _FP8_BYTES = 1.0 + 4.0 / (128 * 128)
 
 
 class StepCost(NamedTuple):
-    """Of one step on one device."""
+    """Cost of one step on one device."""
 
     flops: float
     read_bytes: float
@@ -54,7 +55,7 @@ class StepCosts:
         return 0.0 if self._window is not None else self._attention / (2 * self._linear)
 
     def of(self, plan: SchedulerOutput) -> StepCost:
-        """Of one plan; nothing for one that computes nothing."""
+        """Return the cost of one plan; zeros for one that computes nothing."""
         if not plan.rows:
             return StepCost(0.0, 0.0, 0.0)
         tokens = draws = seen = read = 0

@@ -1,4 +1,4 @@
-"""What an engine learns from each step that has ended: rates, times of steps, costs."""
+"""Measurements of an engine's ended steps: rates, times of steps, costs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Learned(TypedDict):
 
 
 class StepNotes:
-    """Of one scheduler's steps."""
+    """Measurements of one scheduler's steps."""
 
     def __init__(self, scheduler: Scheduler, costs: StepCosts) -> None:
         self._roster = scheduler.roster
@@ -69,7 +69,7 @@ class StepNotes:
             self._prefill_rate.note(chunked, seconds)
 
     def report(self, now: float) -> Learned:
-        """What placement forecasts from."""
+        """Return the measurements from which placement forecasts."""
         share, prompts_per_s = self._prompt_load.report(now)
         return Learned(
             prefill_tokens_per_s=self._prefill_rate.tokens_per_s,

@@ -1,4 +1,4 @@
-"""What a step of the engine says to routers."""
+"""Outputs of a step of the engine, for routers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tandem.protocol.timeline import NoteBook
 
 @dataclass(slots=True)
 class StepOutputs:
-    """What one call of ``step`` has to say."""
+    """Outputs of one call of ``step``."""
 
     progressed: bool
     """False: nothing ran and nothing was said; wait for a message before the next call."""
@@ -29,7 +29,7 @@ class StepOutputs:
     def by_router(
         self,
     ) -> Iterator[tuple[Incarnation, tuple[EngineOutput, ...], tuple[Failed, ...]]]:
-        """For each router that has something to hear, all of it."""
+        """Yield all outputs and failures of each router that has any."""
         for router in {**self.outputs, **self.failed}:
             outputs, failed = self.outputs.get(router, ()), self.failed.get(router, ())
             yield Incarnation(router), tuple(outputs), tuple(failed)

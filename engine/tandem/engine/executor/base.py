@@ -15,7 +15,7 @@ from tandem.protocol.kv import Fence
 
 @runtime_checkable
 class WrittenAhead(Protocol):
-    """What the future of a step is, too, where its KV is known to be there before its result is:
+    """Additional interface of a step's future if its KV is known to be written before its result:
     the head and the draws are still to come then."""
 
     def wait_nearly(self, seconds: float) -> Fence:

@@ -270,7 +270,7 @@ class MultiprocExecutor:
             raise RankSilent(f"rank {_RANK} did not answer within {seconds:g} s") from error
 
     def _gone(self) -> RankError:
-        """How the child ended."""
+        """Return an error that describes the child's end."""
         process = self._process
         assert process is not None, "the executor has not started, or has stopped"
         try:

@@ -114,7 +114,7 @@ class Rank:
 
     @property
     def _can_finish(self) -> bool:
-        """Whether the oldest step comes to its end without another word."""
+        """Return whether the oldest step can finish without another message."""
         if not self._launched:
             return False
         oldest = self._launched[0]

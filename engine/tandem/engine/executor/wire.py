@@ -1,7 +1,7 @@
-"""What an engine and a rank in another process say to each other, as bytes.
+"""Messages between an engine and a rank in another process, as bytes.
 
-msgspec over the very types that plan and run exchange in one process. A fence does not cross: a
-result is sent once its step's writes have landed, so it arrives with one that is done.
+Messages are msgspec's encoding of the types that plan and run exchange in one process. A fence is
+not sent: a result is sent once its step's writes have landed, so it arrives with one that is done.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """What a rank raised; it goes on after a step's failure, and ends after its start's."""
+    """Error that a rank raised. The rank continues after a step's failure, and ends if its start
+    failed."""
 
     kind: str
     """Name of the error's class."""
@@ -107,7 +108,7 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
         )
 
     def output(self) -> ModelRunnerOutput:
-        """As the engine takes it."""
+        """Return the output in the engine's type."""
         return ModelRunnerOutput(
             self.step,
             self.sampled,
@@ -156,7 +157,7 @@ def decode_from_rank(data: bytes) -> FromRank:
 
 
 def failed(error: Exception) -> Failed:
-    """What to say of an error."""
+    """Return the message of an error."""
     param = None
     if isinstance(error, InvalidParameter):
         param = (error.param, shown(error.value), error.allowed)
@@ -174,7 +175,8 @@ class _Shown:
 
 
 def error_of(failure: Failed, rank: int) -> TandemError:
-    """What to raise for it here: a wrong setting as that, anything else by the rank's name."""
+    """Return the error to raise here: InvalidParameter for a wrong setting, else RankError with the
+    rank's number."""
     if failure.param is not None:
         param, value, allowed = failure.param
         told: Any = _Shown(value)

@@ -39,7 +39,7 @@ class DummyWeights(Weights):
         self._seed = seed
 
     def names(self) -> Collection[str]:
-        """What was asked for so far, sorted."""
+        """Return the names requested so far, sorted."""
         return sorted(self._used)
 
     def __contains__(self, name: str) -> bool:

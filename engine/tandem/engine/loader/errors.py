@@ -1,4 +1,4 @@
-"""What can be wrong with weights.
+"""Errors of a model's weights.
 
     LoadError
     ├── WeightsNotFound      the folder has no weight files, or lacks one that its index names

@@ -51,7 +51,7 @@ class SafetensorsWeights(Weights):
         return self._sorted
 
     def __contains__(self, name: str) -> bool:
-        """Whether a file holds the tensor."""
+        """Return whether a file holds the tensor."""
         return name in self._owners
 
     def close(self) -> None:

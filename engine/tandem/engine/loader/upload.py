@@ -1,10 +1,10 @@
-"""From files in the page cache to device memory, by several threads through pinned buffers.
+"""Copy from files in the page cache to device memory, by several threads through pinned buffers.
 
-One thread copies from the page cache at a fraction of what the bus takes, and a copy from memory
-that is not pinned goes through the driver's own small buffer. So a tensor is cut into pieces; each
+One thread copies from the page cache at a fraction of the bus's rate, and a copy from memory that
+is not pinned goes through the driver's own small buffer. So a tensor is cut into pieces. Each
 thread reads a piece into pinned memory of its own (``preadv``, no page faults) and queues its copy
-on a stream of its own, one piece ahead of the bus. A thread may hang with its disk: none is waited
-for beyond a deadline, and none keeps the process.
+on a stream of its own, one piece ahead of the bus. A thread may hang with its disk: no join exceeds
+a deadline, and no thread keeps the process alive.
 """
 
 from __future__ import annotations

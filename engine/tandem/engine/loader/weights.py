@@ -1,7 +1,7 @@
-"""What a model loads from, whatever the source: ask for tensors by name, then check the rest.
+"""Source of a model's weights: get tensors by name, then check that all were used.
 
-Sources (safetensors files, dummies) fill in where tensors come from; casting, the device, the
-account of what was used and the progress line are here, once.
+Subclasses (safetensors files, dummies) supply the tensors. Casting, the device, the record of used
+names and the progress line are here, once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHOWN = 5
 
 
 class TensorSpec(NamedTuple):
-    """What is known of a tensor before it is read."""
+    """Type and shape of a tensor, known before it is read."""
 
     dtype: str
     """In safetensors' words."""
@@ -47,11 +47,12 @@ class Weights(ABC):
 
     @abstractmethod
     def __contains__(self, name: str) -> bool:
-        """Whether ``get(name)`` would find a tensor; a dummy has every name."""
+        """Return whether ``get(name)`` would find a tensor; a dummy has every name."""
 
     @abstractmethod
     def spec(self, name: str) -> TensorSpec | None:
-        """What the tensor is, nothing of it read; None of dummies, which are as they are asked for.
+        """Return the tensor's type and shape without reading it; None from dummies, which have any
+        shape.
 
         Raises MissingTensor.
         """

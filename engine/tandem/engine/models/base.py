@@ -1,4 +1,4 @@
-"""What the runner knows of a model, and what a model knows of a step."""
+"""Interfaces of a model to the runner, and of a step to a model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EmbeddedTokens:
 
 
 class Nearly(NamedTuple):
-    """Who is told when all but the last layers of a step are queued."""
+    """Callback for when all but the last layers of a step are queued."""
 
     layers_left: int
     """One or more."""
@@ -40,8 +40,8 @@ class Nearly(NamedTuple):
 
 @dataclass(frozen=True)
 class StepContext:
-    """What the layers of one step share. Angles and metadata are made when the first layer asks:
-    its first product is queued by then, so the device is busy meanwhile."""
+    """State that the layers of one step share. Angles and metadata are made at the first layer's
+    request: its first product is queued by then, so the device is busy meanwhile."""
 
     rotary: Rotary | None
     """None where positions have a table."""
@@ -70,13 +70,13 @@ class StepContext:
 
     @cached_property
     def rotation(self) -> Rotation:
-        """Of the step's tokens."""
+        """Return the rotation of the step's tokens."""
         assert self.rotary is not None, "a model without one asks for no rotation"
         return self.rotary(self.positions)
 
     @cached_property
     def metadata(self) -> Metadata:
-        """Of the step's sequences."""
+        """Return the metadata of the step's sequences."""
         return self.attention.plan(self.sequences)
 
     @cached_property
@@ -128,7 +128,7 @@ class CausalModel(Protocol):
 
     @property
     def rotary(self) -> Rotary | None:
-        """What rotates queries and keys; None where positions have a table."""
+        """Return the rotary embedding of queries and keys; None if positions have a table."""
         ...
 
     def forward(self, token_ids: Tensor, step: StepContext, rows: Tensor | None) -> Tensor:
@@ -163,5 +163,5 @@ class CausalModel(Protocol):
         ...
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """What the model makes of float32 [rows, labels] that ``classify`` gave."""
+        """Return the probabilities of float32 [rows, labels] that ``classify`` returned."""
         ...

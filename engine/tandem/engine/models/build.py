@@ -43,7 +43,7 @@ class DecoderBuilder:
 
     @classmethod
     def of(cls, facts: ModelFacts, weights: Weights) -> Self:
-        """With the form of weights that checkpoint and device have."""
+        """Return a builder with the form of weights that checkpoint and device have."""
         plain = select_method(weights.device, weights.dtype)
         return cls(facts, weights, method_of(facts.quantization, plain, weights.device), plain)
 

@@ -158,7 +158,7 @@ class Decoder:
 
 
 def activated(scores: Tensor, kind: Activation) -> Tensor:
-    """What ``kind`` makes of float32 [rows, labels]."""
+    """Apply ``kind`` to float32 [rows, labels]."""
     if kind is Activation.SOFTMAX:
         return scores.softmax(-1)
     return scores.sigmoid() if kind is Activation.SIGMOID else scores

@@ -43,7 +43,7 @@ class EncoderBuilder:
 
     @classmethod
     def of(cls, facts: ModelFacts, weights: Weights) -> Self:
-        """With the form of weights that checkpoint and device have."""
+        """Return a builder with the form of weights that checkpoint and device have."""
         assert facts.encoder is not None, "the family's facts are of an encoder"
         plain = select_method(weights.device, weights.dtype)
         method = method_of(facts.quantization, plain, weights.device)
@@ -98,11 +98,12 @@ class EncoderBuilder:
         )
 
     def head(self) -> ClassificationHead:
-        """What makes scores of the first token's state."""
+        """Return the head that computes scores from the first token's state."""
         raise NotImplementedError
 
     def projection(self) -> Tensor | None:
-        """What makes tokens' vectors of their states; None where the states are them."""
+        """Return the matrix that projects states to tokens' vectors; None if the states are the
+        vectors."""
         if self.encoder.token_values is None:
             return None
         shape = (self.encoder.token_values, self.facts.hidden_size)

@@ -1,4 +1,4 @@
-"""From an architecture's name to its model; the family says whose layers it has."""
+"""Load the model of an architecture's name; the family names the module of its layers."""
 
 from __future__ import annotations
 

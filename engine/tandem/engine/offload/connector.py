@@ -166,7 +166,7 @@ class OffloadConnector:
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
     ) -> None:
-        """What is computed comes here when the cache loses it."""
+        """Do nothing: computed blocks are offloaded when the cache evicts them."""
 
     def first_tokens(
         self, request: Request, first: Sequence[FirstToken], finish: str | None
@@ -193,8 +193,8 @@ class OffloadConnector:
         return events
 
     def has_pending(self) -> bool:
-        """Whether a load has not ended, or its end is untold, or the next step has something to
-        carry: a fork evicts behind the last plan, and its requests may end with it."""
+        """Return whether a load is under way, its end is unreported, or the next step has copies to
+        carry. A fork evicts after the last plan, and its requests may end with it."""
         return bool(self._under_way or self._events or self.queued)
 
     def transfers(self, *, idle: bool) -> BlockTransfers | None:

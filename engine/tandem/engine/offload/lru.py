@@ -29,7 +29,7 @@ class LRUBlocks:
         """Pinned blocks whose hash is forgotten: empty once nobody pins them."""
 
     def __len__(self) -> int:
-        """How many hashes can be found."""
+        """Return the number of hashes that can be found."""
         return len(self._block_of)
 
     def hashes(self) -> tuple[BlockHash, ...]:

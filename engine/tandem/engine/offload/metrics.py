@@ -1,4 +1,4 @@
-"""What the offload tier shows: read when somebody asks, so that no step observes anything."""
+"""Metrics of the offload tier: read at a scrape, so that no step observes anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an offload tier has done since it was made; metrics show what came on top."""
+"""Counts of an offload tier since it was made; metrics show what was added."""
 
 from __future__ import annotations
 

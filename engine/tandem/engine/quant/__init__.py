@@ -1,4 +1,4 @@
-"""How the weights of linear layers are read, held and multiplied."""
+"""Weights of linear layers: their reading, their form in memory and their products."""
 
 from tandem.engine.quant.base import LinearMethod, LinearPart, PlainMethod, Product, Rows
 from tandem.engine.quant.select import method_of, select_method

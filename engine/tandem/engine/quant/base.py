@@ -22,7 +22,7 @@ from tandem.kernels.norm import rms_norm
 
 
 class Rows(Protocol):
-    """Of which sequences the rows of a product are. Costs nothing until it is asked."""
+    """Sequences and positions of a product's rows. Costs nothing until a property is read."""
 
     @property
     def positions(self) -> Tensor:

@@ -43,7 +43,7 @@ class PackedMethod(PlainMethod):
 
     @staticmethod
     def available(dtype: torch.dtype) -> bool:
-        """Whether this torch and CPU have it for ``dtype``."""
+        """Return whether this torch and CPU support the method for ``dtype``."""
         if dtype not in _TYPES:
             return False
         try:

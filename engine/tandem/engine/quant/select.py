@@ -16,14 +16,15 @@ FP8_CAPABILITY = (8, 9)
 
 
 def select_method(device: torch.device, dtype: torch.dtype) -> PlainMethod:
-    """For plain weights: packed ones on a CPU that has oneDNN for ``dtype``, else as they are."""
+    """Return the method for plain weights: packed on a CPU that has oneDNN for ``dtype``, else
+    dense."""
     if device.type == "cpu" and PackedMethod.available(dtype):
         return PackedMethod()
     return DenseMethod()
 
 
 def method_of(facts: QuantFacts | None, plain: PlainMethod, device: torch.device) -> LinearMethod:
-    """For the layers of a checkpoint, by what its config.json says of their form.
+    """Return the method for the layers of a checkpoint, by the form that config.json states.
 
     Raises InvalidParameter for a form that ``device`` cannot multiply.
     """

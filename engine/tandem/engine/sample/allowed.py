@@ -15,7 +15,7 @@ FEW = 256
 
 
 class AllowedTokens:
-    """Of one request: its choices share it."""
+    """Allowed tokens of one request: its choices share it."""
 
     def __init__(self, token_ids: Collection[int]) -> None:
         distinct = np.unique(np.fromiter(token_ids, dtype=np.int64, count=len(token_ids)))
@@ -26,7 +26,7 @@ class AllowedTokens:
 
     @property
     def are_few(self) -> bool:
-        """Whether the list is cheaper than bits of the whole vocabulary."""
+        """Return whether the list is cheaper than bits of the whole vocabulary."""
         return self.token_ids.numel() <= FEW
 
     def words_on(self, device: torch.device, vocabulary: int) -> Tensor:

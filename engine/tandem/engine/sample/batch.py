@@ -29,7 +29,7 @@ _ALIGNED = 4
 
 
 class SamplingKind(IntEnum):
-    """How a row's token is chosen."""
+    """Kind of choice of a row's token."""
 
     GREEDY = 0
     DRAWN = 1
@@ -113,12 +113,12 @@ class SamplingBatch:
 
     @property
     def is_processed(self) -> bool:
-        """Whether any row has logits processors of others."""
+        """Return whether any row has external logits processors."""
         return bool(self.processors)
 
     @property
     def follows_tokens(self) -> bool:
-        """Whether any row may want to hear what was drawn for it."""
+        """Return whether any row may need the tokens that were drawn for it."""
         return bool(self.rules or self.processors)
 
     def extend(self, row: int, token_ids: Sequence[int]) -> None:
@@ -140,7 +140,8 @@ class SamplingBatch:
             self.processors.remove(row)
 
     def mask(self, row_of: Mapping[SeqId, int], masks: TokenMasks | None) -> None:
-        """What bounds the draws of the coming step; the last one's is forgotten."""
+        """Set the masks that bound the draws of the coming step; the last step's masks are
+        dropped."""
         self.masks = {}
         if masks is not None and masks.seqs:
             self.masks = {row_of[seq]: at for at, seq in enumerate(masks.seqs)}
@@ -150,7 +151,8 @@ class SamplingBatch:
                 self.bounds.hold(self.mask_words)
 
     def needs_tokens(self, row: int) -> bool:
-        """Whether the row's next draw needs all its earlier tokens given to ``extend`` first.
+        """Return whether the row's next draw needs all its earlier tokens given to ``extend``
+        first.
 
         Other rows may be sampled while their last token is still on its way to the host.
         """
@@ -160,7 +162,7 @@ class SamplingBatch:
         return rules is not None and rules.needs_tokens
 
     def looks_back(self, row: int) -> bool:
-        """Whether what the row may draw depends on its earlier tokens."""
+        """Return whether the row's allowed draws depend on its earlier tokens."""
         rules = self.rules.get(row)
         if self.processors is not None and self.processors.looks_back(row):
             return True
@@ -174,13 +176,13 @@ class SamplingBatch:
         return rules if rules is not None and rules.applies(position) else None
 
     def edits(self, row: int, position: int) -> bool:
-        """Whether anything is done to the row's logits before the choice at this position."""
+        """Return whether anything edits the row's logits before the choice at this position."""
         if self.processors is not None and self.processors.asks(row, keeps_argmax=False):
             return True
         return row in self.masks or self.rules_at(row, position) is not None
 
     def reshapes(self, row: int) -> bool:
-        """Whether processors change the row's logits, but for which is the best."""
+        """Return whether processors that keep the argmax change the row's logits."""
         return self.processors is not None and self.processors.asks(row, keeps_argmax=True)
 
     def drawing_on(self, device: torch.device) -> Columns:

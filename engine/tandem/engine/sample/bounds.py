@@ -1,7 +1,7 @@
-"""What grammars allow, applied to logits.
+"""Bounds of grammars, applied to logits.
 
-A grammar outranks every other mask: where nothing of it is left by them, the best token that it
-allows comes back.
+A grammar takes precedence over every other mask. If the others leave none of its tokens, the best
+token that it allows is restored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Bounds:
 
     @classmethod
     def of(cls, rows: Sequence[int], words: Tensor, device: torch.device) -> Bounds:
-        """From int32 words on the host, a row for each of ``rows``."""
+        """Return bounds from int32 words on the host, a row for each of ``rows``."""
         return cls(index_on(rows, device), on_device(words, device))
 
     def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,17 +73,17 @@ class Bounds:
 
 
 class BoundsStage:
-    """What grammars allow in a step, at the same place on the device for every step.
+    """Bounds of a step, at the same address on the device for every step.
 
-    ``hold`` brings a step's words there, once, and whatever draws of the step reads them there.
-    Graphs also find there which rows they are of: ``put`` says it. Both write pinned memory of
-    which there is enough for the steps in flight, if each is called once a step. By numpy, whose
-    copies are of one thread: torch's wait for all of its threads, which the threads that make masks
-    keep from running.
+    ``hold`` copies a step's words there, once, and all draws of the step read them there. Graphs
+    also read there which rows the words bound; ``put`` writes those. Both write pinned memory of
+    which there is enough for the steps in flight, if each is called once a step. They copy by
+    numpy, which uses one thread. torch waits for all of its threads, and the threads that make
+    masks keep those from running.
     """
 
     def __init__(self, rows: int, words: int, device: torch.device) -> None:
-        """For ``rows`` bounded rows at most, of ``words`` int32 each."""
+        """Reserve memory for at most ``rows`` bounded rows, of ``words`` int32 each."""
         pinned = device.type == "cuda"
         copies = range(STAGES if pinned else 1)
         self._words = torch.zeros(rows, words, dtype=torch.int32, device=device)
@@ -111,11 +111,13 @@ class BoundsStage:
         self._rows.copy_(host, non_blocking=True)
 
     def all_of(self, rows: int) -> Bounds:
-        """What a graph of so many rows of logits reads; of words that are of none, rows are -1."""
+        """Return the bounds that a graph of ``rows`` rows of logits reads; unused words have row
+        -1."""
         return Bounds(self._rows[:rows], self._words[:rows])
 
     def of(self, rows: Sequence[int], places: Sequence[int]) -> Bounds:
-        """What bounds the logits' rows ``rows``: the words at ``places``, for this step."""
+        """Return the bounds of the logits' rows ``rows``: the words at ``places``, for this
+        step."""
         device = self._words.device
         if all(map(eq, places, range(len(places)))):
             words = self._words[: len(places)]

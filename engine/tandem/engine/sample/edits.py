@@ -48,7 +48,7 @@ def edit(
 
 
 def bounds_of(batch: SamplingBatch, rows: Sequence[int], device: torch.device) -> Bounds | None:
-    """What grammars allow of the rows that have one."""
+    """Return the grammars' bounds of the rows that have one; None if no row has."""
     bounded, places = bounded_rows(batch, rows)
     if not bounded:
         return None
@@ -156,7 +156,7 @@ def add_penalties(
 def _penalize_repetition(
     logits: Tensor, seen: Mapping[int, SeenTokens], repetition: Tensor
 ) -> None:
-    """By the prompt's tokens, which are on the device, and by what was emitted beside them."""
+    """Penalize the prompt's tokens, which are on the device, and the other emitted tokens."""
     device = logits.device
     prompts = [each.prompt.on(device) for each in seen.values() if each.prompt is not None]
     lengths = [each.numel() for each in prompts]
@@ -179,7 +179,7 @@ def _penalize_repetition(
 def _penalize_counts(
     logits: Tensor, seen: Mapping[int, SeenTokens], frequency: Tensor, presence: Tensor
 ) -> None:
-    """By what was emitted, and how often. ``frequency`` and ``presence`` are on the host."""
+    """Penalize emitted tokens by their counts. ``frequency`` and ``presence`` are on the host."""
     device = logits.device
     places = pairs_of(list(seen), [each.tokens for each in seen.values()], device)
     penalties = Penalties(

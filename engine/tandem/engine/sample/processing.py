@@ -20,7 +20,7 @@ class RowProcessors:
         self._asked: dict[int, list[LogitsProcessor]] = {}
 
     def __bool__(self) -> bool:
-        """Whether any row asks for one."""
+        """Return whether any row has a processor."""
         return bool(self._asked)
 
     def add(
@@ -45,11 +45,11 @@ class RowProcessors:
                 each.extend(row, token_ids)
 
     def looks_back(self, row: int) -> bool:
-        """Whether one of the row's depends on the tokens before a draw."""
+        """Return whether one of the row's processors depends on the tokens before a draw."""
         return any(each.looks_back for each in self._asked.get(row, ()))
 
     def asks(self, row: int, *, keeps_argmax: bool) -> bool:
-        """Whether the row has one of this kind."""
+        """Return whether the row has a processor of this kind."""
         return any(each.keeps_argmax is keeps_argmax for each in self._asked.get(row, ()))
 
     def apply(self, logits: Tensor, rows: Sequence[int], *, keeps_argmax: bool) -> None:

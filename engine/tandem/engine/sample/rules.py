@@ -1,7 +1,7 @@
-"""What a request asks of its logits beyond the temperature and the filters: the rules of one row.
+"""Rules of one row: edits of its logits other than the temperature and the filters.
 
-Most requests ask nothing and have no rules; a batch without any pays nothing for these stages.
-Bad words look at the output alone: a word that began in the prompt was not said by the model.
+Most requests have no rules; a batch without any does not pay for these stages. Bad words are
+matched in the output alone: the model did not write a word that began in the prompt.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class BadWords:
 
 @dataclass(frozen=True, slots=True)
 class RequestRules:
-    """What all choices of a request have of their rules: made once, then shared."""
+    """The part of the rules that all choices of a request share, made once."""
 
     params: SamplingParams
     eos_token_ids: Collection[int]
@@ -72,7 +72,7 @@ class RequestRules:
     def of(
         cls, params: SamplingParams, prompt: Sequence[int], eos_token_ids: Collection[int]
     ) -> RequestRules:
-        """Of a request with this prompt."""
+        """Return the rules of a request with this prompt."""
         allowed = params.allowed_token_ids
         return cls(
             params=params,
@@ -87,7 +87,7 @@ class RequestRules:
     def are_of(
         self, params: SamplingParams, prompt: Sequence[int], eos_token_ids: Collection[int]
     ) -> bool:
-        """Whether ``of`` would make the same of these."""
+        """Return whether ``of`` would return the same rules for these arguments."""
         if params is not self.params and params != self.params:
             return False  # where they are the same, long lists are not compared
         if eos_token_ids != self.eos_token_ids:
@@ -120,12 +120,12 @@ class RowRules:
 
     @property
     def looks_back(self) -> bool:
-        """Whether what a draw may be depends on the tokens before it."""
+        """Return whether the allowed draws depend on the tokens before them."""
         return self.seen is not None or self._lookback > 0 or self.thought is not None
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether the next draw needs every token before it on the host."""
+        """Return whether the next draw needs every token before it on the host."""
         unseen = self.thought is not None and self.thought.may_end_unseen
         return self.seen is not None or self._lookback > 0 or unseen
 
@@ -146,12 +146,12 @@ class RowRules:
         return self.request.end_ids
 
     def applies(self, position: int) -> bool:
-        """Whether there is anything to do for the draw at this output position."""
+        """Return whether the rules change the logits of the draw at this output position."""
         lasting = self.request.bad_words or self.allowed_now is not None or self.bias is not None
         return bool(lasting) or self.seen is not None or self.holds_back_end(position)
 
     def holds_back_end(self, position: int) -> bool:
-        """Whether the output is still too short to end."""
+        """Return whether the output is still too short to end."""
         return position < self.request.params.min_tokens and self.end_ids.numel() > 0
 
     def forbidden_words(self) -> Tensor:
@@ -184,7 +184,7 @@ class RowRules:
 
 
 def asks(params: SamplingParams) -> bool:
-    """Whether there may be any: most requests have none, and learn so at once."""
+    """Return whether there may be any rules. It is cheap, since most requests have none."""
     return bool(
         params.min_tokens
         or params.bad_words_token_ids
@@ -201,8 +201,8 @@ def _penalized(params: SamplingParams) -> bool:
 
 
 def _end_ids(params: SamplingParams, eos_token_ids: Collection[int]) -> Tensor:
-    """As vLLM has it, ``ignore_eos`` or not: load tools ask for both, so that no token is without a
-    text."""
+    """Return the tokens that may not be drawn before ``min_tokens``, as in vLLM, with or without
+    ``ignore_eos``. Load tools set both, so that every token has a text."""
     ends = {*eos_token_ids, *params.stop_token_ids} if params.min_tokens else ()
     return torch.tensor(sorted(ends), dtype=torch.int64)
 

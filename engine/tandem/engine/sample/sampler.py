@@ -39,7 +39,7 @@ class Draws:
 
     @classmethod
     def of(cls, choices: Sequence[Sequence[int]]) -> Draws:
-        """From the choices of each row of logits."""
+        """Return the draws for the choices of each row of logits."""
         counts = np.fromiter(map(len, choices), dtype=np.int64, count=len(choices))
         flat = [choice for each in choices for choice in each]
         rows = np.repeat(np.arange(len(choices)), counts)
@@ -61,7 +61,7 @@ PART = {"cpu": 32, "cuda": 256}
 
 
 class SamplerOutput(NamedTuple):
-    """What a step drew. Tensors lie where the logits were; nothing here waits for the device."""
+    """Result of a step's draws. Tensors are on the logits' device; nothing here waits for it."""
 
     token_ids: Tensor
     """int64 [draws]: row by row, within a row in the order of its choices."""
@@ -70,7 +70,7 @@ class SamplerOutput(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """What the stages need to know of one step. Arrays are parallel to the rows of logits."""
+    """Input of the stages for one step. Arrays are parallel to the rows of logits."""
 
     logits: Tensor
     batch: SamplingBatch
@@ -119,13 +119,14 @@ class Sampler:
     def choose_alike(
         self, logits: Tensor, kind: SamplingKind, columns: Columns, draws: Tensor
     ) -> Tensor:
-        """What ``sample`` draws of rows that are all of ``kind``, have no rule and draw one token
-        each: int64 [rows]. A CUDA graph can hold it, since nothing comes from the host.
+        """Return the draws of rows that are all of ``kind``, have no rule and draw one token each.
+
+        The result is int64 [rows]. A CUDA graph can hold it, since nothing comes from the host.
 
         Args:
             logits: float32, bfloat16 or float16 [rows, at least the vocabulary], raw.
             kind: of every row.
-            columns: of the batch, where the logits are.
+            columns: of the batch, on the logits' device.
             draws: int64 [3, rows], dense: row of the batch, choice, output position.
         """
         logits = logits[:, : self.vocab_size]
@@ -177,12 +178,12 @@ def _sort(step: _Step) -> tuple[Numbers, Numbers, Numbers]:
 
 
 def _whole(step: _Step, part: Numbers) -> bool:
-    """Whether ``part`` is every row of logits; parts ascend."""
+    """Return whether ``part`` is every row of logits; parts ascend."""
     return len(part) == len(step.rows) > 0
 
 
 def _changes(batch: SamplingBatch) -> bool:
-    """Whether anything changes the logits of any row."""
+    """Return whether anything changes the logits of any row."""
     return bool(batch.rules or batch.masks or batch.processors)
 
 

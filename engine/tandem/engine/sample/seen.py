@@ -97,7 +97,7 @@ class _Numbers:
 
     @property
     def values(self) -> Tensor:
-        """What there is, without a copy."""
+        """Return the stored numbers, without a copy."""
         return torch.from_numpy(self.memory[: self._count])
 
     def append(self, number: int) -> None:

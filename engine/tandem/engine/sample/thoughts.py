@@ -18,7 +18,7 @@ OPENS_WITHIN = 16
 
 
 class Thought:
-    """How far one row's thought has come; told its output's tokens in their order."""
+    """Progress of one row's thought; its output's tokens are passed in order."""
 
     def __init__(self, marks: ThinkingMarks, budget: int, output: Sequence[int] = ()) -> None:
         self._marks = marks
@@ -41,7 +41,7 @@ class Thought:
 
     @property
     def may_end_unseen(self) -> bool:
-        """Whether it may have to end before tokens that are under way are known."""
+        """Return whether the thought may have to end before tokens in flight are known."""
         return not self.is_over and self._num_tokens * self._has_begun + AHEAD >= self._budget
 
     def extend(self, tokens: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
-"""What a family of models says of itself: quirks of its config.json, and whose layers it has.
+"""Base of the model families: quirks of a family's config.json, and the module of its layers.
 
-No torch is needed to know a family: the image that fetches models asks whether one can be served.
+A family needs no torch: the image that fetches models checks whether one can be served.
 """
 
 from __future__ import annotations

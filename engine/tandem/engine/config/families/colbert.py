@@ -18,9 +18,9 @@ _USUAL = 128
 
 
 class ColBert(Bert):
-    """As ColBERTv2 is saved (``HF_ColBERT``): BERT, and a layer without a bias behind it, whose
-    width its config.json rarely says: the weights do, and where there are none it is 128.
-    """
+    """ColBERTv2's format (``HF_ColBERT``): BERT, and a last layer without a bias. Its config.json
+    rarely states that layer's width. It is then read from the weights; without weights it is
+    128."""
 
     architectures: ClassVar[tuple[str, ...]] = ("HF_ColBERT", "ColBERTModel")
     saved_as = ("",)

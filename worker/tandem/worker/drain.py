@@ -1,14 +1,15 @@
-"""How a worker leaves: nothing new, time for what runs, then everything back to the routers.
+"""Drain of a worker: no new requests, a grace for running ones, then hand-back to the routers.
 
-Pure over a clock, so that a test needs no waiting. The shell asks it once a turn of its loop.
+Pure over a clock, so that a test requires no waiting. The shell calls it once a turn of its loop.
 """
 
 from __future__ import annotations
 
 RELEASE_SECONDS = 10.0
-"""After the hand-back: time for peers to fetch what they were promised."""
+"""Seconds after the hand-back in which peers can fetch KV that is leased to them."""
 KILL_MARGIN = 30.0
-"""Of a known time of death, what is kept for hand-back and release; at most half of it."""
+"""Seconds before a known kill that are reserved for hand-back and release; at most half of the time
+left."""
 
 
 class Drain:
@@ -16,11 +17,12 @@ class Drain:
 
     def __init__(self) -> None:
         self._ends: tuple[float, float] | None = None
-        """When what runs is handed back, and when the worker waits for nobody any more."""
+        """Times at which running requests are handed back, and at which the worker stops waiting
+        for peers."""
 
     @property
     def begun(self) -> bool:
-        """Whether the worker leaves."""
+        """Return whether the drain has begun."""
         return self._ends is not None
 
     def begin(self, now: float, grace: float) -> bool:
@@ -35,14 +37,14 @@ class Drain:
         return True
 
     def hands_back(self, now: float) -> bool:
-        """Whether what still runs goes back to the routers now."""
+        """Return whether requests that still run are to be handed back to the routers now."""
         return self._ends is not None and now >= self._ends[0]
 
     def over(self, now: float) -> bool:
-        """Whether nobody is waited for any more."""
+        """Return whether the drain has ended: the worker waits for no peer any more."""
         return self._ends is not None and now >= self._ends[1]
 
 
 def grace_before(killed_in: float) -> float:
-    """Seconds for what runs, of a process that is killed in ``killed_in`` seconds."""
+    """Return the grace in seconds of a process that is killed in ``killed_in`` seconds."""
     return max(killed_in / 2, killed_in - KILL_MARGIN)

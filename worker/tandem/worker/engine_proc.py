@@ -56,7 +56,7 @@ from tandem.worker.worker_probes import WorkerProbes
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 1.0
-"""How long an idle loop sleeps when nothing wakes it: deadlines are looked at this often."""
+"""Longest sleep of an idle loop that nothing wakes; deadlines are checked this often."""
 PARKED_SECONDS = 0.05
 """Longest wait while requests wait for something that may not wake the loop."""
 LOAD_SECONDS = 0.2
@@ -82,7 +82,7 @@ class EngineCoreProc:
         self._core = core
         self._handoff = handoff
         self._returns_queue = card.role is WorkerRole.PREFILL
-        """Whether a drain gives requests that wait back at once, since another can begin them."""
+        """Whether a drain returns waiting requests at once, since another worker can begin them."""
         self._inbox = inbox
         self._server = server
         self._probes = probes
@@ -93,19 +93,19 @@ class EngineCoreProc:
         """Looks at the load while nothing could be computed: requests wait for peers' KV, if any
         do, and the loop comes round, which is all the progress that can be."""
         self._unflushed = False
-        """Whether something is to be sent behind the next step's launch."""
+        """Whether output waits to be flushed after the next step's launch."""
         self._idle = IdlePoll(core.config.scheduler.idle_poll_ms / 1000)
         self._drain = Drain()
         self._stillness = Stillness()
         self._role = "worker" if card.role is None else card.role.value
         self._spans = spans
         self._watched = 0
-        """Requests here whose times are kept."""
+        """Number of requests whose times are recorded."""
         self._signals = 0
         self._peers = PeerSets()
         self._pictures = Pictures(core)
         self._linked: frozenset[Incarnation] = frozenset()
-        """Peers whose link was up when routers were told last."""
+        """Peers whose link was up in the last report to the routers."""
         self._io = IOThread(
             endpoint=f"tcp://{server.host}:{server.port}",
             card=card,
@@ -122,7 +122,7 @@ class EngineCoreProc:
 
     @property
     def endpoint(self) -> str:
-        """Where routers reach this worker."""
+        """Return the endpoint that routers connect to."""
         return self._io.endpoint
 
     def run(self) -> int:
@@ -192,7 +192,7 @@ class EngineCoreProc:
             self._look_at_links()
 
     def _look_at_links(self) -> None:
-        """A link that came up or went is news to routers at once: they place requests by it."""
+        """Report a link that came up or broke to the routers at once: they place requests by it."""
         linked = frozenset(each.peer for each in self._handoff.peer_health() if each.up)
         if linked != self._linked:
             self._linked = linked
@@ -241,7 +241,7 @@ class EngineCoreProc:
             self._io.flush()
 
     def _send(self, outputs: StepOutputs) -> None:
-        """What a step gave, and what was left to be sent behind its launch."""
+        """Send a step's outputs and the output that was left for after its launch."""
         sent, self._unflushed = self._unflushed, False
         times = self._times(outputs) if outputs.ended else {}
         for router, tokens, failed in outputs.by_router():
@@ -262,7 +262,7 @@ class EngineCoreProc:
             self._io.flush()
 
     def _times(self, outputs: StepOutputs) -> dict[Incarnation, list[LegTimes]]:
-        """Of watched requests that ended in this step."""
+        """Return the times of the watched requests that ended in this step, by router."""
         told: dict[Incarnation, list[LegTimes]] = {}
         now, stops = time.monotonic(), self._stillness.stops()
         self._watched -= len(outputs.ended)

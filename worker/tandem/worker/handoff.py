@@ -1,6 +1,6 @@
-"""What the shell of a worker asks of its hand-off, beside the KVConnector that the engine calls.
+"""Interface between the worker's shell and its hand-off, next to the engine's KVConnector.
 
-The two services of kvtransfer are it as they are; ``NoHandoff`` is a worker without one.
+The two services of kvtransfer implement it unchanged; ``NoHandoff`` is for a worker without one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class HandoffService(Protocol):
     """Called by the shell; none of these blocks but ``close``."""
 
     def set_peers(self, controls: Mapping[str, Incarnation]) -> None:
-        """A router says which prefill workers there are (control endpoint to incarnation)."""
+        """Set the prefill workers that a router reports (control endpoint to incarnation)."""
         ...
 
     def peer_health(self) -> tuple[PeerHealth, ...]:
@@ -29,94 +29,98 @@ class HandoffService(Protocol):
         ...
 
     def expected(self) -> float:
-        """When KV that is on its way is likely to have come, by ``time.monotonic``; inf where none
-        is, or nothing foretells it."""
+        """Return the time by ``time.monotonic`` at which KV under way probably arrives.
+
+        It is inf if no KV is under way, or if nothing predicts the time.
+        """
         ...
 
     def leased_blocks(self) -> int:
-        """Blocks promised to peers."""
+        """Return the number of blocks that are leased to peers."""
         ...
 
     def problem(self) -> str | None:
-        """Why the worker should not get requests, or None."""
+        """Return why the worker should not get requests, or None."""
         ...
 
     def ended(self) -> str | None:
-        """Why no hand-off will ever work in this process again, or None."""
+        """Return why no hand-off can work in this process again, or None."""
         ...
 
     def keeps_awake(self) -> str | None:
-        """Why the KV memory cannot be given back, or None."""
+        """Return why the KV memory cannot be given back, or None."""
         ...
 
     def sleep(self) -> int:
-        """The engine sleeps: give back memory that only hand-offs need; how many bytes."""
+        """Give back the memory that only hand-offs require; return its bytes. The engine sleeps."""
         ...
 
     def wake_up(self) -> None:
-        """It takes requests again."""
+        """Take requests again after ``sleep``."""
         ...
 
     def note_progress(self, engine_step: int, has_work: bool) -> None:
-        """The step loop's progress, for the beats to peers."""
+        """Record the step loop's progress for the beats to peers."""
         ...
 
     def close(self) -> None:
-        """Let go of peers, threads and memory; bounded by a few seconds."""
+        """Close links to peers, threads and memory; bounded by a few seconds."""
         ...
 
 
 class NoHandoff:
-    """A worker that hands nothing over."""
+    """Hand-off service of a worker without hand-offs."""
 
     def set_peers(self, controls: Mapping[str, Incarnation]) -> None:
-        """Nobody to know."""
+        """Ignore the peers."""
 
     def peer_health(self) -> tuple[PeerHealth, ...]:
-        """No links."""
+        """Return no links."""
         return ()
 
     def progress(self) -> int:
-        """Nothing moves."""
+        """Return a constant."""
         return 0
 
     def expected(self) -> float:
-        """Nothing comes."""
+        """Return inf: no KV is under way."""
         return math.inf
 
     def leased_blocks(self) -> int:
-        """Nothing is promised."""
+        """Return 0: no block is leased."""
         return 0
 
     def problem(self) -> str | None:
-        """Nothing that could be wrong."""
+        """Return None: there is no problem."""
         return None
 
     def ended(self) -> str | None:
-        """Nothing that could end."""
+        """Return None: there is no service that could end."""
         return None
 
     def keeps_awake(self) -> str | None:
-        """Nobody else knows the memory."""
+        """Return None: no peer has the memory registered."""
         return None
 
     def sleep(self) -> int:
-        """There is no such memory."""
+        """Return 0: there is no such memory."""
         return 0
 
     def wake_up(self) -> None:
-        """Nothing was given back."""
+        """Do nothing."""
 
     def note_progress(self, engine_step: int, has_work: bool) -> None:
-        """Nobody to tell."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing."""
 
 
 class PeerSets:
-    """Which prefill workers there are, when several routers each say what they know: the last word
-    of each; what counts is all of them together."""
+    """Prefill workers as several routers report them.
+
+    The last report of each router is kept; the result is the union of these reports.
+    """
 
     def __init__(self) -> None:
         self._by_router: dict[Incarnation, Mapping[str, Incarnation]] = {}
@@ -124,7 +128,7 @@ class PeerSets:
     def add(
         self, router: Incarnation, controls: Mapping[str, Incarnation]
     ) -> dict[str, Incarnation]:
-        """A router's set replaces its last one; returns the union."""
+        """Replace the router's last set; return the union."""
         self._by_router[router] = controls
         union: dict[str, Incarnation] = {}
         for each in self._by_router.values():

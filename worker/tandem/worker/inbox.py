@@ -1,4 +1,4 @@
-"""What the step loop is told."""
+"""Items that other threads put for the step loop."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class FromRouter:
 
 @dataclass(frozen=True, slots=True)
 class RouterFound:
-    """A router greeted: it knows nothing of this worker yet."""
+    """Event: a router connected; it has no state of this worker yet."""
 
     router: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
 class RouterLost:
-    """The link to a router broke: nobody reads its requests' tokens any more."""
+    """Event: the link to a router broke; its requests' tokens are not read any more."""
 
     router: Incarnation
     reason: str

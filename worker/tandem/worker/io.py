@@ -36,8 +36,8 @@ from tandem.worker.links import TIMES, RouterLinks
 _BATCH = 256
 _SEND_QUEUE = 100_000
 STAND_BY_SECONDS = 0.05
-"""For so long the step loop may have left the socket without a word before this thread looks after
-it: a step that computes on the CPU is over when it has been launched."""
+"""Time after the step loop left the socket before this thread takes the socket over. A step that
+computes on the CPU has ended when it has been launched."""
 
 
 class IOThread(threading.Thread):
@@ -60,22 +60,23 @@ class IOThread(threading.Thread):
         self._beat = beat
         self._outbox: WakeQueue[tuple[Incarnation | None, ToRouter]] = WakeQueue()
         self._lock = threading.Lock()
-        """Of the socket and the links. Not for signal handlers, which may have interrupted its
+        """Lock of the socket and the links. Not for signal handlers, which may have interrupted its
         holder."""
         self._turn = threading.Lock()
         """Held by the one thread that waits for the socket."""
         self._attended = False
-        """Whether the step loop has that turn, or wants it."""
+        """Whether the step loop has that turn, or waits for it."""
         self._left = threading.Event()
-        """The step loop does not attend, and has said so."""
+        """Set while the step loop does not attend to the socket."""
         self._left.set()
         self._left_at = 0.0
-        """When it last ceased to, by ``time.monotonic``."""
+        """Time by ``time.monotonic`` at which the loop last stopped attending."""
         self._stopping = threading.Event()
         self._closed = False
         self._pulse = Pulse(TIMES.beat_interval)
         self._more = False
-        """More frames may be there than were read in one go: the socket will not say so again."""
+        """Whether more frames may be queued than one turn read: the socket does not signal them
+        again."""
         self._socket = _bound(endpoint, guard)
         self._links = RouterLinks(
             card, incarnation, inbox=inbox, metrics=metrics, write=self._write
@@ -85,7 +86,7 @@ class IOThread(threading.Thread):
         for descriptor in (self._descriptor, self._outbox.fileno()):
             self._poller.register(descriptor, select.POLLIN)
         self.endpoint = str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
-        """As bound: port 0 is the kernel's choice by now."""
+        """Endpoint as bound: port 0 is replaced by the port that the kernel chose."""
 
     def send(self, router: Incarnation | None, message: ToRouter) -> None:
         """Queue a message for one router, or for all (None); it goes out with the next ``flush``,
@@ -102,20 +103,24 @@ class IOThread(threading.Thread):
                 self.ring()
 
     def ring(self) -> None:
-        """Have whoever waits for the socket look around, and write what is queued. From anywhere,
-        signal handlers too; never blocks."""
+        """Wake the thread that waits for the socket, and have it write what is queued.
+
+        Callable from any thread and from signal handlers; never blocks.
+        """
         self._outbox.wake()
 
     def beat_soon(self) -> None:
-        """Have routers hear now what the next beat would say. Any thread; never blocks."""
+        """Send the next beat to the routers now. Any thread; never blocks."""
         self._pulse.hasten()
         self.ring()
 
     def attend(self, seconds: float, awake_until: float = 0.0) -> None:
-        """Wait for the socket in this thread's place until the inbox has something, or for so long.
-        For the step loop: what comes wakes it, and no other thread before it. Until ``awake_until``
-        (of ``time.monotonic``) it polls between naps instead. ``leave`` says that it does other
-        things from now on; until then, for a while, nobody else takes its place."""
+        """Wait for the socket in this thread's place until an item comes or the time is over.
+
+        For the step loop: a frame wakes it directly, without another thread in between. Until
+        ``awake_until`` (of ``time.monotonic``) it polls between naps instead. ``leave`` ends the
+        turn; until then this thread stays away from the socket for a while.
+        """
         until = time.monotonic() + seconds
         self._left.clear()
         self._attended = True
@@ -133,8 +138,10 @@ class IOThread(threading.Thread):
             self._attended = False
 
     def leave(self) -> None:
-        """What the loop woke for is under way: this thread looks after the socket again. It has
-        waited with that, as two threads that wake at once are in each other's way."""
+        """Return the socket to this thread, once the work that the loop woke for is under way.
+
+        The loop calls it late because two threads that wake at once slow each other down.
+        """
         if not self._left.is_set():
             self._left.set()
 
@@ -157,7 +164,7 @@ class IOThread(threading.Thread):
             self._socket.close()
 
     def _stands_by(self) -> bool:
-        """Whether the step loop looks after the socket, or has until just now."""
+        """Return whether the step loop has the socket, or had it within ``STAND_BY_SECONDS``."""
         if self._left.is_set() or self._stopping.is_set():
             return False
         return self._attended or time.monotonic() - self._left_at < STAND_BY_SECONDS
@@ -181,7 +188,7 @@ class IOThread(threading.Thread):
                 self._more = self._more or self._has_frames()
 
     def _wait(self, until: float, awake_until: float) -> set[int]:
-        """The descriptors that are ready, by ``until`` at the latest."""
+        """Return the descriptors that are ready, by ``until`` at the latest."""
         ready = self._poller.poll(0)
         while not ready and time.monotonic() < min(until, awake_until):
             nap()
@@ -208,8 +215,11 @@ class IOThread(threading.Thread):
                 self._links.take(frame, time.monotonic())
 
     def _has_frames(self) -> bool:
-        """Whether frames are there. To be asked after writing, under the lock: it may have
-        swallowed the socket's word of those that came meanwhile."""
+        """Return whether frames wait to be read.
+
+        Call it after writing, under the lock: the write may have consumed the socket's signal for
+        frames that came meanwhile.
+        """
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def _send_queued(self) -> None:
@@ -240,7 +250,7 @@ def _bound(endpoint: str, guard: CurveGuard | None) -> Socket:
 
 
 def _of_both_families(socket: Socket, endpoint: str) -> str:
-    """The endpoint as ZMQ reads it: an IPv6 address in brackets, `::` for IPv4 as well."""
+    """Return the endpoint in ZMQ's form: an IPv6 address in brackets, `::` for IPv4 as well."""
     scheme, _, address = endpoint.partition("://")
     if scheme != "tcp":
         return endpoint

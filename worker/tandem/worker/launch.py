@@ -1,8 +1,7 @@
-"""From settings to a running worker, the same steps for both roles.
+"""Start of a worker from its settings, the same steps for both roles.
 
-Probes answer first (a kubelet sees "loading", not a refused connection), then weights are
-loaded, then the role makes its connector for what the executor can hold, and only then routers
-are let in.
+Probes answer first (a kubelet sees "loading", not a refused connection), then weights are loaded,
+then the role makes its connector for what the executor can hold, and only then routers may connect.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RoleContext:
-    """What a role needs to make its connector."""
+    """Inputs from which a role makes its connector."""
 
     config: EngineConfig
     capacity: Capacity
@@ -52,25 +51,25 @@ class RoleContext:
     executor: Executor
     registry: CollectorRegistry
     guard: CurveGuard | None
-    """Keeps strangers from the role's own sockets."""
+    """Guard that refuses unknown keys on the role's own sockets."""
     notify: Callable[[], None]
-    """Wakes the step loop; from any thread."""
+    """Function that wakes the step loop; callable from any thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleParts:
-    """What a role makes of it."""
+    """Parts that a role makes from its RoleContext."""
 
     handoff: HandoffService
     connector: KVConnector | None
     control: str | None = None
-    """Where peers reach this worker's control socket."""
+    """Endpoint of this worker's control socket for peers."""
     max_handoff_tokens: int | None = None
-    """Tokens of the longest prompt that it hands over."""
+    """Tokens of the longest prompt that the worker hands over."""
     pull_peers: int = 0
-    """Workers to which it keeps links so that it can pull cached prefixes."""
+    """Number of workers to which it keeps links for pulls of cached prefixes."""
     lend_from: Callable[[CachedPrefixes], None] | None = None
-    """To be told of the engine's cache, where that is lent from."""
+    """Function that gets the engine's cache, if the role lends from it."""
 
 
 MakeRole = Callable[[RoleContext], RoleParts]
@@ -85,8 +84,10 @@ def run_worker(
     make_role: MakeRole,
     allocate: SlabAllocator | None = None,
 ) -> int:
-    """Serve until a signal; the exit status. ``allocate`` gives the slab's memory where a transport
-    is to share it. Raises TooFewDescriptors."""
+    """Serve until a signal; return the exit status. Raises TooFewDescriptors.
+
+    ``allocate`` gives the slab's memory if a transport shares it.
+    """
     raise_descriptor_limit()
     switch_soon()
     # One context for guard and sockets, set before the first: links take three sockets each.

@@ -1,9 +1,9 @@
-"""What routers that have just come are yet to hear of the prefix cache, a part at a time.
+"""Snapshots of the prefix cache for routers that have just connected, sent in parts.
 
-All of it may be millions of hashes: in one frame they are more than a link takes, and a router's
-loop stands still while it reads them. What changes meanwhile goes to these routers as to all
-others. A part has what is cached as it goes, so that no block is told of behind the word that it is
-gone; a router that has heard only some of it places some prompts as if nothing of theirs was here.
+The whole cache may be millions of hashes. In one frame they exceed the link's bound, and a router's
+loop stands still while it reads them. Changes in the meantime go to these routers as to all others.
+A part contains only hashes that are cached when it is sent, so no block is reported after its
+removal. A router with some of the parts places some prompts as if none of their blocks were here.
 """
 
 from __future__ import annotations
@@ -17,44 +17,46 @@ from tandem.protocol.ids import BlockHash, Incarnation
 from tandem.protocol.outputs import BlockEvents
 
 PART_BLOCKS = 4_096
-"""Of one part: 74 kB, and a millisecond of a router's loop."""
+"""Blocks of one part: 74 kB, and a millisecond of a router's loop."""
 PAUSE_SECONDS = 0.025
-"""Between two parts, at least: twenty workers that a router finds at once leave it time for its
+"""Least pause between two parts. Twenty workers that a router finds at once leave it time for its
 streams, and a million blocks take some seconds."""
 
 
 class Cache(Protocol):
-    """The engine, as far as it is looked at here."""
+    """Engine interface that the snapshots read."""
 
     def cached_blocks(self) -> BlockEvents:
-        """All of the prefix cache."""
+        """Return all hashes of the prefix cache."""
         ...
 
     def still_cached(self, hashes: tuple[BlockHash, ...]) -> tuple[BlockHash, ...]:
-        """Those of these that are in it now."""
+        """Return those of ``hashes`` that are cached now."""
         ...
 
 
 @dataclass(slots=True)
 class _Picture:
-    """As it was when its router came."""
+    """Snapshot of the cache at the time that its router connected."""
 
     hashes: tuple[BlockHash, ...]
     told: int
 
 
 class Pictures:
-    """For the step loop alone."""
+    """Snapshots that are not sent completely yet. For the step loop alone."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._pictures: dict[Incarnation, _Picture] = {}
         self._next = math.inf
-        """When parts are due again; never while no router waits."""
+        """Time at which parts are due again; inf while no router waits."""
 
     def begin(self, router: Incarnation, now: float) -> BlockEvents:
-        """The first part, which ends what the router knew. The rest follows; ``now`` is of
-        ``time.monotonic``, here and below."""
+        """Return the first part, which replaces the router's view of the cache. The rest follows.
+
+        ``now`` is of ``time.monotonic``, here and below.
+        """
         hashes = self._cache.cached_blocks().stored
         self.forget(router)
         if len(hashes) > PART_BLOCKS:
@@ -63,15 +65,15 @@ class Pictures:
         return BlockEvents(stored=hashes[:PART_BLOCKS], cleared=True)
 
     def forget(self, router: Incarnation) -> None:
-        """It is gone. Unknown ones too."""
+        """Drop the snapshot of a router that is gone. Unknown routers are ignored."""
         self._pictures.pop(router, None)
 
     def seconds(self, now: float) -> float:
-        """Until ``parts`` has more to say; inf while there is nothing."""
+        """Return the seconds until ``parts`` has a part to send; inf if none is left."""
         return max(0.0, self._next - now)
 
     def parts(self, now: float) -> Iterator[tuple[Incarnation, BlockEvents]]:
-        """The next part for each router that waits, once it is time."""
+        """Return the next part for each router that waits, once it is due."""
         if now < self._next:
             return
         for router, picture in list(self._pictures.items()):

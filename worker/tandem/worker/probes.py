@@ -21,20 +21,20 @@ from tandem.protocol.child import child_headers
 from tandem.protocol.listening import family_of, listening_host, take_both_families
 
 MAX_CONNECTIONS = 64
-"""At a time, each with a thread. Who comes then takes the place of the one that has been there
-longest: connections that ask for nothing must not keep a kubelet out."""
+"""Connections at a time, each with a thread. A new connection above this replaces the oldest one:
+idle connections must not block a kubelet."""
 POLL_SECONDS = 1.0
-"""How often the server looks whether it shall end, where nothing wakes it for that."""
+"""Interval at which the server checks whether it shall end, if nothing wakes it for that."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeState:
-    """What the probes ask, each answered from memory without waiting for the step loop."""
+    """Callbacks of the probes, each answered from memory without waiting for the step loop."""
 
     health: Callable[[], str | None]
-    """None while alive, else what is broken."""
+    """Function that returns None while the worker is alive, else the reason."""
     ready: Callable[[], str | None]
-    """None while requests may come, else why not."""
+    """Function that returns None while requests may come, else the reason."""
     debug: Callable[[], dict[str, object]]
     registry: CollectorRegistry
 
@@ -55,7 +55,7 @@ class ProbeServer:
 
     @property
     def port(self) -> int:
-        """The bound port (the one asked for, or the kernel's choice for 0)."""
+        """Return the bound port (the requested one, or the kernel's choice for 0)."""
         return int(self._server.server_address[1])
 
     def start(self) -> None:
@@ -63,8 +63,11 @@ class ProbeServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer nobody any more. Where the kernel wakes who waits for a socket that is shut down
-        (Linux does), that takes no time, else up to ``POLL_SECONDS``."""
+        """Stop serving.
+
+        If the kernel wakes a thread that waits for a socket that is shut down (Linux does), that
+        takes no time, else up to ``POLL_SECONDS``.
+        """
         with suppress(OSError):
             self._server.socket.shutdown(socket.SHUT_RDWR)
         self._server.shutdown()
@@ -104,7 +107,7 @@ class _Server(ThreadingHTTPServer):
 
 
 def _hang_up(connection: Any) -> None:
-    """Its thread reads an end, and closes it."""
+    """Shut the connection down: its thread reads an end, and closes it."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -139,4 +142,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name it overrides
-        """Probes come every few seconds; nobody wants them in the log."""
+        """Drop the log line: probes come every few seconds."""

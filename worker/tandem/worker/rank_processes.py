@@ -1,7 +1,8 @@
-"""What ranks in processes of their own use, among a worker's series: a pod has one port.
+"""Resource metrics of ranks in processes of their own, among a worker's series.
 
-Read from the kernel's /proc at each scrape. A rank that runs in the worker's own process is in the
-usual ``process_*`` series, and has none here; nor has any where there is no such folder.
+They are in the worker's series because a pod has one port. Read from the kernel's /proc at each
+scrape. A rank in the worker's own process is in the usual ``process_*`` series and has none here.
+Without /proc there are no series.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 _UTIME, _STIME, _RSS = 11, 12, 21
-"""Fields of /proc/PID/stat behind the command's name, from 0: proc(5)."""
+"""Indices of fields of /proc/PID/stat after the command's name, from 0: proc(5)."""
 
 Pids = Callable[[], Mapping[int, int]]
 """Process ids by rank."""
@@ -44,7 +45,7 @@ def show_rank_processes(registry: CollectorRegistry, pids: Pids) -> None:
 
 
 class RankSeries(Collector):
-    """One figure of each such process."""
+    """Series of one figure of each such process."""
 
     labels = ("rank",)
 

@@ -1,4 +1,4 @@
-"""Where a worker listens and how it leaves."""
+"""Settings of a worker's listening sockets and of its drain."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from tandem.protocol.tracing import TracingConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig(TracingConfig):
-    """The shell around an EngineCore, the same for both roles."""
+    """Settings of the shell around an EngineCore, the same for both roles."""
 
     host: str = setting(
         "127.0.0.1", "Address to listen on, for routers and probes; others want CURVE keys."
@@ -56,5 +56,5 @@ class ServerConfig(TracingConfig):
 
     @property
     def has_curve(self) -> bool:
-        """Whether keys are given; that they can be read is KeyRing's business."""
+        """Return whether keys are given; KeyRing checks that they can be read."""
         return self.curve_keys is not None and self.curve_peers is not None

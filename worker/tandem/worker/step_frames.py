@@ -1,8 +1,8 @@
-"""What one engine step has to say to one router, as frames that its socket takes.
+"""Frames of one engine step's outputs for one router, within the link's size bound.
 
-A frame beyond the link's bound closes the connection, and the router loses the worker with all
-that runs there: answers that together are so large (vectors of all tokens, log-probabilities of
-prompts) go one after the other.
+A frame beyond the bound closes the connection, and the router loses the worker with all its
+requests. Outputs that are too large together (vectors of all tokens, log-probabilities of prompts)
+are sent one after the other.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from tandem.protocol.outputs import BlockEvents, EngineOutput, Failed, frame_byt
 from tandem.protocol.timeline import LegTimes
 
 FRAME_BYTES = 16 << 20
-"""Of outputs in one frame; one that is larger by itself goes alone. Far below MAX_FRAME_BYTES, so
-that what else the router waits for is not held up behind it."""
+"""Bytes of outputs in one frame; a larger output goes alone. Far below MAX_FRAME_BYTES, so that
+other messages to the router are not delayed by it."""
 FRAME_BLOCKS = 1 << 14
-"""Block hashes in one frame: 295 kB, which a router's loop reads in some milliseconds; its streams
-get their turns between two of them."""
+"""Block hashes in one frame: 295 kB, which a router's loop reads in some milliseconds. Its streams
+get their turns between two frames."""
 
 
 def step_frames(
@@ -27,8 +27,11 @@ def step_frames(
     failed: tuple[Failed, ...],
     times: tuple[LegTimes, ...],
 ) -> Iterator[Frame]:
-    """One frame, mostly. ``times`` go with the first one, as nobody listens behind a request's last
-    words, and ``failed`` with the last one, behind what came before the failure."""
+    """Yield the frames of a step, mostly one.
+
+    ``times`` go with the first one, as nothing is read after a request's last output. ``failed``
+    goes with the last one, after the outputs before the failure.
+    """
     *before, last = _parts(outputs, FRAME_BYTES)
     for part in before:
         yield Frame(step=step, outputs=part, times=times)
@@ -37,8 +40,10 @@ def step_frames(
 
 
 def block_frames(step: int, events: BlockEvents | None) -> Iterator[Frame]:
-    """One frame, mostly; none without events. A cache that is emptied at once is as long as it
-    was."""
+    """Yield the frames of block events, mostly one; none without events.
+
+    Clearing a cache at once gives as many events as the cache had blocks.
+    """
     if events is None:
         return
     stored, removed = events.stored, events.removed
@@ -50,7 +55,7 @@ def block_frames(step: int, events: BlockEvents | None) -> Iterator[Frame]:
 
 
 def _parts(outputs: Sequence[EngineOutput], limit: int) -> Iterator[tuple[EngineOutput, ...]]:
-    """The outputs in their order, cut by their bytes; one part at least, which may be empty."""
+    """Yield the outputs in order, cut by their bytes; at least one part, which may be empty."""
     begin = size = 0
     for at, output in enumerate(outputs):
         more = frame_bytes(output)

@@ -1,4 +1,4 @@
-"""What the probes answer for a worker at each stage of its life; ``probes`` is their HTTP."""
+"""Answers of the probes at each stage of a worker's life; ``probes`` is their HTTP server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WorkerProbes:
 
     @property
     def port(self) -> int:
-        """The bound port."""
+        """Return the bound port."""
         return self._http.port
 
     def close(self) -> None:
@@ -51,19 +51,19 @@ class WorkerProbes:
     def attach(
         self, *, core: EngineCore, handoff: HandoffService, draining: Callable[[], bool]
     ) -> None:
-        """The engine is up: answer for it from now on."""
+        """Attach the engine: answer for it from now on."""
         self._attached = _Attached(core, handoff, draining)
 
     def tell_keys(self, names: Callable[[], list[str]]) -> None:
-        """From now on say whose public keys are known."""
+        """Set the function that names the known public keys."""
         self._keys = names
 
     def fail(self, reason: str) -> None:
-        """The engine is broken for good."""
+        """Record that the engine is broken for good."""
         self._failed = reason
 
     def note_step(self) -> None:
-        """The loop went round."""
+        """Record a turn of the loop."""
         self._stepped = time.monotonic()
 
     def _health(self) -> str | None:

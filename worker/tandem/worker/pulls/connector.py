@@ -33,29 +33,28 @@ _LATER = Remote(Lookup.LATER, lent=True)
 
 @dataclass(slots=True)
 class _Pull:
-    """One request's; kept until the engine has let go of the request and nothing writes its
-    blocks."""
+    """Pull of one request; kept until the engine has freed the request and no write is pending."""
 
     key: RequestKey
-    """The request's own."""
+    """Key of the request."""
     holder: Incarnation
     asked: int
-    """Tokens that were asked for; 0: nothing was."""
+    """Tokens that were requested from the peer; 0 if no request was sent."""
     since: float
     ready: int | None = None
     """Tokens that the holder lends."""
     tokens: range | None = None
-    """What is brought; None before ``begin_load``."""
+    """Tokens that are loaded; None before ``begin_load``."""
     over: bool = False
-    """Nothing comes (any more): what is not here is computed."""
+    """Whether the load has ended: tokens that are not here are computed."""
     settled: bool = False
-    """The engine has its answer."""
+    """Whether the engine has its result."""
     let_go: bool = False
-    """The engine ended the request and left its blocks here."""
+    """Whether the engine ended the request and left its blocks here."""
 
 
 class PullConnector:
-    """One per engine; requests without ``pull`` pass it by."""
+    """KVConnector of pulls, one per engine; requests without ``pull`` are ignored."""
 
     def __init__(
         self,
@@ -76,16 +75,16 @@ class PullConnector:
         self._has_tier = has_tier
         self._clock = clock
         self._pulls: dict[RequestKey, _Pull] = {}
-        """By ``for_pull``."""
+        """Pulls by ``RequestKey.for_pull``."""
         metrics.open.set_function(lambda: len(self._pulls))
         self._missed: list[LoadMissed | Released] = []
 
     def admit(self, request: Request) -> Refusal | None:
-        """Takes everything: whatever does not come is computed."""
+        """Admit every request: tokens that are not pulled are computed."""
         return None
 
     def lookup(self, request: Request, num_local: int) -> Remote:
-        """What the holder said so far; asks it the first time."""
+        """Return the peer's answer so far; send the request to the peer on the first call."""
         pull = self._pulls.get(request.key.for_pull)
         if pull is None:
             return self._ask(request, num_local)
@@ -110,17 +109,17 @@ class PullConnector:
         self._consumer.begin_load(pull.key.for_pull, block_ids, tokens.start, tokens.stop, hashes)
 
     def started(self, request: Request) -> None:
-        """Whoever pulls exports nothing by it."""
+        """Do nothing: a pull exports no KV."""
 
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
     ) -> None:
-        """Whoever pulls exports nothing by it."""
+        """Do nothing: a pull exports no KV."""
 
     def first_tokens(
         self, request: Request, first: Sequence[FirstToken], finish: str | None
     ) -> None:
-        """Whoever pulls exports nothing by it."""
+        """Do nothing: a pull exports no KV."""
 
     def finished(self, request: Request, why: str) -> Hold:
         """Stop a pull that has not ended; its blocks stay until nothing writes them."""
@@ -137,15 +136,15 @@ class PullConnector:
         return Hold.FREE
 
     def cancelled(self, key: RequestKey) -> None:
-        """``finished`` has stopped its pull already."""
+        """Do nothing: ``finished`` has stopped the pull already."""
 
     def poll(self) -> list[Event]:
-        """What became of pulls, as far as the engine waits for it."""
+        """Return the events of pulls for which the engine still waits."""
         missed, self._missed = self._missed, []
         return [*missed, *(told for event in self._poll() for told in self._told(event))]
 
     def has_pending(self) -> bool:
-        """Whether a pull has not ended."""
+        """Return whether a pull has not ended."""
         return any(not (each.over or each.settled) for each in self._pulls.values())
 
     def _ask(self, request: Request, num_local: int) -> Remote:

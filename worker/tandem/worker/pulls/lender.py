@@ -30,7 +30,7 @@ _NOTHING = Remote(Lookup.NOTHING)
 
 
 class LendConnector:
-    """One per engine; has nothing to do with its requests."""
+    """KVConnector of loans, one per engine; the engine's own requests do not use it."""
 
     def __init__(
         self,
@@ -48,54 +48,54 @@ class LendConnector:
         self._poll = poll
         self._cache: CachedPrefixes | None = None
         self._lent: dict[RequestKey, int] = {}
-        """Blocks by key, until they are given back."""
+        """Lent blocks by key, until they are given back."""
         metrics.lent_blocks.set_function(lambda: self.num_lent)
 
     def lend_from(self, cache: CachedPrefixes) -> None:
-        """Whose blocks; called once the engine is there."""
+        """Set the cache to lend from; called once the engine exists."""
         self._cache = cache
 
     @property
     def num_lent(self) -> int:
-        """Blocks that are lent now."""
+        """Return the number of blocks that are lent now."""
         return sum(list(self._lent.values()))  # a copy: who scrapes asks from another thread
 
     def admit(self, request: Request) -> Refusal | None:
-        """Takes everything."""
+        """Admit every request."""
         return None
 
     def lookup(self, request: Request, num_local: int) -> Remote:
-        """Brings nothing."""
+        """Return nothing to load."""
         return _NOTHING
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
-        """Never called: ``lookup`` promises nothing."""
+        """Do nothing; never called, as ``lookup`` finds nothing."""
         raise AssertionError("a lender loads nothing")
 
     def started(self, request: Request) -> None:
-        """What is computed is lent when it is cached."""
+        """Do nothing: computed blocks are lent once they are cached."""
 
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
     ) -> None:
-        """What is computed is lent when it is cached."""
+        """Do nothing: computed blocks are lent once they are cached."""
 
     def first_tokens(
         self, request: Request, first: Sequence[FirstToken], finish: str | None
     ) -> None:
-        """Tokens are not lent."""
+        """Do nothing: tokens are not lent."""
 
     def finished(self, request: Request, why: str) -> Hold:
-        """Loans have keys of their own."""
+        """Do nothing: loans have keys of their own."""
         return Hold.FREE
 
     def cancelled(self, key: RequestKey) -> None:
-        """The router that a loan was for is gone."""
+        """End a loan: the router that it was for is gone."""
         if key in self._lent:
             self._producer.cancel(key)
 
     def poll(self) -> list[Event]:
-        """Answer who asks; give back what is read no more."""
+        """Answer the peers' requests; give back blocks that are not read any more."""
         given_back: list[Event] = []
         for event in self._poll():
             if isinstance(event, events.Wanted):
@@ -107,7 +107,7 @@ class LendConnector:
         return given_back
 
     def has_pending(self) -> bool:
-        """Loans need no step of the engine: their ends wake the loop."""
+        """Return False: loans require no step of the engine, as their ends wake the loop."""
         return bool(self._lent)
 
     def _answer(self, wanted: events.Wanted) -> list[Event]:

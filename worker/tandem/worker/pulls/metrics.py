@@ -1,4 +1,4 @@
-"""What pulls show, at both ends; under ``tandem:``, a set a registry."""
+"""Metrics of pulls at both ends, under ``tandem:``; one set per registry."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ SECONDS_BUCKETS = (
 
 
 class Fallback(StrEnum):
-    """Why a prefix that a peer was said to have is computed here, beside causes of failures."""
+    """Reasons to compute a prefix here that a peer should have, besides causes of failures."""
 
     CACHED = "cached"
-    """It is cached here by now, as far as the router knew of it at the peer."""
+    """The prefix is cached here by now, as far as the router knew of it at the peer."""
     TIER = "tier"
-    """Its start lies in this worker's tier in host memory, which is nearer."""
+    """The start of the prefix lies in this worker's tier in host memory, which is nearer."""
     NO_LINK = "no_link"
     """No link to the peer is up."""
     LESS = "less"
-    """The peer has no more of it than this worker."""
+    """The peer has no more of the prefix than this worker."""
 
 
 class PullMetrics:
-    """Counted by the engine's thread."""
+    """Metrics of pulls; counted by the engine's thread."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.pulls = Counter(

@@ -1,4 +1,4 @@
-"""What a role makes where prefixes are pulled: the hand-off's other half, and two connectors."""
+"""Parts of a role with pulls of prefixes: the other half of the hand-off, and two connectors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tandem.worker.pulls.split import SplitEvents
 
 
 def make_producer(context: RoleContext, kv: KVTransferConfig) -> HandoffProducer:
-    """Who hands over, started. Raises TransportError, AddressInUse."""
+    """Return a started HandoffProducer. Raises TransportError, AddressInUse."""
     (region,) = context.executor.regions()
     producer = HandoffProducer(
         kv,
@@ -37,7 +37,7 @@ def make_producer(context: RoleContext, kv: KVTransferConfig) -> HandoffProducer
 
 
 def make_consumer(context: RoleContext, kv: KVTransferConfig) -> HandoffConsumer:
-    """Who takes over, started. Raises TransportError."""
+    """Return a started HandoffConsumer. Raises TransportError."""
     (region,) = context.executor.regions()
     consumer = HandoffConsumer(
         kv,
@@ -71,7 +71,7 @@ class Ends:
 
 
 def lending_only(kv: KVTransferConfig) -> KVTransferConfig:
-    """Of a worker that hands over nothing but what it lends: slots and quota are as small."""
+    """Return the settings of a worker that only lends: slots and quota are those of loans."""
     return replace(kv, kv_lease_quota=kv.kv_pull_quota, kv_lease_backlog=1.0)
 
 

@@ -17,52 +17,52 @@ class BothWays:
         self._takes = takes
 
     def set_peers(self, controls: Mapping[str, Incarnation]) -> None:
-        """Who takes calls who gives."""
+        """Set the peers of the consumer, which connects to producers."""
         self._takes.set_peers(controls)
 
     def peer_health(self) -> tuple[PeerHealth, ...]:
-        """Links are judged by who takes."""
+        """Return the health of the consumer's links."""
         return self._takes.peer_health()
 
     def progress(self) -> int:
-        """Of both."""
+        """Return the sum of both counters."""
         return self._gives.progress() + self._takes.progress()
 
     def expected(self) -> float:
-        """KV comes to who takes."""
+        """Return the consumer's expected time: KV comes to the consumer."""
         return self._takes.expected()
 
     def leased_blocks(self) -> int:
-        """What is promised, and so by who gives."""
+        """Return the number of blocks that the producer leases."""
         return self._gives.leased_blocks()
 
     def problem(self) -> str | None:
-        """Of either."""
+        """Return the problem of either service, or None."""
         return self._gives.problem() or self._takes.problem()
 
     def ended(self) -> str | None:
-        """Of either."""
+        """Return why either service has ended, or None."""
         return self._gives.ended() or self._takes.ended()
 
     def keeps_awake(self) -> str | None:
-        """Of either."""
+        """Return why either service keeps the worker awake, or None."""
         return self._gives.keeps_awake() or self._takes.keeps_awake()
 
     def sleep(self) -> int:
-        """Both."""
+        """Put both services to sleep."""
         return self._gives.sleep() + self._takes.sleep()
 
     def wake_up(self) -> None:
-        """Both."""
+        """Wake both services up."""
         self._gives.wake_up()
         self._takes.wake_up()
 
     def note_progress(self, engine_step: int, has_work: bool) -> None:
-        """To both."""
+        """Record the progress in both services."""
         self._gives.note_progress(engine_step, has_work)
         self._takes.note_progress(engine_step, has_work)
 
     def close(self) -> None:
-        """Both, who gives first: peers are told."""
+        """Close both services, the producer first: peers are notified."""
         self._gives.close()
         self._takes.close()

@@ -1,7 +1,7 @@
-"""One service's events, told apart: those of hand-offs and those of pulled prefixes.
+"""Events of one service, split into those of hand-offs and those of pulled prefixes.
 
-A worker's links are the same for both, and so are the threads behind them; by the key each event
-is for the connector that asked.
+A worker's links are the same for both, and so are their threads. The key of an event decides which
+connector gets it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tandem.protocol.ids import RequestKey
 class _Keyed(Protocol):
     @property
     def key(self) -> RequestKey:
-        """Of the hand-off or pull."""
+        """Return the key of the hand-off or pull."""
         ...
 
 
@@ -24,7 +24,7 @@ Event = TypeVar("Event", bound=_Keyed)
 
 
 class SplitEvents(Generic[Event]):
-    """``poll`` of a service for two callers in one thread."""
+    """Splitter of a service's ``poll`` for two callers in one thread."""
 
     def __init__(self, poll: Callable[[], Iterable[Event]]) -> None:
         self._poll = poll
@@ -32,11 +32,11 @@ class SplitEvents(Generic[Event]):
         self._of_handoffs: deque[Event] = deque()
 
     def of_pulls(self) -> list[Event]:
-        """What happened since to keys that ``RequestKey.for_pull`` made."""
+        """Return the new events of keys that ``RequestKey.for_pull`` made."""
         return self._taken(self._of_pulls)
 
     def of_handoffs(self) -> list[Event]:
-        """What happened since to all others."""
+        """Return the new events of all other keys."""
         return self._taken(self._of_handoffs)
 
     def _taken(self, queue: deque[Event]) -> list[Event]:

@@ -29,17 +29,17 @@ _LATER = Remote(Lookup.LATER, announced=True)
 
 @dataclass(slots=True)
 class _Pull:
-    """One hand-off that has not ended."""
+    """Hand-off that has not ended."""
 
     ready: Remote = _LATER
     loading: bool = False
-    """Blocks were given to the service."""
+    """Whether blocks were given to the service."""
     let_go: bool = False
-    """The engine ended the request and left its blocks here."""
+    """Whether the engine ended the request and left its blocks here."""
 
 
 class DecodeConnector:
-    """One per engine; requests without ``Consume`` pass it by."""
+    """KVConnector of a decode worker, one per engine; requests without ``Consume`` are ignored."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class DecodeConnector:
         return None
 
     def lookup(self, request: Request, num_local: int) -> Remote:
-        """What the producer said so far."""
+        """Return the producer's answer so far."""
         pull = self._pulls.get(request.key)
         return _NOTHING if pull is None or pull.loading else pull.ready
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
-        """Bring what the local cache lacks."""
+        """Load what the local cache lacks."""
         pull = self._pulls.get(request.key)
         if pull is not None:
             pull.loading = True
@@ -80,7 +80,7 @@ class DecodeConnector:
             self._consumer.begin_load(request.key, block_ids, tokens.start, tokens.stop, hashes)
 
     def _hashes(self, request: Request, num_tokens: int) -> Sequence[BlockHash]:
-        """Of the full blocks as the producer has them, whose size may be its own."""
+        """Return the hashes of the full blocks in the producer's block size, which may differ."""
         peers = self._consumer.hashed_as(request.key)
         size, source = peers.layout.block_size, request.source
         if size == request.group.block_size:
@@ -94,17 +94,17 @@ class DecodeConnector:
         return hash_blocks(root, request.token_ids[:num_tokens], size, source.prompt_embeds)
 
     def started(self, request: Request) -> None:
-        """A decode worker exports nothing."""
+        """Do nothing: a decode worker exports no KV."""
 
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
     ) -> None:
-        """A decode worker exports nothing."""
+        """Do nothing: a decode worker exports no KV."""
 
     def first_tokens(
         self, request: Request, first: Sequence[FirstToken], finish: str | None
     ) -> None:
-        """A decode worker exports nothing."""
+        """Do nothing: a decode worker exports no KV."""
 
     def finished(self, request: Request, why: str) -> Hold:
         """Stop a pull that has not ended; its blocks stay until nothing writes them."""
@@ -119,14 +119,14 @@ class DecodeConnector:
         return Hold.KEPT
 
     def cancelled(self, key: RequestKey) -> None:
-        """``finished`` has stopped its pull already."""
+        """Do nothing: ``finished`` has stopped the pull already."""
 
     def poll(self) -> list[Event]:
-        """What the service says, as far as the engine still waits for it."""
+        """Return the events for which the engine still waits."""
         return [told for event in self._poll() for told in self._told(event)]
 
     def has_pending(self) -> bool:
-        """Whether a pull has not ended."""
+        """Return whether a pull has not ended."""
         return bool(self._pulls)
 
     def _told(self, event: events.ConsumerEvent) -> Iterator[Event]:

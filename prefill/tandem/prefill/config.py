@@ -13,7 +13,7 @@ CPU_CHUNK = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillConfig:
-    """How a prompt is cut so that its KV travels while the rest is computed."""
+    """Settings of how a prompt is cut so that its KV is sent while the rest is computed."""
 
     prefill_chunk_tokens: int | None = setting(
         None,
@@ -29,12 +29,13 @@ class PrefillConfig:
 
 
 def chunked(config: EngineConfig, prefill: PrefillConfig, kv: KVTransferConfig) -> EngineConfig:
-    """``config`` with chunks of whole blocks, unless the user set a threshold himself, or the model
-    is an encoder, whose prompts are computed whole and handed to nobody.
+    """Return ``config`` with chunks of whole blocks, unless the user set a threshold.
 
-    A chunk that ends inside a block would leave that block to be sent with the next one. Where a
-    link brings a chunk in a millisecond or three, a prompt that is alone is not cut for its sake:
-    another step costs the first token more than the second gains.
+    An encoder keeps its config too: its prompts are computed whole and handed to no worker.
+
+    A chunk that ends inside a block would leave that block to be sent with the next one. If a link
+    sends a chunk in one to three milliseconds, a prompt that is alone is not cut for it: another
+    step costs the first token more than the second gains.
     """
     if config.facts.encoder is not None:
         if prefill.prefill_chunk_tokens is not None:
@@ -58,7 +59,7 @@ def chunked(config: EngineConfig, prefill: PrefillConfig, kv: KVTransferConfig) 
 
 
 def copies_blocks(kv: KVTransferConfig) -> bool:
-    """Whether blocks of GPUs are copied between workers that meet on this machine."""
+    """Return whether GPU blocks are copied between workers that meet on this machine."""
     near = kv.kv_connector == "auto" and kv.kv_node_folder is not None
     near = near and kv.kv_wire_dtype == "auto"
     return near or kv.kv_connector in ("cuda_p2p", "cuda_p2p_agent")

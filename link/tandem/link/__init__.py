@@ -1,5 +1,4 @@
-"""What ends of links share: routers and workers, prefill and decode workers.
+"""Code of both ends of links: routers and workers, prefill and decode workers.
 
-No torch, and nothing but protocol, msgspec, pyzmq and the standard library. Import from the
-modules.
+No torch: only protocol, msgspec, pyzmq and the standard library. Import from the modules.
 """

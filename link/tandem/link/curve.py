@@ -1,8 +1,8 @@
-"""CURVE on the sockets of links: who may call, and with which keys one calls others.
+"""CURVE on the sockets of links: the keys that may connect, and the keys of outgoing connections.
 
-One authenticator for the process's ZMQ context; both the I/O thread (routers call) and the
-hand-off's control thread (decode workers call) open their sockets in that context. Keys are read
-anew when their folder changes, so a rotation needs no restart of those who only listen.
+One authenticator for the process's ZMQ context; both the I/O thread (for routers) and the
+hand-off's control thread (for decode workers) open their sockets in that context. Keys are read
+again when their folder changes, so a rotation requires no restart of processes that only listen.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ START_SECONDS = 5.0
 
 
 class CurveGuard:
-    """``start`` before the first socket is bound, ``stop`` after the last is closed."""
+    """CURVE guard of the process: ``start`` before the first bind, ``stop`` after the last."""
 
     def __init__(self, ring: KeyRing) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
@@ -32,8 +32,7 @@ class CurveGuard:
         self._authenticator = ThreadAuthenticator(self.context)
 
     def start(self) -> None:
-        """Begin to answer ZMQ's questions about callers. Raises zmq.ZMQError where another
-        guard of this process still does."""
+        """Start the authenticator. Raises zmq.ZMQError if another guard of this process runs."""
         ends = time.monotonic() + START_SECONDS
         while True:
             try:
@@ -48,20 +47,20 @@ class CurveGuard:
                 return
 
     def stop(self) -> None:
-        """Stop answering."""
+        """Stop the authenticator."""
         self._authenticator.stop()
 
     def serve(self, socket: zmq.Socket[bytes], role: str, *others: str) -> None:
-        """Before ``bind``: only callers with a key of ``role``, or one of ``others``, get
-        through."""
+        """Prepare a socket before ``bind``: only keys of ``role`` and of ``others`` may connect."""
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._ring.secret)
         socket.setsockopt(zmq.ZAP_DOMAIN, role.encode())
         self._authenticator.configure_curve_callback(role, _OnlyRoles(self._ring, role, *others))
 
     def call(self, socket: zmq.Socket[bytes], role: str, *others: str, attempt: int) -> None:
-        """Before ``connect``: expect a server of ``role``; ``attempt`` goes through its keys, then
-        through those of ``others``.
+        """Prepare a socket before ``connect``: expect a server of ``role``.
+
+        ``attempt`` goes through the keys of ``role``, then through those of ``others``.
 
         Raises InvalidParameter when no key of those roles is known.
         """
@@ -72,21 +71,21 @@ class CurveGuard:
 
 
 def call_with(keys: CallKeys, socket: zmq.Socket[bytes]) -> None:
-    """Before ``connect``: who answers must have the one key, and is shown the other."""
+    """Prepare a socket before ``connect``: the server must have the one key, and gets the other."""
     socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
 
 
 class _OnlyRoles:
-    """Asked in the authenticator's thread for every new connection."""
+    """Check of the caller's key; runs in the authenticator's thread for each new connection."""
 
     def __init__(self, ring: KeyRing, *roles: str) -> None:
         self._ring = ring
         self._roles = roles
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether the caller's key (32 bytes or Z85) is one of the roles'."""
+        """Return whether the caller's key (32 bytes or Z85) is one of the roles'."""
         text, named = key if len(key) != 32 else z85.encode(key), " or ".join(self._roles)
         try:
             known = any(self._ring.knows(role, text) for role in self._roles)

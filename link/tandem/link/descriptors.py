@@ -1,12 +1,12 @@
-"""How many files and sockets this process may have open: a link takes four or five of them.
+"""Limit of open files and sockets of this process: a link takes four or five of them.
 
-The usual soft limit of 1,024 ends a router at 250 workers, in the middle of whatever needs the next
-descriptor. Each process of Tandem raises it once, as it starts, as far as it may.
+The usual soft limit of 1,024 ends a router at 250 workers, at an arbitrary call that opens a
+descriptor. Each process of Tandem raises it once at start, as far as it may.
 
-Nor does it stand still for one later. Linux doubles the table of a process's descriptors when the
-64th, 128th, 256th and so on is opened, and where it has threads, that call waits until no processor
-looks at the old one (synchronize_rcu): 6 to 16 ms in which a router sent nobody a token. The table
-is never made smaller, so it is made large at once.
+Growth of the descriptor table is avoided too. Linux doubles the table when the 64th, 128th, 256th
+and so on descriptor is opened. In a process with threads, that call waits until no processor reads
+the old table (synchronize_rcu): 6 to 16 ms in which a router sent no token. The table is never made
+smaller, so it is made large at once.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from contextlib import suppress
 from tandem.protocol.errors import TandemError
 
 ENOUGH = 1 << 20
-"""More is of no use, and some programs walk through all that they may have."""
+"""Highest soft limit that is set: more is of no use, and some programs walk through all
+descriptors."""
 LEAST = 1024
-"""Below this not even a small fleet can be served."""
+"""Least limit with which a small fleet can be served."""
 
 ROOM = 1 << 14
 """Descriptors that the table has room for from the start: 128 KiB."""
 
 
 class TooFewDescriptors(TandemError):
-    """The process may not open as many files as it needs."""
+    """Error: the process may not open as many files as it requires."""
 
 
 def raise_descriptor_limit(least: int = LEAST) -> int:
-    """Raise the soft limit on open files to the hard one (or to ENOUGH), and make room for ROOM of
-    them, if so many are allowed; the limit as it is now.
+    """Raise the soft limit on open files to the hard one (or to ENOUGH); return the new limit.
+
+    Make room for ROOM descriptors in the table, if so many are allowed.
 
     Raises TooFewDescriptors when that leaves fewer than ``least``.
     """
@@ -54,7 +56,7 @@ def raise_descriptor_limit(least: int = LEAST) -> int:
 
 
 def _make_room(count: int) -> None:
-    """Have the table hold ``count`` descriptors; where that is not to be had, it grows on."""
+    """Make the table hold ``count`` descriptors; if that fails, it grows later as usual."""
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with suppress(OSError):

@@ -1,8 +1,8 @@
-"""What comes on a link is bounded and strict: it is a message, or it is garbage.
+"""Codec of a link's frames, bounded and strict: a frame is a valid message or it is dropped.
 
-A ZMQ message has two parts (behind a ROUTER socket the caller's identity goes before them): the
-header of ``tandem.protocol.link`` and a message of the link's protocol, in msgpack with a tag a
-kind. What does not fit raises WireError, is counted by the receiver and dropped.
+A ZMQ message has two parts (after a ROUTER socket's identity part): the header of
+``tandem.protocol.link`` and a message of the link's protocol, in msgpack with one tag per kind.
+Anything else raises WireError; the receiver counts and drops it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from tandem.protocol.messages import ToRouter, ToWorker
 Message = TypeVar("Message")
 
 MAX_FRAME_BYTES = 64 << 20
-"""Of router and worker: a 1 M token prompt is about 5 MB."""
+"""Bound of frames between router and worker: a 1 M token prompt is about 5 MB."""
 
 
 class Decoder(Generic[Message]):
-    """Of the messages of one direction."""
+    """Decoder of the messages of one direction."""
 
     def __init__(self, kinds: Any, max_bytes: int) -> None:
-        """``kinds``: union of tagged structs. Longer frames are dropped unread."""
+        """Make a decoder of ``kinds``, a union of tagged structs. Longer frames are not decoded."""
         self.max_bytes = max_bytes
         self._decode = msgspec.msgpack.Decoder(kinds).decode
 
     def __call__(self, payload: bytes) -> Message:
-        """The message, or WireError."""
+        """Return the message. Raises WireError."""
         if len(payload) > self.max_bytes:
             raise WireError(f"frame of {len(payload)} bytes; at most {self.max_bytes} are read")
         try:

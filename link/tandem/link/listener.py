@@ -1,4 +1,4 @@
-"""The end of many links that is called: who greeted, whose frames fit, who fell silent.
+"""The answering end of many links: it greets callers, reads frames and detects silent peers.
 
 Pure, as ``session`` is: the ``Host`` has the socket and the users of the links.
 """
@@ -22,39 +22,39 @@ LONGEST_REASON = 500
 
 
 class Link:
-    """One caller's connection, with its session."""
+    """Connection of one caller, with its session."""
 
     __slots__ = ("identity", "number", "session")
 
     def __init__(self, identity: bytes, number: int, session: Session) -> None:
         self.identity = identity
         self.number = number
-        """Counts the links of a listener; a link made again has another."""
+        """Number of the link, unique in its listener; a link made again has another."""
         self.session = session
 
     @property
     def peer(self) -> Incarnation:
-        """Who is at the other end."""
+        """Return the incarnation of the other end."""
         return self.session.peer
 
 
 class Host(Protocol):
-    """Who owns the socket and uses the links; called by the listener, never blocks."""
+    """Owner of the socket and user of the links; called by the listener, never blocks."""
 
     def write(self, parts: list[bytes]) -> bool:
-        """Identity, header and payload to the socket; False where they cannot be sent."""
+        """Write identity, header and payload to the socket; return False if they cannot be sent."""
         ...
 
     def welcome(self, hello: Hello) -> Welcome[Any] | str:
-        """What a caller is answered that may have a link, or why it gets none after all."""
+        """Return the WELCOME for a caller that passed the checks, or why it gets no link."""
         ...
 
     def up(self, link: Link, welcome: Welcome[Any]) -> None:
-        """A link stands; its WELCOME is said next."""
+        """A link is up; its WELCOME is sent next."""
         ...
 
     def deliver(self, link: Link, message: Any) -> bool:
-        """A message of the link's protocol; False where nobody keeps up with them."""
+        """Deliver a message of the link's protocol; return False if the user cannot keep up."""
         ...
 
     def down(self, link: Link, reason: str) -> None:
@@ -68,11 +68,11 @@ class Host(Protocol):
 
 
 class Listener:
-    """One thread at a time, ``read`` apart."""
+    """Links of one socket. For one thread at a time, except ``read``."""
 
     def __init__(self, terms: Terms, decode: Callable[[bytes], Any], host: Host) -> None:
         self.by_peer: dict[Incarnation, Link] = {}
-        """Links that stand."""
+        """Links that are up."""
         self._terms = terms
         self._decode = decode
         self._host = host
@@ -81,7 +81,7 @@ class Listener:
         self._numbers = itertools.count(1)
 
     def read(self, parts: list[bytes]) -> FrameIn | None:
-        """What came on the socket, or None: garbage, which is counted."""
+        """Return a frame that the socket received, or None for garbage, which is counted."""
         try:
             if len(parts) != 3:
                 raise WireError(f"message of {len(parts)} parts; it has 3")
@@ -92,7 +92,7 @@ class Listener:
             return None
 
     def take(self, frame: FrameIn, now: float) -> None:
-        """Do with a frame what is to be done."""
+        """Handle a frame."""
         identity, header, message = frame
         link = self._by_identity.get(identity)
         if type(message) is Hello and header.sequence == 0:
@@ -111,7 +111,7 @@ class Listener:
             self._end(link, link.session.why, tell=verdict is Verdict.BROKEN)
 
     def say(self, link: Link, payload: bytes) -> None:
-        """Send a message; a link on which that cannot be done has ended."""
+        """Send a message; if that fails, the link has ended."""
         if not self._write([link.identity, link.session.seal(), payload]):
             self.unsent(link)
 
@@ -125,12 +125,15 @@ class Listener:
             self.say(link, payload)
 
     def drop(self, link: Link, reason: str) -> None:
-        """End a link, and say so."""
+        """End a link, and notify the peer."""
         self._end(link, reason, tell=True)
 
     def drop_silent(self, now: float, late: float) -> None:
-        """Judge every peer. ``late``: seconds that the caller itself stood still since the last
-        time: what came meanwhile is unread, so that this time is nobody's silence."""
+        """Check every peer, and end the links of silent ones.
+
+        ``late``: seconds that the caller itself stood still since the last check. Frames that came
+        in that time are unread, so it does not count as a peer's silence.
+        """
         for link in list(self.by_peer.values()):
             link.session.alive.overslept(late)
             fault = link.session.overdue(now)

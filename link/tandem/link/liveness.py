@@ -1,8 +1,8 @@
-"""Whether the other end of a link still lives, judged by what it said and when. Pure: the caller
-has the clock, in seconds.
+"""Liveness of the other end of a link, judged by its frames and their times.
 
-Silence is death; so are beats whose counters stand still although work is pending. Time in which
-the judge itself stood still is nobody's silence: what came meanwhile it has not read.
+Pure: the caller has the clock, in seconds. A silent peer counts as dead; so does a peer whose beat
+counters stand still although work is pending. Time in which the caller itself stood still is not a
+peer's silence: frames that came in that time are unread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tandem.protocol.messages import Beat
 
 @dataclass(frozen=True, slots=True)
 class LinkTimes:
-    """Seconds."""
+    """Timeouts of a link, in seconds."""
 
     beat_interval: float = 1.0
     beat_timeout: float = 5.0
@@ -23,7 +23,7 @@ class LinkTimes:
     stall_timeout: float = 120.0
     """No progress with work pending for this long ends it too."""
     greet_timeout: float | None = None
-    """So does no answer to HELLO; None is as long as silence."""
+    """Time without an answer to HELLO that ends the link; None is ``beat_timeout``."""
 
 
 class Liveness:
@@ -36,29 +36,29 @@ class Liveness:
         self.restart(now)
 
     def restart(self, now: float) -> None:
-        """A link begins."""
+        """Start the clocks as a link begins."""
         self._heard = now
         self._moved = now
         self._last = Beat()
 
     def overslept(self, seconds: float) -> None:
-        """The judge itself stood still for so long."""
+        """Add time in which the caller itself stood still."""
         self._heard += seconds
         self._moved += seconds
 
     def heard(self, now: float) -> None:
-        """A frame came."""
+        """Record that a frame came."""
         self._heard = now
 
     def progress(self, now: float, beat: Beat) -> None:
-        """A beat came: compare its counters with the one before."""
+        """Record a beat: compare its counters with those of the one before."""
         last, self._last = self._last, beat
         still = (beat.engine_step, beat.transfers) == (last.engine_step, last.transfers)
         if not (still and beat.has_work):
             self._moved = now
 
     def overdue(self, now: float, *, greeting: bool = False) -> str | None:
-        """Why the link is to be given up, or None. ``greeting``: HELLO is not answered yet."""
+        """Return why the link is to be ended, or None. ``greeting``: HELLO is not answered yet."""
         times = self._times
         limit = times.beat_timeout
         if greeting and times.greet_timeout is not None:
@@ -73,22 +73,24 @@ class Liveness:
 
 
 class Pulse:
-    """When a thread's next beat is due, and how late it comes to it."""
+    """Schedule of a thread's beats, and the delay of each."""
 
     __slots__ = ("_seconds", "next")
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self.next = -math.inf
-        """When to beat next; the first time is at once."""
+        """Time of the next beat; the first one is due at once."""
 
     def hasten(self) -> None:
-        """Have the next beat be due at once. Any thread: who beats right now may beat once more."""
+        """Make the next beat due at once. Any thread: a beat in progress may be sent once more."""
         self.next = -math.inf
 
     def late(self, now: float) -> float | None:
-        """None before it is due; then, once, by how many seconds it is late. The next counts from
-        now: what was missed is not made up for."""
+        """Return None before the beat is due; then, once, the seconds by which it is late.
+
+        The next beat is counted from now: missed beats are not sent later.
+        """
         if now < self.next:
             return None
         late = now - self.next if self.next > -math.inf else 0.0

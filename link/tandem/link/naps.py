@@ -1,4 +1,4 @@
-"""How a thread that sleeps for moments at a time gets up, and on, when it should."""
+"""Naps of a thread that end on time, and fast switches between threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 
 _PR_SET_TIMERSLACK = 29
 SWITCH_SECONDS = 0.0005
-"""For which a thread that computes may keep another from the interpreter that has just woken."""
+"""Longest time for which a computing thread may keep the interpreter from a thread that woke."""
 
 
 class _Watched(ctypes.Structure):
@@ -26,22 +26,25 @@ class _Duration(ctypes.Structure):
 
 
 def nap_precisely() -> None:
-    """Let naps of the calling thread end when they should: Linux adds up to 50 us to each."""
+    """Set the calling thread's naps to end on time: Linux adds up to 50 us to each."""
     if sys.platform == "linux":
         _library().prctl(_PR_SET_TIMERSLACK, 1)
 
 
 def switch_soon() -> None:
-    """Let threads of this process have the interpreter when they have waited for half a
-    millisecond: Python's own 5 would be added to each of a hand-off's hops beside a step loop that
-    is at work."""
+    """Let waiting threads of this process have the interpreter after half a millisecond.
+
+    Python's own 5 ms would be added to each of a hand-off's hops while a step loop computes.
+    """
     sys.setswitchinterval(SWITCH_SECONDS)
 
 
 def sleep_on(descriptors: Sequence[int], seconds: float) -> bool:
-    """Sleep until one of the descriptors is readable or the time is over, to some microseconds;
-    whether one is. ``select.poll`` and epoll sleep whole milliseconds, and more of them than were
-    asked for."""
+    """Sleep until a descriptor is readable or the time is over; return whether one is readable.
+
+    Precise to some microseconds: ``select.poll`` and epoll sleep whole milliseconds, and longer
+    than requested.
+    """
     if sys.platform != "linux":
         return bool(select.select(descriptors, (), (), seconds)[0])
     watched = (_Watched * len(descriptors))(

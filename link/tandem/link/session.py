@@ -1,10 +1,10 @@
 """One end of a link, from HELLO to its end. Pure: no sockets, and the caller has the clock.
 
-One end calls: it says HELLO, and the link stands with the WELCOME to it. The other answers. From
-then on a frame belongs to the link if it is the next one of that peer for this process; beats say
-that the other end lives and moves. A session never outlives a doubt: a frame of or for another
-incarnation, a gap, a RESET or silence ends it, and with it all that was under way on it. The model
-checker of the hand-off runs this class.
+One end calls: it sends HELLO, and the link is up with the WELCOME to it. The other end answers.
+After that a frame belongs to the link if it is the next one of that peer for this process; beats
+show that the other end lives and makes progress. A session ends on any doubt: a frame of or for
+another incarnation, a gap, a RESET or silence ends it, and with it all that was under way on it.
+The model checker of the hand-off runs this class.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OWN = frozenset({Beat, Hello, Reset, Welcome})
 
 
 class LinkState(StrEnum):
-    """Where a link stands."""
+    """States of a link."""
 
     DOWN = "down"
     GREETING = "greeting"
@@ -38,10 +38,10 @@ class LinkState(StrEnum):
 
 
 class Verdict(Enum):
-    """What came of a frame."""
+    """Results of a received frame."""
 
     DELIVER = "deliver"
-    """The frame is the next one, for whoever uses the link."""
+    """The frame is the next one, for the user of the link."""
     NOTED = "noted"
     """The frame was for the session itself."""
     UP = "up"
@@ -53,34 +53,35 @@ class Verdict(Enum):
     STRAY = "stray"
     """The frame is of an earlier link, or out of place: drop it."""
     LOST = "lost"
-    """The link has ended (``why``), and the other end knows."""
+    """The link has ended (``why``); no RESET is to be sent."""
     BROKEN = "broken"
-    """The link has ended (``why``): tell the other end by RESET."""
+    """The link has ended (``why``): send a RESET to the other end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Who one is, and what the other end of every link must agree to."""
+    """Identity of this end, and the values that the other end of every link must agree to."""
 
     me: Incarnation
     protocol: str
-    """The protocol's name, for people."""
+    """Name of the protocol, for error texts."""
     version: int
     times: LinkTimes
     fingerprint: str = ""
-    """Of what is served; empty agrees with nothing else."""
+    """Fingerprint of the model that is served; empty agrees with nothing else."""
     secret: str | None = None
-    """Shared by those who may call; None lets anybody."""
+    """Secret of the callers that may connect; None allows any caller."""
     forgiving: bool = False
-    """A payload that is no message says nothing; else it counts as lost, which the next shows."""
+    """Whether an invalid payload is ignored; else it counts as lost, and the next frame shows the
+    gap."""
 
     def hello(self, connectors: Sequence[str] = ()) -> Hello:
-        """What a caller says first."""
+        """Return the HELLO, a caller's first message."""
         auth = b"" if self.secret is None else mac(self.secret, self.me, self.fingerprint)
         return Hello(self.version, self.fingerprint, tuple(connectors), auth)
 
     def refusal(self, source: Incarnation, hello: Hello) -> str | None:
-        """Why a caller gets no link, or None."""
+        """Return why a caller gets no link, or None."""
         if hello.version != self.version:
             return f"{self.protocol} {hello.version}; here it is {self.version}"
         if self.secret is not None:
@@ -93,12 +94,14 @@ class Terms:
 
     def is_other_version(self, refusal: str) -> bool:
         """Return whether a RESET in place of a WELCOME names another version.
-        Every release says so in these words, before it looks at anything else."""
+
+        Every release reports it in these words, before it checks anything else.
+        """
         return refusal.startswith(f"{self.protocol} {self.version}; ")
 
 
 class Session:
-    """Begins DOWN; the caller's with ``greet``, the answerer's with ``answer``."""
+    """Session of one end. Begins DOWN; ``greet`` starts a caller's, ``answer`` an answerer's."""
 
     __slots__ = ("_expected", "_sent", "alive", "me", "peer", "state", "terms", "why")
 
@@ -106,16 +109,16 @@ class Session:
         self.terms = terms
         self.me = terms.me
         self.peer = NOBODY
-        """The other end, once it has spoken."""
+        """Incarnation of the other end, after its first frame."""
         self.state = LinkState.DOWN
         self.why = ""
-        """The link did not come to be, or ended."""
+        """Reason why the link was refused or ended."""
         self.alive = Liveness(terms.times, now)
         self._sent = 0
         self._expected = 0
 
     def greet(self, now: float) -> bytes:
-        """Begin anew; the header of the HELLO."""
+        """Begin again; return the header of the HELLO."""
         self.peer = NOBODY
         self._sent = self._expected = 0
         self.state = LinkState.GREETING
@@ -123,7 +126,7 @@ class Session:
         return self.seal()
 
     def answer(self, header: Header, hello: Hello) -> str | None:
-        """A HELLO came: None, and the link stands (say WELCOME), or why not (say RESET)."""
+        """Take a HELLO: return None if the link is up (send WELCOME), else why not (send RESET)."""
         self.peer = header.source
         if header.destination not in (self.me, NOBODY):
             return "HELLO for another process"
@@ -134,7 +137,7 @@ class Session:
         return refusal
 
     def seal(self) -> bytes:
-        """Header of the next frame to send."""
+        """Return the header of the next frame to send."""
         header = HEADER.pack(MAGIC, self.me, self.peer, self._sent)
         self._sent += 1
         return header
@@ -178,12 +181,12 @@ class Session:
         return self.take(header, message, now), message
 
     def end(self, why: str) -> None:
-        """The owner gives the link up, or has to."""
+        """End the link, as its owner asks."""
         self.state = LinkState.DOWN
         self.why = why
 
     def overdue(self, now: float) -> str | None:
-        """Why the other end counts as lost by now, if it does."""
+        """Return why the other end counts as lost by now, or None."""
         return self.alive.overdue(now, greeting=self.state is LinkState.GREETING)
 
     def _is_next(self, header: Header) -> bool:
@@ -203,7 +206,7 @@ class Session:
         return Verdict.STRAY
 
     def _doubt(self, header: Header, message: object) -> Verdict:
-        """A frame that does not follow. A RESET need not: who has lost count says it."""
+        """Judge a frame that is out of sequence. A RESET may be: its sender has lost count."""
         if header.source != self.peer and header.sequence == 0:
             self.end("another process answers there")
             return Verdict.LOST
@@ -215,7 +218,7 @@ class Session:
 
 
 def mac(secret: str, incarnation: Incarnation, fingerprint: str) -> bytes:
-    """What a HELLO must carry: 16 bytes over who speaks and what it serves."""
+    """Return the MAC that a HELLO must carry: 16 bytes over the sender and its fingerprint."""
     key = blake2b(secret.encode(), digest_size=32).digest()
     data = incarnation + fingerprint.encode()
     return blake2b(data, key=key, digest_size=16, person=b"tandem-hello").digest()

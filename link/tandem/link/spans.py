@@ -1,8 +1,8 @@
-"""OpenTelemetry spans of one process: begun where work is handed on, written when it is over.
+"""OpenTelemetry spans of one process: begun when work is passed on, written after its end.
 
-Spans are made by a thread of their own from times that were noted anyway, so that whoever works
-waits for none of it; only spans that others are told of are begun at once. Without an endpoint
-nothing here is imported, and nothing runs.
+Spans are made by a thread of their own from times that were recorded anyway, so that no working
+thread waits for them. Only spans whose ids are sent to other processes are begun at once. Without
+an endpoint nothing here is imported, and no thread runs.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ logger = logging.getLogger(__name__)
 MAX_WAITING = 4096
 """Calls whose spans are not made yet; those of further ones are dropped."""
 CLOSE_SECONDS = 3.0
-"""What an end waits for spans that cannot leave: less than anybody waits before killing."""
+"""Longest wait at the end for spans that cannot be sent: less than any grace before a kill."""
 
 Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 
 
 class OpenSpan:
-    """A span that has begun, and whom others may belong under."""
+    """Span that has begun, and that other spans may have as parent."""
 
     __slots__ = ("_span", "_tracer")
 
@@ -47,19 +47,19 @@ class OpenSpan:
 
     @property
     def sampled(self) -> bool:
-        """Whether anybody will see it."""
+        """Return whether the span is recorded."""
         return self._span.is_recording()
 
     @property
     def traceparent(self) -> str:
-        """W3C's header that makes others belong under it."""
+        """Return W3C's traceparent header, which makes other spans children of this one."""
         context = self._span.get_span_context()
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def child(
         self, name: str, begin: float, kind: str = "internal", attributes: Attributes | None = None
     ) -> OpenSpan:
-        """A span under it; ``begin`` in seconds on the wall clock."""
+        """Begin a child span; ``begin`` in seconds on the wall clock."""
         from opentelemetry.trace import SpanKind, set_span_in_context
 
         span = self._tracer.start_span(
@@ -72,13 +72,13 @@ class OpenSpan:
         return OpenSpan(self._tracer, span)
 
     def event(self, name: str, at: float, attributes: Attributes | None = None) -> None:
-        """Something happened within it."""
+        """Record an event within the span."""
         self._span.add_event(name, attributes, timestamp=_ns(at))
 
     def end(
         self, at: float, attributes: Attributes | None = None, error: str | None = None
     ) -> None:
-        """It is over; with ``error`` it failed."""
+        """End the span; with ``error`` it failed."""
         if attributes:
             self._span.set_attributes(attributes)
         if error is not None:
@@ -100,9 +100,11 @@ class Spans:
         ratio: float = 0.0,
         namespace: str = "",
     ) -> None:
-        """``ratio``: share of new traces that are sampled; calls of others' traces follow these.
-        ``namespace``: of the process's pod, where its environment does not say. Raises
-        InvalidParameter where the SDK is not installed."""
+        """Start the thread. Raises InvalidParameter if the SDK is not installed.
+
+        ``ratio``: share of new traces that are sampled; calls of existing traces follow these.
+        ``namespace``: of the process's pod, if its environment does not have it.
+        """
         try:
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
@@ -133,12 +135,12 @@ class Spans:
         self._thread.start()
         self._ending: threading.Thread | None = None
         self.dropped = 0
-        """Calls whose spans found no room."""
+        """Number of dropped calls, whose spans found no room."""
 
     def begin(
         self, name: str, begin: float, traceparent: str, tracestate: str = "", kind: str = "server"
     ) -> OpenSpan:
-        """A span under somebody else's, or the first of a trace where there is none."""
+        """Begin a span under ``traceparent``, or the first span of a trace without one."""
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -148,7 +150,7 @@ class Spans:
         return OpenSpan(self._tracer, span)
 
     def later(self, work: Callable[[], None]) -> None:
-        """Have spans made by the thread for it. Never waits."""
+        """Queue a call that makes spans for the thread. Never waits."""
         try:
             self._work.put_nowait(work)
         except Full:
@@ -157,8 +159,10 @@ class Spans:
             self.dropped += 1
 
     def close(self) -> None:
-        """Make and send what is left, within CLOSE_SECONDS, whatever the collector does: the SDK
-        itself keeps no deadline of a flush. May be called twice."""
+        """Make and send the remaining spans, within CLOSE_SECONDS, whatever the collector does.
+
+        The SDK itself keeps no deadline of a flush. May be called twice.
+        """
         if self._ending is not None:
             return
         if self.dropped:
@@ -199,8 +203,11 @@ def _exporter(config: TracingConfig) -> SpanExporter:
 
 
 def with_port(endpoint: str) -> str:
-    """A URL with its scheme's port where it names none: gRPC would dial 443 whatever the scheme is,
-    and network policies open what the URL means."""
+    """Return a URL with its scheme's port if it names none.
+
+    gRPC would dial 443 whatever the scheme is, and network policies open the port that the URL
+    means.
+    """
     scheme, _, rest = endpoint.rstrip("/").partition("://")
     if _PORT.search(rest):
         return endpoint
@@ -208,7 +215,7 @@ def with_port(endpoint: str) -> str:
 
 
 def _pod(namespace: str) -> dict[str, str]:
-    """What a pod's environment says of it, by the conventions' names; nothing outside of pods."""
+    """Return a pod's attributes from its environment, by the conventions' names; {} elsewhere."""
     name = os.environ.get(ENV_POD_NAME, "")
     if not name:
         return {}

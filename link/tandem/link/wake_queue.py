@@ -1,7 +1,7 @@
 """A queue whose reader sleeps on file descriptors: any thread puts, one takes.
 
-The reader may wait for sockets at the same time. While it is at work nothing is written to its
-descriptor, so that a put costs no system call then.
+The reader may wait for sockets at the same time. While it works, its descriptor is not written, so
+that a put costs no system call then.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _ONCE = (1).to_bytes(8, sys.byteorder)
 SHORT_SECONDS = 0.02
 """A nap that is shorter is measured in microseconds."""
 MOST_ITEMS = 100_000
-"""What strangers have sent never fills the memory: beyond this their links end."""
+"""Most items that ``offer`` queues, so that peers never fill the memory: beyond this their links
+end."""
 
 
 class WakeQueue(Generic[Item]):
@@ -33,13 +34,13 @@ class WakeQueue(Generic[Item]):
     """
 
     def __init__(self, limit: int = MOST_ITEMS) -> None:
-        """``limit``: items beyond which ``offer`` says no."""
+        """Make an empty queue. ``limit``: items beyond which ``offer`` returns False."""
         self._items: deque[Item] = deque()
         self._limit = limit
         self._listening = False
         self._closed = True
         self._lock = threading.RLock()
-        """Of the descriptors' lives; a signal handler may have interrupted its holder."""
+        """Lock of the descriptors' lifetimes; a signal handler may have interrupted its holder."""
         if sys.platform == "linux":
             # A pipe's reader would wake behind its writer, on the same processor.
             self._bell = self._rope = os.eventfd(0)
@@ -55,41 +56,41 @@ class WakeQueue(Generic[Item]):
         self.close()
 
     def fileno(self) -> int:
-        """Readable after ``wake``, and after ``put`` while the reader listens."""
+        """Return the descriptor, readable after ``wake`` and after ``put`` to a listening reader."""
         return self._bell
 
     def put(self, item: Item) -> None:
-        """Add an item and wake who listens; after ``close`` it is dropped."""
+        """Add an item and wake the listening reader; after ``close`` it is dropped."""
         self.add(item)
         # After the item is there: who does not listen yet looks for items before it sleeps.
         if self._listening:
             self.wake()
 
     def offer(self, item: Item) -> bool:
-        """``put``, or False where as many wait as may."""
+        """``put`` the item, or return False if the limit is reached."""
         if len(self._items) >= self._limit:
             return False
         self.put(item)
         return True
 
     def add(self, item: Item) -> None:
-        """Add an item for whenever the reader next looks."""
+        """Add an item without waking the reader."""
         if not self._closed:
             self._items.append(item)
 
     def wake(self) -> None:
-        """Make the descriptor readable, whoever listens."""
+        """Make the descriptor readable, even if the reader does not listen."""
         with self._lock, contextlib.suppress(BlockingIOError):  # full: it is readable anyway
             if not self._closed:
                 os.write(self._rope, _ONCE)
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to take."""
+        """Return whether there is no item to take."""
         return not self._items
 
     def take(self) -> list[Item]:
-        """All that has come, the oldest first."""
+        """Take all items, the oldest first."""
         items: list[Item] = []
         while self._items:  # nobody else takes
             items.append(self._items.popleft())
@@ -102,19 +103,23 @@ class WakeQueue(Generic[Item]):
                 pass
 
     def listening(self) -> _Listening:
-        """Within the block every ``put`` makes the descriptor that this gives readable. What was
-        put before does not: look whether the queue is ``empty`` before you sleep."""
+        """Within the block every ``put`` makes the returned descriptor readable.
+
+        An earlier ``put`` does not: check whether the queue is ``empty`` before you sleep.
+        """
         return _Listening(self)
 
     def wait(self, seconds: float | None, others: Sequence[int] = ()) -> None:
-        """Sleep until there is something here or on another descriptor, or the time is over."""
+        """Sleep until an item comes, another descriptor is readable, or the time is over."""
         with self.listening():
             if not self._items:
                 self._sleep(seconds, others)
 
     def _sleep(self, seconds: float | None, others: Sequence[int]) -> None:
-        """By poll, which takes any descriptor (select none above 1023) and counts milliseconds;
-        naps of a few are measured more precisely."""
+        """Sleep by poll, which takes any descriptor (select none above 1023) and milliseconds.
+
+        Naps of a few milliseconds are measured more precisely.
+        """
         if seconds is not None and seconds < SHORT_SECONDS:
             sleep_on((self._bell, *others), seconds)
             return
@@ -127,8 +132,10 @@ class WakeQueue(Generic[Item]):
                 self._poller.unregister(descriptor)
 
     def close(self) -> None:
-        """Drop what is put from now on and let go of the descriptors; for the reader, when its loop
-        has ended. May be called twice."""
+        """Close the descriptors, and drop items that are put from now on.
+
+        For the reader, when its loop has ended. May be called twice.
+        """
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -137,7 +144,7 @@ class WakeQueue(Generic[Item]):
 
 
 class _Listening:
-    """The reader is about to sleep on the queue; a generator would be slower to leave."""
+    """Context in which the reader sleeps on the queue; a generator would be slower to leave."""
 
     __slots__ = ("_queue",)
 

@@ -1,8 +1,8 @@
-"""Where prepared folders are kept, and how one is made exactly once.
+"""Cache of prepared folders, each of which is built exactly once.
 
-An entry is built in a folder beside its place, written to the disk and renamed into it, so an entry
-that exists is complete, also after a crash of the node; a lock file keeps a second process from
-doing the same work. Entries are never changed.
+An entry is built in a folder next to its final place, written to the disk and renamed. So an entry
+that exists is complete, also after a crash of the node. A lock file keeps a second process from
+building the same entry. Entries are never changed.
 """
 
 import os
@@ -14,11 +14,14 @@ from tandem.hub.errors import CacheBusy
 from tandem.protocol.names import ENV_CACHE
 
 BUILD_DEADLINE_S = 3600.0
-"""How long a process waits for another that prepares the same model: a 70B GGUF takes minutes."""
+"""Longest wait for another process that prepares the same model: a 70B GGUF takes minutes."""
 
 
 def cache_root(cache_dir: Path | None = None) -> Path:
-    """``cache_dir``, else ``$TANDEM_CACHE``, else tandem in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Return ``cache_dir``, else ``$TANDEM_CACHE``, else tandem in the user's cache folder.
+
+    The user's cache folder is ``$XDG_CACHE_HOME`` or ``~/.cache``.
+    """
     if cache_dir is not None:
         return cache_dir.expanduser().absolute()
     if own := os.environ.get(ENV_CACHE):
@@ -30,10 +33,10 @@ def cache_root(cache_dir: Path | None = None) -> Path:
 def build_once(
     entry: Path, build: Callable[[Path], None], *, deadline_s: float = BUILD_DEADLINE_S
 ) -> Path:
-    """Returns ``entry``, after ``build(folder)`` has filled it if it did not exist.
+    """Return ``entry``, after ``build(folder)`` has filled it if it did not exist.
 
-    ``build`` gets an empty folder on the same file system. If it raises, nothing stays behind.
-    Raises CacheBusy when another process holds the lock past ``deadline_s``.
+    ``build`` gets an empty folder on the same file system. If it raises, nothing is left. Raises
+    CacheBusy when another process holds the lock past ``deadline_s``.
     """
     if entry.is_dir():
         return entry
@@ -68,7 +71,7 @@ def _build(entry: Path, build: Callable[[Path], None]) -> Path:
 
 
 def _write_through(path: Path) -> None:
-    """Have the disk hold a file's content, or a folder's names, before anything else happens."""
+    """Sync a file's content, or a folder's names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

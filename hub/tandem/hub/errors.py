@@ -16,13 +16,13 @@ class HubError(TandemError):
 
 
 class ModelNotFound(HubError, LookupError):
-    """No folder, file, package or repository is behind the source."""
+    """The source names no folder, file, package or repository that exists."""
 
     exit_status = 2
 
 
 class UnsupportedModel(HubError, ValueError):
-    """The source was read and holds something else than Tandem serves; names both."""
+    """The source was read and its format is not one that Tandem serves; names both."""
 
     exit_status = 2
 

@@ -1,8 +1,8 @@
-"""What makes a folder a prepared one, and the fingerprint of what it holds.
+"""Check of prepared folders, and their fingerprint.
 
 A prepared folder has Hugging Face's layout: config.json, tokenizer.json and safetensors files. It
-is checked before any process starts, so that a file that is missing or broken off is one clear line
-and not a worker's traceback. Values are not checked; the loader does that.
+is checked before any process starts, so that a missing or truncated file gives one clear line and
+not a worker's traceback. Values are not checked; the loader does that.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _OTHER_KINDS = {
     "model_index.json": "a pipeline of diffusers, which is not served",
     "params.json": "Mistral's own format; a folder in Hugging Face's layout is needed",
 }
-"""Files of what is no model in Hugging Face's layout."""
+"""Files of folders that are not models in Hugging Face's layout."""
 _OTHER_TOKENIZERS = (
     "tekken.json",
     "vocab.json",
@@ -32,11 +32,11 @@ _OTHER_TOKENIZERS = (
     "sentencepiece.bpe.model",
 )
 _VOLATILE = ("_name_or_path", "transformers_version")
-"""Keys of config.json that say where a model was, not what it is."""
+"""Keys of config.json that describe the model's origin, not its content."""
 
 
 def check(path: Path, *, weights: bool) -> None:
-    """Raises ModelNotFound or UnsupportedModel naming the first thing that is missing.
+    """Raise ModelNotFound or UnsupportedModel naming the first thing that is missing.
 
     With ``weights=False`` a config.json is enough.
     """
@@ -93,9 +93,10 @@ def _several(names: list[str]) -> str:
 
 
 def fingerprint(path: Path, *, weights: bool) -> str:
-    """32 hex digits over config.json and, unless ``weights`` is off, the weight files' contents.
+    """Return 32 hex digits over config.json and samples of the weight files' contents.
 
-    The same on every machine that has the same files; milliseconds, as files are sampled.
+    Without ``weights`` only config.json counts. The same on every machine that has the same files;
+    takes milliseconds.
     """
     config = read_json(path / "config.json")
     kept = {key: value for key, value in config.items() if key not in _VOLATILE}
@@ -107,8 +108,9 @@ def fingerprint(path: Path, *, weights: bool) -> str:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a folder that are loaded, sorted by name: those that its index
-    names, else model.safetensors, else all.
+    """Return the safetensors files of a folder that are loaded, sorted by name.
+
+    These are the files that its index names, else model.safetensors, else all.
 
     Raises ModelNotFound when a shard is missing or there are none, UnsupportedModel when the
     weights are in another format.
@@ -129,8 +131,10 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def indexed_files(path: Path) -> list[str] | None:
-    """Names of the files that a folder's index lists, sorted; None without one. Raises
-    UnsupportedModel for an index that lists none, or one of another folder."""
+    """Return the names of the files that a folder's index lists, sorted; None without one.
+
+    Raises UnsupportedModel for an index that lists none, or one of another folder.
+    """
     index = path / _INDEX
     if not index.is_file():
         return None
@@ -142,13 +146,13 @@ def indexed_files(path: Path) -> list[str] | None:
 
 
 def _listed(names: list[str]) -> str:
-    """``1 weight file: a`` or ``3 weight files: a, b, c``, at most three of them named."""
+    """Return ``1 weight file: a`` or ``3 weight files: a, b, c``, at most three of them named."""
     kind = "1 weight file" if len(names) == 1 else f"{len(names)} weight files"
     return f"{kind}: {', '.join(names[:3])}{', and more' if len(names) > 3 else ''}"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; the errors name the file."""
+    """Return a JSON object from a file; the errors name the file."""
     try:
         content = path.read_bytes()
         check_pointer(path, content)

@@ -31,11 +31,11 @@ class PreparedModel:
     path: Path
     """Holds config.json and, unless prepared without weights, tokenizer.json and safetensors."""
     source: str
-    """What the user wrote."""
+    """Source as the user wrote it."""
     revision: str | None
-    """Commit of a hub source; None where the source has none."""
+    """Commit of a hub source; None if the source has none."""
     fingerprint: str
-    """32 hex digits of config and weights: equal where the same KV can be used."""
+    """Digest of config and weights, 32 hex digits: equal if the same KV can be used."""
 
 
 def prepare(
@@ -48,14 +48,14 @@ def prepare(
     check: Callable[[Path], object] | None = None,
     files: ModelFiles | None = None,
 ) -> PreparedModel:
-    """The folder for ``source``, converted or fetched if need be.
+    """Return the folder for ``source``, converted or fetched if need be.
 
-    ``weights=False`` prepares what describes the model only: enough for a router (where the source
-    has a tokenizer) and for a worker with dummy weights. A GGUF file is converted once and kept
-    under ``cache_dir``. ``progress`` draws a bar on a terminal. ``check`` gets a folder that holds
-    config.json before any weights are fetched, converted or read, and raises for a model that
-    cannot be served. ``files`` stand in place of the model's own. Raises a HubError, and what
-    ``check`` does.
+    ``weights=False`` prepares only the files that describe the model: enough for a router (if the
+    source has a tokenizer) and for a worker with dummy weights. A GGUF file is converted once and
+    kept under ``cache_dir``. ``progress`` draws a bar on a terminal. ``check`` gets a folder that
+    holds config.json before any weights are fetched, converted or read, and raises for a model that
+    cannot be served. ``files`` replace the model's own. Raises a HubError, and the errors of
+    ``check``.
     """
     files = files if files is not None else ModelFiles()
     tokenizer = None
@@ -94,7 +94,7 @@ def prepare(
 def _locate(
     source: str, *, revision: str | None, weights: bool, check: Callable[[Path], None]
 ) -> tuple[Path, str | None]:
-    """Return where a source is, fetched if need be, after ``check`` of what describes it."""
+    """Return the path of a source, fetched if need be, after ``check`` of its description."""
     found = parse(source)
     if revision is not None and not isinstance(found, HubRepo):
         raise UnsupportedModel(
@@ -119,7 +119,7 @@ def _locate(
 
 
 def _judged(path: Path, check: Callable[[Path], None]) -> Path:
-    """``path`` of a GGUF file, after ``check``."""
+    """Return ``path`` of a GGUF file, after ``check``."""
     try:
         with path.open("rb") as file:
             start = file.read(START_BYTES)
@@ -130,7 +130,7 @@ def _judged(path: Path, check: Callable[[Path], None]) -> Path:
 
 
 def _judge(start: bytes, name: str, check: Callable[[Path], None]) -> None:
-    """Have ``check`` judge a GGUF file by its first bytes, as far as these say what it is."""
+    """Run ``check`` on a GGUF file's first bytes, as far as these describe the model."""
     from tandem.hub.gguf.config import ARCHITECTURES
 
     config = sketch(start, name, ARCHITECTURES)

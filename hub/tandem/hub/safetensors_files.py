@@ -1,6 +1,6 @@
-"""Whether a safetensors file is whole: its header says how long it is; no values are read.
+"""Check that a safetensors file is whole by the length in its header; no values are read.
 
-A download that broke off, a pointer of Git LFS and an empty file are each one clear line before any
+A truncated download, a pointer of Git LFS and an empty file each give one clear line before any
 process starts, and not a worker's traceback. The loader checks names, shapes and types.
 """
 
@@ -13,12 +13,12 @@ from tandem.hub.errors import UnsupportedModel
 
 _LENGTH = struct.Struct("<Q")
 _HEADER_LIMIT = 100 << 20
-"""The format's own bound."""
+"""Bound of the header in the format itself."""
 _LFS = b"version https://git-lfs"
 
 
 def check_whole(path: Path) -> None:
-    """Raises UnsupportedModel naming the file, the size it should have and the size it has."""
+    """Raise UnsupportedModel naming the file, the size it should have and the size it has."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(_LENGTH.size)
@@ -33,7 +33,7 @@ def check_whole(path: Path) -> None:
 
 
 def check_pointer(path: Path, start: bytes) -> None:
-    """Raises UnsupportedModel if a file's first bytes are those of a Git LFS pointer."""
+    """Raise UnsupportedModel if a file's first bytes are those of a Git LFS pointer."""
     if start.startswith(_LFS):
         raise UnsupportedModel(
             f"model: {path} is a pointer of Git LFS, not the file itself; `git lfs pull` brings it"

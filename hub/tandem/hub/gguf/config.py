@@ -45,7 +45,10 @@ _LLAMA3_TRAINED = 8192
 
 
 def model_config(model: GgufModel, tensors: Mapping[str, GgufTensor], dtype: str) -> dict[str, Any]:
-    """The content of config.json. Raises UnsupportedModel for another family or rotary scaling."""
+    """Return the content of config.json.
+
+    Raises UnsupportedModel for another family or rotary scaling.
+    """
     family = model.architecture
     if family not in ARCHITECTURES:
         raise UnsupportedModel(
@@ -97,7 +100,7 @@ def _vocab_size(model: GgufModel, tensors: Mapping[str, GgufTensor]) -> int:
 
 
 def generation_config(model: GgufModel) -> dict[str, Any]:
-    """The content of generation_config.json: which tokens begin, end and pad."""
+    """Return the content of generation_config.json: which tokens begin, end and pad."""
     ids = _token_ids(model)
     count = len(model.texts("tokenizer.ggml.tokens"))
     named = [model.token_id(key, count) for key in _ENDS]
@@ -174,9 +177,10 @@ def _rope(model: GgufModel, tensors: Mapping[str, GgufTensor], head_dim: int) ->
 
 
 def _yarn(model: GgufModel, factor: float) -> dict[str, Any]:
-    """Return what a file says of yarn besides its factor.
+    """Return the yarn settings of a file except its factor.
 
-    A file's attention factor multiplies what follows from ``factor``; transformers' replaces it.
+    A file's attention factor multiplies the one that follows from ``factor``; transformers'
+    replaces it.
     """
     found: dict[str, Any] = {}
     for name in ("beta_fast", "beta_slow"):
@@ -191,7 +195,7 @@ def _yarn(model: GgufModel, factor: float) -> dict[str, Any]:
 
 
 def _llama3(model: GgufModel, stored: GgufTensor, theta: float, head_dim: int) -> dict[str, Any]:
-    """The settings behind a file's per-frequency factors, found by trying the published ones."""
+    """Return the settings that give a file's per-frequency factors, by trying published ones."""
     if stored.shape != (head_dim // 2,):
         allowed = f"({head_dim // 2},)"
         raise model.refusal("rope_freqs.weight of shape", stored.shape, allowed)
@@ -212,7 +216,7 @@ def _llama3(model: GgufModel, stored: GgufTensor, theta: float, head_dim: int) -
 
 
 def _llama3_factors(theta: float, head_dim: int, factor: float) -> npt.NDArray[np.float64]:
-    """What Llama 3.1 divides each rotary frequency by: 1 for short waves, ``factor`` for long."""
+    """Return Llama 3.1's divisor of each rotary frequency: from 1 (short) to ``factor`` (long)."""
     waves = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     smooth = np.clip((_LLAMA3_TRAINED / waves - 1.0) / 3.0, 0.0, 1.0)
     blended: npt.NDArray[np.float64] = 1.0 / ((1.0 - smooth) / factor + smooth)

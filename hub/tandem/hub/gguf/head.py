@@ -1,8 +1,8 @@
-"""Where a GGUF file's keys and descriptions of tensors end, found in milliseconds.
+"""Size of the head of a GGUF file: its keys and descriptions of tensors, found in milliseconds.
 
-Asked each time a file is named, so that what was converted of it is found again: the ``gguf``
-package's reader, which makes an array of every string, takes seconds for a vocabulary. Values are
-stepped over, not read; whether they make sense is the reader's to say.
+Computed each time a file is named, to find its converted folder again. The ``gguf`` package's
+reader makes an array of every string, which takes seconds for a vocabulary. Values are skipped, not
+read; the reader checks them.
 """
 
 import mmap
@@ -12,16 +12,18 @@ from pathlib import Path
 _MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
 _MAX_COUNT = 4_000_000
-"""Keys, tensors, or values of a list: more of them, or lists in lists, are no model's."""
+"""Most keys, tensors, or values of a list. No model has more of them, or lists in lists."""
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of a value by its type's number, of those that are of one size."""
 _AFTER_DIMS = 4 + 8
-"""A tensor's type and offset."""
+"""Bytes of a tensor's type and offset."""
 
 
 def head_bytes(path: Path) -> int:
-    """How many bytes of ``path`` come before its tensors' values, without padding; 0 for what is no
-    whole GGUF file, or has types that are not known. Raises OSError."""
+    """Return the bytes of ``path`` before its tensors' values, without padding. Raises OSError.
+
+    Return 0 for a file that is not a whole GGUF file, or has unknown types.
+    """
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             return 0
@@ -34,8 +36,11 @@ def head_bytes(path: Path) -> int:
 
 
 class _Walk:
-    """Steps over what a file begins with. Raises struct.error at its end, KeyError for a type that
-    is not known, OverflowError for what no writer makes."""
+    """Walk over the head of a file.
+
+    Raises struct.error at its end, KeyError for an unknown type, OverflowError for sizes that no
+    writer makes.
+    """
 
     def __init__(self, content: mmap.mmap) -> None:
         self._content = content
@@ -47,7 +52,7 @@ class _Walk:
         self._u32, self._u64 = struct.Struct(f"{order}I"), struct.Struct(f"{order}Q")
 
     def end(self) -> int:
-        """Behind the last tensor's description."""
+        """Return the offset after the last tensor's description."""
         tensors, keys = self._number(self._u64), self._number(self._u64)
         self._left -= tensors + keys
         if self._left < 0:

@@ -45,14 +45,14 @@ _LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _NOT_WEIGHTS = frozenset({"rope_freqs.weight"})
-"""Read by ``config``; not a parameter of the model."""
+"""Tensors that ``config`` reads; not parameters of the model."""
 
 _ROTARY = re.compile(r"blk\.\d+\.attn_(?P<which>[qk])\.(weight|bias)")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One tensor to write: where from, under which name, in which order of rows."""
+    """Tensor to write: its source, its name and the order of its rows."""
 
     name: str
     tensor: GgufTensor
@@ -60,7 +60,7 @@ class Target:
 
 
 def transformers_name(name: str) -> str | None:
-    """transformers' name of a GGUF tensor; None where it has no counterpart known here."""
+    """Return transformers' name of a GGUF tensor; None if no counterpart is known here."""
     stem, _, part = name.rpartition(".")
     if part not in ("weight", "bias"):
         return None
@@ -73,8 +73,11 @@ def transformers_name(name: str) -> str | None:
 
 
 def plan(tensors: Mapping[str, GgufTensor], config: Mapping[str, Any]) -> list[Target]:
-    """All tensors to write, in the file's order. Raises UnsupportedModel naming those that are
-    unknown, missing, or of another shape than ``config`` says."""
+    """Return all tensors to write, in the file's order.
+
+    Raises UnsupportedModel naming those that are unknown, missing, or of another shape than
+    ``config`` requires.
+    """
     names = {name: transformers_name(name) for name in tensors if name not in _NOT_WEIGHTS}
     unknown = sorted(name for name, found in names.items() if found is None)
     if unknown:
@@ -144,7 +147,7 @@ def _needed(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def target_dtype(tensors: Mapping[str, GgufTensor]) -> str:
-    """The type that the weights are written in: see the module's text."""
+    """Return the type in which the weights are written: see the module's text."""
     kinds = {tensor.kind for tensor in tensors.values() if len(tensor.shape) > 1}
     if len(kinds) == 1 and (plain := PLAIN_TYPES.get(next(iter(kinds)))):
         return plain
@@ -155,9 +158,9 @@ def target_dtype(tensors: Mapping[str, GgufTensor]) -> str:
 def write(
     targets: list[Target], folder: Path, dtype: str, advance: Callable[[int], None]
 ) -> dict[str, Any]:
-    """Writes the weight files, one shard in memory at a time.
+    """Write the weight files, one shard in memory at a time.
 
-    ``advance`` hears of each tensor's number of values. Returns the content of
+    ``advance`` is called with each tensor's number of values. Returns the content of
     model.safetensors.index.json, empty when one file holds everything.
     """
     shards = list(_shards(targets, 4 if dtype == "float32" else 2))
@@ -223,7 +226,7 @@ def _row_order(name: str, config: Mapping[str, Any]) -> npt.NDArray[np.intp] | N
 
 
 def rotary_order(heads: int, head_dim: int) -> npt.NDArray[np.intp]:
-    """For each row in transformers' order, the row in llama.cpp's: [heads · head_dim].
+    """Return, for each row in transformers' order, the row in llama.cpp's: [heads · head_dim].
 
     llama.cpp has (head, pair, half), transformers (head, half, pair).
     """

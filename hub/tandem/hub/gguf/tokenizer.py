@@ -40,16 +40,16 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How text is cut before merging."""
+    """Cut of a text into pieces before merging."""
 
     pattern: str | None = None
-    """Each match is a piece; None stands for GPT-2's own pattern."""
+    """Regular expression whose matches are the pieces; None is GPT-2's own pattern."""
     single_digits: bool = False
     nfc: bool = False
     whole_words: bool = False
-    """A piece that is in the vocabulary is taken whole, whatever the merges say."""
+    """Whether a piece that is in the vocabulary is one token, regardless of the merges."""
     begins: bool = False
-    """A text begins with the bos token where the file does not say."""
+    """Whether a text begins with the bos token if the file does not specify it."""
 
 
 _LLAMA3_CUT = Cut(_LLAMA3, whole_words=True, begins=True)
@@ -64,11 +64,11 @@ CUTS = {
     "deepseek-r1-qwen": Cut(_QWEN2, begins=True),
     "tekken": Cut(_TEKKEN, whole_words=True, begins=True),
 }
-"""By ``tokenizer.ggml.pre``."""
+"""Cuts by ``tokenizer.ggml.pre``."""
 
 
 def write_tokenizer(model: GgufModel, folder: Path) -> None:
-    """Writes tokenizer.json and tokenizer_config.json; raises UnsupportedModel for other kinds."""
+    """Write tokenizer.json and tokenizer_config.json; raises UnsupportedModel for other kinds."""
     cut = _cut(model)
     begins = model.flag("tokenizer.ggml.add_bos_token", default=cut.begins)
     ends = model.flag("tokenizer.ggml.add_eos_token", default=False)
@@ -156,7 +156,7 @@ def _byte_level(*, use_regex: bool) -> dict[str, Any]:
 
 
 def _around(tokens: list[str], first: int | None, last: int | None) -> dict[str, Any] | None:
-    """Return what puts a token before each text, and one behind it."""
+    """Return the processor that puts a token before each text, and one after it."""
     ids = dict.fromkeys(each for each in (first, last) if each is not None)
     if not ids:
         return None

@@ -1,7 +1,7 @@
 """Numbers, texts and lists of a GGUF file's bytes, each within a bound.
 
-A file comes from anywhere. Whatever is wrong with it is a ``Malformed`` in words, or an
-``EndOfFile``, before anything of the size that it claims is done.
+A file is untrusted. A fault raises ``Malformed`` with a description, or ``EndOfFile``, before any
+work or memory of the size that the file claims.
 """
 
 import struct
@@ -12,7 +12,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_KEYS = 4_096
 MAX_NAME_BYTES = 1_024
-"""Of a key, or a tensor's name."""
+"""Most bytes of a key, or of a tensor's name."""
 MAX_TEXT_BYTES = 16 << 20
 MAX_VALUES = 4_000_000
 """Values of all lists together: a vocabulary of 500,000 tokens has some 2,000,000."""
@@ -23,7 +23,7 @@ class Malformed(Exception):
 
 
 class EndOfFile(Exception):
-    """A file ends before what it says it holds; sizes in bytes."""
+    """A file ends before the content that it declares; sizes in bytes."""
 
     def __init__(self, has: int, wants: int) -> None:
         self.has = has
@@ -56,10 +56,10 @@ _SCALARS = {
 
 
 class Values:
-    """Reads a file's bytes in order, from behind its magic number."""
+    """Reader of a file's bytes in order, after its magic number."""
 
     def __init__(self, content: memoryview) -> None:
-        """Read the version. Raises Malformed for one that is not known."""
+        """Read the version. Raises Malformed for an unknown one."""
         self._content = content
         self._left = MAX_VALUES
         self.at = len(MAGIC)
@@ -71,11 +71,11 @@ class Values:
 
     @property
     def size(self) -> int:
-        """Bytes that there are."""
+        """Return the number of bytes."""
         return len(self._content)
 
     def count(self, what: str, most: int) -> int:
-        """Return a number of things."""
+        """Return the next count."""
         count = self.number("Q")
         if count > most:
             raise Malformed(f"{count} {what}; at most {most} are read")
@@ -106,7 +106,7 @@ class Values:
         return self._scalars(kind, 1, name)[0]
 
     def list_head(self, name: str) -> tuple[int, int]:
-        """Return the type of a list's values, and how many there are."""
+        """Return the type of a list's values, and their number."""
         kind, count = self.number("I"), self.number("Q")
         if kind == Kind.ARRAY:
             raise Malformed(f"{name} is a list of lists, which are not read")
@@ -116,7 +116,7 @@ class Values:
         return kind, count
 
     def skip_list(self, kind: int, count: int, name: str) -> None:
-        """Step over the values of a list whose head was read."""
+        """Skip the values of a list whose head was read."""
         if kind == Kind.STRING:
             for _ in range(count):
                 self._text(name, MAX_TEXT_BYTES)

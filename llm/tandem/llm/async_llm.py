@@ -1,8 +1,8 @@
 """``AsyncLLM``: text in, a stream of text out, over any ``EngineCoreClient``.
 
-The same object serves offline batches (engine in this process), one worker, and the router (its
-dispatcher is a client). ``n`` choices are one request to the engine. Closing a stream, from a
-client's disconnect or a cancelled task, aborts the request wherever it is.
+The same class serves offline batches (engine in this process), one worker, and the router (its
+dispatcher is a client). ``n`` choices are one request to the engine. Closing a stream, after a
+client's disconnect or a cancelled task, aborts the request in every process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tandem.text.prompts import PromptLike
 from tandem.text.tokenizer import Tokenizer
 
 LOGPROBS_COST = 100
-"""Of a prompt token with log-probabilities, in characters."""
+"""Cost of a prompt token with log-probabilities, in characters."""
 
 
 class AsyncLLM(Texts):
@@ -61,13 +61,13 @@ class AsyncLLM(Texts):
         draw_seed: Callable[[], int] | None = random_seed,
         salt: Callable[[str | None], str | None] | None = None,
     ) -> None:
-        """``incarnation`` stands in request keys: the router's own where it is a router, whose
-        client has the same ``beside``. ``draw_seed`` gives the seeds of requests that bring none;
-        None leaves that to the client. ``salt`` returns the cache salt of a request from the one
-        that it asks for; without it, that one is used."""
+        """``incarnation`` is part of request keys. A router passes its own, and its client shares
+        ``beside``. ``draw_seed`` returns the seeds of requests without one; None leaves that to the
+        client. ``salt`` returns the cache salt of a request from the one that it asks for. Without
+        it, that one is used."""
         super().__init__(tokenizer, Beside() if beside is None else beside)
         self.num_outputs = 0
-        """What the engine has said to all requests of ``stream``, shown to callers or not."""
+        """Number of outputs received from the engine for ``stream``, yielded to callers or not."""
         self._client = client
         self._incarnation = incarnation if incarnation is not None else new_incarnation()
         self._defaults = defaults_of(tokenizer.generation)
@@ -80,7 +80,7 @@ class AsyncLLM(Texts):
         self._running = Running()
 
     async def card(self) -> ModelCard:
-        """What is served. Raises RequestFailed when that is not known in time."""
+        """Return the card of the served model. Raises RequestFailed if it is not known in time."""
         return await self._client.describe()
 
     async def prepare(
@@ -110,8 +110,8 @@ class AsyncLLM(Texts):
         options: InputOptions | None = None,
         param: str = "prompt",
     ) -> None:
-        """Raise what ``prepare`` would, as far as that takes less than to prepare the prompt: it is
-        called by ``param``. See ``InputProcessor.check``."""
+        """Raise what ``prepare`` would, as far as a check cheaper than preparing the prompt finds
+        it. Errors name the prompt ``param``. See ``InputProcessor.check``."""
         inputs, filled = _generating(await self._input_processor()), self._filled(options, params)
         await self._tokenized(
             prompt_weight(prompt) + params_weight(params),
@@ -141,12 +141,12 @@ class AsyncLLM(Texts):
     async def stream(
         self, prepared: PreparedRequest, context: RequestContext = ORDINARY
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Send the request and yield what comes, until every choice has ended. An output without
-        choices, before all others, says that the request waits: if the context asks for that.
+        """Send the request and yield its outputs until every choice has ended. If the context asks
+        for it, an output without choices comes first: the request waits.
 
-        Raises InvalidParameter for a ``request_id`` that is running, RequestRefused and
-        RequestFailed as the client does, but for a deadline behind which the caller takes what
-        there is. Closing it aborts the request.
+        Raises InvalidParameter for a ``request_id`` that is running. Raises RequestRefused and
+        RequestFailed as the client does, except for a deadline after which the caller accepts the
+        partial output. Closing the generator aborts the request.
         """
         self._running.take(prepared)
         state = self._outputs.begin(prepared.processed)
@@ -196,7 +196,7 @@ class AsyncLLM(Texts):
         *,
         options: InputOptions | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """``prepare`` and ``stream`` in one; errors come with the first step."""
+        """Run ``prepare`` and ``stream``; errors are raised at the first step."""
         prepared = await self.prepare(prompt, params, request_id, options=options)
         async with aclosing(self.stream(prepared)) as outputs:
             async for output in outputs:
@@ -211,7 +211,7 @@ class AsyncLLM(Texts):
         options: InputOptions | None = None,
         chat: ChatOptions | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """``prepare_chat`` and ``stream`` in one; errors come with the first step."""
+        """Run ``prepare_chat`` and ``stream``; errors are raised at the first step."""
         prepared = await self.prepare_chat(messages, params, request_id, options=options, chat=chat)
         async with aclosing(self.stream(prepared)) as outputs:
             async for output in outputs:
@@ -225,7 +225,7 @@ class AsyncLLM(Texts):
         options: InputOptions | None = None,
         param: str = "prompt",
     ) -> PreparedRequest:
-        """``prepare_all_pooling`` of one prompt."""
+        """Prepare one prompt as ``prepare_all_pooling`` does."""
         one = await self.prepare_all_pooling([prompt], params, options=options, names=(param,))
         return one[0]
 
@@ -238,8 +238,8 @@ class AsyncLLM(Texts):
         names: Sequence[str] = (),
     ) -> list[PreparedRequest]:
         """Check and tokenize prompts that are pooled, all together; nothing is sent. Raises
-        InvalidParameter that calls each by its one of ``names``, or "prompt", and RequestRefused
-        where nobody pools."""
+        InvalidParameter that names each prompt by its entry in ``names``, or "prompt". Raises
+        RequestRefused if the workers do not support pooling."""
         inputs, wanted = await self._pooling(params)
         options = self._salted(options)
         keys = [self._next_key() for _ in prompts]
@@ -255,8 +255,8 @@ class AsyncLLM(Texts):
     async def check_pooling(
         self, prompts: Sequence[PromptLike], params: PoolingParams | None, names: Sequence[str]
     ) -> None:
-        """Raise what ``prepare_all_pooling`` would, as far as that is known of ids and of nothing
-        that has to be tokenized."""
+        """Raise what ``prepare_all_pooling`` would, as far as token ids show it without
+        tokenizing."""
         inputs, _ = await self._pooling(params)
 
         def check() -> None:
@@ -268,9 +268,10 @@ class AsyncLLM(Texts):
     async def pool(
         self, prepared: PreparedRequest, context: RequestContext = ORDINARY
     ) -> PooledRequestOutput:
-        """What a prompt of ``prepare_pooling`` comes to, by the same queue and steps as tokens.
+        """Return the pooled output of a prompt of ``prepare_pooling``. It uses the same queue and
+        steps as generation.
 
-        Raises RequestRefused and RequestFailed as the client does; cancelling it aborts the
+        Raises RequestRefused and RequestFailed as the client does. Cancelling it aborts the
         request.
         """
         request = prepared.processed.request
@@ -286,7 +287,7 @@ class AsyncLLM(Texts):
         raise RequestFailed(FailCause.INTERNAL, "the engine gave no vector")
 
     async def echo(self, prepared: PreparedRequest) -> EchoedPrompt:
-        """The prompt as it is shown before its answer, and where its tokens begin."""
+        """Return the prompt as it is shown before its answer, and the positions of its tokens."""
         processed = prepared.processed
         ids = processed.request.prompt_token_ids
         return await self.beside.run(
@@ -295,11 +296,11 @@ class AsyncLLM(Texts):
 
     @property
     def num_running(self) -> int:
-        """Requests that were sent and have not ended."""
+        """Return the number of requests that were sent and have not ended."""
         return len(self._running)
 
     async def check_health(self) -> None:
-        """Return if something is served; raises RequestFailed where nothing is."""
+        """Return if a model is served. Raises RequestFailed if not."""
         await self._client.describe()
 
     async def reset_prefix_cache(self) -> Reply:
@@ -309,17 +310,17 @@ class AsyncLLM(Texts):
     async def sleep(
         self, level: int = 1, mode: str = "abort", timeout: float = MAX_SLEEP_WAIT_S
     ) -> Reply:
-        """Have every engine give its memory back, or none: weights to host memory (``level`` 1) or
-        dropped (2), all KV dropped. ``mode`` says what becomes of requests that run: "abort" ends
-        them, "wait" gives them ``timeout`` seconds. Until ``wake_up``, requests are refused."""
+        """Make every engine free its memory, or none. All KV is dropped. ``level`` 1 moves weights
+        to host memory; 2 drops them. ``mode`` "abort" ends running requests, "wait" gives them
+        ``timeout`` seconds. Until ``wake_up``, requests are refused."""
         return await put_to_sleep(self.call, level=level, mode=mode, timeout=timeout)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> Reply:
-        """Take memory again: "weights", "kv_cache", by default both, which requests need."""
+        """Allocate memory again: "weights", "kv_cache", or by default both. Requests need both."""
         return await self.call(CommandName.WAKE_UP, tags=",".join(tags or ()))
 
     async def is_sleeping(self) -> bool:
-        """Whether every engine sleeps, or has not taken all of its memory again."""
+        """Return whether every engine sleeps, or has not yet allocated all of its memory again."""
         values = (await self.call(CommandName.IS_SLEEPING)).values
         return values.get("asleep", 0) >= values.get("engines", 1)
 
@@ -328,33 +329,35 @@ class AsyncLLM(Texts):
         return await self._client.call(Command(id=next(self._numbers), name=name, args=args))
 
     async def close(self) -> None:
-        """Abort what runs and close the client. May be called twice."""
+        """Abort running requests and close the client. May be called twice."""
         self.beside.close()
         await self._client.close()
 
     def _next_key(self) -> RequestKey:
-        """A key of our own making: a client's id may repeat, this one never does."""
+        """Return a new key with a unique id: a client's id may repeat."""
         return RequestKey(self._incarnation, f"r{next(self._numbers)}", 0)
 
     def _params(self, given: Params) -> SamplingParams:
         return params_from(given, self._defaults)
 
     def _filled(self, options: InputOptions | None, given: Params) -> InputOptions | None:
-        """With the model's own max_tokens, which gives way where there is no room for so many."""
+        """Return ``options`` with the model's default max_tokens. It is lowered if the context has
+        less room."""
         options = self._salted(options)
         if self._default_max_tokens is None or isinstance(given, SamplingParams):
             return options
         return replace(options or InputOptions(), default_max_tokens=self._default_max_tokens)
 
     def _salted(self, options: InputOptions | None) -> InputOptions | None:
-        """Return the request with the cache salt of its tenant."""
+        """Return ``options`` with the cache salt of the tenant."""
         if self._salt is None:
             return options
         options = options or InputOptions()
         return replace(options, cache_salt=self._salt(options.cache_salt))
 
     async def _pooling(self, params: PoolingParams | None) -> tuple[InputProcessor, PoolingParams]:
-        """Who processes prompts that are pooled, and verified ``params``."""
+        """Return the input processor and the verified ``params``. Raises RequestRefused if the
+        workers do not support pooling."""
         inputs = await self._input_processor()
         if inputs.card.pooling is None:
             message = "the workers are of a build that gives no vectors"
@@ -362,7 +365,7 @@ class AsyncLLM(Texts):
         return inputs, inputs.card.pooling.check_task(params or PoolingParams())
 
     async def _input_processor(self) -> InputProcessor:
-        """Of the model as it is served now; a fleet may change what that means."""
+        """Return the input processor of the model's current card, which may change in a fleet."""
         card = await self._client.describe()
         if self._inputs is None or (self._inputs.card is not card and self._inputs.card != card):
             self._inputs = InputProcessor(self.tokenizer, card, draw_seed=self._draw_seed)

@@ -1,7 +1,7 @@
-"""Work that another thread's event loop does while this one waits for it.
+"""Calls that run in another thread's event loop while the calling thread waits.
 
-Ctrl-C may reach whoever waits at any moment, also before he has learned that his work has begun:
-then it must not go on for nobody, with a whole batch in the engine.
+Ctrl-C may interrupt the waiting thread at any moment, even before it knows that the work has begun.
+Then the work must be cancelled, or a whole batch would keep running without a caller.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _Result = TypeVar("_Result")
 
 
 class Gate:
-    """To a loop that is going to end: once it is shut nobody's work gets in, so that all that did
-    is found there, and ended, and nobody waits for what never runs."""
+    """Entry to a loop that is about to end. After ``shut`` no new work is accepted. All accepted
+    work is in the loop and can be cancelled, so no caller waits for work that never runs."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self.is_shut = False
 
     def shut(self) -> None:
-        """For good."""
+        """Refuse all further work."""
         with self._lock:
             self.is_shut = True
 
     def post(self, called: _Called[_Result], loop: asyncio.AbstractEventLoop) -> Future[_Result]:
-        """Begin it in ``loop``. Raises RequestFailed where that is too late."""
+        """Start the work in ``loop``. Raises RequestFailed if the gate is shut."""
         with self._lock:
             if self.is_shut:
                 called.give_up()
@@ -47,9 +47,9 @@ def call(
     timeout: float | None,
     gate: Gate,
 ) -> _Result:
-    """What ``work`` returns or raises in ``loop``, which runs in another thread. Whatever ends the
-    wait ends the work: TimeoutError after ``timeout`` seconds, KeyboardInterrupt as well. Raises
-    RequestFailed where the loop ends, or has."""
+    """Return or raise the result of ``work`` in ``loop``, which runs in another thread. Any end of
+    the wait cancels the work: TimeoutError after ``timeout`` seconds, and KeyboardInterrupt. Raises
+    RequestFailed if the loop ends, or has ended."""
     called = _Called(work)
     try:
         return gate.post(called, loop).result(timeout)
@@ -63,19 +63,19 @@ def call(
 
 
 class _Called(Generic[_Result]):
-    """Lives in the loop."""
+    """Work and its task. Used in the loop only."""
 
     def __init__(self, work: Coroutine[Any, Any, _Result]) -> None:
         self._work = work
         self._task: asyncio.Task[Any] | None = None
 
     async def run(self) -> _Result:
-        """Do it."""
+        """Await the work."""
         self._task = asyncio.current_task()
         return await self._work
 
     def give_up(self) -> None:
-        """Nobody waits for it. Comes behind the work's start, if that was ever asked for."""
+        """Cancel the work. Called in the loop after the work's start, if that was scheduled."""
         if self._task is None:
             self._work.close()
         else:

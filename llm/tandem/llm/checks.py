@@ -1,9 +1,8 @@
-"""A batch is looked through before any of it runs: one bad prompt late in it must not cost the
-answers to those before.
+"""Checks of a batch before any of it runs: one bad prompt must not discard earlier answers.
 
-What is found here is all but what takes as long as to prepare the request: a text that is far from
-too long for the context is not tokenized, and a chat template that the caller brings, which runs in
-a process of its own, is not rendered. What is wrong there is seen when its turn comes.
+The checks cover all but the slow parts of preparing a request. A text that is far shorter than the
+context is not tokenized. A caller's own chat template runs in a separate process and is not
+rendered. Errors in those are raised when the request is prepared.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tandem.text.input_processor import InputOptions
 from tandem.text.prompts import PromptLike, TextPrompt
 
 IN_A_ROW = 32
-"""Prompts that are looked at until others in the loop have their turn."""
+"""Number of prompts checked before other tasks of the loop may run."""
 
 _RENDERED = InputOptions(add_special_tokens=False)
 
@@ -28,7 +27,7 @@ _RENDERED = InputOptions(add_special_tokens=False)
 async def check_prompts(
     llm: AsyncLLM, prompts: Sequence[PromptLike], params: Sequence[Params]
 ) -> None:
-    """Raises InvalidParameter that says which of ``prompts`` is not allowed, with its one of
+    """Raise InvalidParameter for the first of ``prompts`` that is not allowed with its
     ``params``."""
     for at, (prompt, given) in enumerate(zip(prompts, params, strict=True)):
         await llm.check(prompt, given, param=name_of("prompt", at, len(prompts)))
@@ -42,8 +41,7 @@ async def check_chats(
     params: Sequence[Params],
     chat: ChatOptions | None,
 ) -> None:
-    """Raises InvalidParameter that says which of ``chats`` is not allowed, with its one of
-    ``params``."""
+    """Raise InvalidParameter for the first of ``chats`` that is not allowed with its ``params``."""
     if chat is not None and chat.chat_template is not None:
         return
     for at, (messages, given) in enumerate(zip(chats, params, strict=True)):
@@ -59,5 +57,5 @@ async def check_chats(
 
 
 def name_of(param: str, index: int, count: int) -> str:
-    """What errors call one of ``count`` that came in ``param``."""
+    """Return the name for errors of one of ``count`` items that came in ``param``."""
     return f"{param}[{index}]" if count > 1 else param

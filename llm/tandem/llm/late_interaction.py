@@ -1,8 +1,8 @@
 """Scores by late interaction: a query's token vectors stay at a worker, which scores documents.
 
-No vector travels: a query is one request, each document another, under a key that nobody can guess
-and by which all of them go to one worker. Where it has let go of the query, or another took its
-place, a document's answer is NaN, and both are asked anew. Used by ``scoring``.
+No vector is sent. A query is one request and each document another, under a random key that sends
+all of them to one worker. If the worker dropped the query, or another worker took its place, a
+document's answer is NaN. Then both are requested again. Used by ``scoring``.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from tandem.protocol.pooling import LateInteractionMode, LateInteractionParams, 
 from tandem.protocol.pooling import PoolingTask as Task
 
 Pool = Callable[[Sequence[PreparedRequest]], Awaitable[list[PooledRequestOutput]]]
-"""What prepared requests come to, in order."""
+"""Function that returns the outputs of prepared requests, in order."""
 
 QUERIES_AT_ONCE = 32
-"""Of one call that are kept at workers at a time."""
+"""Number of queries of one call that workers keep at a time."""
 MOST_ROUNDS = 4
-"""Times that a document is asked for until its query is found."""
+"""Maximum number of requests for a document until its query is found."""
 
 
 def new_key() -> str:
-    """Of a query: unknown to others."""
+    """Return a random key for a query."""
     return secrets.token_hex(16)
 
 
 def asked(mode: LateInteractionMode, key: str) -> PoolingParams:
-    """What a query's request wants, or a document's."""
+    """Return the parameters of a query's or a document's request."""
     late = LateInteractionParams(mode=mode, query_key=key)
     return PoolingParams(task=Task.TOKEN_EMBED, normalize=True, late_interaction=late)
 
@@ -48,12 +48,12 @@ class LateScores:
     queries: tuple[PreparedRequest, ...]
     documents: tuple[PreparedRequest, ...]
     query_of: tuple[int, ...]
-    """Of each document, its query."""
+    """Index of each document's query."""
 
     async def scores(
         self, pool: Pool
     ) -> tuple[list[ScoringRequestOutput], list[PooledRequestOutput]]:
-        """A score for each document, and all that was answered, queries first."""
+        """Return a score for each document, and all outputs, queries first."""
         queries: list[PooledRequestOutput] = []
         documents: dict[int, PooledRequestOutput] = {}
         for at in range(0, len(self.queries), QUERIES_AT_ONCE):
@@ -82,7 +82,8 @@ class LateScores:
         raise RequestFailed(FailCause.INTERNAL, message)
 
     async def _keep(self, documents: list[int], pool: Pool) -> dict[int, PooledRequestOutput]:
-        """Have the queries of ``documents`` kept until these are scored."""
+        """Have workers keep the queries of ``documents`` until these are scored. Return the outputs
+        by query."""
         uses = Counter(self.query_of[each] for each in documents)
         requests = [_for_uses(self.queries[query], count) for query, count in uses.items()]
         return dict(zip(uses, await pool(requests), strict=True))

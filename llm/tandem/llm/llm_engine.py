@@ -1,8 +1,7 @@
-"""``LLMEngine``: the synchronous face of ``AsyncLLM``, for loops that add requests and step.
+"""``LLMEngine``: the synchronous interface of ``AsyncLLM``, for loops that add requests and step.
 
-An event loop of its own in a thread carries the requests, so that it works where the caller's
-thread already runs a loop (a notebook) and Ctrl-C reaches the caller. Thin on purpose: batching and
-order are the engine's business.
+The requests run in an event loop of its own thread. So it works if the caller's thread already runs
+a loop (a notebook), and Ctrl-C reaches the caller. Batching and order are left to the engine.
 """
 
 from __future__ import annotations
@@ -46,18 +45,18 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 STEP_SECONDS = 600.0
-"""Longest silence of the engine about any request."""
+"""Longest time without an output of any request."""
 CALL_SECONDS = 60.0
 """Longest wait for the loop to take or drop a request."""
 
 Told = tuple[str, RequestOutput | Exception]
-"""The id of a request, and an output of it or what it failed with."""
+"""Id of a request, and its output or error."""
 _Result = TypeVar("_Result")
 
 
 class _Running(NamedTuple):
     prepared: PreparedRequest
-    """Tells it from an earlier request of the same id."""
+    """Distinguishes it from an earlier request with the same id."""
     task: asyncio.Task[None]
 
 
@@ -71,7 +70,7 @@ class LLMEngine:
         collect: Callable[[], Iterable[Family]] = tuple,
     ) -> None:
         """``make`` builds the AsyncLLM inside the engine's own loop; its errors are raised here.
-        ``collect`` gives the series of an engine that runs in this process."""
+        ``collect`` returns the metrics of an engine in this process."""
         self._collect = collect
         self._loop, self._gate = asyncio.new_event_loop(), Gate()
         self._thread = threading.Thread(
@@ -79,12 +78,12 @@ class LLMEngine:
         )
         self._ready: queue.SimpleQueue[tuple[PreparedRequest, RequestOutput | Exception] | None]
         self._ready = queue.SimpleQueue()
-        """None once the engine is closed."""
+        """Outputs and errors of requests; None once the engine is closed."""
         self._running: dict[str, _Running] = {}
         self._kept: list[Told] = []
-        """Of ``put_back``."""
+        """Items of ``put_back``."""
         self._made: AsyncLLM | None = None
-        """Known to the loop even if nobody waits for it any more."""
+        """Client that was built in the loop, even if the caller stopped waiting for it."""
         self._thread.start()
         try:
             self._llm = self._call(self._make(make), timeout=None)
@@ -96,37 +95,40 @@ class LLMEngine:
 
     @property
     def card(self) -> ModelCard:
-        """What is served."""
+        """Return the card of the served model."""
         return self._call(self._llm.card())
 
     @property
     def num_outputs(self) -> int:
-        """Return what the engine has said to all requests so far, a token or several each."""
+        """Return the number of outputs of all requests so far, each with one or more tokens."""
         return self._llm.num_outputs
 
     def get_metrics(self) -> list[Metric]:
-        """What the engine has counted until now; nothing where it is not in this process."""
+        """Return the metrics that the engine has counted so far; empty if it is in another
+        process."""
         return read(self._collect())
 
     def sleep(self, level: int, mode: str, timeout: float) -> None:
-        """See ``AsyncLLM.sleep``. Raises RequestFailed when the engine stays awake."""
+        """Sleep as ``AsyncLLM.sleep`` does. Raises RequestFailed if the engine stays awake."""
         self._do(self._llm.sleep(level, mode, timeout))
 
     def wake_up(self, tags: Sequence[str] | None) -> None:
-        """See ``AsyncLLM.wake_up``. Raises RequestFailed for what could not be taken again."""
+        """Wake up as ``AsyncLLM.wake_up`` does. Raises RequestFailed if memory could not be
+        allocated."""
         self._do(self._llm.wake_up(tags))
 
     @property
     def is_sleeping(self) -> bool:
-        """Whether requests are refused until ``wake_up``."""
+        """Return whether requests are refused until ``wake_up``."""
         return self._call(self._llm.is_sleeping())
 
     def reset_prefix_cache(self) -> bool:
-        """Drop what is cached of prompts. False where KV is held that may not go yet."""
+        """Drop cached blocks of prompts. Return False if some KV is still in use."""
         return self._call(self._llm.reset_prefix_cache()).ok
 
     def profile(self, name: CommandName) -> str:
-        """Start or stop a profile; the file. Raises RequestFailed in the engine's words."""
+        """Start or stop a profile and return its file. Raises RequestFailed with the engine's
+        message."""
         reply = self._call(self._llm.call(name), timeout=PROFILE_SECONDS)
         if not reply.ok:
             raise RequestFailed(FailCause.INTERNAL, reply.message)
@@ -134,16 +136,16 @@ class LLMEngine:
 
     @property
     def has_unfinished_requests(self) -> bool:
-        """Whether ``step`` has something to wait for."""
+        """Return whether ``step`` has outputs to return or to wait for."""
         return bool(self._running) or bool(self._kept)
 
     def knows(self, request_id: str) -> bool:
-        """Whether a request of that id runs, or has an end that nobody was told."""
+        """Return whether a request with that id runs, or has outputs that were put back."""
         return request_id in self._running or any(name == request_id for name, _ in self._kept)
 
     def check(self, prompts: Sequence[PromptLike], params: Sequence[Params]) -> None:
         """Raise the InvalidParameter that adding one of ``prompts`` with its ``params`` would, as
-        far as that is soon known (see ``checks``). Nothing is added."""
+        far as a quick check finds it (see ``checks``). Nothing is added."""
         self._call(check_prompts(self._llm, prompts, params), timeout=None)
 
     def check_chats(
@@ -152,7 +154,7 @@ class LLMEngine:
         params: Sequence[Params],
         chat: ChatOptions | None,
     ) -> None:
-        """``check`` of chats."""
+        """Check chats as ``check`` does prompts."""
         self._call(check_chats(self._llm, chats, params, chat), timeout=None)
 
     def add_request(
@@ -189,13 +191,14 @@ class LLMEngine:
         *,
         at_once: int,
     ) -> list[_Result]:
-        """What ``shown`` makes of that to which ``prompts`` come, in their order. At most
-        ``at_once`` of them are in the engine at a time, and tokens for some steps: while it
-        computes these, those that follow are prepared and answers are made of those before.
+        """Return the results of ``shown`` on the outputs of ``prompts``, in order. At most
+        ``at_once`` prompts, and tokens for some steps, are in the engine at a time. While it
+        computes these, later prompts are prepared and earlier outputs are passed to ``shown``.
 
-        Raises InvalidParameter, for ids before any of the batch runs; what the first one failed
-        with; and RequestFailed when the engine answered none of them for ``STEP_SECONDS``. Then,
-        and after Ctrl-C, nothing of the batch goes on; an error's ``answers`` are those until then.
+        Raises InvalidParameter, for ids before any of the batch runs. Raises the first error of a
+        prompt. Raises RequestFailed if the engine answered none for ``STEP_SECONDS``. After an
+        error or Ctrl-C the rest of the batch is cancelled. An error's ``answers`` are those until
+        then.
         """
         work = pool_batch(self._llm, prompts, params, shown, at_once=at_once, seconds=STEP_SECONDS)
         return self._call(work, timeout=None)
@@ -203,19 +206,19 @@ class LLMEngine:
     def score(
         self, first: Side, second: Side, *, activation: bool | None, at_once: int
     ) -> list[ScoringRequestOutput]:
-        """A score for each pair, in order. Raises as ``pool`` does, but all of InvalidParameter
-        before any of the batch runs, and without answers."""
+        """Return a score for each pair, in order. Raises as ``pool`` does, but every
+        InvalidParameter before any of the batch runs, and without ``answers``."""
         work = score_batch(
             self._llm, first, second, activation=activation, at_once=at_once, seconds=STEP_SECONDS
         )
         return self._call(work, timeout=None)
 
     def step(self, timeout: float = STEP_SECONDS) -> list[RequestOutput]:
-        """Wait for outputs and return all that are there, in the order in which they came.
+        """Wait for outputs and return all that have arrived, in order of arrival.
 
-        Raises what a request failed with (that request is over, outputs before it come first), and
-        RequestFailed when the engine said nothing of any request within ``timeout`` seconds: while
-        tokens come that are shown at their request's end, they are waited for.
+        Raises the error of a request that failed, after its earlier outputs were returned. Raises
+        RequestFailed if no request had an output within ``timeout`` seconds. Tokens that are only
+        returned at their request's end count as outputs.
         """
         told = self.take(timeout)
         outputs: list[RequestOutput] = []
@@ -230,8 +233,8 @@ class LLMEngine:
         return outputs
 
     def take(self, timeout: float = STEP_SECONDS) -> list[Told]:
-        """What ``step`` waits for, failures of requests among it, each with its request's id.
-        Raises RequestFailed when nothing came in time, or the engine is closed."""
+        """Return what ``step`` waits for, including failures, each with its request's id. Raises
+        RequestFailed if nothing arrived in time, or if the engine is closed."""
         heard, deadline = self._llm.num_outputs, time.monotonic() + timeout
         told, self._kept = self._kept, []
         try:
@@ -253,20 +256,20 @@ class LLMEngine:
         return told
 
     def put_back(self, told: Iterable[Told]) -> None:
-        """Have the next ``step`` or ``take`` begin with what was taken and is another's."""
+        """Return items to the queue: the next ``step`` or ``take`` starts with them."""
         self._kept += told
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
-        """End a request or several, known or not; outputs of theirs that were not fetched are lost,
-        and so is what they failed with."""
+        """End one or several requests, known or not. Their outputs and errors that were not yet
+        returned are discarded."""
         wanted = {request_id} if isinstance(request_id, str) else set(request_id)
         self._kept = [each for each in self._kept if each[0] not in wanted]
         if wanted and not self._gate.is_shut:
             self._call(self._abort(wanted))
 
     def close(self) -> None:
-        """Abort what runs and close the client; who waits for outputs hears of it. May be called
-        twice."""
+        """Abort running requests and close the client. A thread that waits for outputs gets
+        RequestFailed. May be called twice."""
         if self._gate.is_shut:
             return
         self.abort_request(list(self._running))
@@ -299,13 +302,14 @@ class LLMEngine:
         self._call(self._begin(prepared))
 
     async def _begin(self, prepared: PreparedRequest) -> None:
-        """Begin to carry it, and know that: Ctrl-C may keep the caller from learning of either."""
+        """Start and register a request in one call in the loop. Ctrl-C may interrupt the caller in
+        between."""
         task = asyncio.create_task(self._follow(prepared))
         self._running[prepared.request_id] = _Running(prepared, task)
 
     async def _abort(self, request_ids: Iterable[str]) -> None:
-        """End those that run, behind all that was asked of the loop before, and wait until they
-        have let go of their requests."""
+        """Cancel the running requests among ``request_ids`` and wait for their tasks. Runs after
+        all work that was posted to the loop before."""
         running = [self._running.pop(each, None) for each in request_ids]
         tasks = [each.task for each in running if each is not None]
         for task in tasks:
@@ -314,7 +318,7 @@ class LLMEngine:
             await asyncio.wait(tasks)
 
     async def _follow(self, prepared: PreparedRequest) -> None:
-        """Carry one request to its end, in the loop."""
+        """Run one request to its end, in the loop."""
         try:
             async with aclosing(self._llm.stream(prepared)) as outputs:
                 async for output in outputs:
@@ -323,8 +327,8 @@ class LLMEngine:
             self._ready.put((prepared, error))
 
     def _next(self, remaining: float) -> Told | None:
-        """What comes next; None where its request was aborted. Raises queue.Empty after so many
-        seconds, and RequestFailed once the engine is closed."""
+        """Return the next output, or None if its request was aborted. Raises queue.Empty after
+        ``remaining`` seconds, and RequestFailed once the engine is closed."""
         found = self._ready.get(timeout=remaining)
         if found is None:
             self._ready.put(None)  # for whoever waits next
@@ -352,7 +356,7 @@ class LLMEngine:
         return self._made
 
     async def _undo(self) -> None:
-        """End what was made for nobody, and the loop."""
+        """Close a client whose constructor was interrupted, and stop the loop."""
         try:
             await _end_others()
             if self._made is not None:
@@ -364,12 +368,12 @@ class LLMEngine:
             self._loop.stop()
 
     def _last(self, work: Coroutine[Any, Any, object]) -> None:
-        """Behind the shut gate."""
+        """Run work after the gate is shut."""
         call(work, self._loop, CALL_SECONDS, Gate())
 
 
 async def _end_others() -> None:
-    """Cancel all tasks of the loop but this one, and wait until they have ended."""
+    """Cancel all other tasks of the loop, and wait until they have ended."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -377,7 +381,7 @@ async def _end_others() -> None:
 
 
 async def _end_rest() -> None:
-    """Let open generators and threads end before the loop does."""
+    """Wait until open generators and threads have ended, before the loop does."""
     loop = asyncio.get_running_loop()
     await loop.shutdown_asyncgens()
     await loop.shutdown_default_executor()

@@ -1,4 +1,4 @@
-"""What the engine of this process has counted, as plain values: ``LLM.get_metrics()``."""
+"""Metrics of the engine in this process, as plain values: ``LLM.get_metrics()``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One series: a name and the labels that tell it from others of that name."""
+    """One series: a name, and the labels that distinguish it from other series of that name."""
 
     name: str
     labels: Mapping[str, str]
@@ -20,21 +20,21 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Counter(Metric):
-    """What only grows."""
+    """A value that only grows."""
 
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class Gauge(Metric):
-    """What is so now."""
+    """A current value."""
 
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram(Metric):
-    """How often values were at most so large, by bucket, and all of them together."""
+    """Cumulative counts of values by bucket bound, and their total count and sum."""
 
     count: int
     sum: float
@@ -42,7 +42,7 @@ class Histogram(Metric):
 
 
 def read(families: Iterable[Family]) -> list[Metric]:
-    """Every series of these kinds, by the names that a scrape shows, counters without _total."""
+    """Return every series of these kinds. Names are those of a scrape; counters lack _total."""
     return [metric for family in families for metric in _series(family)]
 
 
@@ -58,7 +58,7 @@ def _series(family: Family) -> Iterator[Metric]:
 
 
 def _histograms(family: Family) -> Iterator[Metric]:
-    """One for each set of labels, from the samples that it is spread over."""
+    """Yield one histogram per set of labels, built from its samples."""
     found: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
     for sample in family.samples:
         labels = {name: value for name, value in sample.labels.items() if name != "le"}

@@ -56,11 +56,11 @@ if TYPE_CHECKING:
     from tandem.engine.stat_loggers import StatFunction, StatLogger
 
 AHEAD = 2
-"""Requests given to the engine at once, in multiples of what it runs at once: enough that it never
-waits, few enough that a batch of a million prompts is not all tokenized before the first answer."""
+"""Requests given to the engine at once, in multiples of what it runs at once. The engine never
+waits, and a batch of a million prompts is not all tokenized before the first answer."""
 
 MAX_INTERVAL_S = 86_400.0
-"""Between two lines of the log, at most."""
+"""Maximum seconds between two log lines."""
 
 _Answer = TypeVar("_Answer")
 
@@ -82,17 +82,19 @@ class LLM:
         log_stats_interval: float = 0.0,
         **options: Any,
     ) -> None:
-        """``model`` is anything that hub/ prepares: a folder, a GGUF file, a hub id, a package.
+        """``model`` is any source that hub/ prepares: a folder, a GGUF file, a hub id, a package.
 
         ``options`` are engine settings by their flat names (``max_model_len``, ``dtype``,
-        ``max_num_seqs``, ...). ``executor`` runs the steps (the model on this machine's device, as
-        ``distributed_executor_backend`` says, if none is given). ``tokenizer`` is another model's,
-        by its source. ``hf_overrides`` replace keys of config.json, ``override_generation_config``
-        those of generation_config.json. Options of other servers that need nothing here are
-        accepted with a warning. ``stat_loggers`` are told what the engine does: each is a
-        ``StatLogger``, or a function that gets a report at each interval and a final one. With
-        ``log_stats_interval`` that is so many seconds and a line is logged, too; 0 is ten seconds
-        and no line. Raises UnusableFolder or InvalidParameter.
+        ``max_num_seqs``, ...). ``executor`` runs the steps. If none is given, the model runs on
+        this machine's device, as ``distributed_executor_backend`` says. ``tokenizer`` is another
+        model's, by its source. ``hf_overrides`` replace keys of config.json,
+        ``override_generation_config`` those of generation_config.json. Options of other servers
+        that need nothing here are accepted with a warning.
+
+        ``stat_loggers`` receive the engine's reports: each is a ``StatLogger``, or a function that
+        gets a report at each interval and a final one. ``log_stats_interval`` is the interval in
+        seconds, and a line is logged at each. 0 is ten seconds without a line. Raises
+        UnusableFolder or InvalidParameter.
         """
         from prometheus_client import CollectorRegistry
 
@@ -149,33 +151,33 @@ class LLM:
             return AsyncLLM(client, self.tokenizer, draw_seed=None)  # the engine's, of its own
 
         self._names = map(str, count())
-        """Ids of requests: one that an interrupt left behind may still have its own."""
+        """Ids of requests, never reused: a request that was interrupted may still have its id."""
         self._batch = Lock()
-        """Held by the batch that steps the engine: another thread's waits."""
+        """Lock held by the batch that steps the engine. Batches of other threads wait."""
         self.engine = LLMEngine(make, collect=registry.collect)
-        """For loops of one's own: add requests, step."""
+        """Engine for the caller's own loops: add requests, step."""
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
+        """Return the model's tokenizer."""
         return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return what is taken where no sampling parameters are given: the model's own defaults."""
+        """Return the parameters used if none are given: the model's own defaults."""
         known = SamplingParams.__struct_fields__
         found = defaults_of(self.tokenizer.generation)
         return SamplingParams(**{name: value for name, value in found.items() if name in known})
 
     def reset_prefix_cache(self) -> bool:
-        """Drop what is cached of prompts. False where KV is held that may not go yet."""
+        """Drop cached blocks of prompts. Return False if some KV is still in use."""
         return self.engine.reset_prefix_cache()
 
     def get_metrics(self) -> list[Metric]:
-        """What the engine has counted until now, under the names that a server's /metrics shows."""
+        """Return the engine's metrics so far, under the names that a server's /metrics shows."""
         return self.engine.get_metrics()
 
     @property
     def card(self) -> ModelCard:
-        """What is served: context, blocks, vocabulary."""
+        """Return the card of the served model: context, blocks, vocabulary."""
         return self.engine.card
 
     def generate(
@@ -185,15 +187,15 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answers to texts or lists of ids, in the order of the prompts.
+        """Return answers to texts or lists of ids, in the order of the prompts.
 
-        ``sampling_params`` are one for all or one each; what they leave open is the model's own
-        default. A request that draws and brings no seed has the next of those that follow from the
+        ``sampling_params`` are one for all prompts or one each. Values that they leave open are the
+        model's defaults. A request that samples without a seed takes the next one derived from the
         engine's ``seed``: the same calls give the same tokens in each run.
 
-        Raises InvalidParameter, before any of the batch runs unless a text turns out too long only
-        as it is tokenized; and RequestFailed when the engine fails. Either way nothing of the batch
-        goes on, and the error's ``answers`` are those until then, by the places of their prompts.
+        Raises InvalidParameter before any of the batch runs, unless a text turns out too long only
+        when it is tokenized. Raises RequestFailed if the engine fails. After either the rest of the
+        batch is cancelled. The error's ``answers`` are those until then, by prompt index.
         """
         parsed = parse_prompts(prompts)
         params, options = one_each(sampling_params, len(parsed))
@@ -220,10 +222,10 @@ class LLM:
         documents: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answers to one chat or several, in order. Raises as ``generate`` does; where ``chat``
-        brings a template, chats are looked at when their turn comes.
+        """Return answers to one chat or several, in order. Raises as ``generate`` does. If ``chat``
+        has a template, chats are checked only when they are added.
 
-        ``chat`` has all that the options after it say one by one; only one of the two is given.
+        ``chat`` combines the options after it; only one of the two may be given.
         """
         options_given = ChatOptions(
             chat_template=chat_template,
@@ -252,14 +254,14 @@ class LLM:
         prompts: PromptLike | Sequence[PromptLike],
         pooling_params: PoolingParams | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """A vector for each text or list of ids, in the order of the prompts.
+        """Return a vector for each text or list of ids, in the order of the prompts.
 
-        It is made of the model's last hidden states, as the model's folder says: where that says
-        nothing, the one of the prompt's last token, scaled to length one.
+        It is made of the model's last hidden states as the model's folder specifies. The default is
+        the hidden state of the prompt's last token, scaled to length one.
 
-        Raises InvalidParameter, for ids before any of the batch runs, for texts when their turn
-        comes; and RequestFailed when the engine fails. Either way nothing of the batch goes on, and
-        the error's ``answers`` are those until then, by the places of their prompts.
+        Raises InvalidParameter, for ids before any of the batch runs, for texts when they are
+        prepared. Raises RequestFailed if the engine fails. After either the rest of the batch is
+        cancelled. The error's ``answers`` are those until then, by prompt index.
         """
         params = _of_task(pooling_params, PoolingTask.EMBED)
         return self._pool(
@@ -277,8 +279,8 @@ class LLM:
         prompts: PromptLike | Sequence[PromptLike],
         pooling_params: PoolingParams | None = None,
     ) -> list[PoolingRequestOutput]:
-        """What ``pooling_params.task`` gives for each prompt, a vector for each of its tokens where
-        no parameters are given. Raises as ``embed`` does."""
+        """Return the output of ``pooling_params.task`` for each prompt. Without parameters, that is
+        a vector for each of its tokens. Raises as ``embed`` does."""
         given = pooling_params or PoolingParams(task=PoolingTask.TOKEN_EMBED)
         return self._pool(
             prompts,
@@ -295,9 +297,9 @@ class LLM:
         prompts: PromptLike | Sequence[PromptLike],
         pooling_params: PoolingParams | None = None,
     ) -> list[ClassificationRequestOutput]:
-        """A probability for each label of the model, in the order of its config.json.
+        """Return a probability for each label of the model, in the order of its config.json.
 
-        Raises as ``embed`` does; InvalidParameter, too, for a model without a head.
+        Raises as ``embed`` does, and InvalidParameter for a model without a head.
         """
         params = _of_task(pooling_params, PoolingTask.CLASSIFY)
         return self._pool(
@@ -313,8 +315,8 @@ class LLM:
     def reward(
         self, prompts: PromptLike | Sequence[PromptLike]
     ) -> list[ClassificationRequestOutput]:
-        """The numbers that the model's head gives, made to no probability. Raises as ``classify``
-        does."""
+        """Return the numbers of the model's head, not converted to probabilities. Raises as
+        ``classify`` does."""
         return self.classify(prompts, PoolingParams(task=PoolingTask.CLASSIFY, activation=False))
 
     def score(
@@ -324,10 +326,11 @@ class LLM:
         *,
         activation: bool | None = None,
     ) -> list[ScoringRequestOutput]:
-        """How well texts go together: one with each of ``text_2``, or pair by pair.
+        """Return the similarity of texts: one text with each of ``text_2``, or pair by pair.
 
-        By the model's head where it has one label, else by the cosine of two vectors. Raises
-        InvalidParameter before any of the batch runs, and RequestFailed when the engine fails.
+        The score is the number of the model's head if it has one label, else the cosine of two
+        vectors. Raises InvalidParameter before any of the batch runs, and RequestFailed if the
+        engine fails.
         """
         sides = [
             Side([texts] if isinstance(texts, str) else list(texts), name)
@@ -350,17 +353,17 @@ class LLM:
     def sleep(
         self, level: int = 1, mode: str = "abort", *, timeout: float = MAX_SLEEP_WAIT_S
     ) -> None:
-        """Give memory back: all KV, and weights to host memory (``level`` 1) or altogether (2).
+        """Free memory: all KV, and weights, to host memory (``level`` 1) or completely (2).
 
-        Until ``wake_up`` requests raise RequestRefused. ``mode`` and ``timeout`` are for requests
-        of ``engine``: "abort" ends them, "wait" gives them so many seconds. Raises
-        InvalidParameter, and RequestFailed when the engine stays awake.
+        Until ``wake_up``, requests raise RequestRefused. ``mode`` and ``timeout`` apply to requests
+        of ``engine``: "abort" ends them, "wait" gives them ``timeout`` seconds. Raises
+        InvalidParameter, and RequestFailed if the engine stays awake.
         """
         _check_sleep(level, mode)
         self.engine.sleep(level, mode, timeout)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Take again "weights", "kv_cache" or, by default, both, which requests need. Raises
+        """Allocate "weights", "kv_cache" or, by default, both again. Requests need both. Raises
         InvalidParameter, and RequestFailed, after which the rest still sleeps."""
         for tag in tags or ():
             if tag not in set(SleepTag):
@@ -369,16 +372,16 @@ class LLM:
 
     @property
     def is_sleeping(self) -> bool:
-        """Whether requests are refused until ``wake_up``."""
+        """Return whether requests are refused until ``wake_up``."""
         return self.engine.is_sleeping
 
     def start_profile(self) -> str:
-        """Record what the engine's steps do, for 20 s at most; the file that is going to be
-        written in ``torch_profiler_dir``. Raises RequestFailed, also where that is not set."""
+        """Record the engine's steps for at most 20 s. Return the file that will be written in
+        ``torch_profiler_dir``. Raises RequestFailed, also if that is not set."""
         return self.engine.profile(CommandName.START_PROFILE)
 
     def stop_profile(self) -> str:
-        """Write what was recorded, as a trace in Chrome's format; the file. Raises
+        """Write the recording as a trace in Chrome's format. Return its file. Raises
         RequestFailed."""
         return self.engine.profile(CommandName.STOP_PROFILE)
 

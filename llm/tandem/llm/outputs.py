@@ -1,4 +1,4 @@
-"""What a caller gets back, in vLLM's names."""
+"""Outputs for callers, in vLLM's names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class PooledRequestOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What a prompt that was pooled came to, as bytes."""
+    """Output of a pooled prompt, as bytes."""
 
     prompt_token_ids: Sequence[int]
     values: bytes
@@ -44,12 +44,12 @@ class PooledRequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def floats(self) -> array[float]:
-        """The values as numbers."""
+        """Return the values as floats."""
         return floats_of(self.values)
 
 
 def floats_of(values: bytes) -> array[float]:
-    """float32 numbers of little-endian bytes."""
+    """Return the float32 numbers of little-endian bytes."""
     found = array("f", values)
     if sys.byteorder == "big":
         found.byteswap()
@@ -57,7 +57,7 @@ def floats_of(values: bytes) -> array[float]:
 
 
 def data_of(output: PooledRequestOutput, task: PoolingTask) -> list[float] | list[list[float]]:
-    """The values in the form that the task has."""
+    """Return the values in the shape of the task."""
     if task != PoolingTask.TOKEN_EMBED:
         return output.floats.tolist()
     values = output.floats
@@ -66,14 +66,14 @@ def data_of(output: PooledRequestOutput, task: PoolingTask) -> list[float] | lis
 
 
 class PoolingOutput(msgspec.Struct, frozen=True):
-    """What was asked for, whatever the task."""
+    """Output of a pooled prompt, for any task."""
 
     data: list[float] | list[list[float]]
     """A vector, a number for each label, or a vector for each token of the prompt."""
 
 
 class PoolingRequestOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a prompt that was pooled."""
+    """Answer to a prompt that was pooled."""
 
     prompt_token_ids: Sequence[int]
     outputs: PoolingOutput
@@ -82,13 +82,13 @@ class PoolingRequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassificationOutput(msgspec.Struct, frozen=True):
-    """A number for each label of the model."""
+    """Numbers for the labels of the model."""
 
     probs: list[float]
 
 
 class ClassificationRequestOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a prompt that was classified."""
+    """Answer to a prompt that was classified."""
 
     prompt_token_ids: Sequence[int]
     outputs: ClassificationOutput
@@ -97,16 +97,16 @@ class ClassificationRequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScoringOutput(msgspec.Struct, frozen=True):
-    """How well two texts go together."""
+    """Score of two texts."""
 
     score: float
 
 
 class ScoringRequestOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a pair of texts."""
+    """Answer to a pair of texts."""
 
     prompt_token_ids: Sequence[int]
-    """Of both, one after the other."""
+    """Token ids of both texts, concatenated."""
     outputs: ScoringOutput
     num_cached_tokens: int
     """Prompt tokens that were not computed for this pair."""
@@ -120,7 +120,7 @@ class EmbeddingOutput(msgspec.Struct, frozen=True):
 
 
 class EmbeddingRequestOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a prompt that was pooled."""
+    """Answer to a prompt that was pooled."""
 
     prompt_token_ids: Sequence[int]
     outputs: EmbeddingOutput
@@ -129,29 +129,29 @@ class EmbeddingRequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one request. What ``outputs`` holds depends on ``SamplingParams.output_kind``:
+    """State of one request. ``SamplingParams.output_kind`` decides the content of ``outputs``:
 
-    DELTA: the one choice that has something new, and only that. CUMULATIVE: the one choice that
-    has something new, with all of it so far. FINAL_ONLY: every choice, once, at the end.
+    DELTA: the one choice with new tokens, and only those. CUMULATIVE: the one choice with new
+    tokens, with all of it so far. FINAL_ONLY: every choice, once, at the end.
     """
 
     request_id: str
     """The caller's id."""
     prompt: str | None
-    """Text of the prompt, chat template applied; None where only ids were given."""
+    """Text of the prompt, chat template applied; None if only ids were given."""
     prompt_token_ids: Sequence[int]
-    """Of a prompt of embeddings a zero for each, as in vLLM."""
+    """Token ids of the prompt. A prompt of embeddings has a zero for each, as in vLLM."""
     prompt_logprobs: Sequence[PositionLogprobs | None] | None
-    """One per prompt token, None for the first; None unless asked for."""
+    """One per prompt token, None for the first; None unless requested."""
     outputs: Sequence[CompletionOutput]
     finished: bool
-    """Whether every choice has ended; nothing follows."""
+    """True if every choice has ended. No output follows."""
     num_cached_tokens: int | None
     """Prompt tokens that were not computed for this request."""
     num_generated_tokens: int
-    """Of all choices so far: ``completion_tokens`` of the usage."""
+    """Generated tokens of all choices so far: ``completion_tokens`` of the usage."""
     is_embeds: bool = False
-    """Whether the prompt was given as embeddings."""
+    """True if the prompt was given as embeddings."""
 
 
 def rendered(
@@ -160,7 +160,7 @@ def rendered(
     state: RequestState,
     shown: Sequence[CompletionOutput],
 ) -> RequestOutput:
-    """What a caller is told of a request as it stands: of its choices, ``shown``."""
+    """Return the output of a request in its current state, with the choices ``shown``."""
     request = processed.request
     return RequestOutput(
         request_id=request_id,

@@ -1,8 +1,8 @@
-"""How long an engine may say nothing to any of many who wait for it, by one timer for all of them.
+"""One timeout for many concurrent waits on an engine.
 
-What is sent at once is answered one after the other: how long one of them waits says how many are
-before it, not whether the engine works. A timeout of its own would also cost each wait as much as a
-tenth of all that is done for a prompt that is pooled.
+Requests that are sent together are answered one after the other. So the length of one wait depends
+on the requests before it, and not on the engine's health. Separate timeouts would also cost up to a
+tenth of all work for a pooled prompt.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Self
 
 
 class Patience:
-    """``async with`` it: TimeoutError is raised there when somebody waits, and too long ago a
-    wait was over last, or the first began."""
+    """Async context manager that raises TimeoutError if no wait ends for too long. The time runs
+    from the end of the last wait, or from the start of the first."""
 
     def __init__(self, seconds: float) -> None:
-        """For silences of at most so many seconds. Belongs to one task."""
+        """Allow at most ``seconds`` between ends of waits. Belongs to one task."""
         self._seconds = seconds
         self._limit = asyncio.timeout(None)
         self._waits = 0
         self._heard = 0.0
-        """When the last wait ended, or the first one began."""
+        """Time when the last wait ended, or the first one began."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """A wait begins: where others wait already, they are no better off for it."""
+        """Start a wait. It does not extend the deadline of waits that already run."""
         if not self._waits:
             self._heard = self._loop.time()
         self._waits += 1
@@ -35,7 +35,7 @@ class Patience:
             self._look()
 
     def end(self) -> None:
-        """One of the waits is over."""
+        """End one of the waits."""
         self._waits -= 1
         self._heard = self._loop.time()
 
@@ -54,7 +54,7 @@ class Patience:
         await self._limit.__aexit__(kind, error, trace)
 
     def _look(self) -> None:
-        """Come again when the silence that is now would be too long."""
+        """Raise the timeout if it is due, or schedule the next check."""
         self._timer = None
         if not self._waits:
             return

@@ -1,7 +1,7 @@
 """Batches whose prompts are pooled or scored, in the event loop of an ``AsyncLLM``.
 
-``LLMEngine`` has them done: while an engine computes some prompts, those that follow are prepared
-and answers are made of those before.
+Used by ``LLMEngine``. While an engine computes some prompts, later prompts are prepared and earlier
+outputs are converted.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tandem.protocol.pooling import PoolingParams
 from tandem.text.prompts import PromptLike
 
 STEPS_AHEAD = 4
-"""Of a batch that is pooled, steps' worth of tokens in the engine at a time: two are launched, two
-follow. Preparing all first would keep the interpreter from launching what the device waits for."""
+"""Maximum tokens of a pooled batch in the engine, in steps: two are launched, two follow. Preparing
+all prompts first would delay the launches that the device waits for."""
 
 _Result = TypeVar("_Result")
 
@@ -39,11 +39,11 @@ async def pool_batch(
     at_once: int,
     seconds: float,
 ) -> list[_Result]:
-    """What ``shown`` makes of that to which ``prompts`` come, in their order. At most ``at_once``
-    of them are in the engine at a time, and tokens for ``STEPS_AHEAD`` steps.
+    """Return the results of ``shown`` on the outputs of ``prompts``, in order. At most ``at_once``
+    prompts are in the engine at a time, and tokens for ``STEPS_AHEAD`` steps.
 
-    Raises InvalidParameter and what the first one failed with, whose ``answers`` are of those that
-    were done; RequestFailed when the engine answered none of them for ``seconds``.
+    Raises InvalidParameter, and the first error of a prompt. Its ``answers`` are those completed
+    until then. Raises RequestFailed if the engine answered none for ``seconds``.
     """
     step = (await llm.card()).max_num_batched_tokens
     window, found = Window(at_once, STEPS_AHEAD * step), dict[int, _Result]()
@@ -89,7 +89,8 @@ async def score_batch(
     at_once: int,
     seconds: float,
 ) -> list[ScoringRequestOutput]:
-    """A score for each pair, in order. Raises as ``pool_batch`` does, without ``answers``."""
+    """Return a score for each pair, in order. Raises as ``pool_batch`` does, without
+    ``answers``."""
     prepared = await prepare_scores(llm, first, second, activation=activation)
     seats = asyncio.Semaphore(at_once)
 
@@ -107,7 +108,8 @@ async def score_batch(
 
 @asynccontextmanager
 async def _patience(seconds: float) -> AsyncIterator[Patience]:
-    """That of a batch. Raises RequestFailed when none of it was answered for so long."""
+    """Yield the ``Patience`` of a batch. Raises RequestFailed if no request was answered in
+    time."""
     try:
         async with Patience(seconds) as patience:
             yield patience
@@ -119,7 +121,7 @@ async def _patience(seconds: float) -> AsyncIterator[Patience]:
 async def _patiently(
     llm: AsyncLLM, prepared: PreparedRequest, patience: Patience
 ) -> PooledRequestOutput:
-    """What one of a batch comes to."""
+    """Return the output of one prompt of a batch."""
     patience.begin()
     try:
         return await llm.pool(prepared)

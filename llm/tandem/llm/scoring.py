@@ -1,8 +1,8 @@
-"""How well two texts go together: by the model's head of one label, or by the angle of two vectors.
+"""Similarity scores of two texts: the number of the model's head, or the cosine of two vectors.
 
-A classifier of one label reads both texts as one prompt (a cross-encoder); any other model gives a
-vector for each text, each text once, and a pair's score is their cosine (a bi-encoder); one that is
-made for it scores the vectors of tokens (``late_interaction``).
+A classifier with one label reads both texts as one prompt (a cross-encoder). Any other model gives
+a vector for each text, each text once, and a pair's score is their cosine (a bi-encoder). A model
+for late interaction scores the vectors of tokens (``late_interaction``).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Side:
     texts: Sequence[str]
     param: str
     is_list: bool = True
-    """Whether errors name one of several."""
+    """True if errors name a text by its index."""
 
     def name(self, index: int) -> str:
-        """Of a text, for errors."""
+        """Return the name of a text for errors."""
         return f"{self.param}[{index}]" if self.is_list else self.param
 
 
@@ -50,12 +50,12 @@ class PreparedScores:
 
     requests: tuple[PreparedRequest, ...]
     pairs: tuple[tuple[int, ...], ...]
-    """Which requests each score is made of: one, or the two whose vectors are compared."""
+    """Requests of each score: one, or the two whose vectors are compared."""
 
     async def scores(
         self, pool: Pool
     ) -> tuple[list[ScoringRequestOutput], list[PooledRequestOutput]]:
-        """A score for each pair, and the answers of ``requests``, by ``pool``."""
+        """Return a score for each pair, and the outputs of ``requests``, computed by ``pool``."""
         outputs = await pool(self.requests)
         vectors = [each.floats for each in outputs]
         found = []
@@ -82,9 +82,9 @@ async def prepare_scores(
     options: InputOptions | None = None,
     activation: bool | None = None,
 ) -> PreparedScores | LateScores:
-    """The requests that give a score for each pair: one text with each of ``second``, or as many.
+    """Return the requests that score each pair: one text with each of ``second``, or pair by pair.
 
-    ``activation`` False leaves a head's own number. Raises InvalidParameter.
+    ``activation`` False returns the head's own number. Raises InvalidParameter.
     """
     count = len(second.texts)
     if len(first.texts) not in (1, count) or not count:
@@ -137,8 +137,8 @@ async def _by_head(
     *,
     typed: bool,
 ) -> PreparedScores:
-    """``typed``: the model tells tokens of the second text by their type. A pair that is too long
-    loses a part of its second text, never of its first."""
+    """``typed``: tokens of the second text have another type. A pair that is too long is truncated
+    in its second text only."""
     options, limit = options or InputOptions(), (await llm.card()).max_model_len
     keep = tokens_kept(options, limit, limit)
     from_left = options.truncation_side is TruncationSide.LEFT
@@ -185,9 +185,10 @@ async def pool_all(
     at_once: int,
     most_values: int | None = None,
 ) -> list[PooledRequestOutput]:
-    """Answers in order, ``at_once`` of them under way at a time; the first failure ends all.
+    """Return the outputs in order, with ``at_once`` requests at a time. The first failure cancels
+    all.
 
-    ``most_values`` bounds what is held: InvalidParameter when the answers have more.
+    ``most_values`` bounds the values in memory. Raises InvalidParameter if the outputs have more.
     """
     seats = asyncio.Semaphore(at_once)
     held = 0
@@ -207,7 +208,7 @@ async def pool_all(
 
 
 async def all_of(work: Sequence[Coroutine[Any, Any, _Answer]]) -> list[_Answer]:
-    """What each comes to, side by side, in order; the first failure ends all."""
+    """Return the results in order, computed concurrently. The first failure cancels all."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         return await asyncio.gather(*tasks)

@@ -1,6 +1,6 @@
-"""What is made of a model's texts and ids by its tokenizer alone: nothing is computed by an engine.
+"""Texts and token ids of a model, made by its tokenizer only, without an engine.
 
-The part of ``AsyncLLM`` that needs no client. What takes long is done beside the event loop.
+The part of ``AsyncLLM`` that needs no client. Long work runs outside the event loop.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _Result = TypeVar("_Result")
 
 
 class Texts:
-    """Of one model. All methods belong to one event loop."""
+    """Tokenizer calls of one model. All methods belong to one event loop."""
 
     def __init__(self, tokenizer: Tokenizer, beside: Beside) -> None:
         self.tokenizer = tokenizer
         self.beside = beside
-        """Where what takes long is computed."""
+        """Executor of long work."""
 
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], chat: ChatOptions | None = None
     ) -> str:
-        """A chat's text, as ``chat`` would tokenize it. Raises InvalidParameter."""
+        """Return a chat's text, as ``chat`` would tokenize it. Raises InvalidParameter."""
         return await self.beside.run(
             chat_weight(messages, chat), self.tokenizer.render_chat, messages, chat
         )
@@ -42,9 +42,9 @@ class Texts:
         keep: int | None = None,
         from_left: bool = False,
     ) -> tuple[list[int], int | None]:
-        """Ids of two texts as one prompt, joined as the tokenizer joins pairs, and where tokens of
-        the second's own type begin; the second is cut to ``keep`` ids of both. InvalidParameter
-        names a text by ``params``."""
+        """Return the ids of two texts as one prompt, joined as the tokenizer joins pairs. Also
+        return the position at which tokens of the second text's type begin. The second text is cut
+        to fit ``keep`` ids of both. InvalidParameter names a text by ``params``."""
         return await self.beside.run(
             len(first) + len(second),
             self.tokenizer.encode_pair,
@@ -56,7 +56,7 @@ class Texts:
         )
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text; a long one is tokenized beside the event loop."""
+        """Return the ids of a text. A long one is tokenized outside the event loop."""
         return await self.beside.run(
             len(text), self.tokenizer.encode, text, add_special_tokens=add_special_tokens
         )
@@ -68,7 +68,7 @@ class Texts:
         *,
         add_special_tokens: bool = False,
     ) -> list[int]:
-        """Ids of a chat, as ``chat`` would send them."""
+        """Return the ids of a chat, as ``chat`` would send them."""
         tokenizer = self.tokenizer
 
         def encoded() -> list[int]:
@@ -80,9 +80,9 @@ class Texts:
     async def decode(
         self, ids: Sequence[int], *, skip_special_tokens: bool = True, param: str | None = None
     ) -> str:
-        """Text of ids as a text of its own.
+        """Return the text of ids, decoded as a separate text.
 
-        With ``param``, ids that stand for nothing raise InvalidParameter of that name.
+        With ``param``, unknown ids raise InvalidParameter with that name.
         """
 
         def decoded() -> str:
@@ -93,13 +93,13 @@ class Texts:
         return await self.beside.run(len(ids), decoded)
 
     async def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """What each id adds to a text."""
+        """Return the text of each id."""
         tokenizer = self.tokenizer
         return await self.beside.run(
             len(ids) * 4, lambda: [tokenizer.token_text(token) for token in ids]
         )
 
     async def _tokenized(self, size: int, work: Callable[[], _Result]) -> _Result:
-        """What ``work`` gives, which tokenizes and is of that ``size``."""
+        """Return the result of ``work``, which tokenizes and has that ``size``."""
         with marked("tokenize"):
             return await self.beside.run(size, work)

@@ -1,5 +1,5 @@
-"""How long a request takes to be prepared, in characters of text: long ones are prepared beside the
-event loop (``beside``)."""
+"""Estimated cost of preparing a request, in characters of text. Long requests are prepared outside
+the event loop (``beside``)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from tandem.text.chat_template import ChatOptions
 from tandem.text.prompts import EmbedsPrompt, PromptLike, TextPrompt, TokensPrompt
 
 BAD_WORD_COSTS = 30
-"""Of a bad word, in characters: it is tokenized twice."""
+"""Cost of a bad word, in characters: it is tokenized twice."""
 
 PROMPT_COSTS = 200
-"""Of a prompt that is pooled, in characters, whatever its length."""
+"""Cost of a pooled prompt, in characters, in addition to its length."""
 
 MOST_TOGETHER = 32
-"""Prompts that are prepared together, at most: others wait no longer for them than for a long
-one."""
+"""Maximum number of prompts prepared together. Other requests wait no longer for them than for a
+long prompt."""
 
 CHARACTERS_A_TOKEN = 4
-"""Of English text; where a character is a token, so much more of a batch is in an engine."""
+"""Characters per token of English text. If every character is a token, an engine holds that much
+more of a batch."""
 
 
 def prompt_weight(prompt: PromptLike) -> int:
-    """Of a prompt: its text, or a character for each id or byte."""
+    """Return the cost of a prompt: its characters, or one for each id or byte."""
     if isinstance(prompt, TextPrompt):
         return len(prompt.text)
     if isinstance(prompt, EmbedsPrompt):
@@ -35,15 +36,16 @@ def prompt_weight(prompt: PromptLike) -> int:
 
 
 def prompt_tokens(prompt: PromptLike) -> int:
-    """About how many tokens a prompt has, at least 1: its ids, or a text's characters by four."""
+    """Return the approximate tokens of a prompt, at least 1: its ids, or a quarter of its
+    characters."""
     if isinstance(prompt, TokensPrompt):
         return max(1, len(prompt.token_ids))
     return max(1, prompt_weight(prompt) // CHARACTERS_A_TOKEN)
 
 
 def parts_of(prompts: Sequence[PromptLike], tokens: int, most: int) -> Iterator[list[PromptLike]]:
-    """``prompts`` in their order, in parts that are prepared together: of about ``tokens`` tokens
-    each, and of at most ``most`` prompts and ``MOST_TOGETHER``."""
+    """Yield ``prompts`` in order, in parts that are prepared together. A part has about ``tokens``
+    tokens, and at most ``most`` prompts and ``MOST_TOGETHER``."""
     most = min(most, MOST_TOGETHER)
     part: list[PromptLike] = []
     left = tokens
@@ -59,7 +61,8 @@ def parts_of(prompts: Sequence[PromptLike], tokens: int, most: int) -> Iterator[
 
 
 def chat_weight(messages: Sequence[Mapping[str, Any]], chat: ChatOptions | None) -> int:
-    """A template that a request brings runs in a process of its own, and is waited for."""
+    """Return the cost of a chat. A request's own template is awaited in the loop: it runs in
+    another process."""
     if chat is None:
         return weight(messages)
     if chat.chat_template is not None:
@@ -68,7 +71,7 @@ def chat_weight(messages: Sequence[Mapping[str, Any]], chat: ChatOptions | None)
 
 
 def params_weight(params: Params) -> int:
-    """Of sampling parameters as callers write them."""
+    """Return the cost of sampling parameters as callers give them."""
     if not isinstance(params, Mapping):
         return 0
     words = params.get("bad_words") or ()

@@ -1,4 +1,4 @@
-"""How much of a batch is in an engine at a time."""
+"""Limit of the requests and tokens of a batch that are in an engine at a time."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ class _Waiting(NamedTuple):
 
 
 class Window:
-    """Places for at most so many requests, and so many tokens in all, taken in the order of asking.
+    """Limit of concurrent requests and of their total tokens, granted in FIFO order.
 
-    Whoever weighs more than all places, or wants more of them, goes alone. Belongs to one event
-    loop.
+    A request above a limit runs alone. Belongs to one event loop.
     """
 
     def __init__(self, most: int, tokens: int) -> None:
-        """``most`` requests of together ``tokens`` tokens, both at least 1."""
+        """Allow ``most`` requests with ``tokens`` tokens in total, both at least 1."""
         self._places = most
         self._most = self._tokens = tokens
         self._waiting: deque[_Waiting] = deque()
 
     async def take(self, weight: int, places: int = 1) -> None:
-        """Wait for so many places, for ``weight`` tokens together, behind everybody who waits."""
+        """Wait for ``places`` places with ``weight`` tokens in total, after all earlier waiters."""
         if not self._waiting and self._has_room(weight, places):
             self._seat(weight, places)
             return
@@ -43,7 +42,7 @@ class Window:
             raise
 
     def give(self, weight: int, places: int = 1) -> None:
-        """Give places back, all at once or one by one."""
+        """Return places, all at once or one by one."""
         self._places += places
         self._tokens += weight
         self._call_next()

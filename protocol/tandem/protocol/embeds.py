@@ -13,7 +13,7 @@ from tandem.protocol.errors import InvalidParameter
 PLACEHOLDER = 0
 """Token id that stands for each embedding if a prompt is counted by its ids."""
 MOST_BYTES = 48 << 20
-"""Maximum number of bytes of one prompt's values. A frame to a worker holds them and the rest of a request."""
+"""Maximum bytes of one prompt's values. A frame to a worker also holds the rest of a request."""
 MAX_MAGNITUDE = 32_768
 """Exclusive bound of a value's magnitude. Embeddings of models are at most a few hundred, and
 float16 overflows at about twice this bound."""

@@ -34,8 +34,8 @@ class FirstToken(msgspec.Struct, frozen=True, array_like=True):
 
 
 MAX_FIRST_BYTES = 1 << 19
-"""Maximum number of bytes of the first tokens of all choices, by ``first_bytes``. Larger ones are not handed
-over. Messages between workers may be twice as long."""
+"""Maximum number of bytes of the first tokens of all choices, by ``first_bytes``. Larger ones are
+not handed over. Messages between workers may be twice as long."""
 _BYTES_OF_A_LOGPROB = 16
 """Maximum number of bytes of an id and its log-probability on the wire."""
 

@@ -22,7 +22,7 @@ from tandem.router.openai.service import read, service_of
 routes = Routes("administration")
 
 SECRET = frozenset({"api_key", "admin_api_key"})
-"""Settings of which nothing is told but whether they are there."""
+"""Settings whose values are hidden: only whether they are set is shown."""
 ADDRESSES = frozenset({"control"})
 LOGGERS = ("tandem", "uvicorn")
 """Whose level is set: this process's own, and its server's."""

@@ -84,7 +84,7 @@ from tandem.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 FIND_AGAIN = 5.0
-"""Seconds until a discovery that failed begins anew."""
+"""Seconds until a failed discovery starts again."""
 SLOW_READER = 60.0
 """Seconds beyond a request's deadline that its client may take to read the rest."""
 
@@ -107,7 +107,7 @@ _CALLED_BY_CANARY = frozenset(
 
 @dataclass(slots=True)
 class Router:
-    """The parts that live as long as the app, sockets aside: made before the loop runs."""
+    """Parts that exist as long as the app, except for sockets: made before the loop runs."""
 
     config: RouterConfig
     pool: WorkerPool
@@ -174,7 +174,7 @@ class Router:
         return cls(config, pool, fleet, dispatcher, metrics, llm, templates, live, turns)
 
     def names(self) -> tuple[str, ...]:
-        """Names of the model: as configured, or as the workers say."""
+        """Return the names of the model: as configured, or as the workers report."""
         if self.config.served_model_name:
             return self.config.served_model_name
         cards = [worker.card.model for worker in self.pool.workers.values()]

@@ -1,8 +1,8 @@
-"""Which beats a router may be set to: those that its workers live with.
+"""Bounds of the router's heartbeat settings: those that its workers accept.
 
-A worker has no setting for its own: it beats at one pace, and takes a router that is silent for
-long for gone, with all of its requests. A router that beats too seldom, or expects beats faster
-than they come, would lose every link again and again.
+A worker has no setting for its own: it beats at one pace. It declares a router lost that is silent
+for long, and ends all of its requests. A router that beats too seldom, or expects beats faster than
+they come, would lose every link again and again.
 """
 
 from __future__ import annotations

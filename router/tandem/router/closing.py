@@ -14,9 +14,10 @@ from collections.abc import Callable
 MIN_DRAINED = 16 << 10
 """Bytes that a slow reader must take in each period in which a write waits for it."""
 LINGER_SECONDS = 1.0
-"""How long a client that owes nothing may take to close its half, once it has all."""
+"""Seconds that a client may take to close its half, once it has received everything and has nothing
+left to send."""
 LINGER_BYTES = 1 << 20
-"""What it may say meanwhile."""
+"""Bytes that the client may send meanwhile."""
 
 DRAIN_RATE = 16 << 20
 """Bytes in a second that are read of one connection and go nowhere."""
@@ -45,8 +46,8 @@ class Closing:
         return self.has_begun or self._transport.is_closing()
 
     def begin(self, seconds: float | None = None, num_bytes: int | None = None) -> None:
-        """Close when what is written has gone, or no longer moves, and the client has left or had
-        ``seconds`` to; what it says until then, up to ``num_bytes``, goes nowhere."""
+        """Close after the written bytes have gone, or no longer progress, and the client has left
+        or had ``seconds`` to. Up to ``num_bytes`` that it sends until then are discarded."""
         if self.is_over():
             return
         self.has_begun = True
@@ -69,8 +70,8 @@ class Closing:
             self._wait()
 
     def heard(self, num_bytes: int) -> None:
-        """The client said so much since the end began. A large part is read at ``DRAIN_RATE``, so
-        that what goes nowhere keeps nobody waiting."""
+        """Count bytes that the client sent since the end began. A large part is read at
+        ``DRAIN_RATE``, so that discarded bytes delay no other request."""
         self._room -= num_bytes
         if self._room < 0:
             self._transport.close()

@@ -30,7 +30,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#,]+")
 HANDOFF_PATIENCE = {"conditional": 1.0, "elastic": 0.05}
 """Seconds by placement, unless given."""
 MIN_HANDOFF_TOKENS = {"conditional": 16, "elastic": 0, "strict": 0}
-"""By placement, unless given."""
+"""Defaults by placement."""
 TARGET_TTFT_MS = 300.0
 
 _BOUNDS: dict[str, tuple[int, int | None]] = {

@@ -81,10 +81,10 @@ class Operation:
     streams: type[BaseModel] | None = None
     """Events instead of the answer, with stream=true."""
     names_events: bool = False
-    """Whether an event says its name beside its data."""
+    """Set if an event has its name in addition to its data."""
     errors: tuple[int, ...] = (500, 503)
     says: tuple[int, ...] = ()
-    """Statuses beside 200 that may have the same object in the place of an error."""
+    """Statuses other than 200 that may have the same object instead of an error."""
     fails: type[BaseModel] = types.ErrorBody
     """The answer of every error."""
     queries: Mapping[str, Mapping[str, object]] = field(default_factory=dict)

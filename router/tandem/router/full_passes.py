@@ -1,9 +1,9 @@
-"""When Python's collector looks at every object: while no request is under way.
+"""Full passes of Python's garbage collector, made while no request is under way.
 
-A full pass stops all streams for as long as it takes to look at what all requests hold, some 200
-objects each: 25 to 50 ms with 200 of them. Python makes one whenever a quarter as many objects have
-come as there were, every few seconds under load. What ends here leaves no cycle behind, so there is
-hardly anything for a pass to find: it waits for a quiet moment, but not for ever.
+A full pass stops all streams while it traverses the objects of all requests, some 200 each: 25 to
+50 ms with 200 requests. Python makes one whenever the number of objects has grown by a quarter,
+every few seconds under load. An ended request leaves no cycle, so a pass finds hardly anything. It
+waits for a quiet moment, but not without bound.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ NEVER = 2**31 - 1
 WORTH = 10
 """Passes over the younger generations after which a full one is worth a quiet moment."""
 MOST = 2_000
-"""And after which it is made whoever waits: at most some 4 million objects came by then."""
+"""Passes after which a full one is made even under load: at most some 4 million objects came by
+then."""
 
 
 @asynccontextmanager

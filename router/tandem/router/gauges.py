@@ -1,4 +1,4 @@
-"""Gauges of the router, each read from the part that knows when ``/metrics`` is asked."""
+"""Gauges of the router, each read from its source when ``/metrics`` is scraped."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Bytes of requests that are held in memory until they are understood, by tenant.
+"""Bytes of requests that are held in memory until they are parsed, by tenant.
 
-A tenant may hold twice what is free, so that some is always free for others. If there are no API
-keys all may be held by one. A request that still comes, and stands still, ends for another one of
-its tenant that moves. Used for bodies of HTTP and for messages of gRPC.
+A tenant may hold twice what is free, so that some is always free for other tenants. Without API
+keys one client may hold all. A request that is still arriving, and stalls, ends in favour of
+another one of its tenant that progresses. Used for bodies of HTTP and for messages of gRPC.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class HeldBytes:
         self._clock = clock
         self._by_tenant: Counter[str] = Counter()
         self._coming: dict[Holding, Callable[[], None]] = {}
-        """What ends each request that still comes, in the order of their last progress. It is kept
-        here and not in the holding: the request would refer to itself after its end."""
+        """Callbacks that end each request that is still arriving, in the order of their last
+        progress. They are kept here and not in the holding: the request would refer to itself after
+        its end."""
 
     def enter(self, tenant: str, end: Callable[[], None]) -> Holding:
         """Return the holding of a request that begins to come; ``end`` is called if it has to make

@@ -18,7 +18,7 @@ _REGISTERS = 1 << _BITS
 _ALPHA = 0.7213 / (1 + 1.079 / _REGISTERS)
 _REST = 64 - _BITS
 HALF_SECONDS = 12 * 3600.0
-"""Two halves are told together: what was asked for in the last 12 to 24 hours."""
+"""Seconds of one half of the window. Two halves are counted together: the last 12 to 24 hours."""
 
 
 class Sketch:

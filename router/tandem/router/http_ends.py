@@ -20,7 +20,7 @@ from tandem.router.http_limits import ConnectionLimits
 from tandem.router.http_protocol import JoinedProtocol, UnchunkedCycle
 
 HEARD_BEHIND = 8
-"""Requests that may wait behind another while their client is still listened to."""
+"""Pipelined requests up to which the client is still read."""
 
 
 class Outlet(asyncio.Transport):
@@ -84,7 +84,7 @@ class EndingProtocol(JoinedProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.cycles: deque[RequestResponseCycle] = deque()
-        """Requests without their whole answer; the first is being answered, the others wait."""
+        """Requests without their whole answer; the first is being answered, the rest wait."""
         self._is_stopping = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -102,7 +102,7 @@ class EndingProtocol(JoinedProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> None:
-        """The client says nothing more: the loop closes, once what is unsent has gone."""
+        """Let the loop close once unsent bytes have gone: the client has closed its half."""
         if self._breaks_off():
             self._outlet.abort()
         else:
@@ -135,7 +135,7 @@ class EndingProtocol(JoinedProtocol):
         super().resume_writing()
 
     def shutdown(self) -> None:
-        """The server ends, and waits for nobody who owes it something."""
+        """Stop with the server, without waiting for clients that have yet to send something."""
         self._is_stopping = True
         super().shutdown()
         self.closing.hurry()
@@ -145,8 +145,8 @@ class EndingProtocol(JoinedProtocol):
         return False
 
     def end(self) -> None:
-        """Say nothing more, and close when the client has what was said; at once where it would
-        take a part for the whole."""
+        """Write nothing more, and close after the client has received what was written. Close at
+        once if it would take a part for the whole."""
         if self.closing.is_over():
             return
         breaks_off = self._breaks_off()
@@ -171,7 +171,8 @@ class EndingProtocol(JoinedProtocol):
         return isinstance(answer, UnchunkedCycle) and answer.would_seem_whole()
 
     def _give_up_requests(self) -> None:
-        """Nobody hears an answer any more, and no next request is waited for."""
+        """Disconnect all requests: no client reads an answer any more, and no next request is
+        awaited."""
         for cycle in self.cycles:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -184,7 +185,7 @@ class EndingProtocol(JoinedProtocol):
 
 
 def _nowhere(_: bytes | bytearray | memoryview) -> None:
-    """Said to nobody."""
+    """Discard the data."""
 
 
 def _nothing() -> None:

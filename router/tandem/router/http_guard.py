@@ -31,14 +31,14 @@ from tandem.router.middleware.answer import send_error
 from tandem.router.openai.errors import ErrorAnswer
 
 SPARE_CONNECTIONS = 32
-"""Beyond the cap, for probes: a full house is no reason to be restarted."""
+"""Connections beyond the cap, for probes: too many connections are not a reason for a restart."""
 PROBES = frozenset({"/health", "/live", "/ping", "/ready", "/metrics"})
 MAX_PIPELINED = 16
 MAX_FRAMING = 9
 """Bytes of chunk framing for each byte of a body: chunks of one byte need six."""
 SPARE_CHUNKS = 1024
-"""Chunks of any size that a body may have, with those that it waits behind: each costs the loop a
-call."""
+"""Chunks of any size that a body may have, together with the bodies before it: each costs the loop
+a call."""
 MIN_CHUNK = 64
 """Bytes that those beyond them have on average, or more."""
 SMALL = 4 << 10
@@ -73,7 +73,7 @@ class GuardedProtocol(EndingProtocol):
         self._num_headers = 0
         self._body = 0
         self._num_parts = self._parts_bytes = 0
-        """Of all bodies."""
+        """Counts over all bodies."""
         self._parts_before: deque[tuple[int, int]] = deque()
         """The two as they were when a body began: the one that comes, and before it those whose
         answers are not out."""
@@ -182,8 +182,8 @@ class GuardedProtocol(EndingProtocol):
             )
 
     def on_response_complete(self) -> None:
-        """The answer is out; its request may not be in yet, and nobody waits for the rest. Or what
-        comes waited behind it, and has its time from now on."""
+        """Bound the rest of a request whose answer is complete, since the rest is not used. If a
+        pipelined request follows, its deadline begins now."""
         super().on_response_complete()
         self._forget_parts()
         deadline = self._deadline
@@ -202,7 +202,7 @@ class GuardedProtocol(EndingProtocol):
         return self._phase is not _Phase.IDLE
 
     def end(self) -> None:
-        """Say nothing more, and close when the client has what was said."""
+        """Write nothing more, and close after the client has received what was written."""
         self._disarm()
         super().end()
         if self.transport.get_write_buffer_size() <= SMALL:
@@ -214,8 +214,9 @@ class GuardedProtocol(EndingProtocol):
         return self.timeout_keep_alive_task is not None and not self.transport.is_closing()
 
     def _squeeze_in(self) -> None:
-        """The house is full: whoever lingers or is idle goes; else only probes are answered. One
-        that idled may take the rest of its answer with it, but not where too many do so already."""
+        """Make room at the cap: abort lingering connections, or else close an idle one, or else
+        answer probes only. An idle one may receive the rest of its answer, unless too many do so
+        already."""
         others = self.connections
         over = len(others) - self.limits.connections
         gone = list(
@@ -294,7 +295,8 @@ class GuardedProtocol(EndingProtocol):
         raise _OverLimitError(answer.message)
 
     def _refuse(self, answer: ErrorAnswer) -> None:
-        """Say so, unless the client would take it for the answer to another request; and end."""
+        """Send the error, unless the client would take it for the answer to another request; then
+        end."""
         if self.transport.is_closing():
             return
         if self._phase is _Phase.BODY:

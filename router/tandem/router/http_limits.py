@@ -18,13 +18,14 @@ class ConnectionLimits:
     head_seconds: float = 10.0
     body_seconds: float = 60.0
     unwanted_seconds: float = 5.0
-    """For the rest of a body whose request has its answer."""
+    """Seconds for the rest of a body whose request has its answer."""
     unwanted_bytes: int = 64 << 20
-    """Of such a rest, once the connection ends: many clients read nothing before all is sent."""
+    """Bytes of such a rest after the connection ends: many clients read nothing before all is
+    sent."""
     write_seconds: float = 30.0
     connections: int = 4096
     connections_per_client: int = 0
-    """Per address; 0 is any number, as behind a proxy all have the same."""
+    """Connections per address; 0 is any number, since behind a proxy all have the same address."""
 
 
 def written(answer: ErrorAnswer) -> bytes:

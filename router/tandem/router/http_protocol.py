@@ -1,9 +1,9 @@
-"""uvicorn's HTTP, but that an answer's headers go out with the first of its body, and that HTTP/1.0
-hears no chunks, and which of its answers are whole.
+"""uvicorn's HTTP protocol, with an answer's headers joined to its first body bytes, and without
+chunks for HTTP/1.0.
 
-uvicorn writes the two apart: one more call into the kernel for every answer, and a client that
-wakes once for the headers and once more for the first token of a stream. It writes chunks to
-whoever asks, which RFC 9112, section 6.1, forbids for HTTP/1.0.
+uvicorn writes headers and body apart. That is one more call into the kernel for every answer. The
+client wakes once for the headers and again for the first token of a stream. It also sends chunks to
+every client, which RFC 9112, section 6.1, forbids for HTTP/1.0.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class JoinedTransport(asyncio.Transport):
 
 
 class UnchunkedCycle(RequestResponseCycle):
-    """An answer to HTTP/1.0: where its length is not known, it ends with the connection, which is
-    reset wherever it closes before that, so that nobody takes a part for the whole."""
+    """Answer to HTTP/1.0. Without a known length it ends with the connection. The connection is
+    reset if it closes before that, so that no client takes a part for the whole."""
 
     is_measured = False
 

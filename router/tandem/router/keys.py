@@ -16,9 +16,9 @@ logger = logging.getLogger(__name__)
 SHARE = 20
 """The files are looked at again after this many times the seconds that the last look took."""
 SETTLED_NS = 100_000_000
-"""Age from which a file's times tell its versions apart; a younger one is read at each look."""
+"""Age from which a file's times distinguish its versions; a younger file is read at each check."""
 MAX_KEY_BYTES = 4_096
-"""Bytes that are read of a key's file; more than a header can hold is no key."""
+"""Bytes that are read of a key's file; a longer key would not fit in a header."""
 
 
 class KnownKeys:
@@ -57,7 +57,7 @@ class KnownKeys:
 
 
 _Seen = tuple[int, int, int, int]
-"""What tells the versions of a file apart: inode, size, and when it was changed."""
+"""Identity of a file's version: inode, size, and time of change."""
 
 
 class KeyFolder:
@@ -67,7 +67,8 @@ class KeyFolder:
         self._path = path
         self._keys: list[bytes] = []
         self._files: dict[str, tuple[_Seen | None, bytes]] = {}
-        """By name; no version for a file that was changed just before it was read."""
+        """Version and content by name; no version for a file that was changed just before it was
+        read."""
         self._changed = -1
         """When an entry of the folder last came or went."""
         self._next = 0.0

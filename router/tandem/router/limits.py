@@ -20,7 +20,7 @@ class Limits:
     max_prompts: int = 256
     """Prompts of one call; above it: 400."""
     max_parallel_prompts: int = 64
-    """Prompts of one call that run at a time; the others wait."""
+    """Prompts of one call that run at a time; the rest wait."""
     max_sequences: int = 1024
     """Prompts times ``n`` of one call; above it: 400."""
     max_messages: int = 4096
@@ -105,7 +105,8 @@ _RANGES: dict[str, tuple[int, int | None]] = {
     "max_stored_responses": (0, 1 << 20),
     "max_stored_response_bytes": (1 << 10, None),
 }
-"""Least and largest value of each limit that is a whole number. The others are seconds above 0."""
+"""Least and largest value of each limit that is a whole number. All other limits are seconds above
+0."""
 
 
 def with_limits(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,10 +45,11 @@ DROPS = ("garbage", "reset", "stale", "unexpected")
 """Why a frame of a worker is dropped."""
 SHAPES = ("whole", "handoff")
 RUNGS = ("first", "another_prefill", "local_prefill", "another_decode", "same")
-"""What an attempt is: the names of the ladder's ``Rung``."""
+"""Kinds of attempts: the names of the ladder's ``Rung``."""
 _CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 STATUSES = (200, 429, 500, 503, 504)
-"""Of answers that workers give, or do not; a client's own mistakes are no news of the service."""
+"""Counted statuses of answers that workers give, or fail to give. A client's own mistakes are not
+counted."""
 
 MISTAKES = frozenset({RefusalCode.INVALID, RefusalCode.NEVER_FITS, RefusalCode.UNSUPPORTED})
 """Refusals of what a client did wrong (400): the service has not failed."""
@@ -58,7 +59,7 @@ GaugeReader = Callable[[], GaugeReading]
 
 
 class Totals(NamedTuple):
-    """Counters since the start; an output is what one step says of one choice."""
+    """Counters since the start; an output is the part of one choice in one step."""
 
     started: float
     ended: float
@@ -75,7 +76,7 @@ class RouterMetrics:
     """Everything under ``/metrics``. Called in the loop's thread."""
 
     next_token: Callable[[float], None]
-    """Called with the seconds between two outputs of one choice: once a token, and bound anew with
+    """Observes the seconds between two outputs of one choice. Called once a token; bound again with
     the labels."""
 
     def __init__(self, model_name: str = "") -> None:
@@ -161,8 +162,8 @@ class RouterMetrics:
     def request_ended(
         self, *, seconds: float, num_tokens: int, num_choices: int, decode_seconds: float
     ) -> None:
-        """A request was answered wholly, or its client left; tokens are those of all choices that
-        spoke, which come beside each other."""
+        """Count a request that was answered wholly, or whose client left; tokens are those of all
+        choices with output, which are generated concurrently."""
         self._generation_tokens.inc(num_tokens)
         self._request_generation.observe(num_tokens)
         self._e2e.observe(seconds)
@@ -219,7 +220,7 @@ class RouterMetrics:
         self._attempt_failures.labels(kind, reason).inc()
 
     def request_failed(self, reason: str) -> None:
-        """The ladder gave up, the deadline passed, or nobody was there to take it."""
+        """Count a failure: the ladder gave up, the deadline passed, or no worker was available."""
         self._failures.labels(reason).inc()
 
     def request_cancelled(self) -> None:
@@ -227,11 +228,11 @@ class RouterMetrics:
         self._cancelled.inc()
 
     def first_token_from(self, role: str) -> None:
-        """Which leg said token 1 first."""
+        """Count the role of the leg that sent token 1 first."""
         self._first_from.labels(role).inc()
 
     def repeated(self, count: int) -> None:
-        """Tokens that a second leg said again, and agreed."""
+        """Count tokens that a second leg sent again, and that agreed."""
         self._repeated.inc(count)
 
     def contradicted(self) -> None:
@@ -382,9 +383,9 @@ _read_before = threading.local()
 
 
 class _ReadGauge(Collector):
-    """Reads its values when it is scraped, so that what is gone leaves no series behind.
+    """Gauge that reads its values at a scrape, so that ended objects leave no series.
 
-    In a thread it shows what the loop's thread has read before.
+    In a thread it shows the values that the loop's thread has read before.
     """
 
     kind = "gauge"

@@ -1,7 +1,7 @@
-"""Sleeps that say by how much they were too long, for those who judge others by the clock.
+"""Sleeps that report their delay, for code that judges other processes by the clock.
 
-A loop that was held (by a computation, or by the machine) wakes late, with everything that came
-meanwhile still unread: whoever measures silence takes that time off first.
+A loop that was blocked (by a computation, or by the machine) wakes late, with everything received
+meanwhile still unread. Code that measures silence subtracts that time first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""uvicorn as the router runs it: guarded connections, and an end in which every client is told."""
+"""uvicorn as the router runs it: guarded connections, and a stop that answers every client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tandem.router.middleware.stopping import LAST_WORD_SECONDS, Ending, shuttin
 EVERY = 0.1
 """Seconds between two looks at what a router that stops waits for."""
 DESCRIPTORS_KEPT = 512
-"""For workers' links, files and whatever else is no client's connection."""
+"""Descriptors for workers' links, files and everything else that is not a client's connection."""
 BODY_GRACE = 5.0
 """Seconds beyond an endpoint's own limit, or beyond the answer, after which a body that still
 trickles is cut."""
@@ -38,16 +38,16 @@ _STOPS = shutting_down("The server stops; try again")
 
 
 class RpcServer(Protocol):
-    """gRPC beside HTTP."""
+    """gRPC server next to HTTP."""
 
     async def stop(self, grace: float) -> None:
         """Take no more calls, and end those that are not finished after ``grace`` seconds."""
 
 
 class Server(uvicorn.Server):
-    """Answers under way get ``drain_seconds`` after a signal; then they are ended in words. Who
-    connects meanwhile hears that the server stops, and what it counts. A second signal of either
-    kind ends the process at once."""
+    """Server whose answers under way get ``drain_seconds`` after a signal; then they are ended with
+    an error. Meanwhile new requests are answered that the server stops; metrics are still served. A
+    second signal of either kind ends the process at once."""
 
     def __init__(self, config: uvicorn.Config, *, app: Any, drain_seconds: float) -> None:
         config.timeout_graceful_shutdown = math.ceil(

@@ -1,8 +1,8 @@
-"""Answers that take milliseconds to make, made a few times a second for all that ask.
+"""Answers that take milliseconds to make, made a few times a second and shared by all requests.
 
-A request gets an answer that was begun after it came, together with all others that wait for the
-same one. The first requests are answered at once; under load answers are made ``EVERY`` so many
-seconds. They are made in a thread, so that the loop goes on meanwhile.
+A request gets an answer whose making began after the request came, shared with all others that wait
+for the same one. The first requests are answered at once; under load answers are made every
+``EVERY`` seconds. They are made in a thread, so that the loop goes on meanwhile.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Putting the fleet to sleep and waking it up, by vLLM's spelling: parameters stand in the query.
+"""Endpoints that put the fleet to sleep and wake it, in vLLM's form: parameters are in the query.
 
-All of it asks for the keys of administration (``middleware/auth``). An answer comes when placement
-knows of it: a request behind it meets workers as it says.
+All of them require the keys of administration (``middleware/auth``). An answer is sent once
+placement has the new state, so that a request after it finds workers in that state.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ routes = Routes("administration")
 
 USUAL_LEVEL = "1"
 USUAL_WAIT_S = "60"
-"""In which requests may come to their end, unless ``timeout`` says otherwise."""
+"""Seconds in which requests may end, unless ``timeout`` is given."""
 BEAT_SECONDS = 10.0
-"""A worker's beat says within this what it has answered."""
+"""Seconds within which a worker's beat reports the state that it has answered."""
 
 
 @routes.post("/sleep")
@@ -81,8 +81,8 @@ async def is_sleeping(request: Request) -> Response:
 
 
 async def _until(pool: WorkerPool, *, sleeping: bool) -> None:
-    """Wait until every worker's beat says so; one that is silent for so long is lost, and known to
-    be."""
+    """Wait until every worker's beat reports the state; a worker that is silent for so long is
+    lost, and known to be."""
     deadline = asyncio.get_running_loop().time() + BEAT_SECONDS
     while any(worker.sleeps is not sleeping for worker in pool.workers.values()):
         left = deadline - asyncio.get_running_loop().time()

@@ -19,7 +19,7 @@ class Tenant:
     id: str
     """16 hexadecimal digits, the same for the same key in every router; empty without keys."""
     is_admin: bool = False
-    """Whether the key is an administrator's: it may read what belongs to other tenants."""
+    """Set if the key is an administrator's: it may read what belongs to other tenants."""
 
     @classmethod
     def from_key(cls, key: bytes, *, is_admin: bool = False) -> Tenant:

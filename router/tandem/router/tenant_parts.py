@@ -52,7 +52,7 @@ class TenantParts(Generic[_Name]):
         self._forget_if_empty(tenant)
 
     def use(self, name: _Name) -> None:
-        """Move an entry behind the others of its tenant."""
+        """Move an entry to the end of its tenant's entries."""
         self._parts[self._tenant_of[name]].sizes.move_to_end(name)
 
     def remove(self, name: _Name) -> None:

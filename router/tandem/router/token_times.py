@@ -1,7 +1,7 @@
-"""A histogram that is told of every token, at a fraction of what the library's costs.
+"""A histogram that observes every token, at a fraction of the library's cost.
 
 ``prometheus_client`` takes a lock for a bucket and one for the sum, and walks the bounds in Python.
-The router's is observed once a token and in one thread, so a search and two additions do.
+The router's is observed once a token and in one thread, so a search and two additions are enough.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TokenTimes:
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """Of each bucket alone, the last without an upper bound."""
+        """Counts of each bucket alone, the last without an upper bound."""
         self.sum = 0.0
 
     def observe(self, value: float) -> None:

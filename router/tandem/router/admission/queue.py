@@ -1,13 +1,13 @@
 """Bound the requests that run at once, and queue those after them.
 
-A request that finds the queue full is refused at once (429); one that waited too long is sent away
-(503). Both are told when to come again. By priority (lower first), then fairly by tenant, then by
-arrival.
+A request that finds the queue full is refused at once (429); one that waited too long is refused
+then (503). Both refusals state when to retry. The order is by priority (lower first), then fairly
+by tenant, then by arrival.
 
 Tenants share all bounds. A tenant that holds less than an equal part of what may run does not wait
 for those that hold more: up to twice the bound runs while they shrink. The same holds for the
-queue: a tenant that fills it is refused, another one still finds its part. One tenant alone may
-have all.
+queue: a tenant that fills it is refused, another one still finds its part. A single tenant may have
+all.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tandem.protocol.errors import Refusal, RefusalCode, RequestRefused
 from tandem.protocol.fair_order import FairOrder
 
 SLACK = 64
-"""Entries of those who left that the heap may keep beside as many as wait."""
+"""Entries of abandoned requests that the heap may keep in addition to as many as wait."""
 REQUEST_COST = 64
-"""Tokens that a request costs beside its prompt, in the order of tenants."""
+"""Tokens that a request costs in addition to its prompt, in the order of tenants."""
 
 
 class RejectReason(StrEnum):
@@ -117,7 +117,7 @@ class AdmissionQueue:
         self._order = FairOrder()
         self._running, self._waits = _Amount(), _Amount()
         self._shares: dict[str, _Share] = {}
-        """Of tenants that have a request here."""
+        """Shares of tenants that have a request here."""
         self._members: dict[int, _Waiting] = {}
         """Requests that wait, by number."""
         self._number = 0
@@ -143,12 +143,12 @@ class AdmissionQueue:
         return self._waits.tokens
 
     def oldest_wait(self, now: float) -> float:
-        """Seconds that whoever came first has waited by ``now`` (``time.monotonic``); 0 if nobody
-        waits."""
+        """Return the seconds that the oldest waiting request has waited by ``now``
+        (``time.monotonic``); 0 if none waits."""
         return max((now - each.since for each in self._members.values()), default=0.0)
 
     async def enter(self, tokens: int, *, priority: int = 0, tenant: str = "") -> bool:
-        """Return when the request may run: whether it has waited for that, maybe with others that
+        """Wait until the request may run; return whether it had to wait, maybe with others that
         were let in at once. Raises AdmissionRefused; then do not ``leave``."""
         share = self._shares.setdefault(tenant, _Share())
         start = self._order.enter(tenant, tokens + REQUEST_COST)
@@ -166,7 +166,7 @@ class AdmissionQueue:
         return True
 
     def leave(self, tokens: int, *, tenant: str = "") -> None:
-        """A request that had entered is over: let others in."""
+        """Remove a request that had entered, and admit waiting ones."""
         self._running.remove(tokens)
         self._shares[tenant].running.remove(tokens)
         self._forget_if_gone(tenant)
@@ -185,8 +185,8 @@ class AdmissionQueue:
         return self._is_below(share, tokens)
 
     def _is_below(self, share: _Share, tokens: int) -> bool:
-        """Return whether one more request leaves a tenant within its part of what may run, others
-        being there."""
+        """Return whether one more request leaves a tenant within its part of the bounds, if there
+        are other tenants."""
         limits, tenants = self.limits, len(self._shares)
         return (
             tenants > 1
@@ -278,7 +278,8 @@ class AdmissionQueue:
         return heap[0] if heap else None
 
     def _forget(self, waiting: _Waiting) -> None:
-        """It waits no more. Nobody looks through the heap for it: thousands may leave together."""
+        """Drop a request that waits no more. Its heap entry stays: thousands may leave together,
+        and searching the heap for each is slow."""
         del self._members[waiting.number]
         self._waits.remove(waiting.tokens)
         share = self._shares[waiting.tenant]

@@ -16,8 +16,8 @@ from tandem.protocol.fair_order import FairOrder
 
 
 class Turns:
-    """One request begins in each round of the event loop, by HTTP or by gRPC, or goes on
-    elsewhere; one that is alone waits for nobody."""
+    """Turns of requests: in each round of the event loop one request begins, by HTTP or by gRPC, or
+    goes on in a thread. A single request does not wait."""
 
     def __init__(self, *, tenant: Callable[[], str] = str) -> None:
         """``tenant`` returns the tenant of the current task."""
@@ -27,7 +27,7 @@ class Turns:
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         """A heap, by tag and number."""
         self._taken = False
-        """This round is somebody's."""
+        """Set if this round is taken."""
 
     async def take(self) -> None:
         """Wait for a round of one's own."""

@@ -25,7 +25,7 @@ _OF_ROLES = {
     "system": ("text",),
 }
 FAILED = "Error: "
-"""Before the result of a tool that failed: templates know no other way to say it."""
+"""Prefix of the result of a tool that failed: templates have no other form for it."""
 
 
 def messages_of(
@@ -108,7 +108,7 @@ def _said(where: str, blocks: Sequence[Mapping[str, Any]], called: set[str]) -> 
 def _asked(
     where: str, role: str, blocks: Sequence[Mapping[str, Any]], called: set[str]
 ) -> list[Message]:
-    """Results of tools, a message each, and what is said beside them."""
+    """Return the results of tools, a message each, and the text next to them."""
     found: list[Message] = []
     texts: list[dict[str, Any]] = []
     for index, block in enumerate(blocks):

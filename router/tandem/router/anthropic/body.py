@@ -19,13 +19,14 @@ from tandem.router.openai.bodies.reading import Reading
 from tandem.router.openai.bodies.schemas import ChatBody, Information, Messages
 
 CacheControl = dict[str, Any]
-"""What is to be cached: prefixes are cached for all alike, and no answer changes by it."""
+"""Cache marks, which have no effect: prefixes are cached for all requests, and no answer
+changes."""
 NAMES: Mapping[str, str] = {
     "response_format.json_schema.schema": "output_config.format.schema",
     "reasoning_effort": "output_config.effort",
     "thinking_token_budget": "thinking.budget_tokens",
 }
-"""What a chat calls a parameter, to what a message calls it."""
+"""Names of a chat's parameters in a message."""
 
 
 class Tool(Body):

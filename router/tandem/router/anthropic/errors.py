@@ -20,7 +20,7 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""By status; others of the client's are invalid requests, others of ours api_error."""
+"""Types by status; other client errors are invalid requests, other server errors api_error."""
 
 
 def error_body(scope: Scope, answer: ErrorAnswer) -> bytes:

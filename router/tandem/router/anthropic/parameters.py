@@ -1,4 +1,4 @@
-"""Parameters that Anthropic's API knows and this server does not do: see openai/parameters."""
+"""Parameters of Anthropic's API that this server does not support: see openai/parameters."""
 
 from __future__ import annotations
 

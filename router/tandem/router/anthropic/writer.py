@@ -1,6 +1,6 @@
-"""One message as it grows: its blocks, and the events that tell of them.
+"""One message as it grows: its blocks, and their events.
 
-The same for whole answers, which keep the blocks and send no events.
+The same code writes whole answers, which keep the blocks and send no events.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MessageWriter:
         return self._flushed()
 
     def take(self, events: Iterable[Event]) -> bytes:
-        """Events of what the model said in a step; often none."""
+        """Return the events of a step's output; often none."""
         for event in events:
             match event:
                 case ContentDelta(text):
@@ -125,7 +125,8 @@ class MessageWriter:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Arguments of a call; of one that broke off there is no object, so none."""
+    """Return the arguments of a call; {} if the text is not a JSON object, as after an early
+    end."""
     try:
         found = msgspec.json.decode(text or "{}")
     except msgspec.DecodeError:

@@ -1,8 +1,8 @@
-"""Links that stay down, each with a new socket now and then. Both discoveries do so.
+"""Periodic reconnects of links that stay down, each with a new socket. Both discoveries do so.
 
 ZMQ resolves a name again on each of its own retries, and there are cases that it does not recover
-from by itself. A worker that is known under two addresses has a link at one, and nobody looks at
-the other (``WorkerPool``): once nobody answers at the first, the second is tried from here.
+from by itself. A worker that is known under two addresses has a link at one, and the other is
+parked (``WorkerPool``). Once the first does not answer, the second is tried from here.
 """
 
 from __future__ import annotations

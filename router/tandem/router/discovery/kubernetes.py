@@ -1,8 +1,8 @@
 """Workers by the pods of a cluster: a list, a watch from there, and a new list every minute.
 
-Needs get, list and watch on pods of one namespace. The blocking client runs in a thread of its
-own; the pool is only touched in the loop. While the API server cannot be reached the workers
-known so far stay: their links say who lives.
+Needs get, list and watch on pods of one namespace. The blocking client runs in a thread of its own;
+the pool is only touched in the loop. While the API server cannot be reached the workers known so
+far stay: their links show which are alive.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class ErrorCounter(Protocol):
 
 
 class PodWatcher:
-    """Reads pods until stopped; ``told`` gets all of them after each change, in its thread."""
+    """Thread that reads pods until stopped; ``told`` gets all of them after each change, in that
+    thread."""
 
     def __init__(
         self,
@@ -136,8 +137,8 @@ class KubernetesDiscovery:
         self._known: Found = {}
 
     async def run(self, interval: float = LOOK_AGAIN) -> None:
-        """Keep the pool's addresses to what the cluster says, and look after those that stay down
-        for a whole ``interval`` (seconds)."""
+        """Keep the pool's addresses equal to the cluster's, and reconnect those that stay down for
+        a whole ``interval`` (seconds)."""
         loop = asyncio.get_running_loop()
         latest: asyncio.Queue[Found] = asyncio.Queue()
 
@@ -161,9 +162,10 @@ class KubernetesDiscovery:
             watcher.stop()
 
     def apply(self, found: Found) -> None:
-        """Add, remove and note; a pod that has begun to leave is told how long it has.
+        """Add, remove and note; a pod that has begun to leave is sent its remaining time.
 
-        The pool's addresses are all discovery's, also those of one that failed before this began.
+        All of the pool's addresses are discovery's, also those of one that failed before this
+        began.
         """
         for endpoint in self._pool.links():
             before, facts = self._known.get(endpoint), found.get(endpoint)

@@ -1,4 +1,4 @@
-"""Pods to workers, purely: which addresses to look at, and what a pod says of its worker.
+"""Pure mapping of pods to workers: their addresses, and a pod's facts of its worker.
 
 A pod is known by its UID: a successor at the same address is another pod. ``kubernetes`` brings the
 objects, the pool gets the difference.
@@ -35,7 +35,7 @@ class PodFacts:
     """``host:port`` of its worker; None while it has no address or after its end."""
     note: WorkerNote
     leave_ms: int | None = None
-    """For a pod that is being deleted: what is left until it is killed, by the given clock."""
+    """Milliseconds until a pod that is being deleted is killed, by the given clock."""
 
 
 def facts_of(pod: Pod, now: datetime | None = None) -> PodFacts:
@@ -95,7 +95,7 @@ class PodBook:
             self._pods[facts.uid] = facts
 
     def by_endpoint(self) -> dict[str, PodFacts]:
-        """The pod behind each address: of two with the same one, the younger."""
+        """Return the pod at each address: of two with the same one, the younger."""
         found: dict[str, PodFacts] = {}
         for facts in sorted(self._pods.values(), key=lambda each: (each.created, each.uid)):
             if facts.endpoint is not None:

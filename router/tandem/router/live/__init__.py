@@ -1,1 +1,1 @@
-"""Live views of the fleet: made on request, from state that is kept anyway."""
+"""Live views of the fleet: made on request, from state that exists anyway."""

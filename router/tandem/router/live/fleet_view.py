@@ -25,7 +25,7 @@ from tandem.router.workers.peering import handoff_peers
 from tandem.router.workers.worker import Worker
 
 MAX_LINKS = 4096
-"""Hand-off links that are told; of further ones only the number is."""
+"""Hand-off links that are listed; further ones are only counted."""
 _NOTHING = LinkCount()
 
 
@@ -195,7 +195,7 @@ class LiveFleet:
 
 
 def _kv_use(load: LoadReport | None) -> float | None:
-    """Share of the blocks that somebody holds."""
+    """Return the share of the blocks that are held."""
     if load is None or not load.total_blocks:
         return None
     return round(1 - load.free_blocks / load.total_blocks, 4)

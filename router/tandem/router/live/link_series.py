@@ -1,7 +1,7 @@
-"""The matrix of prefill and decode workers in ``/metrics``: each link's state, pace and KV to come.
+"""The matrix of prefill and decode workers in ``/metrics``: each link's state, pace and queued KV.
 
-Read from what decode workers' beats say when somebody scrapes. Bounded: of more than ``MAX_SERIES``
-links those are told that do not work, then those with the most to bring, and how many are not.
+Read from decode workers' beats at a scrape. Bounded: of more than ``MAX_SERIES`` links those that
+are down come first, then those with the most to bring, then the number of omitted ones.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from tandem.router.dispatch.job import Job
 from tandem.router.placement.links import Pair
 
 PHASES = ("admission", "no_worker", "sent", "prefill", "handoff", "decode", "client")
-"""In the order in which a request goes through them."""
+"""Phases in the order in which a request goes through them."""
 
 
 @dataclass(slots=True)
@@ -39,9 +39,16 @@ class Underway:
 
 
 def phase_of(job: Job) -> str:
-    """``admission``: its turn in the router's queue. ``no_worker``: one that could take it.
-    ``sent``: a worker's word that it has it. ``prefill``: its first token. ``handoff``: the word of
-    who decodes. ``decode``: its end. ``client``: all is said and the client has yet to read it."""
+    """Return the phase of a request, by what it waits for.
+
+    admission   its turn in the router's queue
+    no_worker   a worker that could take it
+    sent        a worker's acceptance
+    prefill     its first token
+    handoff     the first output of the decode worker
+    decode      its end
+    client      the client, which has yet to read the end
+    """
     attempt = job.attempt
     if attempt is None:
         return "no_worker" if job.admitted else "admission"

@@ -1,8 +1,8 @@
-"""Lets the operator's canary choose its way through the fleet, and says which one it took.
+"""Routes the operator's canary by its own choice of workers, and reports the route taken.
 
-The token is read from its file at each use: it may be replaced while the router runs. It opens what
-the canary calls (``Access.CANARY``) and nothing else. A request with a wrong token is refused, so
-that no ordinary answer is taken for a canary's.
+The token is read from its file at each use: it may be replaced while the router runs. It gives
+access to the paths of the canary (``Access.CANARY``) and to nothing else. A request with a wrong
+token is refused, so that no ordinary answer is taken for a canary's.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 from tandem.router.config import RouterConfig
 
 EXPOSED = ("X-Request-Id", "X-Tandem-Ignored", "Retry-After")
-"""Headers of answers that scripts may read beside those that browsers always show."""
+"""Headers of answers that scripts may read in addition to those that browsers always expose."""
 
 
 def cors_options(config: RouterConfig) -> dict[str, Any]:

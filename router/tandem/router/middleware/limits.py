@@ -74,7 +74,7 @@ class _Upload:
         self._held = held
         self._tenant = tenant_id()
         self._holding: Holding | None = None
-        """From when the application reads."""
+        """Reservation of the body's bytes, from the application's first read on."""
         self._source = source
         self._limit = limit
         self._turns = turns

@@ -1,7 +1,7 @@
-"""Refuses what a web page may send through the browser of someone who runs the router.
+"""Refuses requests that a web page may send through the browser of a user on the router's host.
 
-On a loopback address the router trusts everything that reaches it, and a browser reaches it from
-any page: with the page's ``Origin``, or, after DNS rebinding, with the page's ``Host``.
+On a loopback address the router trusts every request that reaches it, and a browser reaches it from
+any page. Such a request has the page's ``Origin``, or, after DNS rebinding, the page's ``Host``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Serves every route below a path prefix, too: behind a proxy that passes its prefix on."""
+"""Serves every route below a path prefix, too, for a proxy that passes its prefix on."""
 
 from __future__ import annotations
 

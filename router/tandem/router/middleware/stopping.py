@@ -1,8 +1,9 @@
-"""Tells clients whose answer is ended before it is finished: by the server's stop, or by an
+"""Sends an error to clients whose answer is ended early: by the server's stop, or by an
 administrator.
 
-A stream ends with the last words of its API, what has not begun is answered 503: so that nobody
-takes a cut answer for a whole one. Work below is cancelled, and with it what runs on workers.
+A stream ends with the last events of its API. A request whose answer has not begun is answered 503.
+So no client takes a cut answer for a whole one. Tasks below are cancelled, and with them the work
+on workers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tandem.router.openai.answers.last_words import last_words
 from tandem.router.openai.errors import ErrorAnswer
 
 LAST_WORD_SECONDS = 1.0
-"""For a client that does not read what it is told at the end."""
+"""Seconds for a client that does not read its last event."""
 
 
 class Ending:
@@ -109,7 +110,7 @@ class _Answer:
             self._ended = True
 
     async def end(self, told: ErrorAnswer) -> None:
-        """The last word, if the client takes it soon."""
+        """Send the last event, if the client takes it soon."""
         try:
             async with asyncio.timeout(LAST_WORD_SECONDS):
                 if not self._begun:

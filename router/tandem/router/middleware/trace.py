@@ -15,8 +15,9 @@ from tandem.router.timeline.recorder import ASKED, Recorder, header_of
 
 logger = logging.getLogger("tandem.access")
 _SAFE = "/:@!$&'()*+,;=~"
-"""What a path may have beside letters, digits and -._ in a line of the log: its server has decoded
-it, and a line break or an escape of a client's would be another line, or a terminal's command."""
+"""Characters that a path may have in a log line, other than letters, digits and -._ : its server
+has decoded it, and a client's line break or escape would be another line, or a terminal's
+command."""
 
 
 def _given_id(scope: Scope) -> str | None:

@@ -1,7 +1,7 @@
-"""Answers what nobody foresaw with 500, below the other layers.
+"""Answers unexpected exceptions with 500, below the other layers.
 
-Starlette's own handler stands above them all, where an answer would lack the request's id, the
-headers that browsers ask for, and a place in the counters.
+Starlette's own handler is above them all. There an answer would lack the request's id, the headers
+that browsers need, and a place in the counters.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""OpenAI's HTTP interface with vLLM's extensions; pydantic lives here and nowhere else."""
+"""OpenAI's HTTP interface with vLLM's extensions; no other package uses pydantic."""

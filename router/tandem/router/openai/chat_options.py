@@ -15,7 +15,7 @@ from tandem.router.openai.service import Service
 from tandem.text.chat_template import ChatOptions
 
 _EFFORT = frozenset({"reasoning_effort", "enable_thinking"})
-"""Names under which templates learn of ``reasoning_effort``."""
+"""Names under which templates read ``reasoning_effort``."""
 
 
 def chat_options(body: ChatBody | TokenizeBody, service: Service) -> ChatOptions:
@@ -56,7 +56,8 @@ def _effort(body: ChatBody | TokenizeBody) -> dict[str, Any]:
 
 
 def _check_read(body: ChatBody | TokenizeBody, options: ChatOptions, service: Service) -> None:
-    """Refuse what the model's template does not read; a client knows its own template."""
+    """Refuse arguments that the model's template does not read; a template that the client sends is
+    not checked."""
     wanted: dict[str, tuple[object, frozenset[str]]] = {}
     if options.tools:
         wanted["tools"] = (body.tools, frozenset({"tools"}))

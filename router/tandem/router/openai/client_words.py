@@ -1,7 +1,7 @@
 """The messages to clients for refusals and failures within the fleet.
 
-Workers' messages speak of blocks, quotas, links and each other's addresses. The log and the metrics
-have all of it. A client cannot use it and must not learn it.
+Workers' messages name blocks, quotas, links and each other's addresses. The log and the metrics
+have all of it. A client cannot use it and must not see it.
 """
 
 from __future__ import annotations

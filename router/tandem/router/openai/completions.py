@@ -49,8 +49,8 @@ async def create_completion(request: Request) -> Response:
 
 
 async def prompts_of(service: Service, body: CompletionBody, embeds: list[str]) -> list[Prompt]:
-    """Prompts of embeddings first, then the others, where there are any. An empty ``prompt`` beside
-    embeddings is none: clients must send one."""
+    """Return prompts of embeddings first, then the rest, if any. An empty ``prompt`` next to
+    embeddings is ignored: clients must send one."""
     prompts: list[Prompt] = [*await service.embeds.read(embeds, service.llm.beside)]
     if not prompts or body.prompt:
         beside = service.llm.beside

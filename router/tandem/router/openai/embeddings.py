@@ -1,4 +1,4 @@
-"""``POST /v1/embeddings`` and ``POST /pooling``: vectors of texts, and what a head says of them."""
+"""``POST /v1/embeddings`` and ``POST /pooling``: vectors of texts, and outputs of a head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's error body, and what each of our exceptions becomes in it.
+"""OpenAI's error body, and the status of each exception in it.
 
 InvalidParameter, ContextLengthExceeded      400, with the field
 RequestRefused   invalid, never_fits, …      400
@@ -7,7 +7,7 @@ AdmissionRefused queue full                  429; waited too long 503; with Retr
 RequestFailed    deadline                    504
                  failed closed, internal     500
                  every other                 503, with Retry-After
-HttpProblem      as it says                  404, 401, 413, …
+HttpProblem      its own status              404, 401, 413, …
 """
 
 from __future__ import annotations

@@ -57,9 +57,10 @@ async def prepare_all(
     params: Mapping[str, object],
     options: InputOptions,
 ) -> list[PreparedRequest]:
-    """One after the other, with others' turns between: many small prompts hold nobody up.
+    """Prepare prompts one after the other, and yield to other requests in between: many small
+    prompts delay no other request.
 
-    Raises InvalidParameter that names the prompt where there are several.
+    Raises InvalidParameter that names the prompt if there are several.
     """
     prepared: list[PreparedRequest] = []
     for index, prompt in enumerate(prompts):
@@ -159,7 +160,7 @@ class Totals:
 
 
 def without_tokens(choice: CompletionOutput) -> CompletionOutput:
-    """A choice of which the client wants nothing but the prompt before it."""
+    """Return the choice without its tokens: the client requested only the prompt."""
     return CompletionOutput(
         index=choice.index,
         text="",

@@ -42,7 +42,8 @@ _OURS = "prompt_token_ids"
 AT_ONCE = 8_192
 """Tokens of inputs that are prepared together."""
 AT_A_TIME = 8_192
-"""Numbers that are written before others have their turn: they take about half a millisecond."""
+"""Numbers that are written before other requests have their turn: they take about half a
+millisecond."""
 CODED_AT_A_TIME = 3 << 16
 """Bytes as base64, the same; a multiple of three, so that parts stand side by side."""
 
@@ -122,8 +123,8 @@ class PooledCall:
     async def reply_data(
         self, outputs: Sequence[PooledRequestOutput], items: Iterable[Sequence[bytes]]
     ) -> Response:
-        """The answer with a list of ``items``, JSON in parts, that may be long: nobody waits while
-        they are put together."""
+        """Return the answer with a list of ``items``, JSON in parts, that may be long: joining them
+        delays no other request."""
         parts = [msgspec.json.encode({**self._around(outputs), "object": "list"})[:-1]]
         parts.append(b',"data":')
         for index, item in enumerate(items):
@@ -147,7 +148,7 @@ class PooledCall:
 
 
 def _of_input(refusal: Refusal) -> Refusal:
-    """A worker's word on a prompt as one on the client's input."""
+    """Return a worker's refusal of a prompt as one of the client's input."""
     message = refusal.message.replace(_OURS, "input")
     return msgspec.structs.replace(refusal, param="input", message=message)
 
@@ -160,8 +161,8 @@ async def item_of(
     as_base64: bool,
     by_token: bool = False,
 ) -> list[bytes]:
-    """JSON of an object with ``fields`` and, under ``name``, the values: base64 of their bytes, a
-    list, or a list for each token. Others have their turns while it is written."""
+    """Return JSON of an object with ``fields`` and, under ``name``, the values: base64 of their
+    bytes, a list, or a list for each token. Other requests have their turns while it is written."""
     parts = [msgspec.json.encode(fields)[:-1] + f',"{name}":'.encode()]
     if as_base64:
         parts += [b'"', *await _coded(output.values), b'"']

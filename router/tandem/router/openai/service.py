@@ -54,7 +54,7 @@ class Service:
     llm: AsyncLLM
     metrics: RouterMetrics
     canary_metrics: RouterMetrics
-    """What canaries count, apart."""
+    """Metrics of canaries, counted apart."""
     names: Callable[[], tuple[str, ...]]
     """Names under which the model may be asked for; empty while none is known."""
     body_seconds: float
@@ -62,16 +62,16 @@ class Service:
     stream_seconds: float
     """Longest that a stream may take to be written, its client's slowness included."""
     bounds: RequestBounds
-    """How much one request may hold."""
+    """Bounds of one request."""
     is_served: Callable[[], bool]
-    """Whether a decode worker is up: then its card is known without waiting."""
+    """Returns whether a decode worker is up: then its card is known without waiting."""
     parsers: ModelParsers = field(default_factory=ModelParsers)
-    """What tells reasoning and calls of tools from content."""
+    """Parsers that separate reasoning and calls of tools from content."""
     trust_request_chat_template: bool = False
     allow_request_priority: bool = False
     max_parallel_prompts: int = 64
     embeds: EmbedsIntake = field(default_factory=EmbedsIntake)
-    """Whether and how prompts of embeddings are taken."""
+    """Limits of prompts of embeddings, and whether they are accepted."""
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
     keep_alives: KeepAlives = field(default_factory=lambda: KeepAlives(0.0))
     """Sends comments in streams that are silent."""
@@ -227,7 +227,7 @@ def _budget(param: str, seconds: float) -> int:
 
 
 def _priority(asked: int, service: Service) -> int:
-    """The client's word in the order of everybody's queue, where that is allowed."""
+    """Return the client's priority in the common queue, if clients may set one."""
     if asked and not service.allow_request_priority:
         raise InvalidParameter(
             "priority", asked, "0: this server lets no request order the queue for all"

@@ -23,7 +23,7 @@ from tandem.text.parsers.tables import CallText, ChannelFormat, ToolFormat
 
 _FRAME_BYTES = 4_096
 _FRAME_ELEMENTS = 64
-"""Of a form beside its tags, at most."""
+"""Elements of a form other than its tags, at most."""
 BEST_EFFORT = "tools.strict"
 """Name of the hint that ``strict`` is for a tool that is not held to its schema."""
 Format = ToolFormat | ChannelFormat | None

@@ -1,6 +1,7 @@
-"""Forms of a whole answer, by the tags of the calls that may stand in it.
+"""Forms of a whole answer, by the tags of the calls that may be in it.
 
-A format tells calls by a mark anywhere, by how the answer begins, or by the header of a message.
+A format marks calls by a mark anywhere, by the beginning of the answer, or by the header of a
+message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Arguments that a model writes as parameters between tags, as elements of a structural tag.
 
-What stands between two tags is read by the tool's schema (``tandem.text.parsers.values``): a string
-as it is written, all else as JSON. So a string cannot be held to everything that a schema may say.
+The text between two tags is read by the tool's schema (``tandem.text.parsers.values``): a string as
+it is written, all else as JSON. So a string cannot be kept to everything that a schema may state.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def _constants_of(schema: Mapping[str, Any], at: str) -> list[Any] | None:
 
 
 def _constants_of_all(several: Sequence[Any], at: str) -> list[Any] | None:
-    """Values that schemas of which a value follows one allow together, null among them; None where
-    one of them allows others, too."""
+    """Return the values that schemas of which one must match allow together, null among them; None
+    if one of them allows further values."""
     together: list[Any] = []
     for each in several:
         is_null = _is_plain(each) and each["type"] == "null"
@@ -155,7 +155,8 @@ def _listed(schema: Mapping[str, Any], keyword: str, at: str) -> list[Any] | Non
 
 
 def _length(schema: Mapping[str, Any], keyword: str, at: str) -> int | None:
-    """Characters that a keyword counts. Raises NotFollowed for what is no count."""
+    """Return the number of characters that a keyword states. Raises NotFollowed unless it is a
+    count."""
     length = schema.get(keyword)
     if length is None:
         return None
@@ -187,7 +188,7 @@ def _is_plain(schema: object) -> bool:
 
 
 def _said(schema: Mapping[str, Any]) -> set[str]:
-    """Keywords that may say what is valid."""
+    """Return the keywords that constrain the valid values."""
     return {keyword for keyword, value in schema.items() if says(keyword, value)}
 
 

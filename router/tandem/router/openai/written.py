@@ -16,7 +16,7 @@ MAX_NAME = 128
 _MAX_ITEMS = 12
 _MAX_DEPTH = 4
 _MAX_BITS = 1024
-"""Of a whole number: Python takes long to write out large ones, and refuses the largest."""
+"""Bits of a whole number: Python takes long to write out large ones, and refuses the largest."""
 
 
 def shortened(text: str, length: int) -> str:

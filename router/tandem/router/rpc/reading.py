@@ -24,8 +24,8 @@ _AnyBody = TypeVar("_AnyBody", bound=Body)
 _AnyRequest = TypeVar("_AnyRequest")
 _AnyValue = TypeVar("_AnyValue")
 _ENTRY_WEIGHT = 17
-"""Of a message within a message as it becomes a field, for ``Beside``: it takes 0.4 to 1.1 us, and
-two bytes may be one."""
+"""Cost of a nested message as it becomes a field, for ``Beside``: it takes 0.4 to 1.1 us, and two
+bytes may be one message."""
 _INPUTS = "one of prompt, tokens, prompt_embeds and chat"
 
 
@@ -179,7 +179,7 @@ def _sampling(params: pb.SamplingParams) -> dict[str, Any]:
 
 
 def _finite(name: str, value: _AnyValue) -> _AnyValue:
-    """The value, unless it is a number that JSON has no word for: it would be none."""
+    """Return the value. Raises InvalidParameter for a number that JSON cannot express."""
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidParameter(name, value, "a finite number")
     return value

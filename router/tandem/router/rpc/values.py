@@ -16,12 +16,12 @@ from google.protobuf.message import DecodeError
 from tandem.router.openai.bodies.shape import CONTAINER_SHARE, SLICE_BYTES, too_many
 
 _WITH_LENGTH = 2
-"""Of the ways in which fields come: texts, messages and packed numbers."""
+"""Wire type of fields with a length: texts, messages and packed numbers."""
 _CONTINUED = bytes(range(128, 256))
 """Bytes of a number that are not its last."""
 _MAX_SHIFT = 63
 COUNT_WEIGHT = 11
-"""Of a byte that is counted, for ``Beside``: 0.65 us where all fields are empty."""
+"""Cost of a counted byte, for ``Beside``: 0.65 us if all fields are empty."""
 
 
 def may_exceed(num_bytes: int, most: int) -> bool:

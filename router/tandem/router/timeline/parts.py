@@ -1,9 +1,10 @@
 """A record cut into parts: each instant of a call belongs to exactly one, so that they add up.
 
-Workers' notes are placed between the router's own times of sending an attempt and of hearing its
-end. What is left of that time beside the worker's own is the two ways; the way back is quick, since
-workers say a step's outputs at once, while a request may lie for a step before a worker takes it.
-Of all that covers an instant the most specific counts; what nobody covers is the router's own.
+Workers' notes are placed between the router's own times of sending an attempt and of receiving its
+end. The rest of that time outside the worker is the transport in both directions. The way back is
+quick, since workers send a step's outputs at once, while a request may wait for a step before a
+worker takes it. If several notes cover an instant the most specific counts; an instant without any
+is the router's own.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from itertools import pairwise
 from tandem.protocol.recording import AttemptRecord, LegRecord, Recording
 
 BACK_SECONDS = 0.0005
-"""What a worker's last word takes to the router, at most, when it is not known better."""
+"""Transport time of a worker's last message to the router, at most, unless it is known better."""
 TAKEN_LATE_SECONDS = 0.05
 """Longer on its way than this: not the way is slow, but the worker does not take it."""
 
 DEFAULT, HELD, DECODE, WAY, QUEUE, LOAD, CHUNK, STOPPED, OWN = range(9)
-"""How specific a stretch is."""
+"""Ranks of stretches: the most specific is the highest."""
 _OF_NOTES = {
     "queue": (QUEUE, "queue"),
     "chunk": (CHUNK, "chunk"),
@@ -60,8 +61,8 @@ class _Cover:
 
 
 def placed(leg: LegRecord) -> tuple[float, float] | None:
-    """When the attempt came to the worker, on the router's clock, and how far that may be off;
-    None while the worker has told nothing."""
+    """Return the arrival of the attempt at the worker, on the router's clock, and its possible
+    error; None while the worker has reported nothing."""
     times, heard = leg.times, leg.heard
     if times is None or heard is None:
         return None
@@ -91,7 +92,7 @@ def parts_of(recording: Recording, now: float) -> list[Part]:
 
 @dataclass(slots=True)
 class _Run:
-    """Stretches of one party and name, one behind the other."""
+    """Consecutive stretches of one party and name."""
 
     cover: _Cover
     begin: float
@@ -131,14 +132,15 @@ class _Sweep:
         self.edges = {at for each in self._coming for at in each[:2]}
         self._active: _Heap = []
         self._stopped: dict[str, _Heap] = {}
-        """By worker: which of them counts depends on who holds the request then."""
+        """Stopped stretches by worker: which of them counts depends on the request's holder at that
+        time."""
         self._holds: list[tuple[float, str]] = []
         """Ends of attempts' stretches with a worker, the earliest first."""
         self._holders: Counter[str] = Counter()
 
     def best(self, at: float) -> _Cover:
-        """The most specific. Where both workers stood still, it is who held the request: the other
-        one had nothing to do for it."""
+        """Return the most specific stretch. If both workers were stopped, it is that of the
+        request's holder: the other one had nothing to do for it."""
         self._enter(at)
         while self._holds and self._holds[0][0] <= at:
             self._holders[heappop(self._holds)[1]] -= 1

@@ -78,7 +78,8 @@ class Ring:
         self._open[id(recording)] = recording
 
     def close(self, recording: Recording) -> None:
-        """A call is over. One without a key is not kept: strangers push nobody's record out."""
+        """Close the recording of a call. One without a key is not kept, so that it evicts no
+        tenant's record."""
         name = id(recording)
         self._open.pop(name, None)
         if recording.status == UNAUTHORIZED:

@@ -26,7 +26,7 @@ _SPANS = frozenset(
 
 
 def operation_of(path: str) -> str:
-    """The conventions' word for what a path does, or the API's own."""
+    """Return the conventions' name for a path's operation, or the API's own."""
     return _OPERATIONS.get(path, _OTHER)
 
 

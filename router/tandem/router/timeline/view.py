@@ -17,7 +17,7 @@ from tandem.router.timeline.parts import Part, parts_of, placed
 
 MAX_CANDIDATES = 64
 MAX_SHORT_PARTS = 48
-"""Parts that a client is told; the others are summed up in one."""
+"""Parts that a client is sent; the rest are summed up in one."""
 
 
 def short(recording: Recording, now: float) -> bytes:
@@ -83,8 +83,8 @@ def full(recording: Recording, now: float) -> dict[str, Any]:
 
 
 def _rows(recording: Recording, now: float) -> msgspec.Raw:
-    """Rows as JSON. Of a call that is over they are made once, and again when a worker has told of
-    its part since: views ask for the same calls every second."""
+    """Return rows as JSON. Those of an ended call are made once, and again when a worker has
+    reported its part since: views request the same calls every second."""
     if recording.ended is None:
         return msgspec.Raw(_encoded_rows(recording, now))
     told = sum(leg.times is not None for each in recording.attempts for leg in each.legs)

@@ -1,1 +1,1 @@
-"""The live page of a router: static files, which ask the same HTTP as everybody does."""
+"""The live page of a router: static files, which use the public HTTP interface."""

@@ -1,1 +1,1 @@
-"""Links to workers: who is up, what they serve, how loaded they are."""
+"""Links to workers: which are up, their models, their load."""

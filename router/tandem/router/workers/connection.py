@@ -1,8 +1,8 @@
-"""The link to one worker address: when to greet, and who gets which frame.
+"""The link to one worker address: the time of HELLO, and the receiver of each frame.
 
-Turns frames into calls: a request's events go to its ``Sink``, the worker's own to the
-``Listener`` (the pool). When the link is lost every key on it gets ``Failed(WORKER_LOST)``, once.
-Whatever does not fit is counted and dropped.
+Turns frames into calls: a request's events go to its ``Sink``, the worker's own to the ``Listener``
+(the pool). When the link is lost every key on it gets ``Failed(WORKER_LOST)``, once. A frame that
+does not match is counted and dropped.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Listener(Protocol):
         ...
 
     def on_refused(self, connection: WorkerConnection) -> None:
-        """The worker speaks another protocol, or no longer says so."""
+        """Note that the worker has another protocol, or has no longer."""
         ...
 
     def on_lost(self, connection: WorkerConnection, incarnation: Incarnation, reason: str) -> None:
@@ -62,7 +62,7 @@ class Listener(Protocol):
         ...
 
     def on_beat(self, connection: WorkerConnection, beat: WorkerBeat) -> None:
-        """The worker lives."""
+        """Note a beat of the worker."""
         ...
 
     def on_blocks(self, connection: WorkerConnection, events: BlockEvents) -> None:
@@ -81,9 +81,9 @@ class WorkerConnection:
     def __init__(self, context: LinkContext, endpoint: str, listener: Listener) -> None:
         self.endpoint = endpoint
         self.incarnation: Incarnation | None = None
-        """Of the worker while the link is up."""
+        """Incarnation of the worker while the link is up."""
         self.other_wire = ""
-        """What the worker last said of its protocol, while that is not ours."""
+        """The worker's last report of its protocol, while that is not ours."""
         self._context = context
         self._listener = listener
         self._session = Session(context.terms)
@@ -130,7 +130,8 @@ class WorkerConnection:
         return False
 
     def release(self, request: str, attempt: int, *, cancel: bool) -> None:
-        """Want no more events of a key; ``cancel`` also tells the worker. Unknown keys too."""
+        """Drop further events of a key, also an unknown one; ``cancel`` also cancels it on the
+        worker."""
         self._sinks.pop((request, attempt), None)
         if cancel and self.state is LinkState.UP:
             self._send(Cancel(request, attempt))
@@ -161,7 +162,7 @@ class WorkerConnection:
             del self._calls[number]
 
     def send_peers(self, controls: dict[str, Incarnation]) -> None:
-        """Tell a decode worker which prefill workers to keep links to."""
+        """Send a decode worker the prefill workers to keep links to."""
         if self.state is LinkState.UP:
             self._send(PeerSet(controls))
 
@@ -180,13 +181,13 @@ class WorkerConnection:
             self._write(_BEAT)
 
     def park(self, why: str) -> None:
-        """Look for nobody here until ``reconnect``: what answers has a link already, and a second
+        """Connect to nothing until ``reconnect``: the worker here has a link already, and a second
         one would end that."""
         self._down(why, expected=True)
         self._dealer.close()
 
     def reconnect(self) -> None:
-        """Start over with a new socket if the link is down: its name is resolved anew."""
+        """Start over with a new socket if the link is down: its name is resolved again."""
         if self.state is LinkState.DOWN:
             self._dealer.reopen()
 
@@ -226,7 +227,7 @@ class WorkerConnection:
         self._down("the connection closed")
 
     def _down(self, reason: str, *, expected: bool = False) -> None:
-        """Fail every key, tell the listener if it knew the worker, and be DOWN."""
+        """Fail every key, notify the listener if the worker was up, and be DOWN."""
         incarnation, self.incarnation = self.incarnation, None
         self._session.end(reason)
         self._cancel_hello()

@@ -1,8 +1,8 @@
 """One ZMQ DEALER socket inside an asyncio loop: frames in, frames out, connected or not.
 
-Reads straight from the socket's descriptor rather than through ``zmq.asyncio``, whose future per
-message costs more than all the rest of a token's way. Knows nothing of what the frames say; the
-connection above it does. Used from the loop's thread alone.
+Reads straight from the socket's descriptor and not through ``zmq.asyncio``: its future per message
+costs more than all the rest of a token's way. Frames are opaque here; the connection above parses
+them. Used from the loop's thread alone.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 _BATCH = 64
 """Messages read before other tasks of the loop get a turn."""
 _BATCH_BYTES = 1 << 18
-"""Bytes of such messages, less the last one's: a worker whose cache goes at once tells so in many
-large frames, 16,000 blocks each, which take milliseconds."""
+"""Bytes of such messages, without the last one's. A worker whose whole cache is dropped reports it
+in many large frames, 16,000 blocks each, which take milliseconds."""
 _SEND_QUEUE = 10_000
 _CONNECT_MS = 3_000
 _HANDSHAKE_MS = 5_000
@@ -39,7 +39,7 @@ _WORKERS = ("decode", "prefill")
 
 
 class Dealer:
-    """A socket towards one address, which ZMQ connects again by itself, the name resolved anew."""
+    """Socket to one address. ZMQ connects it again by itself, and resolves the name again."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Dealer:
         """Sockets whose handshake failed since one last succeeded."""
         self._next_key: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
-        """While there is no socket."""
+        """Timer while there is no socket."""
         self._socket: Socket | None = None
         self._monitor: Socket | None = None
         self._loop = asyncio.get_running_loop()
@@ -80,8 +80,8 @@ class Dealer:
             self._retry = self._loop.call_later(_RETRY_MAX_MS / 1000, self.reopen)
 
     def _connect(self) -> None:
-        """Raises ZMQError where there is no room for a socket, or its key is none, and
-        InvalidParameter where no keys could be read yet."""
+        """Open the socket. Raises ZMQError if there is no room for a socket, or its key is invalid,
+        and InvalidParameter if no keys could be read yet."""
         socket = self._socket = open_socket(
             self._context, zmq.DEALER, max_bytes=MAX_FRAME_BYTES, unsent=_SEND_QUEUE, unread=0
         )
@@ -110,8 +110,8 @@ class Dealer:
 
     @property
     def is_refused(self) -> bool:
-        """Return whether no known key of workers has led to a handshake since the last good one:
-        the worker has another key than configured here, or does not know ours."""
+        """Return whether no known key of workers has led to a handshake since the last good one.
+        The worker's key then differs from the configured one, or ours is unknown to it."""
         if self._curve is None or not self._refusals:
             return False
         return self._refusals > max(1, sum(len(self._curve.public_keys(r)) for r in _WORKERS))
@@ -152,7 +152,7 @@ class Dealer:
             monitor.close(0)
 
     def send(self, header: bytes, payload: bytes) -> bool:
-        """Queue one frame; False when there is no connection or its queue is full."""
+        """Queue one frame; return False when there is no connection or its queue is full."""
         socket = self._socket
         if socket is None:
             return False

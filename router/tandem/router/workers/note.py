@@ -1,4 +1,4 @@
-"""Facts that discovery knows of a worker in addition to its address."""
+"""Facts of a worker from discovery, in addition to its address."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class WorkerNote:
     pod: str = ""
     role: str = ""
     revision: str = ""
-    """Of the role's template; several may run side by side during a rollout."""
+    """Revision of the role's template; several may run at the same time during a rollout."""
     admitted: bool = False
-    """Whether the worker's revision may serve users."""
+    """Set if the worker's revision may serve users."""
     leaving: bool = False
-    """Whether the worker is about to end: place nothing new there."""
+    """Set if the worker is about to end: place nothing new on it."""
 
     @property
     def template(self) -> tuple[str, str]:
@@ -28,7 +28,7 @@ class WorkerNote:
 NO_NOTE = WorkerNote()
 
 Admitted = frozenset[tuple[str, str]] | None
-"""Templates that serve users; None is all of them, since nobody said anything."""
+"""Templates that serve users; None is all of them, if no pod is marked as admitted."""
 
 
 def admitted_templates(notes: Iterable[WorkerNote]) -> Admitted:

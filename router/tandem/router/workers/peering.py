@@ -1,9 +1,10 @@
-"""Whom a worker is told to keep links to: those that hand over to it, and those that it pulls from.
+"""Peers that a worker must keep links to: those that hand over to it, and those that it pulls from.
 
-Every decode worker calls every prefill worker whose KV it can take over. Of the others with its
-fingerprint, whose blocks are hashed as its own, a worker that pulls prefixes calls as many as it
-said, those that follow it in the order of incarnations: so each is called by about as many,
-whatever the size of the service, and every router says the same.
+Every decode worker connects to every prefill worker whose KV it can take over. A worker that pulls
+prefixes also connects to other workers with its fingerprint, whose blocks are hashed as its own. It
+connects to as many as its card states, those that follow it in the order of incarnations. So each
+has about as many incoming links, whatever the size of the service, and every router computes the
+same.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tandem.router.workers.worker import Worker
 
 
 def controls_of(worker: Worker, workers: Iterable[Worker]) -> dict[str, Incarnation]:
-    """Control sockets (``host:port``) to keep links to, with who is behind each."""
+    """Return the control sockets (``host:port``) to keep links to, with the incarnation of each."""
     able = [
         each
         for each in workers

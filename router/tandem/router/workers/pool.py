@@ -1,7 +1,7 @@
-"""All workers this router knows: by address while it looks for them, by incarnation while up.
+"""All workers of this router: by address while it looks for them, by incarnation while up.
 
-Owns the connections and the ticking; tells workers to whom they keep links. Placement
-reads its workers, the dispatcher submits through them.
+Owns the connections and the ticking; sends workers the peers to keep links to. Placement reads its
+workers, the dispatcher submits through them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _TICKS_PER_BEAT = 4
 DRAIN_SECONDS = 5.0
-"""How long a worker may take to answer that it drains."""
+"""Seconds that a worker may take to answer that it drains."""
 
 
 class PoolListener(Protocol):
@@ -86,7 +86,7 @@ class WorkerPool:
         self._drains: set[asyncio.Task[Reply]] = set()
 
     def start(self, listener: PoolListener) -> None:
-        """Begin to tick; ``listener`` hears of every worker from now on."""
+        """Begin to tick; ``listener`` receives the events of every worker from now on."""
         self._listener = listener
         self._context = LinkContext(
             zmq=roomy(),
@@ -125,8 +125,7 @@ class WorkerPool:
             self.reconnect(other)
 
     def note(self, endpoint: str, note: WorkerNote) -> None:
-        """Store the facts that discovery knows of the worker at an address, now or once it comes
-        up."""
+        """Store discovery's facts of the worker at an address, now or once it comes up."""
         if self._notes.get(endpoint, NO_NOTE) == note:
             return
         self._notes[endpoint] = note
@@ -151,11 +150,11 @@ class WorkerPool:
         return sorted(where for where, each in self._links.items() if each.is_refused)
 
     def other_wires(self) -> dict[str, str]:
-        """Return what workers of another protocol say of it, by their addresses."""
+        """Return the protocols that workers of another protocol report, by their addresses."""
         return {where: each.other_wire for where, each in self._links.items() if each.other_wire}
 
     def drain(self, endpoint: str, grace_ms: int) -> None:
-        """Tell the worker at an address that its process ends in ``grace_ms``, if it is up."""
+        """Notify the worker at an address that its process ends in ``grace_ms``, if it is up."""
         connection = self._links.get(endpoint)
         if connection is None or connection.state is not LinkState.UP:
             return
@@ -170,7 +169,7 @@ class WorkerPool:
             logger.info("a worker that leaves did not answer: %s", task.exception())
 
     def reconnect(self, endpoint: str) -> None:
-        """Look the address up anew, if nobody answers there; not while its worker has a link at
+        """Resolve the address again, if no worker answers there and its worker has no link at
         another address."""
         other = self._links.get(self._parked.get(endpoint, ""))
         if other is not None and other.state is LinkState.UP:
@@ -203,7 +202,7 @@ class WorkerPool:
         return True
 
     def _announce(self) -> None:
-        """Wake all who wait for a change; later waiters wait for the next one."""
+        """Wake all tasks that wait for a change; later waiters wait for the next one."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -266,7 +265,8 @@ class WorkerPool:
         connection.park(why)
 
     def on_refused(self, connection: WorkerConnection) -> None:
-        """The worker speaks another protocol, or no longer says so: others may serve now."""
+        """Note that the worker has another protocol, or has no longer: other workers may serve
+        now."""
         self._announce()
 
     def on_lost(self, connection: WorkerConnection, incarnation: Incarnation, reason: str) -> None:
@@ -281,7 +281,7 @@ class WorkerPool:
         self._announce()
 
     def on_beat(self, connection: WorkerConnection, beat: WorkerBeat) -> None:
-        """The worker lives, and this is its load."""
+        """Note a beat of the worker, and its load."""
         worker = self._of(connection)
         if worker is None:
             return

@@ -26,32 +26,32 @@ class Worker:
     """KV moves only between equal ones."""
     load: LoadReport | None = None
     peers: dict[Incarnation, PeerHealth] = field(default_factory=dict)
-    """Its links to those that hand over or lend to it, as it last said."""
+    """The worker's links to those that hand over or lend to it, as last reported."""
     draining: bool = False
     note: WorkerNote = NO_NOTE
-    """What discovery says of it."""
+    """Facts from discovery."""
     num_legs: int = 0
     """Legs of this router under way on it."""
     leg_tokens: int = 0
     """Prompt tokens of those legs that no output has come for yet."""
     leg_compute_tokens: int = 0
-    """Of the legs' tokens, those that the worker computes itself."""
+    """Tokens among ``leg_tokens`` that the worker computes itself."""
     leg_prompts: int = 0
     """Legs that ``leg_tokens`` are of."""
     leg_whole_tokens: int = 0
-    """What ``leg_tokens`` would be with nothing cached: so a worker counts those that wait."""
+    """Value of ``leg_tokens`` with nothing cached: a worker counts its waiting tokens so."""
     leg_whole_compute_tokens: int = 0
-    """Of them, those of legs that the worker computes itself."""
+    """Tokens among ``leg_whole_tokens`` of legs that the worker computes itself."""
     num_streams: int = 0
-    """Legs that have spoken and go on: what decodes there, as far as this router knows."""
+    """Legs with output that go on: the decoding requests, as far as this router knows."""
     reported: tuple[int, int] = (0, 0)
-    """``leg_whole_tokens`` and ``leg_whole_compute_tokens`` when the load report came: what that
-    says beyond them is other routers'."""
+    """``leg_whole_tokens`` and ``leg_whole_compute_tokens`` when the load report came: tokens that
+    it states beyond them are of other routers."""
     peers_sent: dict[str, Incarnation] | None = None
     heard_at: float = 0.0
     """When its last beat came."""
     pace: Window = field(default_factory=Window)
-    """Of its steps, prompt tokens computed and tokens drawn."""
+    """Rates of its steps, prompt tokens computed and tokens drawn."""
 
     @property
     def takes_new(self) -> bool:

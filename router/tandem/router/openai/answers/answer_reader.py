@@ -1,7 +1,7 @@
-"""A chat's answer read as it comes: what is told of it, choice by choice, in no API's shape.
+"""Incremental reader of a chat's answer: its events, choice by choice, independent of the API.
 
-Chats, responses and messages all stand on it, so that they find the same reasoning and the same
-calls in one text, and end for the same reason.
+Chats, responses and messages all use it, so that they find the same reasoning and the same calls in
+one text, and end for the same reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tandem.text.parsers.events import ArgumentsDelta, CallBegun, CallEnded, Eve
 from tandem.text.parsers.model import ModelParsers
 
 MAX_CALLS = 128
-"""Calls of one choice that are told; a model that goes round in circles makes no more."""
+"""Calls of one choice that are sent; a model that repeats itself makes no more."""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,8 @@ class ReadChoice:
 
     parser: StreamParser
     is_named: bool = False
-    """The one call was asked for by name: its end is no news (OpenAI says stop)."""
+    """Set if the one call was requested by name: its end is then not reported (OpenAI's reason is
+    stop)."""
     num_calls: int = 0
     last: CompletionOutput | None = None
 
@@ -100,8 +101,8 @@ def tools_of(body: ChatBody) -> Sequence[dict[str, Any]]:
 
 
 def check_calls(body: ChatBody, parsers: ModelParsers) -> None:
-    """Raise InvalidParameter for tools that are none, whose calls nobody would find, or that
-    nothing could hold to be strict."""
+    """Raise InvalidParameter for malformed tools, those whose calls no parser would find, or that
+    nothing could keep to a strict schema."""
     tools = tools_of(body)
     if is_forced(body.tool_choice):
         return

@@ -1,7 +1,7 @@
-"""A chat's answer told apart: content, reasoning and calls of tools, in OpenAI's shapes.
+"""A chat's answer split into content, reasoning and calls of tools, in OpenAI's shapes.
 
 One ``ChatReader`` per request reads the deltas of all its choices, for streams and for whole
-answers: both say the same.
+answers: both have the same content.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tandem.text.parsers.model import ModelParsers
 
 @dataclass(slots=True)
 class KeptChoice:
-    """All that a choice has said when it is not streamed."""
+    """Accumulated output of a choice that is not streamed."""
 
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)

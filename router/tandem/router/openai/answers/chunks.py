@@ -115,8 +115,8 @@ class ChunkWriter:
     def raw(
         self, index: int, content: bytes, usage: object = None, extras: dict[str, Any] | None = None
     ) -> bytes:
-        """A chunk whose choice says ``content``, a member or several of a JSON object; ``extras``
-        stand beside the choices."""
+        """Return a chunk whose choice has ``content``, one or several members of a JSON object;
+        ``extras`` are next to the choices."""
         parts = [self._head, self._index, b"%d," % index, content]
         parts += [b',"logprobs":null,"finish_reason":null}]', *_members(extras or {})]
         return b"".join([*parts, self._close(usage)])

@@ -13,7 +13,7 @@ from typing import Protocol
 COMMENT = b": keep-alive\n\n"
 """A line that every reader of server-sent events skips."""
 AT_ONCE = 32
-"""Streams that are looked at in one round of the loop; tokens of others go out in between."""
+"""Streams that are checked in one round of the loop; tokens of other streams go out in between."""
 
 
 class Stream(Protocol):

@@ -1,4 +1,4 @@
-"""Log-probabilities in the three shapes that clients know: chat's, completions', vLLM's."""
+"""Log-probabilities in three shapes: chat's, completions', vLLM's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from tandem.text.logprobs import Logprob, PositionLogprobs
 
 _TOKEN_SIZE = 20
-"""Of one token at one position, for ``Beside``: it takes 1.4 us to be written."""
+"""Cost of one token at one position, for ``Beside``: it takes 1.4 us to write."""
 
 
 def size_of(positions: Sequence[PositionLogprobs | None] | None) -> int:
@@ -37,8 +37,8 @@ def _token(each: Logprob) -> dict[str, Any]:
 def completion_logprobs(
     positions: Iterable[PositionLogprobs | None], offsets: Sequence[int], first: str = ""
 ) -> dict[str, Any]:
-    """``choices[].logprobs`` of completions. A position that is None, the first of a prompt, has
-    the text ``first``; ``offsets`` say where in the text each token begins."""
+    """Return ``choices[].logprobs`` of completions. A position that is None, the first of a prompt,
+    has the text ``first``; ``offsets`` are the tokens' offsets in the text."""
     tokens: list[str] = []
     values: list[float | None] = []
     tops: list[dict[str, float] | None] = []

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class ClientGone(TandemError):
-    """The client left before its answer was complete; nobody reads what we say."""
+    """Error: the client left before its answer was complete, so the rest is not read."""
 
 
 @asynccontextmanager
@@ -84,7 +84,7 @@ class EventStream(Response):
         self._keep_alives = keep_alives
         self._send_part: Send | None = None
         self._is_quiet = False
-        """Whether nothing was sent since the last ``keep_alive``."""
+        """Set if nothing was sent since the last ``keep_alive``."""
 
     def keep_alive(self) -> None:
         """Send a comment if nothing was sent since the last call. A client that does not read gets

@@ -1,6 +1,6 @@
-"""What this server answers with, as types for the OpenAPI document; nothing else uses them.
+"""Answers of this server as types for the OpenAPI document; nothing else uses them.
 
-Answers themselves are written by hand in the endpoints: tests hold the two together.
+Answers themselves are written by hand in the endpoints: tests compare the two.
 """
 
 from __future__ import annotations

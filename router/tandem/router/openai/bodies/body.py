@@ -54,7 +54,7 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {}
-    """What is known by name and not done."""
+    """Known fields that are not supported."""
     HINTS: ClassVar[Mapping[str, Hint]] = {}
     """Accepted without effect, and reported."""
     EXAMPLE: ClassVar[Mapping[str, Any]] = {}

@@ -22,7 +22,7 @@ from tandem.router.openai.bodies.reading import Reading
 from tandem.router.openai.bodies.shape import check_shape
 
 SMALL_BYTES = IN_LOOP
-"""Of a body that is parsed in the loop."""
+"""Largest body that is parsed in the loop."""
 MAX_DOCUMENTS = 1_024
 MAX_INPUTS = 2_048
 """Inputs of a call that are answered by vectors or scores, as OpenAI's servers take."""
@@ -40,7 +40,7 @@ class RequestBounds:
     prompts: int
     sequences: int
     entries: Mapping[str, int]
-    """Of other fields that are lists or objects."""
+    """Bounds of other fields that are lists or objects."""
 
     @classmethod
     def of(cls, config: RouterConfig) -> RequestBounds:

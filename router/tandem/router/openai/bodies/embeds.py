@@ -1,7 +1,7 @@
-"""Prompts of embeddings in bodies: whether they are taken, how many bytes of them, their reading.
+"""Prompts of embeddings in bodies: whether they are accepted, their bounds, their reading.
 
-Vectors are a thousand times what ids are, and stay here for as long as their request may have to be
-sent again, so that all of them together are bounded. What they hold is read beside the loop.
+Vectors are a thousand times as large as ids. They stay here as long as their request may have to be
+sent again, so all of them together are bounded. Their content is read outside the loop.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class EmbedsIntake:
 
     enabled: bool = False
     max_bytes: int = 16 << 20
-    """Of one prompt's values."""
+    """Bytes of one prompt's values."""
     max_held_bytes: int = 512 << 20
-    """Of all prompts that wait or run; one is taken whatever its size."""
+    """Bytes of all prompts that wait or run; one is accepted whatever its size."""
     held_bytes: int = 0
     _by_tenant: Counter[str] = field(default_factory=Counter)
 
@@ -46,8 +46,9 @@ class EmbedsIntake:
 
     @contextmanager
     def holding(self, given: Sequence[str]) -> Iterator[None]:
-        """Room for texts in base64 and for what is made of them, until the block ends. Raises
-        InvalidParameter where none are taken, RequestRefused (capacity) where there is no room."""
+        """Reserve room for texts in base64 and for the values made of them, until the block ends.
+        Raises InvalidParameter if none are accepted, RequestRefused (capacity) if there is no
+        room."""
         if given and not self.enabled:
             raise InvalidParameter(NAME, given[0] if len(given) == 1 else list(given), NO_EMBEDS)
         size = sum(map(len, given)) // 4 * 3
@@ -63,7 +64,8 @@ class EmbedsIntake:
             self._hold(tenant, -size)
 
     def _has_room(self, tenant: str, size: int) -> bool:
-        """Return whether so many bytes more may be held. A tenant leaves some free to others."""
+        """Return whether ``size`` more bytes may be held. A tenant leaves some free for other
+        tenants."""
         free = self.max_held_bytes - self.held_bytes - size
         return free >= 0 and (not tenant or self._by_tenant[tenant] + size <= FREE_FACTOR * free)
 

@@ -1,7 +1,7 @@
 """Calls of tools that a request forces (``tool_choice`` required, or one by name).
 
-The answer is a JSON list of calls under a schema that the tools make, whatever format of calls the
-model knows, so a model that was never taught any calls tools, too.
+The answer is a JSON list of calls under a schema made from the tools, whatever the model's own
+format of calls. So a model without training for tools calls them, too.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _ALLOWED = '"none", "auto", "required", or {"type": "function", "function": {"na
 
 
 def check_choice(choice: Choice, tools: Tools, *, has_form: bool) -> None:
-    """Raise InvalidParameter for a ``tool_choice`` that means nothing; ``has_form``: the request
-    says by itself what form the answer is to have."""
+    """Raise InvalidParameter for an invalid ``tool_choice``; ``has_form``: the request itself sets
+    the form of the answer."""
     if not is_forced(choice):
         return
     if has_other_type(choice):

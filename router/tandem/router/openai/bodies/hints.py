@@ -83,7 +83,7 @@ _COMMON: Mapping[str, Hint] = {
     "prompt_cache_options": Hint(_CACHE, (dict,), ({},)),
     "service_tier": Hint(_TIER, (str,), ("auto", "default")),
 }
-"""Of chats, completions and responses."""
+"""Hints of chats, completions and responses."""
 
 GENERATION: Mapping[str, Hint] = {
     **_COMMON,
@@ -157,7 +157,7 @@ INCLUDES = frozenset(
         "web_search_call.results",
     }
 )
-"""What a response may include, and no response here has."""
+"""Values of a response's ``include`` that have no effect here."""
 
 HOSTED_ITEMS = frozenset(
     {

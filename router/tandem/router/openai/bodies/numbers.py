@@ -1,7 +1,7 @@
 """Numbers that JSON does not have, or that no double holds: NaN, Infinity, 1e400.
 
-The parser reads them all. A field of a number checks its own range; here they are found wherever
-nobody looks at numbers, as in a schema or in arguments of a template.
+The parser reads them all. A field of a number checks its own range. Here they are found in values
+whose numbers are not checked, as in a schema or in arguments of a template.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.router.openai.written import MAX_NAME, shortened
 
 MAX_INTEGER = 2**63 - 1
-"""Of a field that has no smaller bound."""
+"""Largest value of a field that has no smaller bound."""
 _SUSPECT = re.compile(rb"NaN|Infinity|[0-9][eE]\+?[0-9]{3}")
 
 

@@ -1,9 +1,9 @@
-"""Parameters that OpenAI or vLLM know and this server does not do.
+"""Parameters of OpenAI or vLLM that this server does not support.
 
-One of them is accepted with a value that asks for nothing, which is what clients send by default,
-and is refused by name with any other: an answer never lacks silently what was asked for. The page
-docs/http.md lists them all; ``schemas`` holds those that have an effect, ``hints`` those that are
-accepted without one.
+A parameter is accepted with its neutral value, which clients send by default, and is refused by
+name with any other. So an answer never lacks silently what was requested. The page docs/http.md
+lists them all; ``schemas`` holds those that have an effect, ``hints`` those that are accepted
+without one.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ GENERATION: Mapping[str, Refused] = {
     "mm_processor_kwargs": Refused(_TEXT, ({},)),
     "media_io_kwargs": Refused(_TEXT, ({},)),
 }
-"""Of chats and completions."""
+"""Refused parameters of chats and completions."""
 
 CHAT: Mapping[str, Refused] = {
     **GENERATION,

@@ -368,7 +368,7 @@ class TokenizeBody(Body):
         *("add_generation_prompt", "continue_final_message", "tools"),
         *("chat_template", "chat_template_kwargs"),
     )
-    """What only ``messages`` can have."""
+    """Fields that are allowed with ``messages`` only."""
 
     def check(self, reading: Reading, prefix: str = "") -> None:
         """See ``Body.check``."""

@@ -10,14 +10,14 @@ from tandem.router.openai.errors import ErrorAnswer, HttpProblem
 
 SLICE_BYTES = 1 << 18
 CONTAINER_SHARE = 10
-"""Of so many values allowed one may be an object or a list: they cost more."""
+"""Allowed values for each allowed object or list: those cost more."""
 _NOT_BRACKETS = bytes(each for each in range(256) if each not in b"[]{}")
 
 
 def check_shape(body: bytes, *, max_values: int, max_depth: int) -> None:
     """Raise HttpProblem (413, or 400 for the depth) when the body holds too much.
 
-    Whether it is JSON at all is the parser's to say.
+    The parser decides whether it is JSON at all.
     """
     counted = _Counted(max_values, max_depth)
     start = 0

@@ -122,9 +122,9 @@ class ResponseFormat(Body):
 def wanted_of(
     structured: StructuredOutputs | None, response: ResponseFormat | None
 ) -> dict[str, Any] | None:
-    """Fields of ``StructuredOutputsParams``, or None where any text will do.
+    """Return the fields of ``StructuredOutputsParams``, or None if any text will do.
 
-    Raises InvalidParameter for a request that says both.
+    Raises InvalidParameter for a request that has both fields.
     """
     wanted = {} if response is None else response.given()
     if structured is None:

@@ -1,8 +1,8 @@
-"""Fields of a body that no parameter has for a name: refused, or ignored and logged.
+"""Unknown fields of a body: refused, or ignored and logged.
 
-A misspelt parameter that is ignored gives an answer that was not asked for, so a field that nobody
-knows is an error. With ``--ignore-unknown-fields`` it is let pass for clients that carry extras of
-other servers, and the log says which: names that strangers chose, so few, short and escaped.
+An ignored misspelt parameter gives an answer that was not requested, so an unknown field is an
+error. ``--ignore-unknown-fields`` accepts it for clients that send extras of other servers. The log
+names the fields. Clients chose these names, so few are logged, short and escaped.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ NAMES: Mapping[str, str] = {
     "response_format.type": "text.format.type",
     "reasoning_effort": "reasoning.effort",
 }
-"""What a chat calls a parameter, to what a response calls it."""
+"""Names of a chat's parameters in a response."""
 
 
 class TextFormat(Body):

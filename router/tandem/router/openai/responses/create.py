@@ -90,7 +90,7 @@ async def _understand(service: Service, request: Request, body: ResponsesBody, m
 def _understood(
     service: Service, request: Request, body: ResponsesBody, before: Turn | None, model: str
 ) -> Asked:
-    """May take long for a large body, and knows no loop."""
+    """Understand a body. It may take long for a large one, and uses no event loop."""
     most = service.bounds.entries["messages"]
     items = earlier_items(before)
     if len(items) + len(body.items) > most:
@@ -203,8 +203,8 @@ async def _end(
 def _ended(
     asked: Asked, output: RequestOutput, choice: CompletionOutput
 ) -> tuple[bytes, bytes, bytes]:
-    """The same, and the items as they are stored. With log-probabilities it takes long; knows no
-    loop."""
+    """Return the same, and the items as they are stored. With log-probabilities it takes long; it
+    uses no event loop."""
     usage = usage_of(output, asked.reader.num_reasoning)
     events = asked.writer.end(choice.finish_reason, usage)
     content = msgspec.json.encode(asked.writer.final)

@@ -197,10 +197,10 @@ def _text(item: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def messages_of(instructions: str | None, earlier: Iterable[Item], now: Sequence[Item]) -> Any:
-    """The chat of a conversation: ``earlier`` items, and those of a body's ``input``.
+    """Return the chat of a conversation: ``earlier`` items, and those of a body's ``input``.
 
-    What an assistant thought, said and called in one go is one message. Raises InvalidParameter for
-    the result of a call that nobody made.
+    Consecutive reasoning, text and calls of an assistant are one message. Raises InvalidParameter
+    for the result of a call that is not in the conversation.
     """
     messages: list[Message] = []
     if instructions:

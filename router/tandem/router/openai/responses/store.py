@@ -19,7 +19,7 @@ from tandem.router.openai.responses.items import Item
 from tandem.router.tenant_parts import TenantParts
 
 OVERHEAD = 1_024
-"""Bytes that are counted for a response beside its text."""
+"""Bytes that are counted for a response in addition to its text."""
 
 
 @dataclass(slots=True)
@@ -94,8 +94,8 @@ class ResponseStore:
         return found
 
     def put(self, tenant: str, response_id: str, body: bytes, turn: Turn) -> None:
-        """Keep a response; others go for it. One that is larger than all may be is not kept.
-        ``turn`` stands on turns of the same tenant."""
+        """Store a response and evict other responses for it. A response larger than the whole bound
+        is not stored. ``turn`` builds on turns of the same tenant."""
         self._forget_old()
         if self._most == 0 or len(body) + turn.size + OVERHEAD > self._most_bytes:
             return
@@ -119,7 +119,7 @@ class ResponseStore:
         self._let_go(tenant, found.turn)
 
     def _hold(self, tenant: str, turn: Turn | None) -> None:
-        """Count a turn, and what it stands on where nobody held it any more."""
+        """Count a turn, and the earlier turns that were not held any more."""
         while turn is not None:
             turn.users += 1
             if turn.users > 1:

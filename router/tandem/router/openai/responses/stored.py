@@ -17,7 +17,7 @@ from tandem.router.tenant import current_tenant
 routes = Routes("OpenAI")
 
 MOST_ITEMS = 100
-"""Of one page of input items."""
+"""Most items in one page of input items."""
 
 
 def store_of(request: Request) -> ResponseStore:

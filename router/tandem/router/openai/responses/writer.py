@@ -1,6 +1,6 @@
-"""One response as it grows: its output items, and the events that tell of them.
+"""One response as it grows: its output items, and their events.
 
-The same for whole answers, which keep the items and send no events.
+The same code writes whole answers, which keep the items and send no events.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tandem.text.parsers.events import (
 _encode = msgspec.json.Encoder().encode
 Logprobs = Sequence[dict[str, Any]]
 _TOKEN_WEIGHT = 3.0
-"""Of one token at one position each time it is written, for ``Beside``: it takes 0.2 us."""
+"""Cost of one token at one position each time it is written, for ``Beside``: it takes 0.2 us."""
 _TEXT_WEIGHT = 1 / 80
-"""Of a character: 0.8 ns."""
+"""Cost of a character: 0.8 ns."""
 _CLOSED, _ENDED = 3, 3
-"""How often a stream writes an item as it closes it, and all of them at its end, the store's share
-included. What is no stream writes them twice, at its end."""
+"""Number of times that a stream writes an item when it closes it, and all of them at its end, the
+store's share included. An answer that is not a stream writes them twice, at its end."""
 
 
 class ResponseWriter:
@@ -46,10 +46,10 @@ class ResponseWriter:
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
         self._waiting: list[dict[str, Any]] = []
-        """Of tokens whose text was held back."""
+        """Log-probabilities of tokens whose text was held back."""
         self._open: Item | None = None
         self._open_weight = self._closed_weight = 0.0
-        """Of the open item and of those before it, each time they are written."""
+        """Costs of the open item and of those before it, each time they are written."""
         self.output: list[Item] = []
 
     def weight_of(self, events: Sequence[Event]) -> int:
@@ -76,7 +76,8 @@ class ResponseWriter:
         return self._flushed()
 
     def take(self, events: Sequence[Event], logprobs: Logprobs = ()) -> bytes:
-        """Events of what the model said in a step, of which ``logprobs`` are, too; often none."""
+        """Return the events of a step's output, whose log-probabilities are ``logprobs``; often
+        none."""
         kind = None if self._open is None else self._open["type"]
         if kind in (None, "message") or any(isinstance(each, ContentDelta) for each in events):
             self._waiting += logprobs

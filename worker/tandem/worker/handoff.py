@@ -29,10 +29,8 @@ class HandoffService(Protocol):
         ...
 
     def expected(self) -> float:
-        """Return the time by ``time.monotonic`` at which KV under way probably arrives.
-
-        It is inf if no KV is under way, or if nothing predicts the time.
-        """
+        """Return the time by ``time.monotonic`` at which KV under way probably arrives. It is inf
+        if no KV is under way, or if nothing predicts the time."""
         ...
 
     def leased_blocks(self) -> int:
@@ -117,10 +115,8 @@ class NoHandoff:
 
 
 class PeerSets:
-    """Prefill workers as several routers report them.
-
-    The last report of each router is kept; the result is the union of these reports.
-    """
+    """Prefill workers as several routers report them. The last report of each router is kept; the
+    result is the union of these reports."""
 
     def __init__(self) -> None:
         self._by_router: dict[Incarnation, Mapping[str, Incarnation]] = {}

@@ -103,10 +103,8 @@ class IOThread(threading.Thread):
                 self.ring()
 
     def ring(self) -> None:
-        """Wake the thread that waits for the socket, and have it write what is queued.
-
-        Callable from any thread and from signal handlers; never blocks.
-        """
+        """Wake the thread that waits for the socket, and have it write what is queued. Callable
+        from any thread and from signal handlers; never blocks."""
         self._outbox.wake()
 
     def beat_soon(self) -> None:
@@ -115,12 +113,10 @@ class IOThread(threading.Thread):
         self.ring()
 
     def attend(self, seconds: float, awake_until: float = 0.0) -> None:
-        """Wait for the socket in this thread's place until an item comes or the time is over.
-
-        For the step loop: a frame wakes it directly, without another thread in between. Until
+        """Wait for the socket in this thread's place until an item comes or the time is over. For
+        the step loop: a frame wakes it directly, without another thread in between. Until
         ``awake_until`` (of ``time.monotonic``) it polls between naps instead. ``leave`` ends the
-        turn; until then this thread stays away from the socket for a while.
-        """
+        turn; until then this thread stays away from the socket for a while."""
         until = time.monotonic() + seconds
         self._left.clear()
         self._attended = True
@@ -138,10 +134,8 @@ class IOThread(threading.Thread):
             self._attended = False
 
     def leave(self) -> None:
-        """Return the socket to this thread, once the work that the loop woke for is under way.
-
-        The loop calls it late because two threads that wake at once slow each other down.
-        """
+        """Return the socket to this thread, once the work that the loop woke for is under way. The
+        loop calls it late because two threads that wake at once slow each other down."""
         if not self._left.is_set():
             self._left.set()
 
@@ -215,11 +209,8 @@ class IOThread(threading.Thread):
                 self._links.take(frame, time.monotonic())
 
     def _has_frames(self) -> bool:
-        """Return whether frames wait to be read.
-
-        Call it after writing, under the lock: the write may have consumed the socket's signal for
-        frames that came meanwhile.
-        """
+        """Return whether frames wait to be read. Call it after writing, under the lock: the write
+        may have consumed the socket's signal for frames that came meanwhile."""
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def _send_queued(self) -> None:

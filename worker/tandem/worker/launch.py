@@ -84,10 +84,8 @@ def run_worker(
     make_role: MakeRole,
     allocate: SlabAllocator | None = None,
 ) -> int:
-    """Serve until a signal; return the exit status. Raises TooFewDescriptors.
-
-    ``allocate`` gives the slab's memory if a transport shares it.
-    """
+    """Serve until a signal; return the exit status. Raises TooFewDescriptors. ``allocate`` gives
+    the slab's memory if a transport shares it."""
     raise_descriptor_limit()
     switch_soon()
     # One context for guard and sockets, set before the first: links take three sockets each.

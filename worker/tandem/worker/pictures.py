@@ -54,9 +54,7 @@ class Pictures:
 
     def begin(self, router: Incarnation, now: float) -> BlockEvents:
         """Return the first part, which replaces the router's view of the cache. The rest follows.
-
-        ``now`` is of ``time.monotonic``, here and below.
-        """
+        ``now`` is of ``time.monotonic``, here and below."""
         hashes = self._cache.cached_blocks().stored
         self.forget(router)
         if len(hashes) > PART_BLOCKS:

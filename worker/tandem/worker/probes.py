@@ -63,11 +63,8 @@ class ProbeServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop serving.
-
-        If the kernel wakes a thread that waits for a socket that is shut down (Linux does), that
-        takes no time, else up to ``POLL_SECONDS``.
-        """
+        """Stop serving. If the kernel wakes a thread that waits for a socket that is shut down
+        (Linux does), that takes no time, else up to ``POLL_SECONDS``."""
         with suppress(OSError):
             self._server.socket.shutdown(socket.SHUT_RDWR)
         self._server.shutdown()

@@ -27,11 +27,9 @@ def step_frames(
     failed: tuple[Failed, ...],
     times: tuple[LegTimes, ...],
 ) -> Iterator[Frame]:
-    """Yield the frames of a step, mostly one.
-
-    ``times`` go with the first one, as nothing is read after a request's last output. ``failed``
-    goes with the last one, after the outputs before the failure.
-    """
+    """Yield the frames of a step, mostly one. ``times`` go with the first one, as nothing is read
+    after a request's last output. ``failed`` goes with the last one, after the outputs before the
+    failure."""
     *before, last = _parts(outputs, FRAME_BYTES)
     for part in before:
         yield Frame(step=step, outputs=part, times=times)
@@ -40,10 +38,8 @@ def step_frames(
 
 
 def block_frames(step: int, events: BlockEvents | None) -> Iterator[Frame]:
-    """Yield the frames of block events, mostly one; none without events.
-
-    Clearing a cache at once gives as many events as the cache had blocks.
-    """
+    """Yield the frames of block events, mostly one; none without events. Clearing a cache at once
+    gives as many events as the cache had blocks."""
     if events is None:
         return
     stored, removed = events.stored, events.removed

@@ -129,11 +129,9 @@ class Listener:
         self._end(link, reason, tell=True)
 
     def drop_silent(self, now: float, late: float) -> None:
-        """Check every peer, and end the links of silent ones.
-
-        ``late``: seconds that the caller itself stood still since the last check. Frames that came
-        in that time are unread, so it does not count as a peer's silence.
-        """
+        """Check every peer, and end the links of silent ones. ``late``: seconds that the caller
+        itself stood still since the last check. Frames that came in that time are unread, so it
+        does not count as a peer's silence."""
         for link in list(self.by_peer.values()):
             link.session.alive.overslept(late)
             fault = link.session.overdue(now)

@@ -87,10 +87,8 @@ class Pulse:
         self.next = -math.inf
 
     def late(self, now: float) -> float | None:
-        """Return None before the beat is due; then, once, the seconds by which it is late.
-
-        The next beat is counted from now: missed beats are not sent later.
-        """
+        """Return None before the beat is due; then, once, the seconds by which it is late. The next
+        beat is counted from now: missed beats are not sent later."""
         if now < self.next:
             return None
         late = now - self.next if self.next > -math.inf else 0.0

@@ -32,19 +32,15 @@ def nap_precisely() -> None:
 
 
 def switch_soon() -> None:
-    """Let waiting threads of this process have the interpreter after half a millisecond.
-
-    Python's own 5 ms would be added to each of a hand-off's hops while a step loop computes.
-    """
+    """Let waiting threads of this process have the interpreter after half a millisecond. Python's
+    own 5 ms would be added to each of a hand-off's hops while a step loop computes."""
     sys.setswitchinterval(SWITCH_SECONDS)
 
 
 def sleep_on(descriptors: Sequence[int], seconds: float) -> bool:
     """Sleep until a descriptor is readable or the time is over; return whether one is readable.
-
     Precise to some microseconds: ``select.poll`` and epoll sleep whole milliseconds, and longer
-    than requested.
-    """
+    than requested."""
     if sys.platform != "linux":
         return bool(select.select(descriptors, (), (), seconds)[0])
     watched = (_Watched * len(descriptors))(

@@ -93,10 +93,8 @@ class Terms:
         return None
 
     def is_other_version(self, refusal: str) -> bool:
-        """Return whether a RESET in place of a WELCOME names another version.
-
-        Every release reports it in these words, before it checks anything else.
-        """
+        """Return whether a RESET in place of a WELCOME names another version. Every release reports
+        it in these words, before it checks anything else."""
         return refusal.startswith(f"{self.protocol} {self.version}; ")
 
 

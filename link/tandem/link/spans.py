@@ -100,11 +100,9 @@ class Spans:
         ratio: float = 0.0,
         namespace: str = "",
     ) -> None:
-        """Start the thread. Raises InvalidParameter if the SDK is not installed.
-
-        ``ratio``: share of new traces that are sampled; calls of existing traces follow these.
-        ``namespace``: of the process's pod, if its environment does not have it.
-        """
+        """Start the thread. Raises InvalidParameter if the SDK is not installed. ``ratio``: share
+        of new traces that are sampled; calls of existing traces follow these. ``namespace``: of the
+        process's pod, if its environment does not have it."""
         try:
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
@@ -159,10 +157,8 @@ class Spans:
             self.dropped += 1
 
     def close(self) -> None:
-        """Make and send the remaining spans, within CLOSE_SECONDS, whatever the collector does.
-
-        The SDK itself keeps no deadline of a flush. May be called twice.
-        """
+        """Make and send the remaining spans, within CLOSE_SECONDS, whatever the collector does. The
+        SDK itself keeps no deadline of a flush. May be called twice."""
         if self._ending is not None:
             return
         if self.dropped:
@@ -203,11 +199,8 @@ def _exporter(config: TracingConfig) -> SpanExporter:
 
 
 def with_port(endpoint: str) -> str:
-    """Return a URL with its scheme's port if it names none.
-
-    gRPC would dial 443 whatever the scheme is, and network policies open the port that the URL
-    means.
-    """
+    """Return a URL with its scheme's port if it names none. gRPC would dial 443 whatever the scheme
+    is, and network policies open the port that the URL means."""
     scheme, _, rest = endpoint.rstrip("/").partition("://")
     if _PORT.search(rest):
         return endpoint

@@ -23,8 +23,8 @@ _ONCE = (1).to_bytes(8, sys.byteorder)
 SHORT_SECONDS = 0.02
 """A nap that is shorter is measured in microseconds."""
 MOST_ITEMS = 100_000
-"""Most items that ``offer`` queues, so that peers never fill the memory: beyond this their links
-end."""
+"""Most items from unauthenticated peers, so that they never fill the memory: beyond this their
+links end."""
 
 
 class WakeQueue(Generic[Item]):
@@ -56,7 +56,7 @@ class WakeQueue(Generic[Item]):
         self.close()
 
     def fileno(self) -> int:
-        """Return the descriptor, readable after ``wake`` and after ``put`` to a listening reader."""
+        """Return the descriptor: readable after ``wake``, or a ``put`` to a listening reader."""
         return self._bell
 
     def put(self, item: Item) -> None:
@@ -103,10 +103,8 @@ class WakeQueue(Generic[Item]):
                 pass
 
     def listening(self) -> _Listening:
-        """Within the block every ``put`` makes the returned descriptor readable.
-
-        An earlier ``put`` does not: check whether the queue is ``empty`` before you sleep.
-        """
+        """Within the block every ``put`` makes the returned descriptor readable. An earlier ``put``
+        does not: check whether the queue is ``empty`` before you sleep."""
         return _Listening(self)
 
     def wait(self, seconds: float | None, others: Sequence[int] = ()) -> None:
@@ -116,10 +114,8 @@ class WakeQueue(Generic[Item]):
                 self._sleep(seconds, others)
 
     def _sleep(self, seconds: float | None, others: Sequence[int]) -> None:
-        """Sleep by poll, which takes any descriptor (select none above 1023) and milliseconds.
-
-        Naps of a few milliseconds are measured more precisely.
-        """
+        """Sleep by poll, which takes any descriptor (select none above 1023) and milliseconds. Naps
+        of a few milliseconds are measured more precisely."""
         if seconds is not None and seconds < SHORT_SECONDS:
             sleep_on((self._bell, *others), seconds)
             return
@@ -132,10 +128,8 @@ class WakeQueue(Generic[Item]):
                 self._poller.unregister(descriptor)
 
     def close(self) -> None:
-        """Close the descriptors, and drop items that are put from now on.
-
-        For the reader, when its loop has ended. May be called twice.
-        """
+        """Close the descriptors, and drop items that are put from now on. For the reader, when its
+        loop has ended. May be called twice."""
         with self._lock:
             if not self._closed:
                 self._closed = True

@@ -18,10 +18,8 @@ BUILD_DEADLINE_S = 3600.0
 
 
 def cache_root(cache_dir: Path | None = None) -> Path:
-    """Return ``cache_dir``, else ``$TANDEM_CACHE``, else tandem in the user's cache folder.
-
-    The user's cache folder is ``$XDG_CACHE_HOME`` or ``~/.cache``.
-    """
+    """Return ``cache_dir``, else ``$TANDEM_CACHE``, else tandem in the user's cache folder. The
+    user's cache folder is ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     if cache_dir is not None:
         return cache_dir.expanduser().absolute()
     if own := os.environ.get(ENV_CACHE):

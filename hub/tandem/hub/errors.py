@@ -1,10 +1,10 @@
-"""What can go wrong between a model source and a prepared folder.
+"""Errors between a model source and a prepared folder.
 
 HubError
-├── ModelNotFound      nothing is at the source that was named
-├── UnsupportedModel   something is there, and Tandem cannot serve it
+├── ModelNotFound      the named source does not exist
+├── UnsupportedModel   the source exists, and Tandem cannot serve it
 ├── Offline            the source is on a hub that cannot be reached from here
-├── AccessDenied       the hub is reached and wants a token, or another one
+├── AccessDenied       the hub is reached and requires a token, or another one
 └── CacheBusy          another process is still preparing the same model
 """
 

@@ -131,10 +131,8 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def indexed_files(path: Path) -> list[str] | None:
-    """Return the names of the files that a folder's index lists, sorted; None without one.
-
-    Raises UnsupportedModel for an index that lists none, or one of another folder.
-    """
+    """Return the names of the files that a folder's index lists, sorted; None without one. Raises
+    UnsupportedModel for an index that lists none, or one of another folder."""
     index = path / _INDEX
     if not index.is_file():
         return None

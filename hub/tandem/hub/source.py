@@ -76,11 +76,9 @@ def parse(text: str) -> Source:
 
 
 def has_commits(text: str) -> bool:
-    """Return whether ``text`` names a hub repository, whose revision selects the commit to fetch.
-
-    A branch is not a name for weights, as its commits differ. For other sources a revision is a
-    name for the files that exist. Raises as ``parse``.
-    """
+    """Return whether ``text`` names a hub repository, whose revision selects the commit to fetch. A
+    branch is not a name for weights, as its commits differ. For other sources a revision is a name
+    for the files that exist. Raises as ``parse``."""
     return isinstance(parse(text), HubRepo)
 
 

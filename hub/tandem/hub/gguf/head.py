@@ -21,9 +21,7 @@ _AFTER_DIMS = 4 + 8
 
 def head_bytes(path: Path) -> int:
     """Return the bytes of ``path`` before its tensors' values, without padding. Raises OSError.
-
-    Return 0 for a file that is not a whole GGUF file, or has unknown types.
-    """
+    Return 0 for a file that is not a whole GGUF file, or has unknown types."""
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             return 0
@@ -36,11 +34,8 @@ def head_bytes(path: Path) -> int:
 
 
 class _Walk:
-    """Walk over the head of a file.
-
-    Raises struct.error at its end, KeyError for an unknown type, OverflowError for sizes that no
-    writer makes.
-    """
+    """Walk over the head of a file. Raises struct.error at its end, KeyError for an unknown type,
+    OverflowError for sizes that no writer makes."""
 
     def __init__(self, content: mmap.mmap) -> None:
         self._content = content

@@ -73,11 +73,8 @@ def transformers_name(name: str) -> str | None:
 
 
 def plan(tensors: Mapping[str, GgufTensor], config: Mapping[str, Any]) -> list[Target]:
-    """Return all tensors to write, in the file's order.
-
-    Raises UnsupportedModel naming those that are unknown, missing, or of another shape than
-    ``config`` requires.
-    """
+    """Return all tensors to write, in the file's order. Raises UnsupportedModel naming those that
+    are unknown, missing, or of another shape than ``config`` requires."""
     names = {name: transformers_name(name) for name in tensors if name not in _NOT_WEIGHTS}
     unknown = sorted(name for name, found in names.items() if found is None)
     if unknown:

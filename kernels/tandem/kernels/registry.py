@@ -1,8 +1,8 @@
-"""Which implementation of an op runs: op × backend, chosen by name or by device.
+"""Registry of implementations: op × backend, chosen by name or by device.
 
-An op is a name and, for each backend, where its function lives ("module:function"). Nothing is
+An op is a name and, for each backend, the place of its function ("module:function"). Nothing is
 imported until it is chosen, so that a machine without Triton never imports it. The typed wrappers
-of each op folder call `Op.on`; engine code never sees a backend unless it wants to choose one.
+of each op folder call `Op.on`; engine code names a backend only to choose one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .errors import NoBackend
 
 
 class Backend(StrEnum):
-    """Who implements an op: plain torch (also the reference), Triton, or Gluon."""
+    """Implementations of an op: plain torch (also the reference), Triton, or Gluon."""
 
     TORCH = "torch"
     TRITON = "triton"
@@ -29,7 +29,7 @@ PREFERENCE: Mapping[str, tuple[Backend, ...]] = {
     "cuda": (Backend.GLUON, Backend.TRITON, Backend.TORCH),
     "cpu": (Backend.TORCH,),
 }
-"""For each device type, the backends in the order in which they are tried."""
+"""Backends of each device type, in the order in which they are tried."""
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -49,11 +49,11 @@ class Op(Generic[F]):
 
     @property
     def backends(self) -> tuple[Backend, ...]:
-        """The backends that implement this op."""
+        """Return the backends that implement this op."""
         return tuple(self._where)
 
     def on(self, device: torch.device, backend: Backend | None = None) -> F:
-        """The function to call for tensors on `device`: `backend`'s, or the device's first choice.
+        """Return the function for tensors on `device`: `backend`'s, or the device's first choice.
 
         Raises NoBackend when there is none.
         """
@@ -65,7 +65,7 @@ class Op(Generic[F]):
         return chosen
 
     def load(self, backend: Backend) -> F:
-        """The function of one backend, imported at its first use."""
+        """Return the function of one backend, imported at its first use."""
         if backend not in self._loaded:
             where = self._where.get(backend)
             if where is None:
@@ -84,7 +84,7 @@ class Op(Generic[F]):
 
 
 def ops() -> Mapping[str, Op[Callable[..., object]]]:
-    """Every op that has been imported, by name."""
+    """Return every op that has been imported, by name."""
     return dict(_OPS)
 
 

@@ -1,4 +1,4 @@
-"""Holding a kernel to its reference: the same arguments through two backends, then compared.
+"""Comparison of a kernel with its reference: the same arguments through two backends.
 
 For tests of other backends (Triton, Gluon) and of future tables; used by tests/kernels alone.
 """
@@ -27,7 +27,7 @@ TOLERANCE = {
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far a backend's result was from the reference's."""
+    """Difference of a backend's result from the reference's."""
 
     worst: float
     """Largest absolute difference over every tensor."""

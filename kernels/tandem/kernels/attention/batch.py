@@ -1,7 +1,8 @@
-"""Whose queries attend to which blocks in one step: the value that every attention op takes.
+"""Queries and blocks of one step: the value that every attention op takes.
 
-Made once a step and handed to each layer's call. A backend keeps in `memo` what it worked out from
-the tensors (gather rows, masks, split counts), so that the layers after the first find it there.
+Made once a step and passed to each layer's call. A backend keeps in `memo` the values that it
+derived from the tensors (gather rows, masks, split counts), so that the layers after the first
+reuse them.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from tandem.kernels import checks
 from tandem.kernels.errors import BadTensor
 
 SHORT_ROWS = 64
-"""Query rows (tokens × query heads of a KV head) up to which a chunk is short: attended as decodes
-are, by kernels that are built for each power of two of rows."""
+"""Query rows (tokens × query heads of a KV head) up to which a chunk is short. A short chunk is
+attended as decodes are, by kernels that are built for each power of two of rows."""
 LEAST_DIM = 16
-"""Head size from which matrix units multiply."""
+"""Least head size that matrix units multiply."""
 MOST_BYTES = 512
-"""Of a head: 256 in 16 bits, 128 in float32."""
+"""Most bytes of a head: 256 numbers in 16 bits, 128 in float32."""
 FEW_PAIRS = 64
-"""(sequence, KV head) pairs below which plain Triton's decode kernel is launched in another way."""
+"""Number of (sequence, KV head) pairs below which plain Triton's decode kernel has another
+launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class PagedBatch:
     seq_lens: Tensor
     """int32 [sequences]: keys of sequence s, cached context and this call's tokens together."""
     block_tables: Tensor
-    """int32 [sequences, max_blocks]: its blocks in token order; what lies beyond is never read."""
+    """int32 [sequences, max_blocks]: blocks of each sequence in token order; later entries are
+    never read."""
     max_query_len: int
     """Queries of the longest sequence; 1 in a decode batch."""
     max_seq_len: int
@@ -44,7 +47,7 @@ class PagedBatch:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences in the batch."""
+        """Return the number of sequences in the batch."""
         return self.seq_lens.shape[0]
 
     def check(self) -> PagedBatch:
@@ -62,7 +65,8 @@ class PagedBatch:
 
 
 def sequence_class(count: int) -> int:
-    """The power of four, from 16 on, that holds `count` sequences: plans are built for each."""
+    """Return the power of four, from 16 on, that holds `count` sequences: plans are built for
+    each."""
     most = 16
     while most < count:
         most *= 4
@@ -70,16 +74,16 @@ def sequence_class(count: int) -> int:
 
 
 def in_tiles(head_dim: int, dtype: torch.dtype) -> bool:
-    """Whether kernels take a head size: a power of two, as their tiles are, no less than matrix
-    units take, and no more than shared memory holds a few tiles of. Others go to the reference,
-    which reads the device: no graph holds that."""
+    """Return whether kernels take a head size; others go to the reference. The size must be a power
+    of two, as tiles are. Matrix units set the lower bound, and shared memory for a few tiles sets
+    the upper one. The reference reads values from the device, so a CUDA graph cannot hold it."""
     fits = LEAST_DIM <= head_dim <= MOST_BYTES // dtype.itemsize
     return fits and head_dim & (head_dim - 1) == 0
 
 
 def short_batches(heads: int, kv_heads: int) -> Iterator[tuple[int, int]]:
-    """(queries of the longest sequence, sequences) of batches that between them ask for every
-    decode kernel of a model: each power of two of rows, for few pairs and for many."""
+    """Return (longest query, sequences) of batches that together use every decode kernel of a
+    model. The kernels are one for each power of two of rows, for few pairs and for many."""
     queries = 1
     while True:
         yield queries, 1
@@ -91,9 +95,9 @@ def short_batches(heads: int, kv_heads: int) -> Iterator[tuple[int, int]]:
 
 
 def check_call(q: Tensor, kv: Tensor, batch: PagedBatch) -> None:
-    """The queries [tokens, heads, head_dim] and pages of one layer fit each other.
+    """Check that the queries [tokens, heads, head_dim] and pages of one layer fit each other.
 
-    A step's layers come with the same shapes: what was checked once is in the memo.
+    A step's layers come with the same shapes: the memo records a check that was done.
     """
     seen = ("checked", q.shape, q.stride(-1), q.dtype, kv.shape, kv.stride(), kv.dtype, kv.device)
     if seen not in batch.memo:

@@ -1,4 +1,4 @@
-"""KV pages as boxes of tensor descriptors, by which Gluon's kernels copy them."""
+"""KV pages as boxes of tensor descriptors, with which Gluon's kernels copy them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class TokenRows(NamedTuple):
     block: int
     """Rows from one block to the next."""
     two: int
-    """From K to V."""
+    """Rows from K to V."""
     head: int
-    """From one KV head to the next."""
+    """Rows from one KV head to the next."""
 
     @classmethod
     def of(cls, kv: Tensor) -> TokenRows:
-        """Rows of ``kv``."""
+        """Return the rows of ``kv``."""
         return cls(kv, *(kv.stride(axis) // kv.shape[4] for axis in (0, 1, 2)))
 
     def boxes(self, tokens: int) -> TensorDescriptor:
-        """A descriptor whose boxes are so many tokens of a page."""
+        """Return a descriptor whose boxes are ``tokens`` tokens of a page."""
         blocks, _, heads, page, dim = self.kv.shape
         count = (blocks - 1) * self.block + self.two + (heads - 1) * self.head + page
         return TensorDescriptor(self.kv, [count, dim], [dim, 1], [tokens, dim], LAYOUT)

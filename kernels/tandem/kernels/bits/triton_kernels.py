@@ -22,5 +22,5 @@ def mix(value):
 
 @triton.jit
 def place(index):
-    """What lies between the start of the sequence and `index` (int64, from 0)."""
+    """Return the sum of increments from the start of the sequence to `index` (int64, from 0)."""
     return (index + 1) * -7046029254386353131

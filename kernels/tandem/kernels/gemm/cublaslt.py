@@ -1,8 +1,8 @@
 """Products of many rows by an algorithm of cuBLASLt that the device's table names.
 
-torch leaves the choice to cuBLAS, which takes what is fastest on a cool card. Prompts in a row
+torch leaves the choice to cuBLAS, which takes the fastest one on a cool card. Prompts in a row
 bring the card to its power limit, and there the algorithms with wide tiles win: they read less per
-operation, which takes less energy (bench/results/gemm_h200.md). torch has no way to ask for one, so
+operation, which takes less energy (bench/results/gemm_h200.md). torch has no call to select one, so
 this calls the library that torch has loaded; numbers are those of its header, cublasLt.h.
 
 Sums are in float32. Only for CUDA; nothing here waits for the device.
@@ -28,7 +28,8 @@ from .table import Algorithm
 logger = logging.getLogger(__name__)
 
 ASKED_ROWS = (4096, 1024, 2048, 8192)
-"""For which the library is asked for its algorithms; each takes any number of rows."""
+"""Numbers of rows for which the library is asked for its algorithms; each takes any number of
+rows."""
 MOST_ASKED = 64
 _FLOAT32, _COMPUTE_FLOAT32 = 0, 68
 _TYPES = {torch.float16: 2, torch.bfloat16: 14}
@@ -57,7 +58,7 @@ class _Found(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A weight's."""
+    """Shape of a weight."""
 
     outputs: int
     inner: int
@@ -78,14 +79,15 @@ class Multiply:
         self._out = library.layout(shape.dtype, shape.outputs, 1)
         self._one, self._zero = byref(c_float(1.0)), byref(c_float(0.0))
         self._rows = 1
-        """That the layouts are set to: a step's layers come with the same number."""
+        """Rows that the layouts are set to: a step's layers have the same number."""
 
     def takes(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether both are dense, as the layouts have them."""
+        """Return whether both are dense, as the layouts require."""
         return x.is_contiguous() and weight.is_contiguous()
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        """[rows, in], [out, in] to [rows, out], on the current stream. Raises CublasError."""
+        """Multiply [rows, in], [out, in] to [rows, out], on the current stream. Raises
+        CublasError."""
         rows = x.shape[0]
         out = torch.empty(rows, self._shape.outputs, dtype=x.dtype, device=x.device)
         if rows != self._rows:
@@ -118,18 +120,18 @@ class Library:
     """cuBLASLt as torch has loaded it. Made once a device, with that device current."""
 
     def __init__(self) -> None:
-        """Raises OSError where there is none."""
+        """Load the library. Raises OSError if there is none."""
         major = (torch.version.cuda or "").split(".")[0]
         self._lib = ctypes.CDLL(f"libcublasLt.so.{major}")
         self._handle = c_void_p()
         self._check("cublasLtCreate", self._lib.cublasLtCreate(byref(self._handle)))
 
     def call(self, name: str, *arguments: Any) -> None:
-        """A function that takes the handle first. Raises CublasError."""
+        """Call a function that takes the handle first. Raises CublasError."""
         self._check(name, getattr(self._lib, name)(self._handle, *arguments))
 
     def operation(self) -> c_void_p:
-        """A product in float32 sums whose first matrix is transposed."""
+        """Return a product in float32 sums whose first matrix is transposed."""
         made, yes = c_void_p(), c_int(1)
         create = self._lib.cublasLtMatmulDescCreate
         self._check("operation", create(byref(made), _COMPUTE_FLOAT32, _FLOAT32))
@@ -138,7 +140,7 @@ class Library:
         return made
 
     def layout(self, dtype: torch.dtype, rows: int, columns: int) -> c_void_p:
-        """A dense matrix, column by column."""
+        """Return the layout of a dense matrix, column by column."""
         made = c_void_p()
         create = self._lib.cublasLtMatrixLayoutCreate
         size = (c_uint64(rows), c_uint64(columns), c_int64(rows))
@@ -152,7 +154,7 @@ class Library:
         self._check("layout", change(layout, _COLUMNS, byref(value), c_size_t(sizeof(value))))
 
     def all_products(self, shape: Shape) -> dict[Algorithm, Multiply]:
-        """Of every algorithm that the library offers for many rows."""
+        """Return the products of every algorithm that the library offers for many rows."""
         found: dict[Algorithm, Multiply] = {}
         for rows in ASKED_ROWS:
             for algorithm, product in self.products(shape, rows):
@@ -160,7 +162,8 @@ class Library:
         return found
 
     def products(self, shape: Shape, rows: int) -> Iterator[tuple[Algorithm, Multiply]]:
-        """The library's algorithms for so many rows that need no workspace, its favourite first."""
+        """Return the library's algorithms for ``rows`` rows that require no workspace, its
+        favourite first."""
         preference, most, count = c_void_p(), c_uint64(0), c_int()
         create = self._lib.cublasLtMatmulPreferenceCreate
         self._check("preference", create(byref(preference)))
@@ -200,9 +203,9 @@ class Library:
 
 
 def multiply(x: Tensor, weight: Tensor, algorithm: Algorithm) -> Tensor | None:
-    """x [rows, in] @ weight [out, in].T, or None where the library has no such algorithm.
+    """Return x [rows, in] @ weight [out, in].T, or None if the library has no such algorithm.
 
-    Raises CublasError for what it refuses.
+    Raises CublasError if the library refuses the call.
     """
     if x.dtype not in _TYPES or x.dtype != weight.dtype:
         return None

@@ -1,4 +1,4 @@
-"""How a kernel for a product is built: tables hold it, the rule gives it, launches take it."""
+"""Forms of a product's kernel: tables hold them, the rule gives them, launches take them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROW_CLASSES = (1, 16, 32, 64, 128)
 
 
 class Kind(StrEnum):
-    """What is folded into a product."""
+    """Operation that is folded into a product."""
 
     PLAIN = "plain"
     """Bias or residual, if any."""
@@ -20,22 +20,22 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a kernel is built for a shape."""
+    """Build parameters of a kernel for one shape."""
 
     outputs: int
-    """Of a program."""
+    """Outputs of a program."""
     inner: int
-    """Taken at a time."""
+    """Part of the inner dimension that is taken at a time."""
     split: int = 1
     """Programs that share the inner dimension."""
     stages: int = 3
     warps: int = 4
     stream: bool = False
-    """Whether it is the kernel for Hopper (gluon.py); `warps` then says nothing."""
+    """Whether the form is the kernel for Hopper (gluon.py), which ignores `warps`."""
     group: int = 1
     """Tiles of `outputs` that a program of that kernel multiplies with the same rows of x."""
 
 
 def row_class(rows: int) -> int | None:
-    """The smallest class that holds `rows`; None beyond the last."""
+    """Return the smallest class that holds `rows`; None beyond the last."""
     return next((most for most in ROW_CLASSES if rows <= most), None)

@@ -2,8 +2,8 @@
 
 Chosen by the tables like the forms in triton.py, whose partial sums and counters it shares.
 
-Roofline: bytes of the weight over the memory's read rate; bench/results/gemm_h200.md says what was
-measured.
+Roofline: bytes of the weight over the memory's read rate; bench/results/gemm_h200.md has the
+measurements.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from .form import Form
 from .gluon_kernels import multiply_stream
 
 SHARED_BYTES = 227 << 10
-"""Of a multiprocessor, for one program."""
+"""Shared bytes of a multiprocessor, for one program."""
 REGISTERS = 128
-"""A thread, of eight warps: half of the file is left to the small kernels beside."""
+"""Registers of a thread, of eight warps: half of the file is left to the small kernels that run at
+the same time."""
 _BARRIERS = 1 << 10
 
 
 def ring_fits(form: Form, rows: int) -> bool:
-    """Whether the ring and the sums on their way out fit into shared memory."""
+    """Return whether the ring and the sums to be stored fit into shared memory."""
     most = narrow(rows)
     ring = form.stages * (form.group * form.outputs + most) * form.inner * 2
     return ring + form.outputs * most * 2 + _BARRIERS <= SHARED_BYTES
 
 
 def narrow(rows: int) -> int:
-    """Rows of x that the kernel is built for."""
+    """Return the rows of x that the kernel is built for."""
     return max(8, 1 << (rows - 1).bit_length())
 
 
 def takes(x: Tensor, weight: Tensor) -> bool:
-    """Hopper, and rows that the copy engine can address."""
+    """Return whether the device is Hopper, and the copy engine can address the rows."""
     return generation(x.device) == 9 and all(
         each.data_ptr() % 16 == 0 and (each.shape[0] == 1 or each.stride(0) % 8 == 0)
         for each in (x, weight)

@@ -48,7 +48,7 @@ def _copy_weights(
 
 @gluon.jit
 def _share(pieces):
-    """This program's pieces: first, and how many."""
+    """Return this program's pieces: first, and number."""
     me = gl.program_id(0)
     first = me * pieces // gl.num_programs(0)
     return first, (me + 1) * pieces // gl.num_programs(0) - first
@@ -56,7 +56,7 @@ def _share(pieces):
 
 @gluon.jit
 def _place(step, first, length, BK: gl.constexpr, SPLIT: gl.constexpr):
-    """Group and first inner index of a step."""
+    """Return the group and first inner index of a step."""
     piece = first + step // length
     return piece // SPLIT, (piece % SPLIT * length + step % length) * BK
 
@@ -94,7 +94,7 @@ def _old(
     n0, residual, rows, outputs, residual_row,
     SIZE: gl.constexpr, BM: gl.constexpr, ADD: gl.constexpr, L: gl.constexpr,
 ):  # fmt: skip
-    """What SIZE outputs of every row are added to: float32 [SIZE, BM] in layout L."""
+    """Return the addend of SIZE outputs of every row: float32 [SIZE, BM] in layout L."""
     if ADD:
         n = gl.expand_dims(n0 + gl.arange(0, SIZE, gl.SliceLayout(1, L)), 1)
         m = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(0, L)), 0)

@@ -1,8 +1,8 @@
-"""Which form multiplies a shape that no table knows, on a Hopper device that has a table.
+"""Form of a product whose shape is in no table, on a Hopper device that has a table.
 
-Made from what every form took for the products of twelve models on an H200 (bench/kernels:
-`tune_gemm.py --times`, read by `rule_gemm.py`); docs/kernels.md has what they take. At more than 64
-rows, where cuBLAS is as fast, and where no tile divides a shape there is none.
+Made from the times of every form for the products of twelve models on an H200 (bench/kernels:
+`tune_gemm.py --times`, read by `rule_gemm.py`); docs/kernels.md has the resulting times. There is
+no form at more than 64 rows, where cuBLAS is as fast, or if no tile divides the shape.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from .form import Form, Kind
 
 TILE = 64
-"""Outputs of the smallest tile, and the least that is taken of the inner size at a time."""
+"""Outputs of the smallest tile, and the least part of the inner size that is taken at a time."""
 FEWEST = 28
-"""Programs below which cuBLAS is as fast."""
+"""Number of programs below which cuBLAS is as fast."""
 SHORT = 2048
-"""Inner size of which a ring holds so much before the product begins that parts do not pay."""
+"""Inner size up to which parts do not pay: a ring holds much of it before the product begins."""
 LONG = 8192
 """Inner size from which each program's share has to be small."""
 MOST_ROWS = 64
@@ -22,8 +22,8 @@ _MOST_STAGES = 12
 
 
 def form_of(kind: Kind, outputs: int, inner: int, rows: int, programs: int) -> Form | None:
-    """The form for up to `rows` (one of the classes) on a device that runs so many programs at
-    once; None is to do without."""
+    """Return the form for up to `rows` (one of the classes), or None for no form. The device runs
+    `programs` programs at once."""
     if rows > MOST_ROWS:
         return None
     if rows == 1:
@@ -32,7 +32,7 @@ def form_of(kind: Kind, outputs: int, inner: int, rows: int, programs: int) -> F
 
 
 def _one_row(kind: Kind, outputs: int, inner: int, programs: int) -> Form | None:
-    """Whole rows of the weight without the matrix unit, if wide pieces divide them."""
+    """Return the form of whole rows without the matrix unit, if wide pieces divide them."""
     if kind is Kind.GATED:
         return _streamed(kind, outputs, inner, 1, programs) if inner <= SHORT else None
     piece = _divisor(inner, min(1024, inner // 2))
@@ -43,7 +43,7 @@ def _one_row(kind: Kind, outputs: int, inner: int, programs: int) -> Form | None
 
 
 def _streamed(kind: Kind, outputs: int, inner: int, rows: int, programs: int) -> Form | None:
-    """Tiles of the weight through shared memory, as many programs at work as the shape allows."""
+    """Return the form of tiles through shared memory with as many programs as the shape allows."""
     tiles = outputs // TILE
     if outputs % TILE or (rows > 16 and inner > 2 * LONG):
         return None
@@ -59,8 +59,8 @@ def _streamed(kind: Kind, outputs: int, inner: int, rows: int, programs: int) ->
 
 
 def _split(tiles: int, inner: int, rows: int, programs: int) -> int:
-    """Into how many parts the inner size is cut: the fewest with which a program's share of the
-    weight is small, else those with which it is the smallest."""
+    """Return the number of parts of the inner size. It is the fewest with which a program's share
+    of the weight is small, else the number with which the share is the smallest."""
     ways = [n for n in (1, 2, 4, 8) if inner % (n * TILE) == 0 and (n < 8 or tiles <= 16)]
     if tiles >= 2 * programs:
         return 1
@@ -72,12 +72,12 @@ def _split(tiles: int, inner: int, rows: int, programs: int) -> int:
 
 
 def _share(pieces: int, programs: int) -> float:
-    """Of the weight, which the program with the most work reads."""
+    """Return the share of the weight that the program with the most work reads."""
     return -(-pieces // programs) / pieces
 
 
 def _ring(outputs: int, inner: int, split: int, rows: int) -> Form | None:
-    """With as many stages as shared memory holds."""
+    """Return the form with as many stages as shared memory holds."""
     from .gluon import ring_fits  # needs Triton's Gluon, which only these forms do
 
     if inner < TILE:
@@ -87,5 +87,5 @@ def _ring(outputs: int, inner: int, split: int, rows: int) -> Form | None:
 
 
 def _divisor(number: int, most: int) -> int:
-    """The largest power of two up to `most` that divides a number."""
+    """Return the largest power of two up to `most` that divides a number."""
     return min(number & -number, 1 << (most.bit_length() - 1))

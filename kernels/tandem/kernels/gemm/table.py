@@ -1,10 +1,10 @@
-"""Which kernel multiplies which shape: measured once a device, kept as data beside the code.
+"""Tables of the kernel for each shape: measured once a device, kept as data next to the code.
 
 A table is tables/<device>.json: the command that made it, the versions it was made with, and per
 (kind, outputs, inner size, most rows) the fastest form, its time, and the time without it: that of
 cuBLAS for a product alone, that of the ops one after the other for a product with its neighbours.
-Where that was faster the form is null. A shape that is not in the table of a Hopper device gets its
-form by a rule (rule.py); a device without a table does without.
+If that was faster the form is null. A shape that is not in the table of a Hopper device gets its
+form by a rule (rule.py); a device without a table uses no form.
 
 For many rows, where cuBLAS multiplies, it names the algorithms to take in place of cuBLAS's own
 choice, each with the fewest rows that it is for.
@@ -31,7 +31,7 @@ HOPPER = 9
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One of cuBLASLt's, by the library's own numbers."""
+    """Algorithm of cuBLASLt, by the library's own numbers."""
 
     tile: int
     cluster: int
@@ -40,11 +40,12 @@ class Algorithm:
 Key = tuple[Kind, int, int, int]
 """Kind, outputs, inner size, row class."""
 Algorithms = dict[tuple[int, int], list[tuple[int, Algorithm | None]]]
-"""Outputs and inner size to ranges, most rows first: the fewest rows, and what is taken."""
+"""Algorithms by (outputs, inner size), as ranges with the most rows first: (fewest rows,
+algorithm)."""
 
 
 def form_for(device: torch.device, kind: Kind, outputs: int, inner: int, rows: int) -> Form | None:
-    """The form that the device's table has, or the rule's; None is to do without."""
+    """Return the form that the device's table has, or the rule's; None for no form."""
     most = row_class(rows)
     if most is None or device.type != "cuda":
         return None
@@ -52,7 +53,7 @@ def form_for(device: torch.device, kind: Kind, outputs: int, inner: int, rows: i
 
 
 def algorithm_for(device: torch.device, outputs: int, inner: int, rows: int) -> Algorithm | None:
-    """cuBLASLt's algorithm that the device's table has; None leaves the choice to the library."""
+    """Return cuBLASLt's algorithm of the device's table; None leaves the choice to the library."""
     if rows <= ROW_CLASSES[-1] or device.type != "cuda":
         return None
     ranges = algorithms_on(device).get((outputs, inner), ())
@@ -61,7 +62,7 @@ def algorithm_for(device: torch.device, outputs: int, inner: int, rows: int) -> 
 
 @cache
 def algorithms_on(device: torch.device) -> Algorithms:
-    """Of the device's table; see ``algorithms_of``."""
+    """Return the algorithms of the device's table; see ``algorithms_of``."""
     return algorithms_of(_table(torch.cuda.get_device_name(device)))
 
 
@@ -76,7 +77,7 @@ def _chosen(device: torch.device, kind: Kind, outputs: int, inner: int, most: in
 
 @cache
 def choices_on(device: torch.device) -> dict[Key, Form | None]:
-    """Of the device's table; see ``choices_of``."""
+    """Return the choices of the device's table; see ``choices_of``."""
     return choices_of(_table(torch.cuda.get_device_name(device)))
 
 
@@ -90,7 +91,7 @@ def _table(device_name: str) -> dict[str, Any]:
 
 
 def choices_of(table: dict[str, Any]) -> dict[Key, Form | None]:
-    """What a parsed table says of each product that was measured; None is faster without a form."""
+    """Return the form of each measured product of a parsed table; None if no form is faster."""
     return {
         (Kind(entry["kind"]), *(entry[n] for n in ("outputs", "inner", "rows"))): (
             None if entry["form"] is None else Form(**entry["form"])
@@ -100,12 +101,12 @@ def choices_of(table: dict[str, Any]) -> dict[Key, Form | None]:
 
 
 def forms_of(table: dict[str, Any]) -> dict[Key, Form]:
-    """The forms of a parsed table, without what is faster without one."""
+    """Return the forms of a parsed table, without products that are faster without one."""
     return {key: form for key, form in choices_of(table).items() if form is not None}
 
 
 def algorithms_of(table: dict[str, Any]) -> Algorithms:
-    """The choices for many rows of a parsed table."""
+    """Return the choices for many rows of a parsed table."""
     ranges: Algorithms = {}
     for entry in sorted(table["many_rows"], key=lambda each: -int(each["rows"])):
         chosen = None if entry["algorithm"] is None else Algorithm(**entry["algorithm"])

@@ -1,7 +1,7 @@
-"""Products in Triton where the device's table asks for them, else torch's.
+"""Products in Triton if the device's table has a form for them, else torch's.
 
-Roofline: bytes of the weight over the memory's read rate; bench/results/gemm_h200.md says what was
-measured.
+Roofline: bytes of the weight over the memory's read rate; bench/results/gemm_h200.md has the
+measurements.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .table import algorithm_for, form_for
 from .triton_kernels import multiply_few, multiply_one
 
 PARTIAL_BYTES = 32 << 20
-"""Room for the parts of split sums."""
+"""Bytes of the partial sums of split products."""
 _COUNTERS = 1 << 14
 MOST_ROWS = 64
-"""Of the plain kernels; forms for Hopper take more."""
+"""Most rows of the plain kernels; forms for Hopper take more."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
@@ -56,7 +56,7 @@ def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor, bias: Tenso
 
 
 def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
-    """See the wrapper; the activation is folded in where the table says so."""
+    """See the wrapper; the activation is folded in if the table's form has it."""
     normed = rms_norm(x, gain, eps)
     form = _form(normed, weight, Kind.GATED)
     if form is None:
@@ -74,7 +74,7 @@ def launch(
     gated: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """One product of at least one row in a given form; gated from two rows on."""
+    """Launch one product of at least one row in a given form; gated from two rows on."""
     rows, outputs = x.shape[0], weight.shape[0] // (2 if gated else 1)
     out = residual
     if out is None:
@@ -153,7 +153,7 @@ def _launch_few(
 
 
 def fits(form: Form, kind: Kind, outputs: int, inner: int, rows: int) -> bool:
-    """Whether a form divides a shape, its parts have room, and it can fold the kind in."""
+    """Return whether a form divides a shape, its parts have room, and it can fold the kind in."""
     if form.stream:
         from . import gluon
 
@@ -194,7 +194,8 @@ def _streams(x: Tensor, weight: Tensor) -> bool:
 
 @cache
 def _room(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Partial sums and counters of a device: products of one stream at a time share them."""
+    """Return the partial sums and counters of a device. Products of one stream at a time share
+    them."""
     return (
         torch.empty(PARTIAL_BYTES // 4, dtype=torch.float32, device=device),
         torch.zeros(_COUNTERS, dtype=torch.int32, device=device),

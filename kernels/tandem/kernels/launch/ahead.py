@@ -1,7 +1,7 @@
-"""Building many kernels side by side, before the first of them runs.
+"""Parallel builds of many kernels, before the first of them runs.
 
 Triton builds a kernel when it is first launched, a second each, one after the other. Its passes and
-ptxas let go of the interpreter's lock, so threads build as many at once as there are cores.
+ptxas release the interpreter's lock, so threads build as many at once as there are cores.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from triton.runtime.jit import JITFunction
 from tandem.kernels.launch.launcher import Launcher
 
 MOST = 16
-"""Threads; a start has some sixty kernels, and the slowest of them takes as long as four."""
+"""Most threads; a start has some sixty kernels, and the slowest of them takes as long as four."""
 
 
 @contextmanager
 def building_ahead() -> Iterator[None]:
-    """In the block a launch asks for its kernel and runs nothing; all are built when it ends.
+    """Build in the block all kernels that it launches, without running them.
 
-    What the block computes is worthless, so it must not index by it. Kernels that are on disk are
-    loaded from there. One thread of a process at a time. Raises what a build raises.
+    A launch only requests its kernel; all are built when the block ends. The block computes no
+    valid values, so it must not index by them. Kernels that are on disk are loaded from there. One
+    thread of a process at a time. Raises the errors of a build.
     """
     launch, parse = JITFunction.run, JITFunction.parse
     one_at_a_time = threading.Lock()

@@ -1,6 +1,6 @@
-"""What kernels in Gluon share: programmatic dependent launch, and names that Triton has changed.
+"""Shared code of kernels in Gluon: programmatic dependent launch, and names that Triton changed.
 
-As triton_kernels.py beside this, which Gluon cannot call.
+The counterpart of triton_kernels.py in this folder, which Gluon cannot call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def wait(PDL: gl.constexpr):
 
 @gluon.jit
 def release(PDL: gl.constexpr):
-    """Let the kernel after this one take its places, once every program has come here or ended."""
+    """Let the kernel after this one start, once every program has come here or ended."""
     if PDL:
         gl.inline_asm_elementwise(
             "griddepcontrol.launch_dependents; // $0",

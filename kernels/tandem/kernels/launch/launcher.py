@@ -1,10 +1,10 @@
 """Launches of a Triton kernel that find its build without Triton.
 
-At every launch Triton looks anew which build of a kernel fits the arguments: 15 to 20 us of the
-host's time, and a prompt's step launches a hundred and eighty kernels one by one. A launcher
-remembers builds by the arguments themselves: numbers and constants by value, tensors by type, so
-that what it remembers was built for arguments that Triton cannot tell apart. What it does not know,
-and tensors that do not begin at 16 bytes where a kernel may count on it, goes through Triton.
+At every launch Triton searches the build of a kernel that fits the arguments: 15 to 20 us of the
+host's time, and a prompt's step launches a hundred and eighty kernels one by one. A launcher caches
+builds by the arguments themselves: numbers and constants by value, tensors by type. So a cached
+build was made for arguments that Triton cannot tell apart. Unknown arguments go through Triton, and
+so do tensors that do not begin at 16 bytes if a kernel may count on it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from triton.runtime.jit import JITFunction
 from . import raw_stream
 
 MOST = 1024
-"""Builds that a launcher remembers; then it begins anew."""
+"""Most builds that a launcher caches; beyond it the cache is emptied."""
 ALIGNED = 16
-"""Bytes that Triton tells pointers and numbers apart by."""
+"""Alignment in bytes by which Triton distinguishes pointers and numbers."""
 
 Key = tuple[Hashable, ...]
 _INT32_BITS = 31
 
 
 class Launcher:
-    """Of one kernel, whose constants are its last parameters: called as ``kernel[grid]`` would be,
-    with the grid first. For one thread at a time, on the current stream."""
+    """Launcher of one kernel whose constants are its last parameters. Called as ``kernel[grid]``
+    would be, with the grid first. For one thread at a time, on the current stream."""
 
     _asking: ClassVar[bool] = False
 
     def __init__(self, kernel: Any) -> None:
-        """``kernel``: what ``triton.jit`` or ``gluon.jit`` made."""
+        """Make a launcher of ``kernel``, the result of ``triton.jit`` or ``gluon.jit``."""
         self._kernel = kernel
         self._loose: tuple[bool, ...] = ()
-        """Of each parameter, whether Triton looks at its type alone."""
+        """Whether Triton checks only the type, for each parameter."""
         if isinstance(kernel, JITFunction):
             self._loose = tuple(
                 each.do_not_specialize or each.do_not_specialize_on_alignment
@@ -48,7 +48,8 @@ class Launcher:
         """Compiled kernels by key, each with its constants in the order of the parameters."""
 
     def __call__(self, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
-        """``args`` without a name, constants and options of the build by name."""
+        """Launch the kernel: ``args`` without a name, constants and options of the build by
+        name."""
         key = None if Launcher._asking else self._key(args, named)
         known = None if key is None else self._builds.get(key)
         if known is None:
@@ -61,7 +62,7 @@ class Launcher:
     @classmethod
     @contextmanager
     def asking_triton(cls) -> Iterator[None]:
-        """In the block every launch goes through Triton, which may not launch at all then."""
+        """Send every launch in the block through Triton, which may then not launch at all."""
         cls._asking = True
         try:
             yield
@@ -80,7 +81,7 @@ class Launcher:
         self._builds[key] = found, tuple(named[name] for name in names)
 
     def _key(self, args: tuple[Any, ...], named: dict[str, Any]) -> Key | None:
-        """All that Triton may look at, the device first; None where it has to be asked."""
+        """Return all that Triton may check, the device first; None if Triton must be called."""
         device = -1
         parts: list[Hashable] = []
         for each, loose in zip(args, self._loose, strict=False):

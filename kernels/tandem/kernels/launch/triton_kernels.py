@@ -15,7 +15,7 @@ def wait(PDL: tl.constexpr):
 
 @triton.jit
 def release(PDL: tl.constexpr):
-    """Let the kernel after this one take its places, once every program has come here or ended."""
+    """Let the kernel after this one start, once every program has come here or ended."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
@@ -24,7 +24,8 @@ def release(PDL: tl.constexpr):
 def follow(PDL: tl.constexpr):
     """Wait for the kernel before this one, then let the one after it start.
 
-    In this order, so that whoever starts knows that everything up to two launches ago has ended.
+    In this order, so that a kernel that starts may rely on the end of all kernels up to two
+    launches ago.
     """
     wait(PDL)
     release(PDL)
@@ -32,10 +33,11 @@ def follow(PDL: tl.constexpr):
 
 @triton.jit
 def let_go(PDL: tl.constexpr):
-    """As `follow`, but the kernel after this one may start at once, beside the one before.
+    """Let the kernel after this one start at once, next to the one before; then wait.
 
     For small kernels between two products: the second then fetches weights through the end of the
-    first. Whoever starts so early may touch before its own wait what no step writes, and no more.
+    first. A kernel that starts so early may touch before its own wait only data that no step
+    writes.
     """
     release(PDL)
     wait(PDL)
@@ -43,7 +45,7 @@ def let_go(PDL: tl.constexpr):
 
 @triton.jit
 def prefetch(address):
-    """Ask for the 128-byte line at each int64 address to come to L2; nothing waits for it."""
+    """Prefetch the 128-byte line at each int64 address to L2; nothing waits for it."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], tl.int32, False, 1
     )

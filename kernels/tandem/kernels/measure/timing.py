@@ -1,7 +1,7 @@
-"""What a call takes, and what a device's memory and matrix units give: the two sides of a roofline.
+"""Times of calls, and rates of a device's memory and matrix units: the two sides of a roofline.
 
 On a GPU a graph of the calls is replayed, so that launches from the host do not count; elsewhere
-the calls are timed as they are.
+the calls are timed directly.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ L2_BYTES = 60 << 20
 
 
 class Rates(NamedTuple):
-    """What a device reaches with one plain op each."""
+    """Rates that a device reaches with one plain op each."""
 
     bytes_per_us: float
-    """Reading: a sum over memory that no cache holds."""
+    """Bytes read per µs: a sum over memory that no cache holds."""
     operations_per_us: float
-    """A square product; a multiplication and an addition are two."""
+    """Operations per µs of a square product; a multiplication and an addition are two."""
 
 
 def call_us(run: Callable[[], object], calls: int, device: torch.device) -> float:
-    """Median µs of one of the ``calls`` calls that ``run`` makes on ``device``."""
+    """Return the median µs of one of the ``calls`` calls that ``run`` makes on ``device``."""
     if device.type == "cuda":
         return replay_us(run, calls)
     run()
@@ -38,10 +38,10 @@ def call_us(run: Callable[[], object], calls: int, device: torch.device) -> floa
 
 
 def replay_us(run: Callable[[], object], calls: int, rest_s: float = 0.0) -> float:
-    """Median µs of one call, in replays of a CUDA graph that holds `calls` of them.
+    """Return the median µs of one call, in replays of a CUDA graph that holds `calls` of them.
 
     25 ms of warm-up, then 100 ms (at least 5 replays) are timed, after a rest: matrix kernels run
-    into the power limit, and what ran before would lower their clock.
+    into the power limit, and earlier work would lower their clock.
     """
     run()
     torch.cuda.synchronize()
@@ -69,7 +69,7 @@ def _event() -> torch.cuda.Event:
 
 
 def rates(device: torch.device, dtype: torch.dtype, *, small: bool = False) -> Rates:
-    """Measured now; ``small`` takes sizes that a CPU is through with in a moment."""
+    """Measure the rates; ``small`` takes sizes that a CPU computes in a moment."""
     numbers, side = (1 << 24, 512) if small else (1 << 31, 8192)
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     multiplied = 2 * side**3 / call_us(lambda: a @ b, 1, device)

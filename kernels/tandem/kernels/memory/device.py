@@ -1,8 +1,8 @@
-"""GPU memory by ``cuMemCreate``: what another process can map by a file descriptor.
+"""GPU memory by ``cuMemCreate``, which another process can map by a file descriptor.
 
 Memory of torch's allocator (``cudaMalloc``) can be shared between processes by CUDA's own handles
 only, which do not pass from one container to another; a mapping made here can. Called through the
-driver's C interface, so that no package is needed for six functions. Freed with the tensor.
+driver's C interface, so that no package is required for six functions. Freed with the tensor.
 """
 
 from __future__ import annotations
@@ -86,16 +86,17 @@ class MappedAllocator:
     """A ``SlabAllocator`` on one device, whose memory ``descriptor_of`` finds."""
 
     def __init__(self, device: torch.device) -> None:
-        """Raises DeviceMemoryError where the driver or the device lacks it."""
+        """Make an allocator. Raises DeviceMemoryError if the driver or the device lacks the
+        functions."""
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self._device = device
         self._index = device.index if device.index is not None else torch.cuda.current_device()
         self._ranges: dict[int, DeviceRange] = {}
-        """What it has given and is still referred to, by address."""
+        """Ranges that were allocated and are still referred to, by address."""
         driver()
 
     def __call__(self, size: int) -> Tensor:
-        """Flat uint8 memory of at least ``size`` bytes. Raises DeviceMemoryError."""
+        """Return flat uint8 memory of at least ``size`` bytes. Raises DeviceMemoryError."""
         use_device(self._index)  # waits for nothing: a stream of the device may be captured now
         whole = _whole_grains(size, _properties_of(self._index))
         address = ctypes.c_ulonglong()
@@ -115,8 +116,8 @@ class MappedAllocator:
         return torch.as_tensor(mapping, device=self._device)
 
     def give_back(self, tensor: Tensor) -> int:
-        """Give the memory that ``tensor`` begins back to the device; its address stays taken, and
-        nothing may touch it before ``take_again``. How many bytes. Raises DeviceMemoryError if it
+        """Give the memory that ``tensor`` begins back to the device; return its bytes. Its address
+        stays taken, and no code may touch it before ``take_again``. Raises DeviceMemoryError if it
         is not of this allocator."""
         given = self._range_of(tensor)
         torch.cuda.synchronize(self._device)
@@ -124,8 +125,8 @@ class MappedAllocator:
         return given.size
 
     def take_again(self, tensor: Tensor) -> None:
-        """Put memory, whatever is in it, under the address of what was given back; nothing where it
-        has been taken already. Raises DeviceMemoryError where there is not as much."""
+        """Put memory of any content under the address of a tensor that was given back. Do nothing
+        if it has memory already. Raises DeviceMemoryError if there is not enough."""
         given = self._range_of(tensor)
         if given.handle:
             return
@@ -158,19 +159,18 @@ class MappedAllocator:
 
 
 class DeviceRange:
-    """Addresses of the device and the memory that is mapped there: one's own, or another
-    process's."""
+    """Addresses of the device and the memory mapped there: one's own, or another process's."""
 
     def __init__(self, address: int, size: int, handle: int) -> None:
-        """``handle`` is the memory's; 0 where there is none."""
+        """Make a range. ``handle`` is the memory's; 0 without memory."""
         self.address = address
         self.size = size
         self.handle = handle
         self.rate = Rate()
-        """Of copies from it."""
+        """Rate of copies from the range."""
 
     def empty(self) -> None:
-        """Unmap and let go of the memory; the addresses stay."""
+        """Unmap and release the memory; the addresses stay."""
         if self.handle:
             library = driver()
             library.cuMemUnmap(ctypes.c_ulonglong(self.address), ctypes.c_size_t(self.size))
@@ -186,8 +186,8 @@ class DeviceRange:
 
 
 def descriptor_of(tensor: Tensor) -> tuple[int, int]:
-    """A POSIX file descriptor of the range that ``tensor`` begins, which the caller closes, and
-    the range's bytes. Raises DeviceMemoryError if it is not a ``MappedAllocator``'s."""
+    """Return a POSIX file descriptor of the range that ``tensor`` begins, and the range's bytes.
+    The caller closes it. Raises DeviceMemoryError if it is not a ``MappedAllocator``'s."""
     handle, descriptor = ctypes.c_ulonglong(), ctypes.c_int()
     base, size = ctypes.c_ulonglong(), ctypes.c_size_t()
     address = ctypes.c_ulonglong(tensor.data_ptr())
@@ -215,17 +215,17 @@ _OTHERS = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFBLK
 
 
 def check_descriptor(descriptor: int) -> None:
-    """Raise DeviceMemoryError for a file, a folder, a pipe or a socket: the driver is not asked to
-    import these. The driver refuses other devices, and more bytes than the memory has."""
+    """Raise DeviceMemoryError for a file, a folder, a pipe or a socket: these are not imported. The
+    driver refuses other devices, and more bytes than the memory has."""
     kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
     if kind in _OTHERS:
         raise DeviceMemoryError(f"a descriptor is not of a GPU's memory: its kind is {kind:#o}")
 
 
 def map_range(descriptor: int, size: int, device: int, *, writable: bool = False) -> DeviceRange:
-    """Map another process's range from its start on, ``size`` bytes and what lies behind them in
-    the last grain of memory, to be read (and written, if ``writable``) by a device of this one; the
-    descriptor stays the caller's. Raises DeviceMemoryError, also where the range's GPU cannot be
+    """Map another process's range from its start on, for a device of this process. ``size`` bytes
+    are mapped, rounded up to the last grain of memory, to be read (and written, if ``writable``);
+    the descriptor stays the caller's. Raises DeviceMemoryError, also if the range's GPU cannot be
     reached from here."""
     check_descriptor(descriptor)
     handle, address = ctypes.c_ulonglong(), ctypes.c_ulonglong()
@@ -252,7 +252,8 @@ def map_range(descriptor: int, size: int, device: int, *, writable: bool = False
 
 
 def _properties_of(device: int) -> _Properties:
-    """Of memory that is made here: on this device, for other processes and, where it can, NICs."""
+    """Return the properties of memory that is made here. It is on this device, for other processes
+    and, if the device supports it, NICs."""
     network = ctypes.c_int()
     call_driver(
         "cuDeviceGetAttribute",
@@ -266,7 +267,8 @@ def _properties_of(device: int) -> _Properties:
 
 
 def _whole_grains(size: int, properties: _Properties) -> int:
-    """Bytes of the grains that ``size`` bytes of such memory take: no less can be mapped."""
+    """Return the bytes of the grains that ``size`` bytes of such memory take: no less can be
+    mapped."""
     grain = ctypes.c_size_t()
     call_driver(
         "cuMemGetAllocationGranularity",
@@ -285,7 +287,7 @@ def use_device(device: int) -> None:
 
 
 def _free(address: int, size: int, handle: int) -> None:
-    """Unmap, let go of the address and the memory; what was not done yet fails, and may."""
+    """Unmap, and release the address and the memory; steps that were not done yet may fail."""
     library = driver()
     if address:
         library.cuMemUnmap(ctypes.c_ulonglong(address), ctypes.c_size_t(size))
@@ -295,7 +297,7 @@ def _free(address: int, size: int, handle: int) -> None:
 
 @cache
 def driver() -> ctypes.CDLL:
-    """The CUDA driver's library. Raises DeviceMemoryError where there is none."""
+    """Return the CUDA driver's library. Raises DeviceMemoryError if there is none."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -303,7 +305,7 @@ def driver() -> ctypes.CDLL:
 
 
 def call_driver(name: str, *arguments: object) -> None:
-    """Call a function of the driver; DeviceMemoryError unless it says success."""
+    """Call a function of the driver. Raises DeviceMemoryError unless it succeeds."""
     library = driver()
     function = getattr(library, name, None)
     if function is None:

@@ -1,10 +1,10 @@
-"""A stream of copies of one GPU's engines: begun quickly, timed by the device, and due at a moment.
+"""A stream of copies of one GPU's engines, timed by the device, with a predicted end.
 
 The first ranges of a batch go to the driver alone, so that the device copies while the rest is
-prepared; so many at a time keep both engines and host busy. How long copies from a source take is
-learned from the device's own events, since the host sees an end late; from that follows when the
-next ones are likely to be through (H100s over NVLink: 9 MiB blocks by 4 and then 32 in a call moved
-at 366 to 395 GB/s, all in one call at 353 to 379).
+prepared; the numbers at a time keep both engines and host busy. The time of copies from a source is
+learned from the device's own events, since the host sees an end late. The predicted end of the next
+copies follows from that (H100s over NVLink: 9 MiB blocks by 4 and then 32 in a call moved at 366 to
+395 GB/s, all in one call at 353 to 379).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tandem.kernels.memory.device import DeviceMemoryError, DeviceRange, call_dr
 
 FIRST_BYTES = 40 << 20
 MORE_BYTES = 288 << 20
-"""Of ranges that the driver is told at once."""
+"""Most bytes of ranges in each further call of the driver."""
 _NOT_READY = 600
 """CUDA_ERROR_NOT_READY."""
 
@@ -35,17 +35,17 @@ class Lane:
     def __init__(self, index: int) -> None:
         self._stream: Any = torch.cuda.Stream(torch.device("cuda", index))  # type: ignore[no-untyped-call]
         self._spare: list[int] = []
-        """Events that nobody uses."""
+        """Events that are not in use."""
         self._open: deque[LaneMark] = deque()
         self._seen_at = 0.0
-        """When the last end was seen."""
+        """Time at which the last end was seen."""
         self._begun: _Begun | None = None
-        """Since the last mark."""
+        """Copies since the last mark."""
 
     def copy(self, targets: Numbers, sources: Numbers, sizes: Numbers, source: DeviceRange) -> None:
-        """Copy ranges behind what the lane has, those of one call in any order among themselves:
-        int64 arrays [ranges] of addresses, addresses in ``source``, and bytes. Raises
-        DeviceMemoryError; some may have begun then."""
+        """Copy ranges after the lane's earlier copies; those of one call have no order among
+        themselves. int64 arrays [ranges] of addresses, addresses in ``source``, and bytes. Raises
+        DeviceMemoryError; some copies may have begun then."""
         begun = self._begun
         if begun is None:
             begun = self._begun = _Begun(time.perf_counter(), source)
@@ -61,7 +61,7 @@ class Lane:
                 begun.event, begun.untimed = self._recorded(), done
 
     def mark(self) -> LaneMark:
-        """Behind all copies so far, and of those since the mark before it. Raises
+        """Return a mark after all copies so far; it times those since the mark before it. Raises
         DeviceMemoryError."""
         mark = LaneMark(self, self._begun or _Begun(time.perf_counter(), None), self._recorded())
         self._begun = None
@@ -69,11 +69,11 @@ class Lane:
         return mark
 
     def wait(self) -> None:
-        """Until all copies are through."""
+        """Wait until all copies have ended."""
         self._stream.synchronize()
 
     def due(self, mark: LaneMark) -> float:
-        """When it is likely to be through, by ``time.perf_counter``; inf if nothing says so."""
+        """Return the predicted end, by ``time.perf_counter``; inf without a prediction."""
         at = max(self._seen_at, self._open[0].begun.at) if self._open else math.inf
         for each in self._open:
             at += each.seconds
@@ -82,7 +82,7 @@ class Lane:
         return -math.inf
 
     def ended(self, mark: LaneMark, events: tuple[int | None, int]) -> None:
-        """It is through, and its events are for others."""
+        """Take back the events of a mark that has been reached."""
         self._seen_at = time.perf_counter()
         self._open.remove(mark)
         self._spare += [each for each in events if each is not None]
@@ -100,32 +100,32 @@ class _Begun:
     """Copies between two marks."""
 
     at: float
-    """By ``time.perf_counter``, before the first."""
+    """Time by ``time.perf_counter``, before the first copy."""
     source: DeviceRange | None
     nbytes: int = 0
     event: int | None = None
-    """Behind the first ranges."""
+    """Event after the first ranges."""
     untimed: int = 0
-    """Bytes before that."""
+    """Bytes before that event."""
 
 
 class LaneMark:
-    """A moment in the order of a lane's copies."""
+    """A mark in the order of a lane's copies."""
 
     def __init__(self, lane: Lane, begun: _Begun, end: int) -> None:
         self._lane, self.begun, self._end = lane, begun, end
         self._through = False
         source = begun.source
         self.seconds = 0.0 if source is None else source.rate.seconds_for(begun.nbytes)
-        """That its copies are likely to take."""
+        """Predicted seconds of its copies."""
 
     @property
     def due(self) -> float:
-        """When it is likely to be through, by ``time.perf_counter``; inf if nothing says so."""
+        """Return the predicted end, by ``time.perf_counter``; inf without a prediction."""
         return self._lane.due(self)
 
     def done(self) -> bool:
-        """Whether all copies before it are through. Raises DeviceMemoryError."""
+        """Return whether all copies before it have ended. Raises DeviceMemoryError."""
         if self._through:
             return True
         status = driver().cuEventQuery(ctypes.c_void_p(self._end))

@@ -1,8 +1,8 @@
-"""Host memory that a GPU's copies go to and from without a detour: so many bytes and no more.
+"""Page-locked host memory for a GPU's copies, of an exact size.
 
 torch's own page-locked memory (``pin_memory``) is rounded up to a power of two, and stays with the
-process when it is given back: 40 GiB take 64, for good. Here an owner has its pages locked by the
-driver, and unlocked and gone when it says so.
+process when it is given back: 40 GiB take 64, for good. Here the driver locks an owner's pages, and
+the owner unlocks and frees them.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ GIB = 2**30
 
 
 class HostMemoryError(TandemError):
-    """The host has not as much memory, or its pages cannot be locked; the text says which."""
+    """The host has not enough memory, or its pages cannot be locked; the text names the cause."""
 
 
 class Registrar(Protocol):
-    """Who locks pages for a device's copies."""
+    """Interface that locks pages for a device's copies."""
 
     def register(self, address: int, nbytes: int) -> None:
-        """Lock them. Raises DeviceMemoryError."""
+        """Lock the pages. Raises DeviceMemoryError."""
         ...
 
     def unregister(self, address: int) -> None:
-        """Unlock what begins there, once the copies that are under way have ended. Raises
-        DeviceMemoryError, and RuntimeError where the device has failed."""
+        """Unlock the pages that begin at ``address``, once the copies under way have ended. Raises
+        DeviceMemoryError, and RuntimeError if the device has failed."""
         ...
 
 
 class DriverRegistrar:
-    """A GPU's driver."""
+    """Registrar of a GPU's driver."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -63,16 +63,16 @@ class DriverRegistrar:
 
 
 def registrar_for(device: torch.device) -> Registrar | None:
-    """Who locks pages for copies of ``device``; None where they need not be."""
+    """Return the registrar for copies of ``device``; None if pages need not be locked."""
     return DriverRegistrar(device) if device.type == "cuda" else None
 
 
 class HostMemory:
-    """``nbytes`` bytes of the host, locked if there is a registrar, until ``free`` or the owner's
-    end."""
+    """``nbytes`` bytes of the host, locked if there is a registrar. Held until ``free`` or the
+    owner's end."""
 
     def __init__(self, nbytes: int, registrar: Registrar | None) -> None:
-        """Raises HostMemoryError; then nothing is held."""
+        """Allocate the memory. Raises HostMemoryError; then nothing is held."""
         self.nbytes = nbytes
         self.tensor: Tensor = torch.empty(0, dtype=torch.uint8)
         """Flat uint8 [nbytes], all zero at first; not to be read or written after ``free``."""
@@ -97,8 +97,8 @@ class HostMemory:
         self.tensor = tensor
 
     def free(self) -> int:
-        """Unlock it and give it back, when nobody else refers to the tensor; how many bytes. May be
-        called twice."""
+        """Unlock the memory and give it back, if nothing else refers to the tensor; return its
+        bytes. May be called twice."""
         if self._release is not None:
             self._release()
         self.tensor = torch.empty(0, dtype=torch.uint8)
@@ -107,8 +107,8 @@ class HostMemory:
 
 
 def _advise(mapping: mmap.mmap) -> None:
-    """Pages that a device writes stay this process's own when it forks; large ones are locked
-    sooner. A system may know neither."""
+    """Advise the system on the pages; it may know neither advice. Pages that a device writes stay
+    this process's own when it forks; large ones are locked sooner."""
     for name in ("MADV_DONTFORK", "MADV_HUGEPAGE"):
         advice = getattr(mmap, name, None)
         if advice is not None:
@@ -117,7 +117,7 @@ def _advise(mapping: mmap.mmap) -> None:
 
 
 def _unlock(registrar: Registrar, address: int, mapping: mmap.mmap) -> None:
-    """``mapping`` stays until this returns."""
+    """Unlock the pages; ``mapping`` stays until this returns."""
     try:
         registrar.unregister(address)
     except (DeviceMemoryError, RuntimeError) as error:

@@ -1,6 +1,6 @@
-"""Host memory that several processes of one machine see.
+"""Host memory that several processes of one machine share.
 
-An anonymous file that each of them maps; gone with the last of them, however it ends. Where the
+An anonymous file that each of them maps; freed with the last of them, however it ends. If the
 system can, it is sealed: no holder of a descriptor can change its size under the others' mappings,
 whose next access would kill them. Once it has been shared to be read, no holder can write it, map
 it to be written, punch holes into it or change its seals. Memory of another process is checked for
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 _SEALED = hasattr(os, "memfd_create")
 _ADD_SEALS, _GET_SEALS = 1033, 1034
 _SEAL, _SHRINK, _GROW, _FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10
-"""Of linux/fcntl.h; Python names not all of them."""
+"""Constants of linux/fcntl.h; Python has not all of them."""
 _SHARED = _SEAL | _SHRINK | _GROW | _FUTURE_WRITE
 """Seals of memory that another process reads or writes."""
 _STAT_BLOCK = 512
 _ranges: dict[int, tuple[SharedMemory, int]] = {}
-"""By address: what ``shared_tensor`` made and is still mapped."""
+"""Ranges that ``shared_tensor`` made and that are still mapped, by address."""
 
 
 class SharedMemory:
     """``size`` bytes; ``descriptor`` is what another process maps."""
 
     def __init__(self, descriptor: int, size: int) -> None:
-        """Takes the descriptor over."""
+        """Take the descriptor over."""
         self.descriptor = descriptor
         self.size = size
 
     @classmethod
     def make(cls, size: int) -> SharedMemory:
-        """New memory, all zero. Raises OSError where there is not as much."""
+        """Return new memory, all zero. Raises OSError if there is not enough."""
         if _SEALED:
             descriptor = os.memfd_create("tandem-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         else:
@@ -66,10 +66,10 @@ class SharedMemory:
 
     @classmethod
     def lent(cls, descriptor: int, size: int) -> mmap.mmap:
-        """Map memory that another process made to be written by this one; the descriptor stays the
-        caller's. It is sealed first, so that its pages stay those that its owner has touched: no
-        write here makes a page, whatever the owner does later. Raises OSError if it is not such
-        memory, has another size, cannot be sealed or has a page that was not touched."""
+        """Map memory that another process made to be written by this one. The descriptor stays the
+        caller's. The memory is sealed first, so that its pages stay those that its owner has
+        touched: no write here makes a page, whatever the owner does later. Raises OSError if it is
+        not such memory, has another size, cannot be sealed or has a page that was not touched."""
         _check(descriptor, size)
         mapping = cls(descriptor, size).map()  # before the seal, which forbids it
         try:
@@ -82,33 +82,33 @@ class SharedMemory:
         return mapping
 
     def share(self, *, writable: bool = False) -> int:
-        """Return a new descriptor for other processes, which the caller closes: they may only read,
+        """Return a new descriptor for other processes, which the caller closes. They may only read,
         unless the memory is theirs to write, too. They seal it then."""
         if not writable:
             _seal(self.descriptor, _SHARED)
         return os.dup(self.descriptor)
 
     def map(self, *, writable: bool = True) -> mmap.mmap:
-        """All of it, mapped as long as anything refers to it."""
+        """Return all of it, mapped as long as anything refers to it."""
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         return mmap.mmap(self.descriptor, self.size, prot=access)
 
     def tensor(self) -> Tensor:
-        """All of it as a flat uint8 tensor, mapped as long as the tensor lives."""
+        """Return all of it as a flat uint8 tensor, mapped as long as the tensor lives."""
         import torch
 
         return torch.frombuffer(self.map(), dtype=torch.uint8)
 
     def close(self) -> None:
-        """Let go of the descriptor; mappings stay. May be called twice."""
+        """Close the descriptor; mappings stay. May be called twice."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
 def shared_tensor(size: int) -> Tensor:
-    """A ``SlabAllocator``: a flat uint8 tensor of ``size`` bytes, all zero, whose memory
-    ``descriptor_of`` finds. Raises OSError where there is not as much."""
+    """Return a flat uint8 tensor of ``size`` bytes, all zero, whose memory ``descriptor_of`` finds.
+    A ``SlabAllocator``. Raises OSError if there is not enough memory."""
     import torch
 
     memory = SharedMemory.make(size)
@@ -125,21 +125,21 @@ def shared_tensor(size: int) -> Tensor:
 
 
 def descriptor_of(tensor: Tensor, *, writable: bool = False) -> tuple[int, int]:
-    """A new descriptor of the memory that ``tensor`` begins, which the caller closes, and its
-    bytes. Whoever gets it may write if ``writable``. Raises KeyError if ``shared_tensor`` did not
-    make it."""
+    """Return a new descriptor of the memory that ``tensor`` begins, and its bytes. The caller
+    closes it. Its receiver may write if ``writable``. Raises KeyError if ``shared_tensor`` did not
+    make the tensor."""
     memory, size = _ranges[tensor.data_ptr()]
     return memory.share(writable=writable), size
 
 
 def check_touched(descriptor: int, size: int) -> None:
-    """Raise OSError unless each page of sealed memory is there: reading it makes none."""
+    """Raise OSError unless each page of sealed memory exists: reading it makes none."""
     if _SEALED and os.fstat(descriptor).st_blocks * _STAT_BLOCK < size:
         raise OSError("it has pages that its owner has not touched")
 
 
 def _check(descriptor: int, size: int) -> None:
-    """Raise OSError unless this is anonymous memory of just this size."""
+    """Raise OSError unless this is anonymous memory of exactly this size."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise OSError("it is not memory")
@@ -159,14 +159,14 @@ def _check_seals(descriptor: int) -> None:
 
 
 def _seal(descriptor: int, seals: int) -> None:
-    """As far as the system knows them."""
+    """Seal the memory, as far as the system has seals."""
     if _SEALED:
         with contextlib.suppress(OSError):
             fcntl.fcntl(descriptor, _ADD_SEALS, seals)
 
 
 def _forget(address: int, memory: SharedMemory) -> None:
-    """A mapping has gone: its addresses were free a moment before this, and may be another's."""
+    """Forget a mapping that has gone: its addresses may be another's by now."""
     if address in _ranges and _ranges[address][0] is memory:
         del _ranges[address]
     memory.close()

@@ -1,7 +1,7 @@
 """Rows of numbers as float8_e4m3fn bytes with a scale a row, and back.
 
-What kvtransfer sends where fewer bytes are worth some precision. A row's largest magnitude becomes
-the largest number that the type has, so that each number keeps three bits behind its first.
+kvtransfer sends them if fewer bytes are worth some precision. A row's largest magnitude becomes the
+largest number that the type has, so that each number keeps three bits after its first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tandem.kernels.registry import Backend, Op
 
 SCALE_BYTES = 4
 LARGEST = 448.0
-"""Of float8_e4m3fn."""
+"""Largest number of float8_e4m3fn."""
 _WHERE = "tandem.kernels.narrow.reference"
 NARROW: Op[Callable[[Tensor, Tensor], None]] = Op("narrow", {Backend.TORCH: f"{_WHERE}:narrow"})
 WIDEN: Op[Callable[[Tensor, Tensor], None]] = Op("widen", {Backend.TORCH: f"{_WHERE}:widen"})
@@ -36,7 +36,7 @@ def narrow(values: Tensor, out: Tensor, *, backend: Backend | None = None) -> No
 
 
 def widen(packed: Tensor, out: Tensor, *, backend: Backend | None = None) -> None:
-    """Read what ``narrow`` wrote: ``packed`` as its ``out``, ``out`` as its ``values``."""
+    """Read the output of ``narrow``: ``packed`` as its ``out``, ``out`` as its ``values``."""
     _check(out, packed)
     WIDEN.on(out.device, backend)(packed, out)
 

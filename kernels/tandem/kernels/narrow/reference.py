@@ -1,4 +1,5 @@
-"""In plain torch, on any device: a block at a time, so that what lies between is a block's."""
+"""Reference in plain torch, on any device. A block at a time, so that intermediate tensors are one
+block's."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from torch import Tensor
 from . import LARGEST
 
 _LIFT = 2.0**8
-"""Between a float8's exponent and a float16's."""
+"""Factor between a float8's exponent and a float16's."""
 
 
 def narrow(values: Tensor, out: Tensor) -> None:
@@ -34,6 +35,6 @@ def widen(packed: Tensor, out: Tensor) -> None:
 
 
 def _halves(packed: Tensor, rows: int, width: int) -> tuple[Tensor, Tensor]:
-    """uint8 [n, rows, width] and float32 [n, rows] of the packed bytes."""
+    """Return uint8 [n, rows, width] and float32 [n, rows] of the packed bytes."""
     bytes_ = packed[:, : rows * width].view(len(packed), rows, width)
     return bytes_, packed[:, rows * width :].view(torch.float32)

@@ -1,6 +1,6 @@
-"""What lies between the qkv projection and attention, in one op: qk-norm, RoPE, KV write.
+"""One op between the qkv projection and attention: qk-norm, RoPE, KV write.
 
-Where queries are fewer than keys, `rotary_kv` takes k and v alone and `rotary_q` the queries.
+If queries are fewer than keys, `rotary_kv` takes k and v alone and `rotary_q` the queries.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Rotation(NamedTuple):
 
 
 class SlotMapping(NamedTuple):
-    """Where this step's tokens go in the cache. Every token is written."""
+    """Destinations of this step's tokens in the cache. Every token is written."""
 
     blocks: Tensor
     """int64 [tokens]."""
@@ -111,7 +111,7 @@ def rotary_q(
     *,
     backend: Backend | None = None,
 ) -> Tensor:
-    """Norm and rotate q [tokens, heads, head_dim], dense, in place; returns it."""
+    """Norm and rotate q [tokens, heads, head_dim], dense, in place; return it."""
     checks.shape("q", q, None, None, None)
     if not q.is_contiguous():
         raise BadTensor(f"q has strides {q.stride()}, expected dense rows")

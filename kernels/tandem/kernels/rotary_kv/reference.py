@@ -31,7 +31,7 @@ def rotary_q(q: Tensor, rotation: Rotation, qk_norm: QKNorm | None) -> Tensor:
 
 
 def _rotate(qk: Tensor, heads: int, rotation: Rotation, norm: QKNorm | None) -> None:
-    """In place, ``heads`` of q and then those of k."""
+    """Norm and rotate in place: ``heads`` of q and then those of k."""
     normed = qk if norm is None else _norm(qk, heads, norm)
     cos, sin = rotation.cos.unsqueeze(1), rotation.sin.unsqueeze(1)
     torch.addcmul(normed * cos, normed.roll(qk.shape[2] // 2, -1), sin, out=qk)

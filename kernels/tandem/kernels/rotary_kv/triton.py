@@ -17,9 +17,9 @@ from .triton_kernels import rotate_heads
 
 _rotate_heads = Launcher(rotate_heads)
 _FEW_TOKENS = 128
-"""Up to which a program has few heads, so that one token is spread over several."""
+"""Most tokens for which a program has few heads, so that one token is spread over several."""
 _FEW_HEADS, _HEADS = 8, 16
-"""Of a program, for few tokens and for many."""
+"""Heads of a program, for few tokens and for many."""
 
 
 def rotary_kv(

@@ -1,4 +1,4 @@
-"""What every sampling op asks of its logits."""
+"""Checks of the logits that every sampling op takes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ KINDS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_logits(logits: Tensor) -> None:
-    """[rows, vocabulary] of a float kind, rows dense but perhaps far apart."""
+    """Check logits: float [rows, vocabulary], rows dense but perhaps far apart."""
     checks.shape("logits", logits, None, None)
     checks.kind("logits", logits, *KINDS)
     checks.dense_last("logits", logits)
 
 
 def check_rows(name: str, values: Tensor | None, logits: Tensor) -> None:
-    """float32, one for each row of logits; or None."""
+    """Check values: float32, one for each row of logits; or None."""
     if values is not None:
         checks.shape(name, values, logits.shape[0])
         checks.kind(name, values, torch.float32)

@@ -1,4 +1,4 @@
-"""Random bits by counter: what a draw gets depends on what it is for, never on what ran before.
+"""Random bits by counter: they depend on the purpose of a draw, never on earlier draws.
 
 A row's key is a SplitMix64 chain over (seed, choice, output position, purpose); its noise for a
 token is the SplitMix64 output at that token's place in the sequence that starts at the key. All
@@ -20,18 +20,18 @@ GROUP_NOISE = 1 << 32
 
 
 class Purpose(IntEnum):
-    """What a draw decides; draws of different purpose at one position are independent."""
+    """Decisions that draws make; draws of different purpose at one position are independent."""
 
     TOKEN = 0
     """The next token."""
     ACCEPT = 1
-    """Whether a speculative token is accepted."""
+    """The acceptance of a speculative token."""
     RESIDUAL = 2
-    """The token in place of a speculative one that was not."""
+    """The token in place of a speculative one that was rejected."""
 
 
 def row_keys(seeds: Tensor, choices: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
-    """Keys of one draw a row: int64 [rows].
+    """Return the keys of one draw a row: int64 [rows].
 
     `seeds`, `choices` and `positions` (in the output, from 0) are int64 [rows].
     """
@@ -52,5 +52,5 @@ def uniforms(keys: Tensor, tokens: Tensor) -> Tensor:
 
 
 def exponentials(keys: Tensor, tokens: Tensor) -> Tensor:
-    """Noise of the standard exponential distribution, float32 above 0."""
+    """Return noise of the standard exponential distribution, float32 above 0."""
     return uniforms(keys, tokens).neg_().log1p_().neg_()

@@ -25,7 +25,7 @@ class Penalties(NamedTuple):
 
 
 class Filters(NamedTuple):
-    """What each row keeps, applied in this order."""
+    """Filters of each row, applied in this order."""
 
     min_p: Tensor
     """float32 [rows], share of the best token's probability; 0 is off."""

@@ -1,11 +1,11 @@
 """Paged decode attention in Gluon for Hopper: the ring's size, descriptors and launch.
 
 Works through the same shares as triton.py and leaves pieces in the same places. Its programs' rings
-take so much shared memory that a multiprocessor never holds more of them than it should: that is
-why they may take their places before the kernel ahead has ended, at any batch size.
+take so much shared memory that a multiprocessor never holds more of them than it should. That is
+why they may start before the kernel ahead has ended, at any batch size.
 
-Roofline: bytes of K and V over the memory's read rate; bench/results/attention_h200.md says
-what was measured.
+Roofline: bytes of K and V over the memory's read rate; bench/results/attention_h200.md has the
+measurements.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ TILE = 64
 ROWS_MAX = 16
 """Query rows (tokens × query heads of a KV head) for which two programs fit a multiprocessor."""
 REGISTERS = 128
-"""A thread, of eight warps; the four that multiply take what the producer leaves."""
+"""Registers of a thread, of eight warps; the four that multiply take those that the producer
+leaves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How one device is used; measured by bench/kernels/decode_attention.py."""
+    """Launch parameters for one device; measured by bench/kernels/decode_attention.py."""
 
     ring: int = 96 << 10
-    """Bytes of K and V on their way into a program."""
+    """Bytes of K and V in a program's ring."""
     shares_per_sm: int = 2
     pieces: int = 8
     """Pieces of a (sequence, head) beyond which shares grow, for 4 rows; fewer for more rows."""
@@ -54,7 +55,7 @@ DEFAULT = Tuning()
 
 
 def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
-    """See the wrapper; what this kernel does not take goes to the plain Triton one."""
+    """See the wrapper; calls that this kernel does not take go to the plain Triton one."""
     if not takes(q, kv, batch):
         return plain.decode(q, kv, batch, scale)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -63,7 +64,8 @@ def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
 
 
 def takes(q: Tensor, kv: Tensor, batch: PagedBatch) -> bool:
-    """Hopper, 16-bit, head size 64 or 128, pages of whole tiles, few query rows."""
+    """Return whether the kernel takes a call. It takes Hopper, 16-bit, head size 64 or 128, pages
+    of whole tiles, few query rows."""
     return (
         generation(q.device) == 9
         and q.dtype in (torch.bfloat16, torch.float16)
@@ -75,7 +77,7 @@ def takes(q: Tensor, kv: Tensor, batch: PagedBatch) -> bool:
 
 
 def kept_rows(q: Tensor, kv: Tensor, batch: PagedBatch) -> int:
-    """The power of two that holds the query rows of every sequence."""
+    """Return the power of two that holds the query rows of every sequence."""
     rows = max(1, batch.max_query_len) * (q.shape[1] // kv.shape[2])
     return int(triton.next_power_of_2(rows))
 
@@ -88,7 +90,7 @@ def launch(
     out: Tensor,
     tuning: Tuning,
 ) -> None:
-    """Plan the batch unless a layer before did, and fill `out`."""
+    """Plan the batch unless an earlier layer did, and fill `out`."""
     kv_heads, page, dim = kv.shape[2:]
     kept = kept_rows(q, kv, batch)
     num = sm_count(q.device) * tuning.shares_per_sm

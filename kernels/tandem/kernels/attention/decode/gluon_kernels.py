@@ -29,14 +29,15 @@ from .pieces.gluon_kernels import leave_piece, merge_pieces, write
 
 @gluon.jit
 def _next(i, phase, STAGES: gl.constexpr):
-    """The ring's next place, and the parity of its barriers there."""
+    """Return the ring's next place, and the parity of its barriers there."""
     last = i == STAGES - 1
     return gl.where(last, 0, i + 1), gl.where(last, phase ^ 1, phase)
 
 
 @gluon.jit
 def _place(plan, FIELDS: gl.constexpr):
-    """Where this program's share begins: sequence, head, tile, units; keys and queries there."""
+    """Return the start of this program's share: sequence, head, tile, units; keys and queries
+    there."""
     mine = plan + gl.program_id(0) * FIELDS
     return (
         gl.load(mine), gl.load(mine + 1), gl.load(mine + 2), gl.load(mine + 3),
@@ -46,7 +47,8 @@ def _place(plan, FIELDS: gl.constexpr):
 
 @gluon.jit
 def _reach(tile, left, length, TILE: gl.constexpr):
-    """Tiles of a pair, those that fall to a share with `left` units, and where their keys end."""
+    """Return the pair's tiles, those within a share with `left` units, and the end of their
+    keys."""
     tiles = gl.maximum(gl.cdiv(length, TILE), 1)
     take = gl.minimum(left, tiles - tile)
     return tiles, take, gl.where(length > 0, tile + take, tile)  # an empty sequence has no key
@@ -56,7 +58,7 @@ def _reach(tile, left, length, TILE: gl.constexpr):
 def _copy_tile(
     kv_desc, tail_desc, k_row, v_row, tokens, k, v, full, D: gl.constexpr, TILE: gl.constexpr
 ):
-    """K and V of a tile; of the last one, only the quarters that hold a token."""
+    """Copy K and V of a tile; of the last one, only the quarters that hold a token."""
     PART: gl.constexpr = TILE // 4
     parts = gl.cdiv(tokens, PART)
     if parts >= 4:
@@ -120,7 +122,7 @@ def _fetch_queries(
     q, qs, q_first, q_len, head, q_t, q_h,
     GROUP: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
 ):  # fmt: skip
-    """A pair's query rows to qs [N, D]; zero where there is none."""
+    """Copy a pair's query rows to qs [N, D]; zero for rows that do not exist."""
     L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     n = gl.arange(0, N, gl.SliceLayout(1, L))
     d = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, L)), 0)
@@ -142,7 +144,8 @@ def _weigh(
     s, top, mass, ps, key0, seen, scale,
     TILE: gl.constexpr, N: gl.constexpr, ML: gl.constexpr,
 ):  # fmt: skip
-    """One step of the online softmax: weights to ps [N, TILE]; new maxima, masses, factor."""
+    """Take one step of the online softmax: weights to ps [N, TILE]; return new maxima, masses,
+    factor."""
     key = gl.expand_dims(key0 + gl.arange(0, TILE, gl.SliceLayout(1, ML)), 1)
     visible = key < gl.expand_dims(seen, 0)
     s = gl.where(visible, s * scale, -1e30)

@@ -1,6 +1,6 @@
 """The shares of a batch that both decode kernels work through, planned once a step on the device.
 
-The plan (one small launch) and the workspace are kept in the batch's memo; every layer then costs
+The plan (one small launch) and the workspace are kept in the batch's memo. Every layer then costs
 one launch whose grid depends on the device alone, so that a CUDA graph of it serves any lengths.
 Nothing is read back to the host.
 """
@@ -22,10 +22,10 @@ from .plan_kernels import COUNTER_STRIDE, PLAN_FIELDS, plan_shares
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a batch is cut; what one cut made serves every layer that asks for the same."""
+    """Parameters of a batch's cut; layers with an equal one share its plan."""
 
     num: int
-    """Shares, one a program."""
+    """Number of shares, one a program."""
     kept: int
     """Rows of a piece: a power of two that holds the queries × group of every sequence."""
     tile: int
@@ -37,7 +37,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """A planned batch: where each program starts, and room for the pieces of pairs that are cut."""
+    """A planned batch: each program's start, and workspace for the pieces of pairs that are cut."""
 
     plan: Tensor
     """int32 [shares, PLAN_FIELDS]."""
@@ -51,7 +51,7 @@ class Shares:
 
 
 def shares_of(batch: PagedBatch, kv: Tensor, cut: Cut) -> tuple[Shares, bool]:
-    """The batch's shares, and whether a layer before had planned them."""
+    """Return the batch's shares, and whether an earlier layer had planned them."""
     key = ("decode.shares", kv.shape, cut)
     planned = key in batch.memo
     if not planned:

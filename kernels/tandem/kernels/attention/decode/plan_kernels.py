@@ -21,8 +21,8 @@ from tandem.kernels.launch.triton_kernels import follow
 COUNTER_STRIDE = 8
 """int32s from one counter to the next: a sector of L2 each, so that arrivals do not queue."""
 PLAN_FIELDS = 16
-"""Of a share: sequence, head, tile, its units, units of a full one; of its first sequence: keys,
-first query, queries; of its first tile: block."""
+"""Fields of a share. Of the share: sequence, head, tile, its units, units of a full one. Of its
+first sequence: keys, first query, queries. Of its first tile: block."""
 
 
 # What changes from step to step (counts, and where in a buffer a step's part begins) must not make

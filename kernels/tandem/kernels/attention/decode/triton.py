@@ -2,8 +2,8 @@
 
 Takes one query a sequence and, for speculation, a few: `SHORT_ROWS` rows of queries × group.
 
-Roofline: bytes of K and V over the memory's read rate; bench/results/attention_h200.md says
-what was measured.
+Roofline: bytes of K and V over the memory's read rate; bench/results/attention_h200.md has the
+measurements.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOWHERE = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How one device is used; measured by bench/kernels/decode_attention.py."""
+    """Launch parameters for one device; measured by bench/kernels/decode_attention.py."""
 
     shares_per_sm: int = 2
     tile: int = 64
@@ -38,9 +38,9 @@ class Tuning:
     """Pieces of a (sequence, head) beyond which shares grow, for 4 rows and few pairs; half as many
     for many pairs, fewer for more rows."""
     early: bool = True
-    """Whether programs may take their places before the kernel ahead has ended: where pairs are
-    few, and a launch is mostly latency. Otherwise those that come early would crowd on the first
-    multiprocessors to be free."""
+    """Whether programs may start before the kernel ahead has ended, if pairs are few and a launch
+    is mostly latency. With many pairs, early programs would crowd on the first multiprocessors to
+    be free."""
 
 
 def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
@@ -56,7 +56,8 @@ def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
 
 
 def fits(q: Tensor, kv: Tensor, batch: PagedBatch) -> bool:
-    """Whether the batch's queries fit in the rows of a program, and its heads are in tiles."""
+    """Return whether the batch's queries fit in the rows of a program, and its heads are in
+    tiles."""
     rows = batch.max_query_len * (q.shape[1] // kv.shape[2])
     return rows <= SHORT_ROWS and in_tiles(kv.shape[4], kv.dtype)
 
@@ -69,7 +70,7 @@ def launch(
     out: Tensor,
     tuning: Tuning,
 ) -> None:
-    """Plan the batch unless a layer before did, and fill `out`."""
+    """Plan the batch unless an earlier layer did, and fill `out`."""
     kv_heads, page, dim = kv.shape[2:]
     group = q.shape[1] // kv_heads
     kept = triton.next_power_of_2(max(1, batch.max_query_len) * group)

@@ -4,8 +4,8 @@ Any mix of prompts and chunks in one launch: the tiles of all sequences are plan
 once a step (plan.py) and shared out over a grid that depends on the device alone.
 
 Roofline: 4 * heads * head_dim * (query, key) pairs over the dense rate of the tensor cores; the
-pages come from L2 after the first head of a group; bench/results/attention_h200.md says what was
-measured.
+pages come from L2 after the first head of a group; bench/results/attention_h200.md has the
+measurements.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How the kernel is built; measured by bench/kernels/prefill_attention.py."""
+    """Build parameters of the kernel; measured by bench/kernels/prefill_attention.py."""
 
     keys: int = 128
     stages: int = 2
@@ -49,8 +49,8 @@ DEFAULT = Tuning()
 
 
 def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
-    """See the wrapper; a few queries a sequence go through the decode kernel, and what this kernel
-    does not take to the plain Triton one."""
+    """See the wrapper; calls that this kernel does not take go to the plain Triton one. A few
+    queries a sequence go through the decode kernel."""
     if decode_triton.fits(q, kv, batch):
         return decode_gluon.decode(q, kv, batch, scale)
     if not takes(q, kv):
@@ -61,7 +61,8 @@ def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
 
 
 def takes(q: Tensor, kv: Tensor) -> bool:
-    """Hopper, 16-bit, head size 64 or 128, pages that divide a tile, dense heads in q."""
+    """Return whether the kernel takes a call. It takes Hopper, 16-bit, head size 64 or 128, pages
+    that divide a tile, dense heads in q."""
     return (
         generation(q.device) == 9
         and q.dtype in (torch.bfloat16, torch.float16)
@@ -77,7 +78,7 @@ def takes(q: Tensor, kv: Tensor) -> bool:
 def launch(
     q: Tensor, kv: Tensor, batch: PagedBatch, scale: float, out: Tensor, tuning: Tuning
 ) -> None:
-    """Plan the batch unless a layer before did, and fill `out`."""
+    """Plan the batch unless an earlier layer did, and fill `out`."""
     heads, dim = q.shape[1:]
     kv_heads, page = kv.shape[2:4]
     tiles = tiles_of(batch, q.shape[0], ROWS)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 LOWEST = -1e30
-"""What an allowed token counts for that the model itself rules out: still above what is not
-allowed, and far enough from float32's end for penalties and a low temperature."""
+"""Logit of an allowed token that the model itself rules out. It is above those of tokens that are
+not allowed, and far enough from float32's end for penalties and a low temperature."""
 PART = 64
-"""Rows at a time: bounds what their copies take."""
+"""Rows at a time, which bounds the size of their copies."""
 
 
 def keep_bits(logits: Tensor, words: Tensor, rows: Tensor) -> None:

@@ -13,7 +13,7 @@ def keep_bits_of_rows(
     logits, words, rows, row_stride, word_stride, vocabulary, count,
     WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """In place on float [rows, vocabulary]. Grid: (bounded, cdiv(count, WORDS))."""
+    """Apply the bits in place on float [rows, vocabulary]. Grid: (bounded, cdiv(count, WORDS))."""
     follow(PDL)
     bounded = tl.program_id(0)
     first = tl.program_id(1) * WORDS

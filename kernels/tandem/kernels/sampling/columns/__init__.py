@@ -1,4 +1,4 @@
-"""What the rows of one step ask for, taken from columns that stay on the device.
+"""Parameters of the rows of one step, taken from columns that stay on the device.
 
 Parameters change when a sequence comes, not when it draws: a step names its rows and positions, and
 one launch gives the keys of its draws, temperatures and filters in the order of the logits.
@@ -36,7 +36,7 @@ class Gathered(NamedTuple):
     """The parameters of one step."""
 
     keys: Tensor
-    """int64 [draws], of ``Purpose.TOKEN``."""
+    """int64 [draws], keys of ``Purpose.TOKEN``."""
     temperature: Tensor
     """float32 [rows]."""
     filters: Filters
@@ -53,7 +53,7 @@ GATHER: Op[Callable[[Columns, Tensor, Tensor], Gathered]] = Op(
 def gather(
     columns: Columns, rows: Tensor, draws: Tensor, *, backend: Backend | None = None
 ) -> Gathered:
-    """Parameters of `rows` and keys of `draws`.
+    """Return the parameters of `rows` and keys of `draws`.
 
     Args:
         columns: of the whole batch.

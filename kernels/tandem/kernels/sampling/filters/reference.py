@@ -15,7 +15,7 @@ from tandem.kernels.sampling.race.reference import kept
 from tandem.kernels.sampling.types import Filters
 
 _PREFIXES = (256, 4096)
-"""How many of the best tokens are looked at before the whole vocabulary is sorted."""
+"""Numbers of best tokens that are tried before the whole vocabulary is sorted."""
 
 
 def thresholds(logits: Tensor, filters: Filters, temperature: Tensor | None) -> Tensor:
@@ -43,7 +43,8 @@ def _row_floor(row: Tensor, min_p: float, top_k: int, top_p: float) -> float:
 
 
 def _nucleus(row: Tensor, floor: float, top_p: float) -> float:
-    """The lowest logit of the smallest set of best tokens whose probability reaches `top_p`."""
+    """Return the lowest logit of the smallest set of best tokens whose probability reaches
+    `top_p`."""
     left = row if floor == -math.inf else row.masked_fill(row < floor, -math.inf)
     total = left.logsumexp(-1)
     for size in (*_PREFIXES, row.numel()):

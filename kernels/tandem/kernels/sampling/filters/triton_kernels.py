@@ -20,7 +20,7 @@ from tandem.kernels.sampling.race.triton_kernels import load_kept
 TINY = tl.constexpr(1e-30)
 FINITE = tl.constexpr(-3.4028234663852886e38)
 PARTS = tl.constexpr(8)
-"""Into how many parts a pass cuts a bracket."""
+"""Parts into which a pass cuts a bracket."""
 HALVINGS = tl.constexpr(12)
 """Steps of `bound_rows`: the bound is within 2^-12 of the row's range of the best such bound."""
 NOTHING = tl.constexpr(0)
@@ -29,7 +29,7 @@ MASS = tl.constexpr(2)
 FLOOR_MASS = tl.constexpr(3)
 """Kinds of rows: no search, top-k (then perhaps top-p), top-p of all, top-p of what min-p keeps."""
 FIELDS = tl.constexpr(4)
-"""Of a row: lower end of the bracket, peak, mass (times e^-peak), upper end."""
+"""Fields of a row: lower end of the bracket, peak, mass (times e^-peak), upper end."""
 
 
 # The cursors lie behind the kinds: where they begin, by the number of rows, must not make another
@@ -39,7 +39,7 @@ def bound_rows(
     peaks, masses, min_p, top_k, top_p, floors, facts, kinds, cursors, vocab, groups,
     GROUPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Per row: min-p's floor, the bracket, peak, mass and kind. Grid: (rows,).
+    """Find per row: min-p's floor, the bracket, peak, mass and kind. Grid: (rows,).
 
     At least as many logits are above a value as groups have their peak above it, and likewise for
     mass; and logits below peak + log(share * mass / vocab) cannot have that share of the mass.
@@ -104,9 +104,9 @@ def bracket(
     facts, kinds, top_p, partials, row, chunks,
     ROUND: tl.constexpr, ROUNDS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """The row's bracket after ROUND rounds: its ends, the mass above it, the mass to reach.
+    """Return the row's bracket after ROUND rounds: its ends, the mass above it, the mass to reach.
 
-    Every program works it out anew from the rounds' partial sums, which saves a launch a round.
+    Every program computes it again from the rounds' partial sums, which saves a launch a round.
     """
     low = tl.load(facts + row * FIELDS)
     high = tl.load(facts + row * FIELDS + 3)

@@ -13,7 +13,8 @@ def penalize_pairs(
     logits, rows, tokens, counts, repetition, frequency, presence, row_stride, pairs,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """In place on float32 [rows, vocabulary]; pairs are distinct. Grid: (cdiv(pairs, BLOCK),)."""
+    """Penalize float32 [rows, vocabulary] in place; pairs are distinct. Grid: (cdiv(pairs,
+    BLOCK),)."""
     follow(PDL)
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     keep = pair < pairs

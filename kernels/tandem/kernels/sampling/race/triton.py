@@ -21,7 +21,7 @@ AT_ONCE = 16
 
 
 class GroupStats(NamedTuple):
-    """What one pass over logits [rows, vocabulary] leaves, a number a group of GROUP tokens."""
+    """Results of one pass over logits [rows, vocabulary], a number a group of GROUP tokens."""
 
     peaks: Tensor
     """float32 [rows, groups]."""
@@ -89,7 +89,7 @@ def stats_of(
     chosen: Tensor | None = None,
     mass: bool = True,
 ) -> GroupStats:
-    """One pass over the logits of at least one row; `chosen` int64 [rows] asks for `above`."""
+    """Make one pass over the logits of at least one row; `chosen` int64 [rows] requests `above`."""
     rows, vocab = logits.shape
     groups = triton.cdiv(vocab, GROUP)
     peaks = torch.empty(rows, groups, dtype=torch.float32, device=logits.device)
@@ -119,5 +119,5 @@ def stats_of(
 
 
 def _or(tensor: Tensor | None, unread: Tensor) -> Tensor:
-    """What a kernel is given for a pointer that it does not read."""
+    """Return ``tensor``, or ``unread`` as the pointer of a tensor that the kernel does not read."""
     return unread if tensor is None else tensor

@@ -1,1 +1,1 @@
-"""What becomes of the sums of a (sequence, head) pair: left as a piece, merged, written."""
+"""Pieces of (sequence, head) pairs: sums that are left, merged or written."""

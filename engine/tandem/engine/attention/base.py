@@ -1,6 +1,6 @@
-"""The seam between a model's attention layers and whoever computes attention on a device.
+"""The interface between a model's attention layers and a device's attention backend.
 
-The runner calls ``plan`` once a step and every layer calls ``forward`` with what it gave. Keys and
+The runner calls ``plan`` once a step and every layer calls ``forward`` with its result. Keys and
 values of the step's tokens are in the cache before ``forward`` (the layer's ``rotary_kv`` wrote
 them), so a backend reads pages only.
 """
@@ -39,7 +39,8 @@ class Metadata:
     decode: PagedBatch | None
     prefill: PagedBatch | None
     logits_rows: Metadata | None = None
-    """Of the last tokens of StepSequences.logits_rows alone, each the one query of its sequence."""
+    """Metadata of the last tokens of StepSequences.logits_rows alone, each the one query of its
+    sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,8 @@ class StepSequences:
     max_chunk_len: int
     """Keys of the longest chunk, or a bound of it."""
     logits_rows: LogitsRows | None = None
-    """Rows whose last tokens are all that the head takes; None if it takes others, or all.
-    A backend may leave its part of Metadata out: then the layer computes every query."""
+    """Rows whose last tokens are all that the head takes; None if it takes others, or all. A
+    backend may leave its part of Metadata out: then the layer computes every query."""
 
     @property
     def num_chunks(self) -> int:

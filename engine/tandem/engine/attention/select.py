@@ -19,16 +19,17 @@ _CHOICES = {
     "cuda": (None, Backend.TORCH),
     "cpu": (Backend.TORCH,),
 }
-"""By device type, in order; None lets each op take its own first choice."""
+"""Backends by device type, in order; None lets each op take its own first choice."""
 
 
 AUTO = "auto"
 
 
 def select_backend(group: KVGroup, on: device, name: str = AUTO) -> AttentionBackend:
-    """The backend called ``name``, or by ``auto`` the first that supports ``group`` on ``on``.
+    """Return the backend called ``name``, or by ``auto`` the first that supports ``group`` on
+    ``on``.
 
-    Raises InvalidParameter that says why, for a backend that is unknown or cannot.
+    Raises InvalidParameter with the reason, for a backend that is unknown or not supported.
     """
     refusals = []
     for backend in _candidates(group, on, name):

@@ -70,11 +70,11 @@ class BlockPool:
         self._evictable: OrderedDict[int, None] = OrderedDict()
         """Free blocks that are cached; the next one to evict is first."""
         self.evicting: Callable[[int, BlockHash], None] | None = None
-        """Told of a cached block before it is given to somebody who will write it."""
+        """Called with a cached block before it is allocated and overwritten."""
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds, cached or not."""
+        """Return the number of blocks whose reference count is 0, cached or not."""
         return len(self._empty) + len(self._evictable)
 
     @property
@@ -135,7 +135,7 @@ class BlockPool:
             self._log.stored(digest)
 
     def forget_free(self) -> int:
-        """Drop every cached block that nobody holds; how many they were."""
+        """Drop every cached block that is not held; return their number."""
         count = len(self._evictable)
         if count == len(self._block_of):
             self._block_of.clear()

@@ -23,11 +23,12 @@ NEVER = sys.maxsize
 
 
 class BlockTier(Protocol):
-    """Slower memory behind the blocks, which keeps what they lose. What it holds counts as cached
-    for routers: it says so, and when that ends, in the manager's log."""
+    """Slower memory that keeps blocks which the cache evicts. Its blocks count as cached for
+    routers: it logs their begin and end in the manager's log."""
 
     def evicting(self, block: int, digest: BlockHash) -> None:
-        """``block``, cached under ``digest``, goes to somebody who writes it in a coming step."""
+        """Note that ``block``, cached under ``digest``, is allocated and will be overwritten in a
+        coming step."""
         ...
 
     def cached(self) -> tuple[BlockHash, ...]:
@@ -59,7 +60,7 @@ class KVCacheManager:
         self.block_size = block_size
         self.enable_caching = enable_caching
         self.spare = int(watermark * num_blocks)
-        """Blocks that a start leaves free while others run, so that they seldom preempt."""
+        """Blocks that a start leaves free while others run, so that preemptions are rare."""
         self._tier: BlockTier | None = None
         self._copies: dict[int, int] = {}
         """Destination to source, not yet in a plan; each source is held until it is."""
@@ -75,7 +76,7 @@ class KVCacheManager:
         return 1.0 - self.pool.num_free / self.pool.num_blocks
 
     def put_behind(self, tier: BlockTier) -> None:
-        """Tell ``tier`` of each cached block before it goes."""
+        """Notify ``tier`` of each cached block before it is evicted."""
         assert self._tier is None, "there is a tier already"
         self._tier = tier
         self.pool.evicting = tier.evicting
@@ -196,14 +197,14 @@ class KVCacheManager:
         self._note_table(request, num_cached=0)
 
     def hand_out(self, request: Request) -> list[int]:
-        """The request's blocks, held on for somebody else until ``take_back``."""
+        """Return the request's blocks, which stay held until ``take_back``."""
         blocks, request.block_ids = request.block_ids, []
         self._note_table(request, num_cached=0)
         return blocks
 
     def lend(self, hashes: Sequence[BlockHash]) -> list[int]:
-        """The cached blocks of the longest run of ``hashes`` from the first on, held for somebody
-        else until ``take_back``; whoever holds them besides goes on."""
+        """Return the cached blocks of the longest run of ``hashes`` from the first on, with one
+        more reference each until ``take_back``."""
         found: list[int] = []
         for digest in hashes if self.enable_caching else ():
             block = self.pool.find(digest)
@@ -218,7 +219,7 @@ class KVCacheManager:
         self._release(blocks)
 
     def reset_prefix_cache(self) -> int:
-        """Forget all cached blocks that nobody holds, and the tier's; how many they were."""
+        """Drop all cached blocks that are not held, and the tier's; return their number."""
         dropped = self.pool.forget_free()
         return dropped if self._tier is None else dropped + self._tier.reset()
 

@@ -16,9 +16,9 @@ from tandem.protocol.settings import (
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 CPU_BLOCK_SIZE = 16
 GPU_BLOCK_SIZE = 64
-"""What ``EngineConfig.of`` takes on a CUDA device when no size is asked for."""
+"""Default of ``EngineConfig.of`` on a CUDA device."""
 MOST_OFFLOADED_GIB = 2**20
-"""Of host memory that can be asked for; what the machine has is looked at when it is taken."""
+"""Bound of the setting for host memory; the machine's memory is checked when it is allocated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

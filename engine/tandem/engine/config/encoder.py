@@ -25,7 +25,7 @@ class EncoderFacts:
     """Rows of the table of token types; with two a pair's second text is of the other type."""
     layer_norm_eps: float = 1e-12
     token_values: int | None = None
-    """Values of a token's vector where a layer behind the last makes it, for late interaction."""
+    """Values of a token's vector if a layer after the last makes it, for late interaction."""
 
 
 def check_settings(cache: CacheConfig, scheduler: SchedulerConfig) -> None:

@@ -53,7 +53,7 @@ GPU_DEFAULTS: dict[str, Any] = {
     "mixed_tokens_per_decode": GPU_MIXED_TOKENS_PER_DECODE,
     "least_mixed_tokens": GPU_LEAST_MIXED_TOKENS,
 }
-"""What ``EngineConfig.of`` takes on a CUDA device for settings that are not given."""
+"""Defaults of ``EngineConfig.of`` on a CUDA device."""
 CPU_DEFAULTS: dict[str, Any] = {
     "max_num_seqs": CPU_NUM_SEQS,
     "mixed_tokens_per_decode": CPU_MIXED_TOKENS_PER_DECODE,
@@ -222,7 +222,8 @@ def resolve_device(device: str) -> str:
 
 
 def defaults_of(device: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The device's defaults beside what is given: a fixed bound of mixed steps is the only one."""
+    """Return the device's defaults, without the growing bound of mixed steps if ``given`` has a
+    fixed one."""
     fixed = "max_num_mixed_tokens" in given
     return {
         name: value

@@ -26,7 +26,7 @@ class RopeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Shape of one model: a decoder, unless ``encoder`` says otherwise."""
+    """Shape of one model: a decoder, unless ``encoder`` is set."""
 
     architecture: str
     """First of ``architectures``, for instance LlamaForCausalLM."""
@@ -52,22 +52,22 @@ class ModelFacts:
     """Tokens that a position sees, where the model was made so."""
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None
-    """Type of the checkpoint, if it says."""
+    """Type of the checkpoint, if config.json states one."""
     quantization: QuantFacts | None = None
     """Form of the linear layers' weights; None is plain."""
     pooling: ModelPooling = field(default_factory=ModelPooling)
-    """What the model gives beside tokens, or in their place."""
+    """Outputs of the model in addition to tokens, or instead of them."""
     encoder: EncoderFacts | None = None
-    """Of a model that keeps no KV and draws no tokens."""
+    """Facts of a model that keeps no KV and draws no tokens."""
     text_length: int | None = None
-    """Tokens of a text, at most, as sentence-transformers' files say."""
+    """Tokens of a text, at most, by sentence-transformers' files."""
 
     @property
     def derived_max_len(self) -> int:
-        """Longest sequence the positions allow, rope scaling counted in.
+        """Return the longest sequence that the positions allow, with rope scaling.
 
-        llama3 and longrope state the scaled length themselves; yarn scales the original one. Texts
-        that are made to vectors may be shorter by the folder's own word.
+        llama3 and longrope state the scaled length themselves; yarn scales the original one. The
+        folder may state a smaller bound for texts that are made to vectors.
         """
         length = self._scaled_length
         return length if self.text_length is None else min(length, self.text_length)

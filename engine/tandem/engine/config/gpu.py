@@ -11,7 +11,7 @@ from tandem.protocol.settings import (
 )
 
 MOST_PER_SECOND = 1e18
-"""Operations or bytes that one device may be said to do."""
+"""Bound of the operations or bytes a second that the settings may state for one device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

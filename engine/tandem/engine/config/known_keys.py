@@ -1,8 +1,8 @@
 """Keys of config.json that change what a model computes: followed, neutral, or refused by name.
 
-transformers' code of another version or another author may read a key that nothing here reads.
-Passed over, it would change every answer in silence. Keys that are in no table pass only if their
-name speaks of no part of the computation, or their value switches nothing on.
+transformers' code of another version or another author may use a key that is not read here. If it
+were ignored, every answer would change silently. Keys that are in no table pass only if their name
+refers to no part of the computation, or their value switches nothing on.
 """
 
 from __future__ import annotations

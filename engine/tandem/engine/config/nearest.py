@@ -20,7 +20,7 @@ _MISSING = {
     "|NllbMoe|LongT5|Florence)|EncoderDecoder",
     "latent attention": "DeepseekV2|DeepseekV3|MiniCPM3|LongcatFlash",
 }
-"""What a model requires that is not there, and a pattern in the names of such classes."""
+"""Unsupported features, each with a pattern in the names of classes that require it."""
 _SIMILAR = {
     "Mixtral": "Mistral",
     "Ministral": "Mistral",
@@ -63,6 +63,6 @@ def _nearest(architecture: str, served: list[str]) -> str:
 
 
 def _ending(name: str) -> str:
-    """Return what a class does with its layers, as its name says it."""
+    """Return the suffix of a class's name that states its use, as in ForCausalLM."""
     found = re.search(r"For[A-Z]\w*$|LMHeadModel$|Model$", name)
     return found[0].replace("LMHeadModel", "ForCausalLM") if found else ""

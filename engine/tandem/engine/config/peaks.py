@@ -31,7 +31,8 @@ _PEAKS = (
     ("L40S", Peak(362e12, 0.864e12)),
     ("L4", Peak(121e12, 0.3e12)),
 )
-"""By a part of the name that the driver gives; an exact word, so that L4 is no L40S."""
+"""Peaks by a part of the driver's name of the device; whole words, so that L4 does not match
+L40S."""
 
 
 def peak_of(device_name: str) -> Peak | None:

@@ -30,9 +30,9 @@ _TYPES = {
 }
 """sentence-transformers' words, in either of its spellings."""
 _OLDER_ACTIVATION = "sbert_ce_default_activation_function"
-"""Where sentence-transformers before 4 kept a cross-encoder's own word."""
+"""Key under which sentence-transformers before 4 kept a cross-encoder's activation."""
 _NUM_LABELS = 2
-"""Of a classifier whose config.json does not say."""
+"""Labels of a classifier whose config.json does not state them."""
 
 
 def pooling_of(config: Mapping[str, Any], architecture: str) -> ModelPooling:
@@ -47,7 +47,7 @@ def pooling_of(config: Mapping[str, Any], architecture: str) -> ModelPooling:
 
 
 def of_encoder(said: ModelPooling, encoder: EncoderFacts) -> ModelPooling:
-    """``said`` of a model whose first token stands for its prompt, and that draws none."""
+    """Return ``said`` for a model that pools the first token's state, and draws no tokens."""
     return msgspec.structs.replace(
         said,
         pooling_type=PoolingType.CLS,
@@ -59,10 +59,11 @@ def of_encoder(said: ModelPooling, encoder: EncoderFacts) -> ModelPooling:
 
 
 def with_modules(said: ModelPooling, folder: Path, *, tied: bool, vocab_size: int) -> ModelPooling:
-    """``said`` with what sentence-transformers' files in ``folder`` say, where it has them.
+    """Return ``said`` with the facts from sentence-transformers' files in ``folder``, if it has
+    them.
 
     Such a folder may lack a head for tokens: unless that is ``tied`` to the embeddings, none is
-    looked for. Raises InvalidParameter for modules that are not computed here.
+    loaded. Raises InvalidParameter for modules that are not computed here.
     """
     path = folder / MODULES
     if not path.is_file():
@@ -140,7 +141,8 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _activation(config: Mapping[str, Any], num_labels: int) -> Activation:
-    """A cross-encoder's own word first, then the kind of problem, then by the number of labels."""
+    """Return the activation by a cross-encoder's own key, else by the kind of problem, else by the
+    number of labels."""
     own = config.get("sentence_transformers")
     said = {
         "activation_fn": own.get("activation_fn") if isinstance(own, dict) else None,

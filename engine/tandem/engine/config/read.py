@@ -132,7 +132,8 @@ def _head_dim(config: Mapping[str, Any], hidden_size: int, num_heads: int) -> in
 
 
 def _rope(config: Mapping[str, Any]) -> RopeFacts:
-    """Read as transformers 5 does: rope_scaling, if it says anything, replaces rope_parameters."""
+    """Return the rope facts as transformers 5 reads them: a non-empty rope_scaling replaces
+    rope_parameters."""
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     said = config.get(key) or {}
     if not isinstance(said, Mapping) or any(isinstance(each, Mapping) for each in said.values()):
@@ -157,7 +158,8 @@ def _sliding_window(config: Mapping[str, Any]) -> int | None:
 
 
 def _eos(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ids that end a sequence; generation_config knows the end of a chat turn, so it goes first."""
+    """Return the ids that end a sequence; generation_config has the end of a chat turn, so it comes
+    first."""
     for source in (generation, config):
         value = source.get("eos_token_id")
         if isinstance(value, int):

@@ -35,7 +35,7 @@ def revision_of(model: ModelConfig) -> str:
 
 
 def _loaded(folder: Path) -> list[Path]:
-    """The weight files, as far as they are there: of what is wrong with them the loader tells."""
+    """Return the weight files that exist; the loader reports what is wrong with them."""
     try:
         owners = indexed(folder)
     except ValueError:

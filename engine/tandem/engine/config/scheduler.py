@@ -28,9 +28,9 @@ CPU_LEAST_MIXED_TOKENS = 64
 CPU_NUM_SEQS = 48
 """Sequences in one step on a CPU, unless given."""
 MOST_REPLAYED = 128
-"""What ``replay_check_tokens`` may be at most: a step has no more drafts."""
+"""Bound of ``replay_check_tokens``: a step has no more drafts."""
 LEAST_CHUNK_TOKENS = 64
-"""Prompt tokens that a mixed step may hold whatever ``max_itl_ms`` says."""
+"""Prompt tokens that a mixed step may hold for any ``max_itl_ms``."""
 GROWING_BOUND = ("mixed_tokens_per_decode", "least_mixed_tokens")
 """Settings of a bound of mixed steps that grows with their decodes; a fixed one stands alone."""
 

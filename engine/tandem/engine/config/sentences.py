@@ -27,8 +27,8 @@ _CONFIGS = tuple(
 
 
 def max_length_of(folder: Path) -> int | None:
-    """Return the tokens of a text, at most, as a folder of sentence-transformers says; None if it
-    does not. Raises InvalidParameter for a case that is not followed."""
+    """Return the tokens of a text, at most, by a folder of sentence-transformers; None if it states
+    none. Raises InvalidParameter for a case that is not supported."""
     if not (folder / MODULES).is_file():
         return None
     found = next((path for path in _settings_of(folder) if path.is_file()), None)

@@ -24,7 +24,7 @@ _QUANTISED = {
     "quantize_config.json": "AutoGPTQ",
     "quant_config.json": "AutoAWQ",
 }
-"""Files next to config.json that say the weights are quantised, and by which tool."""
+"""Files next to config.json that mark quantised weights, with the tool that wrote them."""
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 """Kinds of rotary embedding that are computed (``layers/rotary``)."""
 

@@ -1,7 +1,8 @@
-"""A head that is said to be tied to the embeddings, and weights that hold another one.
+"""Check of a head that config.json calls tied to the embeddings, while the weights hold another
+one.
 
-Many folders keep a copy of the embeddings as their head, which is right either way. One that
-differs is a model whose flag is wrong: its answers would be another model's.
+Many folders keep a copy of the embeddings as their head, which is right either way. If the two
+differ, the model's flag is wrong: its answers would be another model's.
 """
 
 from __future__ import annotations

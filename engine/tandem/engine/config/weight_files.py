@@ -1,8 +1,8 @@
-"""Which files of a folder hold the weights that are loaded: no tensor is looked at, headers are.
+"""The files of a folder that hold the weights to load: headers are read, tensors are not.
 
-``model.safetensors.index.json`` decides where it is there; otherwise ``model.safetensors``, or else
-every ``*.safetensors`` of the folder. What else lies there, such as the same weights in another
-form, is nobody's.
+``model.safetensors.index.json`` decides if it exists; otherwise ``model.safetensors``, or else
+every ``*.safetensors`` of the folder. Other files, such as the same weights in another form, are
+ignored.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _MOST_BYTES = 100 << 20
-"""Of a header, by the format."""
+"""Most bytes of a header, by the format."""
 
 
 def indexed(folder: Path) -> dict[str, Path] | None:
-    """Tensor to file as the index says, whether the file is there or not; None without an index.
-    Raises ValueError that says what is wrong with it."""
+    """Return tensor to file by the index, whether the file exists or not; None without an index.
+    Raises ValueError that describes the fault."""
     path = folder / INDEX
     if not path.is_file():
         return None
@@ -62,7 +62,8 @@ def shape_of(folder: Path, tensor: str) -> tuple[int, ...] | None:
 
 
 def stored_in(folder: Path, tensor: str) -> Stored | None:
-    """Return where a tensor is. None if no file has it or can be read: the loader says why."""
+    """Return the location of a tensor. None if no file has it or can be read: the loader reports
+    the reason."""
     try:
         owners = indexed(folder)
         files = unindexed(folder) if owners is None else [owners[tensor]]

@@ -34,7 +34,7 @@ from tandem.protocol.requests import EngineCoreRequest
 logger = logging.getLogger(__name__)
 
 PARKED_SECONDS = 0.05
-"""How long the thread sleeps when requests wait for something that may not wake it."""
+"""Seconds that the thread sleeps when requests wait for an event that may not wake it."""
 CALL_SECONDS = 60.0
 """A command must be answered within this; a step may come before it."""
 JOIN_SECONDS = 30.0
@@ -43,8 +43,8 @@ Item = EngineOutput | TandemError
 
 
 class _Stream:
-    """The way back to one caller, who waits in its loop. Not asyncio.Queue, which takes as long to
-    make as all that is said of a prompt that is pooled."""
+    """Queue of outputs to one caller, which waits in its loop. It is not an asyncio.Queue: making
+    one takes as long as all messages of a pooled prompt."""
 
     __slots__ = ("_items", "_waiting", "loop")
 
@@ -138,7 +138,7 @@ class InprocClient:
         return self._card
 
     def wake(self) -> None:
-        """Look again at what a connector has to say. From any thread."""
+        """Wake the thread to poll the connectors. Called from any thread."""
         self._inbox.put(lambda: None)
 
     async def close(self) -> None:

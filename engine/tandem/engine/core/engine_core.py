@@ -121,7 +121,7 @@ class EngineCore:
                 metrics.show_offload(self._offload)
         self._depth = 2 if config.scheduler.async_scheduling else 1
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput], float]] = deque()
-        """With when each was launched."""
+        """Steps in flight, each with its launch time."""
         self._was_busy = False
         self._unchecked_since: float | None = None
         self._steps = 0
@@ -141,8 +141,7 @@ class EngineCore:
         metrics: EngineMetrics | None = None,
         stat_loggers: StatLoggers | None = None,
     ) -> EngineCore:
-        """Start the executor, then the engine over what it can hold; whoever fails ends the
-        executor."""
+        """Start the executor, then the engine with its capacity; a failure stops the executor."""
         capacity = executor.start(config, allocate)
         try:
             connector = None if connect is None else connect(capacity)
@@ -165,7 +164,7 @@ class EngineCore:
         return bool(self._in_flight) or self.scheduler.has_work or self.scheduler.has_pending
 
     def keys(self) -> list[RequestKey]:
-        """Requests that live here, the oldest first."""
+        """Return the requests of the scheduler, the oldest first."""
         return self.scheduler.keys()
 
     def waiting_keys(self) -> list[RequestKey]:
@@ -182,7 +181,7 @@ class EngineCore:
         return self.draining or self.sleep.refuses
 
     def add(self, request: EngineCoreRequest) -> Refusal | None:
-        """Take a request, or say why not; then nothing is held."""
+        """Add a request, or return the reason for its refusal; then nothing is held."""
         if self.draining:
             return Refusal(code=RefusalCode.DRAINING, message="the worker is on its way out")
         if self.sleep.refuses:
@@ -194,8 +193,8 @@ class EngineCore:
         return self.scheduler.abort(key)
 
     def end_choices(self, key: RequestKey, choices: Collection[int]) -> None:
-        """Drop some choices of a request and free what they alone hold, while others go on; nothing
-        where they are not here."""
+        """Drop some choices of a request and free what they alone hold, while the rest go on. Does
+        nothing for choices that are not here."""
         self.scheduler.roster.end_choices(key, choices, self._clock())
 
     def abort_router(self, router: bytes) -> int:
@@ -215,7 +214,7 @@ class EngineCore:
         return outputs
 
     def advance(self) -> StepOutputs:
-        """Plan and launch a step, take in the oldest one in flight, and say what came of it.
+        """Plan and launch a step, take in the oldest one in flight, and return its outputs.
 
         Raises what the executor raised (the engine must not go on then).
         """
@@ -374,7 +373,7 @@ class EngineCore:
         )
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError unless every block is free or held by who is known to hold it."""
+        """Raise IntegrityError unless every block is free or held by a known holder."""
         self.scheduler.roster.check_integrity()
 
     def close(self) -> None:
@@ -385,7 +384,8 @@ class EngineCore:
         self._executor.stop()
 
     def _put_behind(self, capacity: Capacity) -> OffloadConnector | None:
-        """The offload tier, told of all that the cache loses; None where no rank holds one."""
+        """Make the offload tier, which receives all blocks that the cache evicts; None if no rank
+        holds one."""
         if not capacity.num_cpu_blocks:
             return None
         pool, layout = self.manager.pool, capacity.layout

@@ -19,7 +19,8 @@ STEPS = 4
 
 
 class MaskWait:
-    """Told of every wait of the step loop. By the clock that threads wait by."""
+    """Deadline of the step loop's waits for masks, from its past waits. Uses the clock of thread
+    waits."""
 
     def __init__(self, *, overlaps: bool) -> None:
         """``overlaps``: the device computes a step while the step loop waits."""
@@ -37,7 +38,8 @@ class MaskWait:
         return self._until
 
     def over(self) -> None:
-        """The masks are there, or late. What was done behind the wait is no room."""
+        """End the wait: the masks are there, or late. Time past the deadline does not count as
+        spare."""
         self._waited = min(time.monotonic(), self._until) - self._begun
 
     def updated(self, idle: float) -> None:

@@ -1,7 +1,7 @@
-"""An engine's sleep: it takes nothing new, lets its requests end, and gives its memory back.
+"""An engine's sleep: it refuses new requests, lets its requests end, and gives its memory back.
 
-Whoever asks for it asks again until all is quiet: nothing here waits. A sleep that has not begun
-when its time is over is off.
+The caller repeats the command until the engine is idle: nothing here waits. A sleep that has not
+begun by its deadline is off.
 """
 
 from __future__ import annotations
@@ -65,11 +65,12 @@ class Sleep:
         self._freed = 0
         """Bytes that were given back."""
         self._asleep: frozenset[SleepTag] = frozenset()
-        """What has been given back."""
+        """Parts that have been given back."""
         self.keeps_awake: Callable[[], str | None] = lambda: None
-        """Why memory cannot be given back, by whoever moves KV past the engine; None if it can."""
+        """Returns the reason why memory cannot be given back, from the KV transfers outside the
+        engine; None if it can."""
         self.beside: Sleeper | None = None
-        """Who moves KV past the engine."""
+        """Owner of KV transfers outside the engine."""
 
     @property
     def refuses(self) -> bool:
@@ -81,7 +82,7 @@ class Sleep:
         return self._reply(command)
 
     def fall(self, command: Command) -> Reply:
-        """Sleep if all is quiet, else see to it that it becomes so; ``asleep`` of the reply says
+        """Sleep if the engine is idle, else let its requests end; ``asleep`` of the reply states
         which."""
         try:
             level, mode, seconds = _asked(command)
@@ -140,7 +141,7 @@ class Sleep:
         return self._reply(command)
 
     def _end_all(self) -> None:
-        """End what lives here, and what was handed over and is still promised."""
+        """End all requests, and those that were handed over and are still held."""
         scheduler, now = self._engine.scheduler, self._clock()
         roster = scheduler.roster
         for group in list(roster.groups.values()):

@@ -70,7 +70,8 @@ class StepCosts:
         return StepCost(flops, weights + read * self._kv_bytes, tokens * self._kv_bytes)
 
     def _pairs(self, before: int, count: int) -> int:
-        """Positions that ``count`` tokens behind ``before`` see, all together, themselves too."""
+        """Return the number of (token, attended position) pairs of ``count`` tokens after
+        ``before``; tokens attend to themselves too."""
         last = before + count
         if self._window is None or last <= self._window:
             return count * before + count * (count + 1) // 2

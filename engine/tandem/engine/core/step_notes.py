@@ -13,7 +13,7 @@ from tandem.protocol.steps import Crowd, StepTimes
 
 
 class Learned(TypedDict):
-    """Fields of ``LoadReport``, which says what each is."""
+    """Fields of ``LoadReport``, which describes each."""
 
     prefill_tokens_per_s: float
     decode_steps: StepTimes

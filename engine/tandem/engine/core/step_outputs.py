@@ -15,14 +15,14 @@ class StepOutputs:
     """Outputs of one call of ``step``."""
 
     progressed: bool
-    """False: nothing ran and nothing was said; wait for a message before the next call."""
+    """False: no step ran and there is no output; wait for a message before the next call."""
     outputs: dict[bytes, list[EngineOutput]] = field(default_factory=dict)
-    """By router incarnation."""
+    """Outputs by router incarnation."""
     failed: dict[bytes, list[Failed]] = field(default_factory=dict)
     blocks: BlockEvents | None = None
-    """For every router."""
+    """Changes of the prefix cache, for every router."""
     refused: dict[bytes, list[Refused]] = field(default_factory=dict)
-    """What was taken and cannot be, by router incarnation."""
+    """Requests that were accepted and cannot be served, by router incarnation."""
     ended: Sequence[NoteBook] = ()
     """Notes of watched requests that ended."""
 

@@ -1,4 +1,4 @@
-"""The seam between plan and run: whoever carries a plan to the ranks and brings tokens back."""
+"""The interface between plan and run: an executor sends a plan to the ranks and returns tokens."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class WrittenAhead(Protocol):
     the head and the draws are still to come then."""
 
     def wait_nearly(self, seconds: float) -> Fence:
-        """Return when all KV of the step is written, or will be within moments: the fence behind
-        it. Raises TimeoutError."""
+        """Return the fence of the step's KV once all of it is written, or will be within moments.
+        Raises TimeoutError."""
         ...
 
 
@@ -43,14 +43,14 @@ class Executor(Protocol):
         ...
 
     def regions(self) -> tuple[KVRegion, ...]:
-        """KV memory of each rank, by rank, for those who move blocks past the engine. After
-        ``start``. Raises InvalidParameter where this process cannot reach it."""
+        """Return the KV memory of each rank, by rank, for code that moves blocks outside the
+        engine. Call after ``start``. Raises InvalidParameter if this process cannot reach it."""
         ...
 
     def sleep(self, level: int) -> int:
-        """Give back KV memory and, as ``level`` says, weights; how many bytes they were. What
-        sleeps already, at the same level, goes on sleeping. Called when no step is in flight, and
-        no step follows before ``wake_up`` has taken all of it again. Raises TandemError where the
+        """Give back KV memory and, depending on ``level``, weights; return the number of bytes.
+        Parts that sleep already, at the same level, stay asleep. Called when no step is in flight;
+        no step follows before ``wake_up`` has taken all of it again. Raises TandemError if the
         memory cannot be given back; then nothing was."""
         ...
 
@@ -60,9 +60,9 @@ class Executor(Protocol):
         ...
 
     def profile(self, folder: str | None) -> str:
-        """Begin to record steps for a file in ``folder``, or for None end that and have it
-        written, beside steps; the file. Raises TandemError: one is being made, none is, or it
-        cannot be written."""
+        """Begin to record steps for a file in ``folder``, or for None end that and write it while
+        steps go on; return the file. Raises TandemError: a recording runs, none does, or it cannot
+        be written."""
         ...
 
     def processes(self) -> Mapping[int, int]:

@@ -1,7 +1,8 @@
 """Frames between an engine and a rank in another process of the same machine, in order.
 
-A pair of Unix sockets, so that either end sees at once that the other is gone. Every wait has a
-deadline. A frame is its length in 8 bytes and its content; descriptors go beside frames.
+It is a pair of Unix sockets, so that either end sees at once that the other has closed. Every wait
+has a deadline. A frame is its length in 8 bytes and its content; descriptors are sent next to
+frames.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tandem.protocol.errors import TandemError
 
 _LENGTH = struct.Struct("<Q")
 MOST_BYTES = 1 << 32
-"""Of one frame; what claims to be longer is none."""
+"""Most bytes of one frame; a larger length is invalid."""
 _CHUNK = 1 << 20
 
 
@@ -32,7 +33,7 @@ class Channel:
         end.setblocking(False)
         self._received = bytearray()
         self._size: int | None = None
-        """Of the frame that is under way, once its length has come."""
+        """Size of the frame that is under way, once its length has come."""
 
     def send(self, *parts: bytes, seconds: float) -> None:
         """Send one frame. Raises ChannelClosed, and TimeoutError when the other end does not take
@@ -50,9 +51,9 @@ class Channel:
                 frame = frame[sent:]
 
     def receive(self, *, seconds: float | None, most: int = MOST_BYTES) -> bytes:
-        """The next frame, of ``most`` bytes. Raises ChannelClosed, for a longer one, too, and
-        TimeoutError, after which the next call goes on where this one was; None waits as long as
-        the other end lives."""
+        """Return the next frame, of at most ``most`` bytes. Raises ChannelClosed, for a longer one,
+        too, and TimeoutError, after which the next call continues; None waits as long as the other
+        end is open."""
         deadline = None if seconds is None else time.monotonic() + seconds
         if self._size is None:
             self._size = _LENGTH.unpack(self._take(_LENGTH.size, deadline))[0]

@@ -80,11 +80,11 @@ class MultiprocExecutor:
         self._pending: deque[RankFuture] = deque()
         """Steps without a result, in their order."""
         self._late: MoveMemory | None = None
-        """What was to be answered by now, and will be before anything else is."""
+        """The request whose answer is late; it must be read before any other answer."""
         self._overslept = False
-        """Whether the rank fell asleep when nobody waited for it any more: the engine is awake."""
+        """Set if the rank fell asleep after the deadline, when the engine is awake."""
         self._late_profiles = 0
-        """Answers to Profile that nobody waits for any more."""
+        """Late answers to Profile, which are dropped."""
 
     def start(self, config: EngineConfig, allocate: SlabAllocator | None = None) -> Capacity:
         """See Executor. The slab's memory is the child's: an allocator is refused by name."""
@@ -124,13 +124,13 @@ class MultiprocExecutor:
         return future
 
     def draw(self, masks: TokenMasks) -> None:
-        """See Executor. A rank that is gone says so in the future of the step."""
+        """See Executor. The step's future raises if the rank has ended."""
         with suppress(ChannelClosed):
             self._open.send(encode(masks), seconds=STEP_SECONDS)
 
     def regions(self) -> tuple[KVRegion, ...]:
-        """See Executor. On a GPU the child's memory cannot be reached from here: InvalidParameter
-        says so."""
+        """See Executor. On a GPU the child's memory cannot be reached from here: raises
+        InvalidParameter."""
         assert self._capacity is not None, "the executor has not started, or has stopped"
         if self._memory is None:
             raise unreachable()
@@ -214,8 +214,8 @@ class MultiprocExecutor:
         return self._ask_memory(asked)
 
     def _settle_memory(self) -> None:
-        """Take an answer that came too late, and have the rank where its engine is: awake, if that
-        was told that it could not fall asleep. Raises what went wrong; may be called again then."""
+        """Read a late answer, and wake the rank if it fell asleep after the engine's sleep had
+        failed. Raises what went wrong; may be called again then."""
         if self._late is not None:
             if isinstance(self._receive(MEMORY_SECONDS), MemoryMoved):
                 self._overslept = self._late.level > 0
@@ -257,7 +257,7 @@ class MultiprocExecutor:
         return message.capacity
 
     def _receive(self, seconds: float) -> FromRank:
-        """The next answer that somebody waits for. Raises RankSilent, RankError."""
+        """Return the next answer that is not late. Raises RankSilent, RankError."""
         try:
             message = decode_from_rank(self._open.receive(seconds=seconds))
             while self._late_profiles and isinstance(message, Profiled):

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
-"""The engine's first word must come within this."""
+"""Seconds within which the engine's first message must come."""
 SEND_SECONDS = 600.0
 """An engine that does not take a result by then hangs."""
 
@@ -66,7 +66,7 @@ class Rank:
         self._launched: deque[LaunchedStep | Exception] = deque()
 
     def start(self, message: Start) -> Worker:
-        """Load weights and slab, and say what there is. Raises what went wrong."""
+        """Load weights and slab, and send the capacity. Raises what went wrong."""
         threading.Thread(target=self._read, name="plans", daemon=True).start()
         spin_briefly()
         from tandem.engine.worker import Worker

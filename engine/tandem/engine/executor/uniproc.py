@@ -1,6 +1,6 @@
 """The executor of one rank in this very process: a step is a call.
 
-What a CPU worker and an offline engine use, and every test that wants a real model.
+A CPU worker, an offline engine, and every test with a real model use it.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class UniProcExecutor:
         return capacity
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Launch the step; its result is waited for, and read, by whoever asks the future for it.
-        What launching raised is in the future too."""
+        """Launch the step; its result is awaited and read when the future's result is requested. An
+        error of the launch is in the future too."""
         worker = self.worker
         try:
             launched = StepFuture(worker.launch(plan))

@@ -28,7 +28,7 @@ from tandem.protocol.outputs import TokenLogprobs
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """The first word to a rank."""
+    """First message to a rank."""
 
     config: EngineConfig
     log_level: int
@@ -38,23 +38,23 @@ class MoveMemory(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Between steps: give memory back, or take it again."""
 
     level: int = 0
-    """At which to sleep; 0 is to wake up."""
+    """Level of the sleep; 0 is to wake up."""
     tags: tuple[SleepTag, ...] = ()
-    """What to take again."""
+    """Parts to take again."""
 
 
 class MemoryMoved(msgspec.Struct, frozen=True, tag=True):
     """The answer to MoveMemory."""
 
     nbytes: int
-    """What was given back; 0 where something was taken."""
+    """Bytes that were given back; 0 if something was taken."""
 
 
 class Profile(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Begin to record steps, or end that."""
 
     folder: str | None
-    """For the file; None ends it."""
+    """Folder of the file; None ends the recording."""
 
 
 class Profiled(msgspec.Struct, frozen=True, tag=True):
@@ -70,7 +70,7 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
     capacity: Capacity
     slab_bytes: int
-    """Of the shared slab, whose descriptor follows; 0 where it cannot be shared."""
+    """Bytes of the shared slab, whose descriptor follows; 0 if it cannot be shared."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -121,7 +121,8 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
 
 
 class RankError(TandemError):
-    """A rank in another process failed, or is gone; the text says which and how."""
+    """Error of a rank in another process: it failed, or is gone. The text names the rank and the
+    error."""
 
 
 Planned = SchedulerOutput | TokenMasks | MoveMemory | Profile

@@ -28,7 +28,7 @@ SCALE = "weight_scale_inv"
 
 
 class DummyWeights(Weights):
-    """Has a tensor of every name; the shape must be said."""
+    """Weights with a tensor of every name; the shape must be given."""
 
     def __init__(
         self, seed: int, *, dtype: torch.dtype, device: torch.device, progress: bool = True

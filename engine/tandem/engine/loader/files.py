@@ -1,8 +1,8 @@
-"""Which file of a prepared folder holds which tensor, and where in it; no tensor is touched.
+"""Index of a prepared folder: the file and the offset of each tensor; no tensor is read.
 
-``config.weight_files`` says which files those are; without an index the caller asks their headers.
-The library maps tensors but does not say where their bytes lie, which a reader with buffers of its
-own must know: 8 bytes of length, a JSON object, then the bytes; offsets count from there.
+``config.weight_files`` names the files; without an index the caller reads their headers. The
+library maps tensors but does not report their offsets, which a reader with buffers of its own
+needs. A file is 8 bytes of length, a JSON object, then the bytes; offsets count from there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class WeightFiles:
     files: tuple[Path, ...]
     """Sorted by name, all present."""
     owners: dict[str, Path] | None
-    """Tensor to file as the index says; None without an index."""
+    """Tensor to file by the index; None without an index."""
 
 
 def weight_files(folder: Path) -> WeightFiles:
@@ -47,9 +47,9 @@ def weight_files(folder: Path) -> WeightFiles:
 
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Types, in safetensors' words, that mean weights as they are; others need a scale or a table."""
+"""Types, by safetensors' names, of plain weights; others need a scale or a table."""
 CODES = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "U8": torch.uint8, "I32": torch.int32}
-"""The others that a form of weights may ask for, held as they are."""
+"""Other types that a form of weights may use, held unchanged."""
 TYPES = {**FLOATS, **CODES}
 _MOST_BYTES = 100 << 20
 
@@ -58,10 +58,10 @@ class Place(NamedTuple):
     """One tensor's bytes."""
 
     dtype: str
-    """In safetensors' words."""
+    """Name of the type in safetensors."""
     shape: tuple[int, ...]
     offset: int
-    """From the start of the file."""
+    """Offset from the start of the file."""
 
 
 def places_in(path: Path) -> dict[str, Place]:

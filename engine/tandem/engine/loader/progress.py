@@ -54,7 +54,7 @@ class Progress:
 
 
 def _bar(source: str, total: int | None) -> tuple[Bar, TaskID] | None:
-    """A started bar, or None where nobody would see it."""
+    """Return a started bar, or None if there is no terminal to show it."""
     if not sys.stderr.isatty():
         return None
     with suppress(ImportError):

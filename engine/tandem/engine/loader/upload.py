@@ -32,7 +32,7 @@ MOST_THREADS = 8
 READ_SECONDS = 600.0
 """A tensor that takes longer to read is on a disk that hangs."""
 CLOSE_SECONDS = 5.0
-"""For what threads are at when nobody wants it any more."""
+"""Seconds that the threads' work in progress may take after ``close``."""
 
 _Job = tuple[Future[int], "partial[int]"]
 
@@ -75,8 +75,8 @@ class Uploader:
                 raise BadWeightsFile(f"{path} ends {missing} bytes before one of its tensors does")
 
     def close(self) -> None:
-        """Let go of files, threads and buffers. May be called twice. A thread that hangs is left
-        behind, with the files, one of which it may be reading."""
+        """Release files, threads and buffers. May be called twice. A thread that hangs is
+        abandoned, with the files, one of which it may be reading."""
         while not self._jobs.empty():  # nobody else takes what threads have not begun
             with suppress(queue.Empty):
                 self._jobs.get_nowait()

@@ -28,7 +28,7 @@ class TensorSpec(NamedTuple):
     """Type and shape of a tensor, known before it is read."""
 
     dtype: str
-    """In safetensors' words."""
+    """Name of the type in safetensors."""
     shape: tuple[int, ...]
 
 
@@ -61,7 +61,7 @@ class Weights(ABC):
     def _read(
         self, name: str, shape: tuple[int, ...] | None, shard: Shard, dtype: torch.dtype | None
     ) -> Tensor:
-        """The part of the tensor as its source holds it; what was asked for is what ``spec`` says.
+        """Return the part of the tensor in its source's type; ``spec`` describes the whole.
         ``dtype`` is that of a tensor that is not cast, else None."""
 
     @abstractmethod
@@ -122,7 +122,8 @@ class Weights(ABC):
         return tensor
 
     def unused(self, ignore: Collection[str] = ()) -> list[str]:
-        """Tensors that nobody asked for and no pattern of ``ignore`` (as of a shell) covers."""
+        """Return the tensors that were not requested and that no pattern of ``ignore`` (as of a
+        shell) covers."""
         return [
             name
             for name in self.names()
@@ -130,7 +131,7 @@ class Weights(ABC):
         ]
 
     def check_all_used(self, ignore: Collection[str] = ()) -> None:
-        """End of loading: says how long it took, and raises UnexpectedTensors for what is left.
+        """End loading: log its time, and raise UnexpectedTensors for what is left.
 
         ``ignore`` are patterns of tensors that this engine derives itself, such as
         ``*.rotary_emb.inv_freq``.

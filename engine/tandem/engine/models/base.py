@@ -57,7 +57,7 @@ class StepContext:
     embedded: EmbeddedTokens | None = None
     """None where every token has an id. Of decoders alone."""
     nearly: Nearly | None = None
-    """Of decoders alone."""
+    """Callback of decoders alone."""
 
     @cached_property
     def rows(self) -> TokenRows:

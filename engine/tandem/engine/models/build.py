@@ -37,9 +37,9 @@ class DecoderBuilder:
     facts: ModelFacts
     weights: Weights
     method: LinearMethod
-    """Of the form that the checkpoint's layers have."""
+    """Method of the form that the checkpoint's layers have."""
     plain: PlainMethod
-    """Of weights that are plain in any form: the head's."""
+    """Method of weights that are plain in any form: the head's."""
 
     @classmethod
     def of(cls, facts: ModelFacts, weights: Weights) -> Self:

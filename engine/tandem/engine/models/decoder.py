@@ -1,8 +1,8 @@
 """The decoder that the served families share: pre-norm, RoPE, grouped queries, gated MLP.
 
 Families differ in a few facts (biases, norms of q and k), which their files in ``config/families``
-say; one whose layers differ builds others of its own. The residual stream is one tensor that
-products add to in place; norms go along with the products that read them, so that a form of weights
+state. A family whose layers differ builds others of its own. The residual stream is one tensor that
+products add to in place. Norms are passed to the products that read them, so that a form of weights
 may fold them in.
 """
 
@@ -114,7 +114,7 @@ class Decoder:
     head: LMHead
     rotary: Rotary
     stream_dtype: torch.dtype
-    """Of the residual stream: that of the weights, or float32."""
+    """Type of the residual stream: that of the weights, or float32."""
     classifier: Tensor | None = None
     """float32 [labels, hidden]; None where the model has no labels."""
 
@@ -136,7 +136,7 @@ class Decoder:
         return self.norm(stream)
 
     def shortened(self, layers: int) -> Decoder:
-        """See CausalModel. The last layer is unlike the others (``Layer.of_rows``)."""
+        """See CausalModel. The last layer differs from the others (``Layer.of_rows``)."""
         return replace(self, layers=self.layers[-layers:])
 
     def logits(self, hidden: Tensor) -> Tensor:

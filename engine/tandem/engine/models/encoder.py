@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": partial(gelu, approximate="tanh"),
     "relu": relu,
 }
-"""By hidden_act."""
+"""Activations by hidden_act."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class EncoderLayer:
-    """One block: attention and MLP, a norm behind each."""
+    """One block: attention and MLP, a norm after each."""
 
     qkv: Linear
     attention_out: Linear

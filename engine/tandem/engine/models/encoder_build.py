@@ -32,9 +32,9 @@ class EncoderBuilder:
     """Reads one model. ``build`` is called once."""
 
     name: ClassVar[str]
-    """What stands before the names of all but the heads, in checkpoints that have a head."""
+    """Prefix of the names of all but the heads, in checkpoints that have a head."""
     unread: ClassVar[tuple[str, ...]]
-    """Tensors, beside derived ones, of heads that are not computed."""
+    """Tensors of heads that are not computed, in addition to derived ones."""
 
     facts: ModelFacts
     encoder: EncoderFacts

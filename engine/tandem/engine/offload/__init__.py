@@ -1,4 +1,5 @@
-"""A tier of host memory behind the KV blocks: which block is there, and what goes there and back.
+"""A tier of host memory for evicted KV blocks: the hashes it holds, and the copies in both
+directions.
 
 No torch: the memory itself, and the copies, are a rank's (``engine/worker/offload``).
 """

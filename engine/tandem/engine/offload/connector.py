@@ -52,8 +52,9 @@ class OffloadConnector:
         log: BlockEventLog,
         cached_here: Callable[[BlockHash], bool],
     ) -> None:
-        """``num_blocks`` host blocks of ``block_bytes``; ``log`` is told what routers may count on,
-        ``cached_here`` says whether a hash can be found without this tier."""
+        """Make a tier of ``num_blocks`` host blocks of ``block_bytes``. ``log`` receives the hashes
+        that routers may count on; ``cached_here`` returns whether a hash can be found without this
+        tier."""
         self.stats = OffloadStats(block_bytes)
         self._blocks = LRUBlocks(num_blocks)
         self._block_size = block_size
@@ -62,11 +63,11 @@ class OffloadConnector:
         self._stores: dict[int, int] = {}
         """Host block to device block, for the next step."""
         self._loads: list[BlockLoad] = []
-        """For the next step."""
+        """Loads for the next step."""
         self._offered: list[int] = []
         """Host blocks that ``lookup`` spoke of since the last step, pinned until the next."""
         self._under_way: dict[int, _Load] = {}
-        """By ticket."""
+        """Loads by ticket."""
         self._ticket_of: dict[RequestKey, int] = {}
         self._missed: set[RequestKey] = set()
         """Requests whose load has failed: nothing is loaded for them again."""
@@ -121,7 +122,7 @@ class OffloadConnector:
         return len(hashes)
 
     def admit(self, request: Request) -> Refusal | None:
-        """Takes everything: whoever finds nothing here is computed."""
+        """Admit every request: one without a hit is computed."""
         return None
 
     def lookup(self, request: Request, num_local: int) -> Remote:
@@ -143,7 +144,7 @@ class OffloadConnector:
         return Remote(Lookup.READY, (first + len(hosts)) * self._block_size, in_step=True)
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
-        """Fill the request's blocks with the next step; right behind a ``lookup``."""
+        """Fill the request's blocks with the next step; called directly after a ``lookup``."""
         size = self._block_size
         span = slice(tokens.start // size, tokens.stop // size)
         hashes = request.hashes_upto(span.stop)[span]
@@ -161,7 +162,7 @@ class OffloadConnector:
         self._ticket_of[request.key] = self._tickets
 
     def started(self, request: Request) -> None:
-        """Nobody waits for it."""
+        """Do nothing: no party waits for it."""
 
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
@@ -171,7 +172,7 @@ class OffloadConnector:
     def first_tokens(
         self, request: Request, first: Sequence[FirstToken], finish: str | None
     ) -> None:
-        """Tokens are no business of a tier."""
+        """Do nothing: a tier does not use tokens."""
 
     def finished(self, request: Request, why: str) -> Hold:
         """Blocks that a load still writes stay until it has ended."""
@@ -183,7 +184,7 @@ class OffloadConnector:
         return Hold.KEPT
 
     def cancelled(self, key: RequestKey) -> None:
-        """Nothing is promised to anybody."""
+        """Do nothing: a tier makes no promises."""
 
     def poll(self) -> Sequence[Event]:
         """Loads that have ended."""

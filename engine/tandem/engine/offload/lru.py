@@ -9,10 +9,11 @@ from tandem.protocol.ids import BlockHash
 
 
 class LRUBlocks:
-    """``num_blocks`` host blocks, numbered from 0. Those that are pinned are never given away.
+    """LRU of ``num_blocks`` host blocks, numbered from 0. Pinned ones are never evicted.
 
-    A pinned one is taken out of the line when it comes to its head, and put back there once nobody
-    pins it: a step that loses as many blocks as are pinned passes each of them once, not each time.
+    A pinned block is taken out of the order when it comes to its head, and put back there once it
+    is unpinned. So a step that evicts as many blocks as are pinned passes each of them once, not
+    each time.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -26,7 +27,7 @@ class LRUBlocks:
         self._empty = list(range(num_blocks - 1, -1, -1))
         self._pins: Counter[int] = Counter()
         self._orphans: set[int] = set()
-        """Pinned blocks whose hash is forgotten: empty once nobody pins them."""
+        """Pinned blocks whose hash is forgotten: they become empty once they are unpinned."""
 
     def __len__(self) -> int:
         """Return the number of hashes that can be found."""
@@ -96,7 +97,7 @@ class LRUBlocks:
             self._line.move_to_end(digest, last=False)
 
     def _oldest(self) -> BlockHash | None:
-        """Take the least recently used that nobody pins out of the line, if there is one."""
+        """Take the least recently used unpinned hash out of the order, if there is one."""
         while self._line:
             digest, _ = self._line.popitem(last=False)
             block = self._block_of[digest]

@@ -1,9 +1,9 @@
-"""The seam of linear layers: a method reads a checkpoint's tensors and gives back a product.
+"""The interface of linear layers: a method reads a checkpoint's tensors and returns a product.
 
-Plain weights, weights packed for a CPU and fp8 differ here and nowhere else; the layers above hold
-a ``Product`` and know nothing of the form, nor of how many tensors it has. A product also takes its
+Plain weights, weights packed for a CPU and fp8 differ here and nowhere else. The layers above hold
+a ``Product`` and do not depend on the form, nor on its number of tensors. A product also takes its
 neighbours, so that a form whose kernels fold them in can do so: the norm before it, the residual
-stream or the gated activation after it. And it may look at whose rows it multiplies (``Rows``).
+stream or the gated activation after it. It may also read which rows it multiplies (``Rows``).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LinearPart:
     """(out, in) of the whole layer."""
     bias: bool = False
     shard: Shard = WHOLE
-    """What of it this rank holds."""
+    """Part of it that this rank holds."""
 
     def read_bias(self, source: Weights) -> Tensor | None:
         """[out] of this rank's outputs. Of ranks that share the inputs, whose results are summed,
@@ -57,9 +57,9 @@ class LinearPart:
 
 
 class Product(Protocol):
-    """x @ weight.T + bias, with what surrounds it.
+    """Product x @ weight.T + bias, with its neighbours.
 
-    ``rows`` says whose rows x has; None where no step stands behind them, as for the head.
+    ``rows`` states which rows x has; None outside of a step's sequences, as for the head.
     """
 
     def __call__(self, x: Tensor, rows: Rows | None = None) -> Tensor:
@@ -131,8 +131,8 @@ def _merged(tensors: Sequence[Tensor]) -> Tensor:
 
 
 class ComposedProduct(ABC):
-    """All of Product by the product itself, its neighbours as ops of their own: what a form of
-    weights has unless it knows better."""
+    """Product whose neighbours are separate ops: the default of a form of weights without fused
+    kernels."""
 
     @abstractmethod
     def __call__(self, x: Tensor, rows: Rows | None = None) -> Tensor:
@@ -157,5 +157,5 @@ class ComposedProduct(ABC):
         return silu_and_mul(self.of_norm(x, gain, eps, rows))
 
     def part(self, outputs: slice) -> Product | None:
-        """See Product; a form is not cut unless it knows how."""
+        """See Product; the default does not support a part."""
         return None

@@ -22,7 +22,7 @@ class AllowedTokens:
         self.token_ids = torch.from_numpy(distinct)
         """int64, distinct."""
         self._words: Tensor | None = None
-        """Where they were last asked for."""
+        """Words on the device of the last request."""
 
     @property
     def are_few(self) -> bool:

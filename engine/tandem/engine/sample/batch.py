@@ -1,7 +1,7 @@
 """The batch's sampling parameters: a column each, a row per sequence, changed as sequences come.
 
-Rows have the numbers of the runner's ``InputBatch``. What only some requests ask for is kept by
-row beside the columns, so that a batch in which nobody asks is seen to be empty at once.
+Rows have the numbers of the runner's ``InputBatch``. Parameters that only some requests use are
+kept by row next to the columns. So a batch without any is seen to be empty at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams
 
 _DRAWING_BYTES = 2 * 8 + 3 * 4
-"""Of a row, in the columns that draws take."""
+"""Bytes of a row, in the columns that draws use."""
 _ALIGNED = 4
 """Rows that each column has a multiple of, so that every one begins at 16 bytes."""
 
@@ -38,10 +38,11 @@ class SamplingKind(IntEnum):
 
 
 class SamplingBatch:
-    """Parameters of up to ``max_rows`` sequences. Columns are CPU tensors indexed by row; what a
-    draw asks for is also kept on the device, and copied there when a sequence has come.
+    """Parameters of up to ``max_rows`` sequences. Columns are CPU tensors indexed by row. Those of
+    a draw are also kept on the device, and copied there when a sequence has come.
 
-    Row ``max_rows`` is nobody's: rows that pad a graph draw as it says, without a filter.
+    Row ``max_rows`` belongs to no sequence: rows that pad a graph draw with its parameters, without
+    a filter.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -49,12 +50,12 @@ class SamplingBatch:
         self._room = -(-(max_rows + 1) // _ALIGNED) * _ALIGNED
         self._memory = torch.zeros(self._room * _DRAWING_BYTES, dtype=torch.uint8)
         self.drawing = _columns(self._memory, self._room)
-        """What a draw asks for; filters that are off are 0, 0 and 1."""
+        """Columns of a draw; filters that are off are 0, 0 and 1."""
         self.drawing.temperature[max_rows] = self.drawing.top_p[max_rows] = 1.0
         self._there: tuple[Tensor, Columns] | None = None
-        """The columns on a device, at an address that graphs may know."""
+        """The columns on a device, at an address that graphs may hold."""
         self._changed = True
-        """Whether a row has changed since it was copied there."""
+        """Set if a row has changed since it was copied there."""
         self.repetition = torch.ones(max_rows)
         self.frequency = torch.zeros(max_rows)
         self.presence = torch.zeros(max_rows)
@@ -63,21 +64,21 @@ class SamplingBatch:
         self.rules: dict[int, RowRules] = {}
         """Rows whose logits are changed before the choice."""
         self._latest: RequestRules | None = None
-        """Of the request whose row came last, as long as any row has rules: its choices come one
-        behind another."""
+        """Rules of the request whose row came last, as long as any row has rules: its choices come
+        one after another."""
         self.logprobs: dict[int, int] = {}
-        """Rows that want log-probabilities, and of how many best tokens."""
+        """Number of best tokens by row, for rows that requested log-probabilities."""
         self.masks: dict[int, int] = {}
         """Rows whose draws of this step a grammar bounds, and where each one's words are."""
         self.mask_words = torch.empty(0, 0, dtype=torch.int32)
         """int32 [bounded, words], on the host: see ``TokenMasks``."""
         self.processors: RowProcessors | None = None
-        """Logits processors of others; None where there are none."""
+        """External logits processors; None if there are none."""
         self.bounds: BoundsStage | None = None
-        """Where they lie on the device; None: in new memory in each step."""
+        """Stage of the masks' words on the device; None: in new memory in each step."""
         self.ahead: dict[tuple[int, int], RowRules] = {}
-        """Rules of rows with drafts that look back at their tokens, by row and output position:
-        as they are behind the drafts before it, in this step."""
+        """Rules of rows with drafts that depend on earlier tokens, by row and output position:
+        their state after the drafts before it, in this step."""
         columns = (*self.drawing, self.repetition, self.frequency, self.presence)
         self._numbers = tuple(each.numpy() for each in columns)
         """The columns' memory as numpy: a number is put there in a twentieth of the time."""
@@ -169,7 +170,7 @@ class SamplingBatch:
         return rules is not None and rules.looks_back
 
     def rules_at(self, row: int, position: int) -> RowRules | None:
-        """The row's rules if they have anything to say at this output position."""
+        """Return the row's rules if they apply at this output position."""
         rules = self.rules.get(row)
         if self.ahead:
             rules = self.ahead.get((row, position), rules)
@@ -228,7 +229,8 @@ class SamplingBatch:
             self.rules[row], self._latest = rules, request
 
     def _make_random(self, row: int, params: SamplingParams) -> None:
-        """A single candidate (top-k 1) is no draw, so equals go to the lowest id there too."""
+        """Set the kind of a row that draws. A single candidate (top-k 1) is not a draw, so equals
+        go to the lowest id there too."""
         if not params.has_seed:
             raise InvalidParameter(
                 "seed", params.seed, "an integer: whoever admits a request gives one"

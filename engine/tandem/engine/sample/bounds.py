@@ -96,15 +96,15 @@ class BoundsStage:
         )
 
     def hold(self, words: Tensor) -> None:
-        """The step's words (int32 [bounded, words], on the host), queued behind what was launched;
-        ``words`` are free again at once."""
+        """Copy the step's words (int32 [bounded, words], on the host), queued after what was
+        launched; ``words`` are free again at once."""
         count, host = len(words), next(self._host_words)
         np.copyto(host.numpy()[:count], words.numpy())
         self._words[:count].copy_(host[:count], non_blocking=True)
 
     def put(self, rows: Sequence[int], places: Sequence[int]) -> None:
-        """Tell graphs that row ``places[i]`` of the words is of the logits' row ``rows[i]``; what
-        is not named is of none. Queued behind what was launched."""
+        """Write for graphs that row ``places[i]`` of the words bounds the logits' row ``rows[i]``;
+        other words bound none. Queued after what was launched."""
         host = next(self._host_rows)
         host.numpy()[:] = -1
         host.numpy()[list(places)] = rows

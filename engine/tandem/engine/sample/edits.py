@@ -1,10 +1,10 @@
 """Every stage that changes logits before the choice, in order: masks, bias, penalties.
 
-Masks take tokens away: all but allowed ids, then bad words, then ends that come too early, then
-what a grammar does not allow. Together they may take everything (the one allowed id is a bad word).
-Then the best allowed token stays: an answer has to come, and what was allowed outranks what was
-unwelcome; a grammar outranks all (``bounds``). Stages touch all rows that they concern with one
-operation.
+Masks exclude tokens: all but allowed ids, then bad words, then ends that come too early, then those
+that a grammar does not allow. Together they may exclude everything (the one allowed id is a bad
+word). Then the best allowed token stays, since an answer has to come: allowed ids take precedence
+over bad words and early ends. A grammar takes precedence over all (``bounds``). A stage handles all
+of its rows with one operation.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tandem.kernels.sampling import LOWEST, Penalties, keep_bits, penalize
 def edit(
     logits: Tensor, batch: SamplingBatch, rows: Sequence[int], positions: Sequence[int]
 ) -> None:
-    """Apply what others' processors do to batch rows ``rows``, and behind it their rules, in place
-    on float32 [rows, vocabulary].
+    """Apply external processors to batch rows ``rows``, and then the rows' rules, in place on
+    float32 [rows, vocabulary].
 
     ``positions`` are the output positions that the rows are drawn for.
     """

@@ -1,6 +1,6 @@
 """The last stage: log-probabilities of the raw logits, before anything was changed or dropped.
 
-Numbers stay in tensors until somebody asks, so that a step does not wait for its device.
+Numbers stay in tensors until they are read, so that a step does not wait for its device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which rows of a rank have logits processors of others, and their calls."""
+"""External logits processors of a rank's rows, and their calls."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RowProcessors:
             each.remove(row)
 
     def extend(self, row: int, token_ids: Sequence[int]) -> None:
-        """Tell those that look back."""
+        """Pass new tokens to the processors that depend on them."""
         for each in self._asked.get(row, ()):
             if each.looks_back:
                 each.extend(row, token_ids)

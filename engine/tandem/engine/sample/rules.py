@@ -19,8 +19,8 @@ from tandem.protocol.sampling import SamplingParams
 
 
 class BadWords:
-    """Sequences whose last token is not drawn after the others; falsy when there are none. A step
-    costs a look-up per length and not per word."""
+    """Sequences whose last token is not drawn after the others; falsy when empty. A step costs a
+    look-up per length and not per word."""
 
     def __init__(self, words: Sequence[tuple[int, ...]]) -> None:
         self.lookback = 0
@@ -29,7 +29,7 @@ class BadWords:
             sorted({word[0] for word in words if len(word) == 1}), dtype=torch.int64
         )
         self._after: dict[int, dict[tuple[int, ...], list[int]]] = {}
-        """By the number of tokens before the last, then by these."""
+        """Last tokens by the number of tokens before the last, then by these."""
         for word in words:
             if len(word) > 1:
                 ends = self._after.setdefault(len(word) - 1, {})
@@ -40,7 +40,7 @@ class BadWords:
         return bool(self._after) or self._always.numel() > 0
 
     def forbidden(self, tail: Sequence[int]) -> Tensor:
-        """int64: the tokens that would complete a word after the output's last tokens."""
+        """Return the tokens (int64) that would complete a word after the output's last tokens."""
         ends = [
             end
             for length, words in self._after.items()
@@ -65,8 +65,7 @@ class RequestRules:
     bias: tuple[Tensor, Tensor] | None
     """int64 tokens and float32 numbers to add to their logits."""
     prompt: PromptTokens | None
-    """For the repetition penalty; None where it is off: a long prompt is then not even looked at.
-    """
+    """Prompt for the repetition penalty; None if it is off: a long prompt is then not read."""
 
     @classmethod
     def of(
@@ -112,11 +111,11 @@ class RowRules:
 
     request: RequestRules
     tail: list[int]
-    """The last output tokens, as many as the longest bad word can look back on."""
+    """The last output tokens, as many as the longest bad word needs."""
     seen: SeenTokens | None
-    """For the penalties; None where they are off."""
+    """Counts for the penalties; None if they are off."""
     thought: Thought | None
-    """What the model thinks, as long as it may have to be ended."""
+    """Progress of the thought, as long as it may have to be ended."""
 
     @property
     def looks_back(self) -> bool:
@@ -155,7 +154,7 @@ class RowRules:
         return position < self.request.params.min_tokens and self.end_ids.numel() > 0
 
     def forbidden_words(self) -> Tensor:
-        """int64: the tokens that would complete a bad word now."""
+        """Return the tokens (int64) that would complete a bad word now."""
         return self.request.bad_words.forbidden(self.tail)
 
     def extend(self, tokens: Sequence[int]) -> None:

@@ -1,10 +1,11 @@
 """The pipeline from logits to tokens, in the order that the design fixes.
 
-raw log-probabilities → float32 → processors of others that change the best token → allowed ids →
-bad words → min tokens → grammar → logit bias → penalties → best token, or processors of others that
-keep it → temperature → min-p → top-k → top-p → draw → log-probabilities. The first and the last are
-one stage here: raw logits are never written to, so they are scored when the token
-is known. Each row goes through the stages that its request asked for, and no others; a step of
+raw log-probabilities → float32 → external processors that change the best token → allowed ids → bad
+words → min tokens → grammar → logit bias → penalties → best token, or external processors that keep
+it → temperature → min-p → top-k → top-p → draw → log-probabilities.
+
+The first and the last are one stage here: raw logits are never written to, so they are scored when
+the token is known. Each row goes through the stages that its request uses, and no others; a step of
 greedy rows without rules is one argmax.
 """
 
@@ -35,7 +36,7 @@ class Draws:
     choices: NDArray[np.int64]
     """Choice of the request that each draw is for."""
     one_a_row: bool
-    """Whether draw i is of row i of the logits, for each row."""
+    """Set if draw i is of row i of the logits, for each row."""
 
     @classmethod
     def of(cls, choices: Sequence[Sequence[int]]) -> Draws:
@@ -66,7 +67,7 @@ class SamplerOutput(NamedTuple):
     token_ids: Tensor
     """int64 [draws]: row by row, within a row in the order of its choices."""
     logprobs: LogprobTensors | None
-    """Of the draws that asked; None if none did."""
+    """Log-probabilities of the draws that requested them; None if none did."""
 
 
 class _Step(NamedTuple):

@@ -38,8 +38,8 @@ class PromptTokens:
 
 
 class SeenTokens:
-    """Distinct tokens that a row has emitted and how often each was, beside those of its prompt,
-    which None leaves out. A step costs one addition and not a recount."""
+    """Distinct tokens that a row has emitted with their counts, next to those of its prompt, if not
+    None. A step costs one addition and not a recount."""
 
     def __init__(self, prompt: PromptTokens | None, output: Iterable[int]) -> None:
         self.prompt = prompt
@@ -52,7 +52,8 @@ class SeenTokens:
 
     @property
     def tokens(self) -> Tensor:
-        """int64 [emitted], distinct; valid until the next ``add``, as are the others."""
+        """Return the distinct emitted tokens, int64 [emitted]; valid until the next ``add``, as are
+        the others."""
         return self._tokens.values
 
     @property

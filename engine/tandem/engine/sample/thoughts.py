@@ -1,7 +1,8 @@
-"""The end of a thought that has had its tokens: the mark is drawn, whatever the model wants.
+"""The forced end of a thought at its token budget: its closing mark is the only token allowed then.
 
-Of the thought that an answer begins with. Where the prompt has begun it, its tokens count from the
-answer's first on; else the model opens it, and an answer that has not by its first tokens has none.
+Only the thought that an answer begins with counts. If the prompt has begun it, its tokens count
+from the answer's first on. Otherwise the model opens it; an answer that does not open one with its
+first tokens has none.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Thought:
         self._close = AllowedTokens((marks.close,))
         self._longest = max(map(len, marks.opens), default=0)
         self._num_tokens = 0
-        """Of the thought, or before it has begun of the output."""
+        """Tokens of the thought, or of the output before the thought has begun."""
         self._has_begun = marks.has_begun
         self._tail: tuple[int, ...] = ()
         self.is_over = False

@@ -1,7 +1,7 @@
-"""Which models can be computed here, by what their config.json says: asked before torch is there.
+"""Models that can be computed here, by their config.json: checked before torch is imported.
 
-The image that fetches models holds no torch; the model's Job asks this of what it fetched. A family
-is a file of this folder and its class in ``_ALL``.
+The image that fetches models has no torch; the model's Job checks the fetched files with this. A
+family is a file of this folder and its class in ``_ALL``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(architecture: str) -> Family:
-    """The family; for an architecture that no family has, one that takes config.json at its word
+    """Return the family; for an unknown architecture, one that follows config.json without quirks
     (``check_servable`` refuses it)."""
     return FAMILIES.get(architecture) or Family()
 

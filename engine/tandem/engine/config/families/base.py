@@ -14,15 +14,14 @@ from tandem.protocol.errors import InvalidParameter
 
 
 class Family:
-    """A model whose config.json says all. Families are subclasses that say what differs."""
+    """Model whose config.json states everything. Families are subclasses with the differences."""
 
     architectures: ClassVar[tuple[str, ...]] = ()
     """Names of it in config.json, as the first of ``saved_as`` spells them."""
     saved_as: ClassVar[tuple[str, ...]] = ("ForCausalLM", "ForSequenceClassification", "Model")
-    """What the layers of one model may be saved as: with a head for tokens, for labels, with none.
-    """
+    """Endings of a model's saved class names: with a head for tokens, for labels, with none."""
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """What a key that config.json lacks, or has as null, means."""
+    """Values of keys that config.json lacks, or has as null."""
     keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of config.json that only this family follows (``known_keys`` has those of all)."""
     activations: ClassVar[tuple[str, ...]] = ("silu", "swish")
@@ -32,11 +31,13 @@ class Family:
     None is the decoder that families share."""
 
     def completed(self, config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-        """``config`` with what it leaves out and other files of the model's folder say."""
+        """Return ``config`` with defaults for what it lacks and facts from other files of the
+        model's folder."""
         return config
 
     def facts(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Fields of ModelFacts that are not what the keys of ``config`` say by themselves."""
+        """Return the fields of ModelFacts that do not follow from the keys of ``config``
+        directly."""
         return {}
 
     def check(self, facts: ModelFacts) -> None:
@@ -51,7 +52,7 @@ class Family:
 
 
 def used_window(config: Mapping[str, Any]) -> int | None:
-    """sliding_window of families that use it only where use_sliding_window says so."""
+    """Return sliding_window, for families that use it only if use_sliding_window is set."""
     window = config.get("sliding_window")
     used = config.get("use_sliding_window", False) and isinstance(window, int) and window > 0
     return window if used else None

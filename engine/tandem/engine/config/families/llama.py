@@ -6,10 +6,10 @@ from tandem.engine.config.families.base import Family
 
 
 class Llama(Family):
-    """Biases are as config.json says; most checkpoints have none.
+    """Llama and Mistral. Biases follow config.json; most checkpoints have none.
 
-    Mistral's sliding window: the engine's config admits no sequence longer than the window, within
-    which the window and full attention are the same.
+    Mistral's sliding window needs no code: the engine's config admits no sequence longer than the
+    window, within which the window and full attention are the same.
     """
 
     architectures = ("LlamaForCausalLM", "MistralForCausalLM")

@@ -1,4 +1,4 @@
-"""RoBERTa and XLM-RoBERTa: BERT's layers, positions that begin behind the padding token's id."""
+"""RoBERTa and XLM-RoBERTa: BERT's layers, positions that begin after the padding token's id."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from tandem.protocol.errors import InvalidParameter
 
 
 class Roberta(Bert):
-    """Positions count from one behind ``pad_token_id``. transformers gives a padding token that a
-    prompt spells out the padding's own position; here it is a token like any other.
-    """
+    """RoBERTa, whose positions count from ``pad_token_id`` plus one. transformers gives a padding
+    token in a prompt the padding's own position; here it is a token like any other."""
 
     architectures = ("RobertaModel", "XLMRobertaModel")
     layers = "tandem.engine.models.roberta"

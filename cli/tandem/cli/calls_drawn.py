@@ -1,4 +1,4 @@
-"""The last calls of a router as rows with a bar of where each one's time went. Pure."""
+"""Table of the last calls of a router, with a bar of each call's time by owner. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tandem.cli.explained import plain
 Json = Mapping[str, Any]
 
 WIDTH = 40
-"""Columns of a bar: the whole of a call, however long it took."""
+"""Columns of a bar, which covers a whole call of any duration."""
 _STYLES = {"client": "blue", "router": "magenta", "prefill": "yellow", "decode": "green"}
 _BAD = 400
 
 
 def calls_table(calls: Sequence[Json]) -> Table:
-    """A row for each call, the latest first."""
+    """Return a table with a row for each call, the latest first."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("call", no_wrap=True, overflow="ellipsis", max_width=26)
     table.add_column("status", no_wrap=True)
@@ -41,12 +41,12 @@ def calls_table(calls: Sequence[Json]) -> Table:
 
 
 def literal(text: str, style: str = "") -> Text:
-    """A cell with somebody's words in it, of which nothing is markup or a control."""
+    """Return a cell with text from outside, whose markup and control characters have no effect."""
     return Text(plain(text), style)
 
 
 def bar_of(call: Json) -> Text:
-    """Who had the call in each of ``WIDTH`` equal stretches of its time: its longest owner."""
+    """Return a bar of ``WIDTH`` equal time slices, each in the colour of its longest owner."""
     total = max(call["total_ms"], 1e-9)
     shares: list[dict[str, float]] = [{} for _ in range(WIDTH)]
     for owner, _, begin, length in call["parts"]:
@@ -59,7 +59,7 @@ def bar_of(call: Json) -> Text:
 
 
 def _spread(shares: list[dict[str, float]], owner: str, begin: float, end: float) -> None:
-    """Add a stretch to the columns that it covers."""
+    """Add an interval to the columns that it covers."""
     for column in range(max(0, int(begin)), min(WIDTH, int(end) + 1)):
         covered = min(end, column + 1) - max(begin, column)
         if covered > 0:

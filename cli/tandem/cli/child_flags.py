@@ -1,7 +1,7 @@
-"""Checks what a local stack's processes will be told, before the model is prepared for them.
+"""Checks of the flags of a local stack's processes, before the model is prepared.
 
-The same parsers and config classes as theirs: a misspelt engine flag is one line at once, and not
-a worker that ends after the model was converted. Called by ``up``.
+Uses the processes' own parsers and config classes. So a misspelt engine flag is reported at once,
+and not by a worker that fails after the model was converted. Called by ``up``.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tandem.worker.server_config import ServerConfig
 OF_WORKERS = frozenset({
     "--model", "--port", "--probe-port", "--kv-control-port", "--kv-data-port",
 })  # fmt: skip
-"""Flags of workers that the stack gives each, and counts on."""
+"""Flags of workers that the stack sets for each, and relies on."""
 OF_ROUTER = frozenset({"--model", "--host", "--port"})
-"""Those of the router, each of which is a flag of the stack's command as well."""
+"""Flags of the router that the stack sets. Each is also a flag of the stack's command."""
 _WITH_LOOPBACK = (LOOPBACK, "localhost", "0.0.0.0", "::")
 
 
 class ChildFlagsError(UsageError):
-    """A process of the stack would refuse its flags; the text says whose and why."""
+    """A process of the stack would refuse its flags; the text names the process and the reason."""
 
     def __init__(self, text: str) -> None:
         TandemError.__init__(self, text)
@@ -44,7 +44,8 @@ class ChildFlagsError(UsageError):
 def check_worker(
     role: str, flags: list[str], environ: Mapping[str, str]
 ) -> tuple[ServerConfig, dict[str, Any]]:
-    """The shell's settings, and the engine's that were given. Raises ChildFlagsError."""
+    """Return the shell's settings, and the engine settings that were given. Raises
+    ChildFlagsError."""
     given = _read(role, flags, environ)
     engine = engine_values(given)
     with named(role):
@@ -61,8 +62,8 @@ def check_worker(
 
 
 def check_kept(role: str, arguments: Sequence[str]) -> None:
-    """Raises ChildFlagsError where a process is told otherwise what the stack tells it first: it
-    would serve elsewhere than it is waited for, until the stack gives it up."""
+    """Raise ChildFlagsError if a process is given a flag that the stack sets itself. It would serve
+    at another address than the stack waits for."""
     given = Counter(word.partition("=")[0] for word in arguments)
     for flag in sorted(OF_ROUTER if role == "router" else OF_WORKERS):
         if given[flag] < 2:
@@ -74,7 +75,7 @@ def check_kept(role: str, arguments: Sequence[str]) -> None:
 
 
 def check_host(role: str, host: str) -> None:
-    """Raises ChildFlagsError for a worker's address that is not reached by the loopback."""
+    """Raise ChildFlagsError for a worker's address that the loopback does not reach."""
     if host not in _WITH_LOOPBACK:
         allowed = ", ".join(_WITH_LOOPBACK)
         error = InvalidParameter("host", host, f"one of {allowed}: the stack is on the loopback")
@@ -82,14 +83,14 @@ def check_host(role: str, host: str) -> None:
 
 
 def check_router(flags: list[str], environ: Mapping[str, str]) -> RouterConfig:
-    """The router's settings. Raises ChildFlagsError."""
+    """Return the router's settings. Raises ChildFlagsError."""
     given = _read("router", flags, environ)
     with named("router"):
         return RouterConfig(**with_limits(given[RouterConfig]))
 
 
 def sections_of(role: str) -> list[Section]:
-    """What the command of a process of the stack takes."""
+    """Return the sections of the flags of a process of the stack."""
     if role == "router":
         from tandem.cli.router import router_sections
 
@@ -109,7 +110,7 @@ def _whose(role: str) -> str:
 
 @contextmanager
 def named(role: str) -> Iterator[None]:
-    """Name the processes whose flags an error is about."""
+    """Add the process name to errors about its flags."""
     try:
         yield
     except (InvalidParameter, UsageError) as error:

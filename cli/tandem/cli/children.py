@@ -1,7 +1,7 @@
-"""The processes of a local stack: start, watch, restart, stop; none outlives its parent.
+"""Processes of a local stack: start, watch, restart and stop them; all end with their parent.
 
-Used by ``up``. Each child gets a session of its own, so that Ctrl-C in the terminal reaches the
-supervisor alone, and asks the kernel for a signal should the supervisor die.
+Used by ``up``. Each child gets its own session, so that Ctrl-C in the terminal reaches the
+supervisor only. Each asks the kernel for a signal if the supervisor dies.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ ENV_PARENT = "TANDEM_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
 RESTART_WINDOW_SECONDS = 60.0
 MAX_RESTARTS = 5
-"""Within the window; a child that dies more often is given up."""
+"""Restarts within the window after which a child is not restarted."""
 
 
 def end_with_parent() -> None:
-    """In a child: get SIGTERM when the supervisor that set ``TANDEM_PARENT_PID`` dies."""
+    """Make this child process receive SIGTERM when the supervisor in ``TANDEM_PARENT_PID`` dies."""
     parent = os.environ.get(ENV_PARENT)
     if parent is None or sys.platform != "linux":
         return
@@ -42,8 +42,9 @@ def end_with_parent() -> None:
 
 
 def be_killed_with(parent: int) -> None:
-    """In a process that ``parent`` started, first of all: get SIGKILL when that dies. Such a
-    process of a pool heeds no other end: it waits for work on a pipe that its siblings hold."""
+    """Make this process receive SIGKILL when ``parent``, which started it, dies. Must be called
+    first. A process of a pool has no other end: it waits for work on a pipe that its siblings hold
+    open."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -59,17 +60,17 @@ class Child:
     arguments: list[str]
     ready_url: str
     environment: dict[str, str] = field(default_factory=dict)
-    """Beside what the parent has."""
+    """Variables in addition to the parent's."""
     process: subprocess.Popen[str] | None = None
     started: float = 0.0
     ready: bool = False
     restarts: list[float] = field(default_factory=list)
     token: str = field(default_factory=lambda: secrets.token_hex(16))
-    """What it shows at /ready: a stranger on its port has none."""
+    """Token in its answers at /ready. Another program on its port does not have it."""
     _copier: threading.Thread | None = None
 
     def start(self, log: TextIO) -> None:
-        """Start the process; its output goes to ``log``, each line under its name."""
+        """Start the process. Its output is written to ``log``, each line with its name."""
         environment = {**os.environ, ENV_PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
         environment |= self.environment | {ENV_CHILD_TOKEN: self.token}
         environment.pop(ENV_PREFIX + "CONFIG", None)  # the file of `up`, with keys of its own
@@ -82,7 +83,7 @@ class Child:
         self._copier.start()
 
     def run(self, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-        """A new process that runs the command."""
+        """Start and return a process that runs the command."""
         return subprocess.Popen(
             [sys.executable, "-m", "tandem.cli", *self.arguments],
             stdin=subprocess.DEVNULL,
@@ -103,28 +104,28 @@ class Child:
                 log.flush()
 
     def join_output(self) -> None:
-        """After its end: wait (a second) until its last lines are written."""
+        """Wait at most a second until the last lines of an ended process are written."""
         if self._copier is not None:
             self._copier.join(1.0)
 
     @property
     def is_running(self) -> bool:
-        """Started and not ended."""
+        """Return whether the process was started and has not ended."""
         return self.process is not None and self.process.poll() is None
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """Return the exit status; None while it runs."""
         return None if self.process is None else self.process.poll()
 
     def may_restart(self, now: float) -> bool:
-        """Whether it has died seldom enough; counts this death."""
+        """Count a death. Return whether the child may be restarted."""
         self.restarts = [when for when in self.restarts if now - when < RESTART_WINDOW_SECONDS]
         self.restarts.append(now)
         return len(self.restarts) <= MAX_RESTARTS
 
     def check_ready(self) -> bool:
-        """Ask its /ready once (at most a second); a stranger's answer does not count."""
+        """Request /ready once (at most a second). An answer without the token does not count."""
         try:
             with DIRECT.open(self.ready_url, timeout=1.0) as answer:
                 shown = answer.headers.get(HEADER_CHILD_TOKEN)
@@ -134,12 +135,12 @@ class Child:
         return self.ready
 
     def signal(self, number: int) -> None:
-        """Send a signal if it still runs."""
+        """Send a signal if the process still runs."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(number)
 
     def kill(self) -> None:
-        """End it now if it still runs, and write its last lines."""
+        """Kill the process if it still runs, and write its last lines."""
         if self.process is None:
             return
         self.process.kill()

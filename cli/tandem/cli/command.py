@@ -1,4 +1,4 @@
-"""What every command does first: parse, merge, set up logging; wrong words end in one line."""
+"""First steps of every command: parse, merge, set up logging. Errors are printed as one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ARGUMENT = re.compile(r"argument (?P<flag>\S+): (?P<what>.*)", re.DOTALL)
 _WRONG_TYPE = re.compile(r"invalid (?P<kind>int|float) value: (?P<value>.*)", re.DOTALL)
 NAMES = "served_model_name"
 _OF_FLAGS = "_flags"
-"""Ending of settings whose value is itself a list of flags."""
+"""Suffix of settings whose value is itself a list of flags."""
 
 
 class UsageError(TandemError):
@@ -30,10 +30,10 @@ class UsageError(TandemError):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but an error is one line, without usage, and no flag may be abbreviated.
+    """Parser whose errors are one line, without usage, and whose flags may not be abbreviated.
 
-    A shortened flag would be another flag, or none, as soon as a release adds one that begins
-    alike; and a misspelt one would be taken for what its letters begin.
+    An abbreviated flag would become another flag, or ambiguous, when a release adds one with the
+    same prefix. A misspelt flag would be read as the one that it abbreviates.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -41,11 +41,11 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def flags(self) -> frozenset[str]:
-        """Every flag, as it is written."""
+        """Return every flag with its dashes."""
         return frozenset(self._option_string_actions)
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError in words of ours."""
+        """Raise UsageError with a rewritten message."""
         found = _ARGUMENT.fullmatch(message)
         if found is None:
             raise UsageError(message, self.prog)
@@ -60,9 +60,9 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{flag}: {what}", self.prog)
 
     def read(self, argv: Sequence[str], *, takes_model: bool = False) -> argparse.Namespace:
-        """Parse all of ``argv``; a word without a flag is the model, where a command takes one so.
+        """Parse all of ``argv``. A word without a flag is the model, if the command has one.
 
-        Raises UsageError for the first word that nobody knows.
+        Raises UsageError for the first unknown word.
         """
         parsed, unknown = self.parse_known_args(argv)
         for word in unknown:  # argparse takes an optional word only before the first flag
@@ -84,7 +84,7 @@ class Parser(argparse.ArgumentParser):
 def parse(
     command: str, description: str, sections: Sequence[Section], argv: list[str]
 ) -> dict[type, dict[str, Any]]:
-    """Given values per settings class. Exits 0 after --help.
+    """Return the given values per settings class. Exits 0 after --help.
 
     Raises UsageError or InvalidParameter.
     """
@@ -100,7 +100,7 @@ def read_command_line(
     *,
     takes_file: bool = True,
 ) -> dict[type, dict[str, Any]]:
-    """``parse`` over an environment that is given, with ``--config`` where ``takes_file``."""
+    """Parse with a given environment, and with ``--config`` if ``takes_file``."""
     takes_model = any(each.name == "model" for section in sections for each in section.flags())
     parser = Parser(
         prog=f"tandem {command}",
@@ -122,7 +122,8 @@ def read_command_line(
 
 
 def _joined(argv: Sequence[str], sections: Sequence[Section]) -> list[str]:
-    """``--worker-flags "--x"`` as ``--worker-flags=--x``: else --x would count as another flag."""
+    """Return ``--worker-flags "--x"`` as ``--worker-flags=--x``. Otherwise --x would be read as
+    another flag."""
     names = {
         flag_of(each.name)
         for section in sections
@@ -138,7 +139,7 @@ def _joined(argv: Sequence[str], sections: Sequence[Section]) -> list[str]:
 
 
 def words(setting: str, value: str) -> list[str]:
-    """A string of flags as a shell would split it. Raises InvalidParameter for an open quote."""
+    """Return a string of flags, split as by a shell. Raises InvalidParameter for an open quote."""
     try:
         return shlex.split(value)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""A call's timeline as text: a bar for each part, then workers, candidates and who was slow."""
+"""Timeline of a call as text: a bar for each part, then workers, candidates and slow owners."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 Json = Mapping[str, Any]
 
 STALL_MS = 150.0
-"""A part as long as this, of those who should not wait, is named in the last lines."""
+"""Minimum duration of a part that is reported as a stall in the last lines."""
 _STALLS = {
     "stood still": "stood still",
     "not taken yet": "did not take the request",
@@ -19,8 +19,8 @@ MAX_ROWS = 200
 
 
 def plain(text: str) -> str:
-    """The text with what no terminal should obey (controls, bidirectional marks) as escapes: paths,
-    names and reasons are words of clients and workers."""
+    """Return the text with control characters and bidirectional marks escaped. Paths, names and
+    reasons are text from clients and workers."""
     if text.isprintable():
         return text
     return "".join(
@@ -29,7 +29,7 @@ def plain(text: str) -> str:
 
 
 def drawn(content: Json, width: int) -> str:
-    """The whole picture, ``width`` columns wide."""
+    """Return the whole text, ``width`` columns wide."""
     return "\n".join(
         plain(line.rstrip())
         for block in (
@@ -56,7 +56,7 @@ def _head(content: Json) -> Iterator[str]:
 
 
 def _bars(content: Json, width: int) -> Iterator[str]:
-    """A row for each part, in the order of time; the bar stands where it was."""
+    """Yield a row for each part, in order of time. The bar is at the part's time."""
     total = max(content["total_ms"], 1e-9)
     room = width - 56
     parts: Sequence[Json] = content["parts"]
@@ -131,7 +131,7 @@ def _stream(content: Json) -> Iterator[str]:
 
 
 def _verdict(content: Json) -> Iterator[str]:
-    """Who stood still or was lost, and whether the client was slow."""
+    """Yield the owners that stalled or were lost, and whether the client was slow."""
     stalls = [
         part for part in content["parts"] if part["name"] in _STALLS and part["ms"] >= STALL_MS
     ]

@@ -1,11 +1,11 @@
-"""When workers of a local stack that share a GPU start, and how far each may fill its memory.
+"""Start order and memory shares of the workers of a local stack that share a GPU.
 
-A worker's share of a device (``gpu_memory_utilization``) counts what others hold there. Two that
-start at once both find the device empty, and both take all of it; of two with half of it each, who
-starts later finds its half taken. So they start one after the other: who was told bytes or blocks,
-then who was told a share, the lowest first, then those among whom is divided what these leave.
-Whoever starts may fill the device up to the parts of those that do not run: at its first start that
-is what it was told, and beside others that filled the rest it is what it had.
+A worker's share of a device (``gpu_memory_utilization``) includes memory of other processes. Two
+workers that start at once both find the device empty, and both take all of it. If each has half,
+the later one finds its half in use. So they start one after the other. Workers with a number of
+bytes or blocks come first, then those with a share, lowest first. The rest divide what these leave.
+A starting worker may fill the device, except for the parts of workers that do not run. At its first
+start that equals its own setting. Next to workers that filled the rest, it is what it had before.
 Called by ``up``, which starts the processes.
 """
 
@@ -29,11 +29,11 @@ from tandem.protocol.names import ENV_PREFIX
 SHARE = "gpu_memory_utilization"
 ENV_SHARE = ENV_PREFIX + SHARE.upper()
 DIVIDED = CacheConfig().gpu_memory_utilization
-"""Share of a device that its workers have together, unless all are told otherwise."""
+"""Share of a device that its workers have in total, unless all have their own setting."""
 _WHATEVER_IS_LEFT = frozenset({"kv_cache_memory_bytes", "num_gpu_blocks_override"})
-"""Settings of whoever takes as much as they say, whatever the device has left."""
+"""Settings of workers with a fixed size, independent of free memory."""
 _ONLY = "0"
-"""The GPU of all workers where the machine does not say which it has: each takes its first."""
+"""GPU of all workers if the machine does not report its GPUs: each uses its first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +43,23 @@ class Sharer:
     child: Child
     gpu: str
     given: Mapping[str, object]
-    """The engine's settings that it was given."""
+    """Engine settings that it was given."""
     arguments: Sequence[str]
-    """The child's at its first start."""
+    """Arguments of the child at its first start."""
 
     @property
     def needs_turn(self) -> bool:
-        """Whether it takes a share of what it finds."""
+        """Return whether it takes a share of free memory."""
         return _WHATEVER_IS_LEFT.isdisjoint(self.given)
 
     @property
     def gets_share(self) -> bool:
-        """Whether its share is the stack's to say."""
+        """Return whether the stack sets its share."""
         return self.needs_turn and SHARE not in self.given
 
     @property
     def level(self) -> float:
-        """The share that it was told; 0 where it needs no turn, infinite where it gets its share.
+        """Return its configured share: 0 if it needs no turn, infinite if the stack sets its share.
         The lowest starts first."""
         if not self.needs_turn:
             return 0.0
@@ -69,9 +69,10 @@ class Sharer:
 def sharers(
     children: Sequence[Child], gpus: Sequence[str], given: Mapping[str, Mapping[str, object]]
 ) -> Iterator[Sharer]:
-    """The workers among ``children`` that compute on a GPU, as ``gpus.environment_of`` says which.
+    """Yield the workers among ``children`` that compute on a GPU, assigned as by
+    ``gpus.environment_of``.
 
-    ``given`` are the engine's settings that each role was given.
+    ``given`` are the engine settings that each role was given.
     """
     workers = [child for child in children if child.arguments[0] in given]
     for number, child in enumerate(workers):
@@ -82,8 +83,8 @@ def sharers(
 
 
 def check_shares(workers: Iterable[Sharer]) -> None:
-    """Raises ChildFlagsError where a worker finds nothing left on its GPU once those that start
-    before it have filled the shares that they were told, as they may."""
+    """Raise ChildFlagsError if a worker would find no free memory. Workers before it on its GPU are
+    assumed to fill their shares."""
     for group in _groups(workers):
         for first, second in pairwise(group.told):
             if first.level == second.level:
@@ -105,7 +106,7 @@ def _refused(mine: Sharer, allowed: str) -> ChildFlagsError:
 
 @dataclass(slots=True)
 class _Group:
-    """The sharers of one GPU, and which part of it is whose."""
+    """Workers of one GPU, and their parts of it."""
 
     gpu: str
     members: list[Sharer] = field(default_factory=list)
@@ -113,32 +114,32 @@ class _Group:
 
     @property
     def told(self) -> list[Sharer]:
-        """Those that were told a share, in the order in which they start."""
+        """Return the workers with a configured share, in start order."""
         some = (each for each in self.members if 0.0 < each.level < math.inf)
         return sorted(some, key=lambda each: each.level)
 
     @property
     def getting(self) -> list[Sharer]:
-        """Those that get a share."""
+        """Return the workers whose share the stack sets."""
         return [each for each in self.members if each.gets_share]
 
     def share_of(self, mine: Sharer) -> float:
-        """How far ``mine`` may fill the device now: up to the parts of others that do not run.
-        That is what it was told, as long as none runs that starts behind it."""
+        """Return the share to which ``mine`` may fill the device now: all but the parts of workers
+        that do not run. It equals the configured share while no later worker runs."""
         absent = [each for each in self.members if each is not mine and not each.child.is_running]
         top = DIVIDED if self.getting else self.told[-1].level
         return top - sum(self._part(each) for each in absent)
 
     def _part(self, mine: Sharer) -> float:
-        """What ``mine`` may hold itself; of whoever was told bytes that is not known."""
+        """Return the part of ``mine`` alone. Not defined for workers with a size in bytes."""
         if mine.gets_share:
             return max(DIVIDED - self._before_divided(), 0.0) / len(self.getting)
         lower = [each.level for each in self.members if each.level < mine.level]
         return mine.level - max(lower, default=0.0)
 
     def _before_divided(self) -> float:
-        """What those hold that start before the others. Bytes that one was told say it neither
-        of its weights nor of its steps: the driver is asked, once all of these serve."""
+        """Return the share held by workers that start before the others. A size in bytes excludes
+        weights and step memory. So the driver is queried, after all of these are ready."""
         if self._taken is None:
             self._taken = self.told[-1].level if self.told else 0.0
             number = sum(not each.needs_turn for each in self.members)
@@ -157,15 +158,16 @@ def _groups(workers: Iterable[Sharer]) -> list[_Group]:
 
 
 class Turns:
-    """Who may start now. Whoever is not among the sharers may, at any time."""
+    """Start order of workers. Other processes may start at any time."""
 
     def __init__(self, workers: Iterable[Sharer] = (), *, patience: float = 0.0):
-        """``patience``: seconds that others wait for one that has started and is not ready."""
+        """``patience``: seconds that other workers wait for one that has started and is not
+        ready."""
         self._patience = patience
         self._groups = _groups(workers)
 
     def described(self) -> Iterator[str]:
-        """A line for each GPU on which workers have turns."""
+        """Yield a line for each GPU whose workers start in turn."""
         for group in self._groups:
             if len(group.members) < 2 or not any(each.needs_turn for each in group.members):
                 continue
@@ -179,7 +181,7 @@ class Turns:
             yield f"{text} (--gpu-memory-utilization)"
 
     def admit(self, child: Child) -> bool:
-        """Whether ``child`` may start now; if so, it is told its share."""
+        """Return whether ``child`` may start now. If so, set its share."""
         for group in self._groups:
             for mine in group.members:
                 if mine.child is child:
@@ -200,12 +202,12 @@ class Turns:
         return True
 
     def _is_starting(self, child: Child) -> bool:
-        """Whether it may be about to take its memory."""
+        """Return whether a child may be about to allocate its memory."""
         if not child.is_running or child.ready or child.check_ready():
             return False
         return time.monotonic() - child.started < self._patience
 
 
 def _goes_first(other: Sharer, mine: Sharer) -> bool:
-    """Whether ``other`` is to be started, and takes what it was told to before ``mine`` does."""
+    """Return whether ``other`` is not running and takes its memory before ``mine``."""
     return not other.child.is_running and other.level < mine.level

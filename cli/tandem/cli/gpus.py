@@ -1,7 +1,7 @@
-"""GPUs of a local stack, without asking torch: each worker takes the next, and how full one is.
+"""GPUs of a local stack, without torch: assignment to workers, and memory in use.
 
-A worker computes on the first GPU that it sees. It sees the others behind it, so that KV can be
-read straight from where a peer keeps it. Called by ``up``.
+A worker computes on the first GPU that it sees. It sees the other GPUs after it, so that KV can be
+read directly from a peer's GPU. Called by ``up``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ASK_SECONDS = 20.0
 
 
 def visible_gpus() -> list[str]:
-    """As CUDA names them: what the environment allows, else all of the machine; [] for none."""
+    """Return CUDA's names of the GPUs that the environment allows, else of all; [] for none."""
     allowed = os.environ.get(VISIBLE)
     if allowed is not None:
         return [name.strip() for name in allowed.split(",") if name.strip()]
@@ -24,7 +24,8 @@ def visible_gpus() -> list[str]:
 
 
 def used_share(gpu: str) -> float | None:
-    """Part of a GPU's memory that is in use, by whomever; None where the driver does not say."""
+    """Return the share of a GPU's memory in use by any process. None if the driver does not report
+    it."""
     values = "--query-gpu=memory.used,memory.total"
     answer = _ask(f"--id={gpu}", values, "--format=csv,noheader,nounits")
     try:
@@ -45,7 +46,7 @@ def _ask(*words: str) -> str | None:
 
 
 def environment_of(worker: int, gpus: list[str]) -> dict[str, str]:
-    """What worker number ``worker`` of a stack finds in its environment."""
+    """Return the environment variables of worker number ``worker`` of a stack."""
     if len(gpus) < 2:
         return {}
     first = worker % len(gpus)

@@ -1,7 +1,7 @@
-"""The hand-off's settings as a command line gives them, and who may ask a worker for KV.
+"""Settings of the hand-off from a command line, and the secret that authorizes peers.
 
-With CURVE, keys say who a peer is. Without it a secret does: the one given, or on the loopback one
-that this user's processes share through a file of their own. No default can be computed.
+With CURVE, keys identify a peer. Without it, a secret does: the given one, or on the loopback one
+that this user's processes share through a private file. A default must not be computable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ SECRET_BYTES = 32
 
 
 def handoff_config(given: dict[type, dict[str, Any]], server: ServerConfig) -> KVTransferConfig:
-    """The config with its secret. Raises InvalidParameter for a port that strangers could use."""
+    """Return the config with its secret. Raises InvalidParameter for a port that other hosts could
+    use."""
     config = KVTransferConfig(**given[KVTransferConfig])
     host, curve = config.kv_control_host, server.has_curve
     plain = server.allow_plaintext
@@ -35,7 +36,7 @@ def handoff_config(given: dict[type, dict[str, Any]], server: ServerConfig) -> K
 
 
 def own_secret() -> str:
-    """What all processes of this user on this machine know, and nobody else; made once."""
+    """Return the secret that only this user's processes on this machine know; created once."""
     from tandem.hub.cache import cache_root
 
     path = cache_root() / f"kv-secret-{os.geteuid()}"
@@ -49,7 +50,7 @@ def own_secret() -> str:
 
 
 def _make(path: Path) -> None:
-    """Appears whole or not at all, whoever else is making it."""
+    """Create the file atomically, also if other processes create it at the same time."""
     if path.exists():
         return
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")

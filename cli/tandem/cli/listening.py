@@ -1,4 +1,4 @@
-"""Whether the router will be able to listen where the user wants it: asked before all else."""
+"""Check that the router can listen at its address, before any other work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ASK_SECONDS = 1.0
 
 
 def check_address(host: str, port: int) -> None:
-    """Raise InvalidParameter naming host or port when no server can listen there now."""
+    """Raise InvalidParameter for ``host`` or ``port`` if no server can listen there now."""
     bare = host.strip("[]")
     try:
         found = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -31,7 +31,7 @@ def check_address(host: str, port: int) -> None:
 
 
 def _is_answered(host: str, port: int) -> bool:
-    """Some systems let two programs have one port; somebody who answers was there first."""
+    """Return whether a program answers there. Some systems let two programs share a port."""
     with suppress(OSError), socket.create_connection((host, port), ASK_SECONDS):
         return True
     return False

@@ -1,7 +1,7 @@
-"""Requests to this machine go to it, whatever proxy the environment names for others.
+"""Requests to this machine without the proxy that the environment sets for other hosts.
 
-``http_proxy`` is for the way out: a proxy cannot reach this machine's loopback, and clients that
-follow the variable do not leave it out unless ``no_proxy`` says so.
+``http_proxy`` is for outgoing requests: a proxy cannot reach this machine's loopback. Clients that
+follow the variable use it for the loopback too, unless ``no_proxy`` excludes it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import urllib.request
 from urllib.parse import urlsplit
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Opens URLs of this machine's own processes."""
+"""Opener for URLs of this machine's own processes."""
 
 
 def mounts(url: str) -> dict[str, None]:
-    """What httpx takes as ``mounts``: no proxy for the host of ``url`` if that is the loopback."""
+    """Return httpx's ``mounts`` without a proxy for the host of ``url``, if that is the
+    loopback."""
     host = urlsplit(url).hostname or ""
     return {f"all://[{host}]" if ":" in host else f"all://{host}": None} if _is_own(host) else {}
 

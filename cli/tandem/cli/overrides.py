@@ -1,8 +1,8 @@
-"""Workers' and router's own flags on the command line of `tandem up` and `tandem serve`.
+"""Flags of workers and router on the command line of `tandem up` and `tandem serve`.
 
 ``--max-num-seqs 64`` is for every worker, ``--prefill.max-num-seqs 64`` for one role. The former
-reach the workers by their environment: what a config file holds, such as a secret, does not belong
-on a command line that everybody may read.
+are passed to the workers by their environment. Values of a config file, such as a secret, must not
+be on a command line that every user can read.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ FILLED = frozenset({
     "log_format",
     "kv_control_host", "kv_control_port", "kv_data_port",
 })  # fmt: skip
-"""Settings that the stack gives each of its workers, or has under the same name itself."""
+"""Settings that the stack sets for each of its workers, or has itself under the same name."""
 FOR_ALL = frozenset({ENV_PREFIX + "ENABLE_PROMPT_EMBEDS"})
-"""Variables of workers' settings that the router has under the same name, and needs as well."""
+"""Variables of workers' settings that the router needs too, under the same name."""
 _TITLES = {"Server": "Workers"}
 _DOTTED = re.compile(r"--(?P<role>[a-z]+)\.(?P<rest>.+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """What the processes of a stack are told beyond what the stack itself needs."""
+    """Settings of a stack's processes in addition to those that the stack itself needs."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Of every worker."""
+    """Variables of every worker."""
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Further words, by role."""
+    """Further arguments, by role."""
 
 
 def sections_for(roles: Iterable[str]) -> list[Section]:
-    """Flags that a command takes for every worker, where workers of these roles run."""
+    """Return the flags for every worker of a command whose workers have these roles."""
     own = frozenset(each for section in worker_sections() for each in section.leave_out)
     sections = [
         Section(_TITLES.get(each.title, each.title), each.settings, own | FILLED)
@@ -54,7 +54,7 @@ def sections_for(roles: Iterable[str]) -> list[Section]:
 
 
 def described(doc: str | None, roles: Sequence[str]) -> str:
-    """First line of a command's docstring, and which flags it takes beyond those that it lists."""
+    """Return the first line of a command's docstring, and a text about its flags for roles."""
     dotted = ", ".join(f"--{role}.FLAG" for role in roles)
     text = f"Flags from Workers on are for every worker; {dotted} is for that role alone. "
     text += "Flags that only the router has may be given without its name."
@@ -62,7 +62,7 @@ def described(doc: str | None, roles: Sequence[str]) -> str:
 
 
 def of_router(command: str, argv: Sequence[str], sections: Iterable[Section]) -> list[str]:
-    """Return ``argv`` with flags that the router alone has under its prefix, as
+    """Return ``argv`` with flags that only the router has under its prefix, as
     ``--router.api-key``. Raises UsageError."""
     own = {"--help", "--config"} | _flags_of(sections)
     try:
@@ -77,11 +77,11 @@ def _flags_of(sections: Iterable[Section]) -> set[str]:
 
 
 def take_roles(argv: Sequence[str], roles: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """``argv`` without flags of one role, and these with the words that follow them, by role."""
+    """Return ``argv`` without flags of single roles, and these flags with their values, by role."""
     rest: list[str] = []
     taken: dict[str, list[str]] = {role: [] for role in roles}
     last: list[str] | None = None
-    """Where the next word belongs if it is a value."""
+    """List that the next word is added to if it is a value."""
     for word in argv:
         found = _DOTTED.fullmatch(word)
         if last is not None and not word.startswith("--"):
@@ -99,7 +99,8 @@ def take_roles(argv: Sequence[str], roles: Sequence[str]) -> tuple[list[str], di
 
 
 def environment_of(given: Mapping[type, Mapping[str, Any]], *own: type) -> dict[str, str]:
-    """Variables that say what was given, but for the settings of the command's ``own`` classes."""
+    """Return variables of the given values, except for settings of the command's ``own``
+    classes."""
     return {
         ENV_PREFIX + name.upper(): _text(value)
         for settings, values in given.items()
@@ -109,7 +110,7 @@ def environment_of(given: Mapping[type, Mapping[str, Any]], *own: type) -> dict[
 
 
 def _switches(role: str) -> set[str]:
-    """Flags of a role that no value follows."""
+    """Return the flags of a role that take no value."""
     given = (each for section in sections_of(role) for each in section.flags())
     names = {each.name for each in given if _is_switch(each.type)}
     return {flag_of(name) for name in names} | {"--no-" + flag_of(name)[2:] for name in names}

@@ -1,4 +1,4 @@
-"""Ports for processes that are started later, or again."""
+"""Ports for processes that are started later, or restarted."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tandem.protocol.errors import TandemError
 
 LOOPBACK = "127.0.0.1"
 FIRST = 10_000
-"""Below lie the well-known ports of other programs."""
+"""Lowest port used. Lower ones include the well-known ports of other programs."""
 _RANGE_OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _USUAL_FIRST_OF_CONNECTIONS = 32_768
 _ENOUGH = 1000
 
 
 def free_ports(count: int, *, but: Collection[int] = ()) -> list[int]:
-    """Ports of the loopback that nobody listens on now, and that no connection is given.
+    """Return ports of the loopback that are free now, and that the kernel assigns to no connection.
 
-    The kernel gives connections ports of a range of its own: one of those could be gone before its
-    owner listens, or between a process's end and its restart. ``but``: ports that somebody is
-    about to take. Raises TandemError if there are not enough.
+    The kernel assigns connections ports of its own range. One of those could be taken before its
+    process listens, or between a process's end and its restart. ``but``: ports that are about to be
+    used. Raises TandemError if there are not enough.
     """
     candidates = range(FIRST, first_of_connections())
     with ExitStack() as stack:
@@ -43,7 +43,7 @@ def free_ports(count: int, *, but: Collection[int] = ()) -> list[int]:
 
 
 def first_of_connections() -> int:
-    """Where the kernel's own range begins; the usual place if it leaves too little below."""
+    """Return the first port of the kernel's range, or the usual one if it leaves too few below."""
     with suppress(OSError, ValueError, IndexError):
         first = int(_RANGE_OF_CONNECTIONS.read_text().split()[0])
         if first >= FIRST + _ENOUGH:

@@ -24,7 +24,7 @@ _SCRATCH = ".fetching"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareConfig:
-    """What to prepare, and where."""
+    """Model to prepare, and output paths."""
 
     model: str = required("A folder, a GGUF file, a hub id or package:NAME.")
     to: str = setting(
@@ -36,7 +36,7 @@ class PrepareConfig:
 
 
 def run(argv: list[str]) -> int:
-    """0 with a report that says ok, 1 with one of what may pass, else EXIT_MODEL_REFUSED."""
+    """Return 0 if the report is ok, 1 after a failure that may pass, else EXIT_MODEL_REFUSED."""
     given = parse("prepare", __doc__.splitlines()[0], [Section("Prepare", PrepareConfig)], argv)
     if "model" not in given[PrepareConfig]:
         raise InvalidParameter("--model", None, "a folder, a GGUF file, a hub id or package:NAME")
@@ -56,7 +56,7 @@ def run(argv: list[str]) -> int:
 
 
 def described(config: PrepareConfig) -> dict[str, Any]:
-    """What the model holds; the cache has it prepared where it is no folder yet."""
+    """Return facts about the model. Anything but a folder is prepared in the cache first."""
     from tandem.hub import prepare
 
     _check_package(config)
@@ -82,7 +82,8 @@ def _facts(prepared: PreparedModel) -> dict[str, Any]:
 
 
 def fetched(config: PrepareConfig) -> dict[str, Any]:
-    """The report on ``--to``, after filling it unless an earlier run, or one beside this, did."""
+    """Return the report on ``--to``. Fills the folder first, unless an earlier or concurrent run
+    did."""
     target = Path(config.to)
     note = target / ".tandem-revision"
     if not target.is_dir():
@@ -95,7 +96,8 @@ def fetched(config: PrepareConfig) -> dict[str, Any]:
 
 
 def _fetch(config: PrepareConfig, target: Path, note: str) -> None:
-    """Jobs of several services may fill one folder: one of them fetches, the others wait for it.
+    """Fill the folder once: jobs of several services may share it, and one of them fetches while
+    the rest wait.
 
     Raises CacheBusy, which may pass: the Job is run again.
     """
@@ -123,7 +125,7 @@ def _fetch(config: PrepareConfig, target: Path, note: str) -> None:
 
 
 def _check_package(config: PrepareConfig) -> None:
-    """Raise UnsupportedModel unless the package has the version that was asked for, if any was."""
+    """Raise UnsupportedModel unless the package has the requested version, if one was given."""
     from tandem.hub import UnsupportedModel
     from tandem.hub.source import Package, parse
 
@@ -143,7 +145,7 @@ def _check_package(config: PrepareConfig) -> None:
 
 
 def _link(source: str, target: str) -> None:
-    """Have a file under another name, too, where the volume can, else copy it."""
+    """Create a hard link to a file if the volume supports it, else copy the file."""
     real = os.path.realpath(source)
     try:
         os.link(real, target)
@@ -167,7 +169,7 @@ def _check_servable(folder: Path) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """The word that ModelReady shows."""
+    """Return the reason for the condition ModelReady."""
     from tandem.hub import ModelNotFound, UnsupportedModel
 
     if isinstance(error, ModelNotFound):

@@ -1,4 +1,4 @@
-"""What an operator would do for a service, as text: changes, new revisions, conditions."""
+"""Text about an operator's plan for a service: changes, new revisions, conditions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tandem.operator.rehearse.rehearsal import Rehearsal
 from tandem.operator.rehearse.stage import Change
 
 MAX_FIELDS = 40
-"""Of one object, or of one revision's pods."""
+"""Maximum fields of one object, or of one revision's pods."""
 _SIGNS = {"create": "+", "update": "~", "delete": "-"}
 _GOOD = {"Progressing": "False", "Degraded": "False", "ScalingActive": "False"}
-"""Conditions that are best when they are not True."""
+"""Conditions whose good status is not True."""
 
 
 def drawn(found: Rehearsal, file: str | None) -> str:
-    """The whole text."""
+    """Return the whole text."""
     blocks = (_head(found, file), _changes(found), _revisions(found), _conditions(found))
     return "\n".join(line.rstrip() for block in blocks for line in block)
 
@@ -75,7 +75,7 @@ def _fields(differences: Sequence[Difference], indent: str) -> Iterator[str]:
 
 
 def _conditions(found: Rehearsal) -> Iterator[str]:
-    """What would be said otherwise than today, then what keeps the service from being well."""
+    """Yield the conditions that would change, then those that keep the service from being ready."""
     before = {each.type: each for each in found.before.conditions}
     moved = [each for each in found.after.conditions if _said(each) != _said(before.get(each.type))]
     if moved:

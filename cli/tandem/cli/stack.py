@@ -1,6 +1,6 @@
-"""Which processes a local stack has and with which arguments: pure, so that it can be read.
+"""Processes of a local stack and their arguments: a pure function, so that it can be inspected.
 
-The supervisor in ``up`` starts what this returns.
+The supervisor in ``up`` starts the processes that this returns.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def plan(
     gpus: list[str],
     overrides: Overrides = Overrides(),  # noqa: B008 - frozen, and holds nothing
 ) -> list[Child]:
-    """All processes of a stack, the router last. Raises InvalidParameter for an open quote."""
+    """Return all processes of a stack, the router last. Raises InvalidParameter for an open
+    quote."""
     numbers = iter(ports)
     shared = ["--served-model-name", names[0], "--log-level", config.log_level]
     shared += ["--log-format", config.log_format]
@@ -65,7 +66,7 @@ def plan(
 
 
 def _roles(config: UpConfig) -> Iterator[tuple[str, int, list[str]]]:
-    """Role, number and further flags of each worker."""
+    """Yield role, number and further flags of each worker."""
     every = words("worker_flags", config.worker_flags)
     prefill = [*every, *words("prefill_flags", config.prefill_flags)]
     decode = [*every, *words("decode_flags", config.decode_flags)]
@@ -78,7 +79,7 @@ def _roles(config: UpConfig) -> Iterator[tuple[str, int, list[str]]]:
 
 
 def worker_child(role: str, index: int, model: str, ports: Ports, extra: list[str]) -> Child:
-    """A prefill or decode worker that listens on the loopback."""
+    """Return a prefill or decode worker that listens on the loopback."""
     arguments = [role, "--model", model, "--host", LOOPBACK, "--port", str(ports.worker)]
     arguments += ["--probe-port", str(ports.probe), "--kv-control-host", LOOPBACK]
     arguments += ["--kv-control-port", str(ports.control), "--kv-data-port", str(ports.data)]
@@ -90,7 +91,7 @@ def worker_child(role: str, index: int, model: str, ports: Ports, extra: list[st
 
 
 def router_child(model: str, host: str, port: int, workers: list[int], extra: list[str]) -> Child:
-    """The router over the given worker ports."""
+    """Return the router over the given worker ports."""
     arguments = ["router", "--model", model, "--host", host, "--port", str(port)]
     for worker in workers:
         arguments += ["--workers", f"{LOOPBACK}:{worker}"]
@@ -100,7 +101,7 @@ def router_child(model: str, host: str, port: int, workers: list[int], extra: li
 
 
 def router_url(host: str, port: int) -> str:
-    """Where this machine reaches a router that listens on ``host``."""
+    """Return the URL by which this machine reaches a router that listens on ``host``."""
     bare = host.strip("[]")
     if bare in ("0.0.0.0", "::"):
         bare = LOOPBACK

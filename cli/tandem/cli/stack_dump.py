@@ -1,8 +1,8 @@
-"""On SIGUSR1 a process says to standard error where each of its threads and tasks stands.
+"""Stack dumps: on SIGUSR1 a process writes the stacks of its threads and tasks to standard error.
 
-Twice: at once and in short from within the signal itself, which needs nothing of the interpreter
-(a thread that holds it in a kernel or a copy cannot hinder that), and then in full, with names, as
-soon as the main thread runs Python again. The process goes on as if nothing had been asked.
+It writes them twice. The signal handler writes a short form at once. It does not need the
+interpreter, so a thread that holds it in a kernel or a copy does not delay it. The full form, with
+names, follows as soon as the main thread runs Python again. The process then continues.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _STATES = {"R": "runs", "S": "waits", "D": "waits for a device", "T": "stopped"}
 
 
 def dump_on_signal() -> None:
-    """From now on. Call it in the main thread; does nothing where there is no such signal."""
+    """Install the handler. Call it in the main thread; does nothing if the platform has no
+    SIGUSR1."""
     if not hasattr(signal, "SIGUSR1"):
         return
     signal.signal(signal.SIGUSR1, _dump)
@@ -38,7 +39,8 @@ def dump_on_signal() -> None:
 
 
 def _dump(_number: int, frame: FrameType | None) -> None:
-    """Write it in one go: the stream's own buffer may be half full under this very signal."""
+    """Write the dump unbuffered: the stream's own buffer may be half full when the signal
+    arrives."""
     words = memoryview("\n".join([*stacks(frame), ""]).encode(errors="replace"))
     try:
         while words:
@@ -48,8 +50,8 @@ def _dump(_number: int, frame: FrameType | None) -> None:
 
 
 def stacks(interrupted: FrameType | None = None) -> Iterator[str]:
-    """Every thread by name with its stack, innermost call last, then the tasks of this thread's
-    loop; ``interrupted`` is where this thread stood when it was asked."""
+    """Yield every thread by name with its stack, innermost call last, then the tasks of this
+    thread's loop. ``interrupted`` is the frame in which the signal interrupted this thread."""
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     yield f"--- where {os.getpid()} stands, {now}: {' '.join(sys.argv)[:200]}"
     frames = sys._current_frames()
@@ -76,7 +78,7 @@ def _thread(thread: threading.Thread | None, ident: int, frame: FrameType) -> It
 
 
 def _state(native: int | None) -> str:
-    """What the kernel says of a thread, where it says anything."""
+    """Return the kernel's state of a thread; empty if it is not available."""
     try:
         text = Path(f"/proc/self/task/{native}/stat").read_text()
     except OSError:
@@ -97,7 +99,7 @@ def _tasks() -> Iterator[str]:
 
 
 def _awaits(waiting: Any) -> Iterator[str]:
-    """The chain of awaits, outermost first."""
+    """Yield the chain of awaits, outermost first."""
     for _ in range(MAX_AWAITS):
         if not isinstance(waiting, CoroutineType):
             break

@@ -20,12 +20,12 @@ from tandem.protocol.names import ROUTER_PORT
 FLEET = "/debug/fleet"
 RECENT = "/debug/requests?limit=12"
 SHORTEST, LONGEST = 0.2, 3600.0
-"""Seconds between two looks."""
+"""Bounds of the seconds between two requests."""
 _PIPE_COLUMNS = 140
 
 
 def run(argv: list[str]) -> int:
-    """Show it until Ctrl-C; 1 when the router does not answer, or refuses."""
+    """Show the fleet until Ctrl-C. Return 1 if the router does not answer, or refuses."""
     parser = Parser(prog="tandem top", description=__doc__)
     parser.add_argument("--url", default=f"http://127.0.0.1:{ROUTER_PORT}", help="the router's URL")
     parser.add_argument(
@@ -54,13 +54,13 @@ def run(argv: list[str]) -> int:
 
 
 def _look(client: RouterClient) -> Frame:
-    """What the router shows now. Raises NoAnswer."""
+    """Return the router's current state. Raises NoAnswer."""
     fleet, recent = client.get(FLEET), client.get(RECENT)
     return Frame(client.url, time.strftime("%H:%M:%S"), fleet, recent.get("requests", []))
 
 
 def _watch(client: RouterClient, interval: float) -> None:
-    """Look again and again; the screen is given back whatever happens."""
+    """Refresh the screen repeatedly. The terminal is restored on every exit."""
     frame = _look(client)
     console = Console()
     with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -80,6 +80,6 @@ def _print_json(client: RouterClient, interval: float, *, once: bool) -> None:
 
 
 def _console() -> Console:
-    """As wide as the terminal, or wide enough for all columns where there is none."""
+    """Return a console with the terminal's width, or wide enough for all columns without one."""
     console = Console()
     return console if console.is_terminal else Console(width=_PIPE_COLUMNS)

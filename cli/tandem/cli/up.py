@@ -58,7 +58,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(argv: list[str]) -> int:
-    """Run until a signal; 1 if the stack could not serve or a part died too often."""
+    """Run until a signal. Return 1 if the stack could not serve or a part died too often."""
     sections = [Section("Stack", UpConfig), *sections_for(ROLES)]
     words, roles = take_roles(of_router("up", argv, sections), ROLES)
     given = parse("up", described(__doc__, ROLES), sections, words)
@@ -81,9 +81,9 @@ class Supervisor:
         self.overrides = overrides if overrides is not None else Overrides()
         self.children: list[Child] = []
         self._due: list[Child] = []
-        """Those to be started as soon as they may."""
+        """Children to start as soon as they may."""
         self._engines: dict[str, dict[str, Any]] = {}
-        """Settings of the engine that each role was given."""
+        """Engine settings that each role was given."""
         self._facts: ModelFacts | None = None
         self._request: tuple[str, dict[str, Any]] | None = None
         """A request that the model can answer."""
@@ -94,7 +94,7 @@ class Supervisor:
         self._interruptible = True
 
     def run(self) -> int:
-        """Check, prepare, start, watch, stop."""
+        """Check, prepare, start, watch and stop the stack."""
         set_up_logging(self.config.log_level, self.config.log_format)
         dump_on_signal()
         for number in SIGNALS:
@@ -125,7 +125,7 @@ class Supervisor:
         return self._watch()
 
     def _start_due(self) -> list[Child]:
-        """Those that were started: whoever waits for nobody on its GPU."""
+        """Start the due children whose turn it is on their GPU, and return them."""
         started: list[Child] = []
         for child in self._due:
             if self._turns.admit(child):
@@ -135,8 +135,8 @@ class Supervisor:
         return started
 
     def check_flags(self) -> tuple[Graces, bool]:
-        """How long each part may drain, and whether the weights are made up. Workers of a pair
-        whose router places elastically get their bound of steps."""
+        """Check all flags. Return the drain time of each part, and whether the weights are dummy
+        ones. Workers whose router places elastically get a bound of their steps."""
         config = self.config
         environ = {key: value for key, value in os.environ.items() if key != ENV_PREFIX + "CONFIG"}
         count = PORTS_PER_WORKER * (config.prefill + config.decode)
@@ -256,7 +256,7 @@ class Supervisor:
 
 
 def meeting_folder() -> dict[str, str]:
-    """The environment that has workers with GPUs of this machine copy KV between these."""
+    """Return the environment with which workers copy KV between GPUs of this machine."""
     if ENV_FOLDER in os.environ:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Sends the requests of a batch, some at a time, and writes each answer as it comes."""
+"""Client of a batch: sends requests, some at a time, and writes each answer as it arrives."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import msgspec
 from tandem.cli.batch.lines import BatchRequest, answer_line
 
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
-"""Statuses after which the same request may be answered."""
+"""Statuses after which a retry of the same request may be answered."""
 LONGEST_WAIT = 60.0
-"""Seconds between two tries, whatever a server asks for."""
+"""Maximum seconds between two tries, even if a server requests more."""
 MAX_DEAD = 20
-"""Requests in a row that no server took, after which the rest is given up."""
+"""Failed requests in a row after which the rest of the batch is not sent."""
 
 
 class ServerGone(Exception):
-    """Nobody has answered for many requests in a row."""
+    """The server has not answered for many requests in a row."""
 
 
 @dataclass(slots=True)
@@ -37,14 +37,14 @@ class Batch:
     """Called after each answer."""
     answered: int = 0
     failed: int = 0
-    """Answered by an error, or not at all; the rest is ``answered``."""
+    """Number of requests answered with an error, or not at all. ``answered`` counts the rest."""
     tokens: int = 0
-    """That were generated."""
+    """Number of generated tokens."""
     _dead: int = field(default=0)
 
     async def run(self, requests: Iterator[BatchRequest]) -> None:
-        """All of them; answers stand in the order in which they come. Raises ServerGone, or what
-        reading a request or writing an answer raises."""
+        """Send all requests and write answers in order of arrival. Raises ServerGone, and any error
+        of reading a request or writing an answer."""
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self.concurrency):
@@ -60,7 +60,7 @@ class Batch:
                 raise ServerGone
 
     async def _line(self, request: BatchRequest) -> bytes:
-        """The answer of the last try, as a line."""
+        """Return the answer of the last try, as a line."""
         request_id = uuid.uuid4().hex
         for attempt in range(1, self.max_attempts + 1):
             is_last, wait = attempt == self.max_attempts, float(2 ** (attempt - 1))
@@ -107,5 +107,5 @@ def _generated(usage: Any) -> int:
 
 
 def _seconds(asked: str | None, otherwise: float) -> float:
-    """What Retry-After says, where it says seconds."""
+    """Return the seconds in a Retry-After header, or ``otherwise`` if it has none."""
     return float(asked) if asked is not None and asked.isdecimal() else otherwise

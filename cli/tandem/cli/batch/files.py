@@ -1,7 +1,7 @@
-"""What a batch is read from, and where its answers go: both are looked at before any is asked.
+"""Input and output files of a batch, checked before any request is sent.
 
-The input is read twice, checked and then sent, and the output's name is taken by another file at
-the end: a pipe has nothing to say the second time, and a device or the input itself would be gone.
+The input is read twice: to check it and to send it. The output's name is replaced by another file
+at the end. So a pipe must be copied first, and a device or the input itself must not be replaced.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ OUTPUT = "--output-file"
 
 @contextmanager
 def opened(source: str) -> Iterator[BinaryIO]:
-    """The input, at its start; a pipe or a device is read to its end first, into a file without a
-    name. Raises OSError."""
+    """Yield the input, at its start. A pipe or a device is first copied to an unnamed file. Raises
+    OSError."""
     with open(source, "rb") as given:
         if Path(source).is_file():
             yield given
@@ -35,8 +35,8 @@ def opened(source: str) -> Iterator[BinaryIO]:
 
 
 def places(output: str, source: str) -> tuple[Path, Path]:
-    """The file that answers are written to, and the one that it becomes when it is whole; links
-    are followed. Raises InvalidParameter for what either would spoil."""
+    """Return the file that answers are written to, and its final name. Links are followed. Raises
+    InvalidParameter if either would replace the input or a file that is not regular."""
     if os.path.exists(output) and not os.path.isfile(output):
         raise InvalidParameter(OUTPUT, output, "a regular file, or a new one")
     target = Path(os.path.realpath(output))

@@ -27,7 +27,7 @@ class BatchRequest(msgspec.Struct, frozen=True):
 
 
 def read_lines(source: BinaryIO) -> Iterator[BatchRequest]:
-    """The requests of a file, from where it stands, blank lines left out. Raises InvalidParameter
+    """Yield the requests of a file from its position, without blank lines. Raises InvalidParameter
     that names the line."""
     number = 0
     while line := source.readline(MAX_LINE_BYTES + 1):
@@ -39,8 +39,8 @@ def read_lines(source: BinaryIO) -> Iterator[BatchRequest]:
 
 
 def check_lines(source: BinaryIO) -> int:
-    """How many requests a file has, which is at its start again afterwards. Raises
-    InvalidParameter for the first that cannot be sent."""
+    """Return the number of requests of a file, and seek to its start again. Raises InvalidParameter
+    for the first that cannot be sent."""
     seen: set[str] = set()
     for number, request in enumerate(read_lines(source), 1):
         if request.custom_id in seen:
@@ -80,7 +80,7 @@ def answer_line(
     body: object,
     error: Mapping[str, str] | None = None,
 ) -> bytes:
-    """A line of the output, in OpenAI's shape: the server's answer, or why there is none."""
+    """Return a line of the output in OpenAI's form: the server's answer, or the error."""
     answered = {"status_code": status, "request_id": request_id, "body": body}
     content = {
         "id": f"batch_req_{request_id}",

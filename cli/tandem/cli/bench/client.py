@@ -32,50 +32,50 @@ _decoder = msgspec.json.Decoder(_Chunk)
 
 @dataclass(slots=True)
 class Record:
-    """What came of one request; times are seconds after the run's start."""
+    """Times and result of one request; times are seconds after the run's start."""
 
     num_prompt: int
     sent_at: float
     times: list[float] = field(default_factory=list)
-    """Of each piece of text."""
+    """Arrival time of each piece of text."""
     num_tokens: int = 0
-    """As the server counts them."""
+    """Number of generated tokens, as the server reports it."""
     error: str | None = None
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first piece."""
+        """Return the seconds to the first piece."""
         return self.times[0] - self.sent_at
 
     @property
     def e2e(self) -> float:
-        """Seconds to the last piece."""
+        """Return the seconds to the last piece."""
         return self.times[-1] - self.sent_at
 
     @property
     def tpot(self) -> float | None:
-        """Seconds per token after the first; None for a single token."""
+        """Return the seconds per token after the first; None for a single token."""
         return (self.e2e - self.ttft) / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
     @property
     def itl(self) -> list[float]:
-        """Seconds between pieces."""
+        """Return the seconds between pieces."""
         return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go."""
+    """Endpoint of requests, and their common fields."""
 
     url: str
-    """Of the endpoint, path included."""
+    """URL of the endpoint, path included."""
     model: str
     headers: dict[str, str]
     body: dict[str, Any]
     """Fields of every body."""
 
     def content(self, ask: Ask) -> dict[str, Any]:
-        """The body of one request: completions, since a chat cannot be given as ids."""
+        """Return the body of one request. It is a completion, as a chat cannot be given as ids."""
         return {
             "model": self.model,
             "prompt": ask.prompt,
@@ -87,7 +87,8 @@ class Target:
 
 
 async def send(session: aiohttp.ClientSession, target: Target, ask: Ask, started: float) -> Record:
-    """Send and read to the end; an error is part of the record, never raised."""
+    """Send a request and read its answer to the end. An error is part of the record, never
+    raised."""
     content = msgspec.json.encode(target.content(ask))
     headers = {"Content-Type": "application/json", **target.headers}
     record = Record(len(ask.prompt), time.perf_counter() - started)
@@ -106,10 +107,10 @@ async def send(session: aiohttp.ClientSession, target: Target, ask: Ask, started
 
 
 async def _read(answer: aiohttp.ClientResponse, record: Record, started: float) -> None:
-    """Events as they come off the socket: one await and one time for all that came together.
+    """Read events as they arrive. All events of one read get one time.
 
-    A server that goes away may close its connection like one that is through: only ``[DONE]`` says
-    that the answer is whole, and only its usage how many tokens that is.
+    A server that fails may close its connection as one that has finished does. Only ``[DONE]``
+    shows that the answer is complete, and only its usage gives the number of tokens.
     """
     rest = b""
     done = counted = False
@@ -133,7 +134,7 @@ async def _read(answer: aiohttp.ClientResponse, record: Record, started: float) 
 
 
 def _content(event: bytes) -> bytes:
-    """The data of an event; empty for one without, such as a comment."""
+    """Return the data of an event; empty for one without, such as a comment."""
     if event.startswith(b"data:") and b"\n" not in event:  # nearly all
         return event[5:].strip()
     lines = event.split(b"\n")
@@ -141,7 +142,7 @@ def _content(event: bytes) -> bytes:
 
 
 def _note(record: Record, chunk: _Chunk, now: float) -> bool:
-    """Whether the chunk says how many tokens there are."""
+    """Record a chunk. Return whether it has the usage."""
     if chunk.error is not None:
         record.error = f"in the stream: {chunk.error}"[:300]
     if chunk.usage is not None:

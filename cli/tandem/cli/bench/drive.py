@@ -1,7 +1,7 @@
-"""Sends a load: an open loop at its times of arrival, or a closed one with so many at once.
+"""Load generator: an open loop with arrival times, or a closed one with bounded concurrency.
 
-One process reads some thousand pieces a second; above that ``--client-processes`` share the load,
-so that what is measured is the server.
+One process reads some thousand pieces a second. Above that, ``--client-processes`` share the load,
+so that the server is measured and not the client.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from tandem.cli.children import be_killed_with
 from tandem.link.descriptors import raise_descriptor_limit
 
 _RUN_UP = 0.3
-"""Seconds from when all processes run until they begin together."""
+"""Seconds from the start of all processes to the start of the load."""
 _UP_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What holds for all requests of a load."""
+    """Limits of all requests of a load."""
 
     max_concurrency: int | None
     timeout: float
-    """Seconds, of one request."""
+    """Time limit of one request, in seconds."""
 
 
 async def drive(
@@ -47,10 +47,10 @@ async def drive(
     done: Callable[[Record], None],
     started: float | None = None,
 ) -> tuple[list[Record], float]:
-    """All records in the order of arrival, and the seconds that it took.
+    """Return all records in order of arrival, and the duration in seconds.
 
-    ``started`` is when to begin (of ``time.perf_counter``), and the zero of all times; now, if
-    not given.
+    ``started`` is the start time (of ``time.perf_counter``) and the zero of all times. The default
+    is now.
     """
     raise_descriptor_limit()
     gate = asyncio.Semaphore(bounds.max_concurrency or max(1, len(load)))
@@ -87,8 +87,9 @@ def drive_in_processes(
     processes: int,
     done: Callable[[Record], None],
 ) -> tuple[list[Record], float]:
-    """Drive from several processes: every n-th request is one's, places are shared evenly. None
-    of them outlives this one, however it ends, to load the server beside whoever measures next."""
+    """Drive from several processes: each sends every n-th request, and they share concurrency
+    evenly. All of them end with this process, so that none loads the server during a later
+    measurement."""
     count = min(processes, len(load), bounds.max_concurrency or len(load))
     spawn = multiprocessing.get_context("spawn")
     with (
@@ -117,7 +118,7 @@ def _manager(spawn: SpawnContext) -> SyncManager:
 
 
 def _share(bounds: Bounds, number: int, count: int) -> Bounds:
-    """The places of one process."""
+    """Return the limits of one process."""
     whole = bounds.max_concurrency
     places = None if whole is None else whole // count + (number < whole % count)
     return Bounds(max_concurrency=places, timeout=bounds.timeout)
@@ -125,13 +126,14 @@ def _share(bounds: Bounds, number: int, count: int) -> Bounds:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Lets processes begin at one time of ``time.perf_counter``, a clock that they share."""
+    """Agreement of processes on one start time of ``time.perf_counter``, a clock that they
+    share."""
 
     gate: Barrier
     said: MutableMapping[str, float]
 
     def agree(self) -> float:
-        """Wait until all are here; when to begin."""
+        """Wait until all processes are ready. Return the start time."""
         if self.gate.wait(_UP_SECONDS) == 0:
             self.said["start"] = time.perf_counter() + _RUN_UP
         self.gate.wait(_UP_SECONDS)
@@ -141,5 +143,5 @@ class _Start:
 def _part(
     target: Target, load: Sequence[Ask], bounds: Bounds, start: _Start
 ) -> tuple[list[Record], float]:
-    """One process's share."""
+    """Drive one process's share of the load."""
     return asyncio.run(drive(target, load, bounds, done=lambda _: None, started=start.agree()))

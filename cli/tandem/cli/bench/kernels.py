@@ -59,7 +59,7 @@ class KernelsConfig:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """``batch_sizes`` as numbers."""
+        """Return ``batch_sizes`` as numbers."""
         parts = self.batch_sizes.split(",")
         if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
             raise InvalidParameter("batch_sizes", self.batch_sizes, "numbers from 1, with commas")
@@ -67,7 +67,8 @@ class KernelsConfig:
 
 
 def run(argv: list[str]) -> int:
-    """Measure and print. Flags alone count: TANDEM_BLOCK_SIZE is what a server is told."""
+    """Measure and print. Only flags count: environment variables such as TANDEM_BLOCK_SIZE are a
+    server's."""
     sections = [Section("Kernels", KernelsConfig)]
     given = read_command_line(
         "bench kernels", __doc__ or "", sections, argv, environ={}, takes_file=False
@@ -85,7 +86,7 @@ def run(argv: list[str]) -> int:
 
 
 def measure(config: KernelsConfig) -> dict[str, Any]:
-    """Every case. Raises InvalidParameter for a device that is not there."""
+    """Measure every case. Raises InvalidParameter for a device that does not exist."""
     import torch
 
     from tandem.kernels.measure import timing
@@ -104,7 +105,7 @@ def measure(config: KernelsConfig) -> dict[str, Any]:
 
 
 def _shapes(config: KernelsConfig) -> dict[str, Any]:
-    """What was measured, by the names of the flags."""
+    """Return the measured shapes, by the names of the flags."""
     own = {"device", "only", "output_json"}
     return {name: value for name, value in asdict(config).items() if name not in own}
 
@@ -135,7 +136,7 @@ def _ops(config: KernelsConfig) -> ModelOps:
 
 
 def _benches(config: KernelsConfig, ops: ModelOps) -> Iterator[Bench]:
-    """One after the other: each holds its operands."""
+    """Yield the benchmarks one at a time: each holds its operands in memory."""
     for rows in config.rows:
         yield from (
             each for each in ops.cases(rows, config.context_len) if config.only in each.name

@@ -1,6 +1,6 @@
-"""What is asked, and when: prompts of token ids with their lengths and times of arrival.
+"""Requests of a load: prompts of token ids, with their lengths and arrival times.
 
-Prompts are ids, so that a server computes exactly as many tokens as are meant. Random lengths and
+Prompts are ids, so that a server computes exactly the intended number of tokens. Random lengths and
 shared prefixes as in vLLM's random data set; a trace gives lengths and times of real traffic.
 """
 
@@ -18,7 +18,7 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.settings import check_choices, check_integer, check_positive, setting
 
 _FIRST_ID = 1000
-"""Below it vocabularies keep bytes and special tokens."""
+"""Lowest id of random prompts. Lower ids are bytes and special tokens in many vocabularies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Ask:
     prompt: list[int]
     max_tokens: int
     at: float | None = None
-    """Seconds after the start; None: as soon as a place is free."""
+    """Seconds after the start; None: as soon as the concurrency limit allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class LoadConfig:
 
 
 def asks(config: LoadConfig) -> list[Ask]:
-    """All requests of a run, in the order of their arrival. Raises InvalidParameter."""
+    """Return all requests of a run, in order of arrival. Raises InvalidParameter."""
     draw = np.random.default_rng(config.seed)
     if config.dataset_name == "trace":
         return _trace(config, draw)
@@ -97,7 +97,8 @@ def asks(config: LoadConfig) -> list[Ask]:
 
 
 def arrivals(config: LoadConfig, draw: np.random.Generator) -> list[float | None]:
-    """Times of an open loop, scaled so that the whole run keeps the rate; Nones of a closed."""
+    """Return the arrival times of an open loop, scaled so that the whole run has the rate. A closed
+    loop has None for each."""
     if config.request_rate == 0:
         return [None] * config.num_prompts
     gaps = draw.gamma(

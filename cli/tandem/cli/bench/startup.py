@@ -27,7 +27,7 @@ _SHOWN_LINES = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartupConfig:
-    """What is started, how often."""
+    """Settings of the server and the number of starts."""
 
     model: str | None = setting(None, "A folder, a GGUF file, a hub id or package:NAME.")
     worker_flags: tuple[str, ...] = setting(
@@ -44,7 +44,7 @@ class StartupConfig:
 
 
 def run(argv: list[str]) -> int:
-    """Start, ask, stop; print each start's seconds."""
+    """Start a server, send a request and stop it. Print each start's seconds."""
     given = parse("bench startup", __doc__ or "", [Section("Start", StartupConfig)], argv)
     config = StartupConfig(**given[StartupConfig])
     starts = []
@@ -58,7 +58,7 @@ def run(argv: list[str]) -> int:
 
 
 def start(config: StartupConfig) -> dict[str, float]:
-    """Seconds until ready and until the first token of one fresh server."""
+    """Return the seconds until ready and until the first token of one new server."""
     flags = ["--model", config.model] if config.model else []
     flags += [f"--worker-flags={' '.join(config.worker_flags)}"] if config.worker_flags else []
     with tempfile.TemporaryFile() as log:

@@ -20,7 +20,7 @@ from tandem.protocol.settings import setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputConfig:
-    """Where the result goes."""
+    """Output settings of the measurement."""
 
     output_json: str | None = setting(None, "JSON file to write.")
 
@@ -51,7 +51,7 @@ def run(argv: list[str]) -> int:
 
 
 def measure(load: LoadConfig, given: dict[type, dict[str, Any]]) -> dict[str, Any]:
-    """Requests and tokens per second, after one small request that warms up."""
+    """Return requests and tokens per second, measured after one small warm-up request."""
     from tandem.cli.bench.inprocess import TimedEngine
 
     todo, config = fitted(load, engine_config(given))
@@ -74,8 +74,9 @@ def measure(load: LoadConfig, given: dict[type, dict[str, Any]]) -> dict[str, An
 
 
 def fitted(load: LoadConfig, config: EngineConfig) -> tuple[list[Ask], EngineConfig]:
-    """The requests, and an engine that takes as long ones as the load says; longer ones where
-    these are, and never longer than the model's. Raises InvalidParameter if one does not fit."""
+    """Return the requests, and an engine configuration for the load's context length. It is
+    increased if requests are longer, up to the model's. Raises InvalidParameter if one does not
+    fit."""
     from tandem.cli.bench.inprocess import check_fits
 
     length = min(load.max_model_len, config.max_model_len)

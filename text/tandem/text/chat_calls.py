@@ -1,6 +1,6 @@
-"""Calls of tools and definitions of tools as chat templates want them.
+"""Tool calls and tool definitions in the form that chat templates expect.
 
-OpenAI's arguments are JSON in a string; templates write out what it stands for. Called by
+OpenAI's arguments are JSON in a string; templates write out the parsed value. Called by
 ``chat_messages`` for the calls in a history, and by the router for the tools of a request.
 """
 
@@ -14,7 +14,7 @@ from tandem.protocol.errors import InvalidParameter
 
 
 def plain_calls(where: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The calls in an assistant's message, their arguments as objects; often none.
+    """Return the calls in an assistant's message, with arguments as objects; often empty.
 
     ``function_call``, the form before ``tool_calls``, counts as one call. Raises InvalidParameter
     that names the call.
@@ -70,7 +70,8 @@ def _check_name(where: str, name: object) -> None:
 
 
 def _arguments(where: str, arguments: object) -> object:
-    """As an object; a string that is none stays what the model once wrote."""
+    """Return the arguments as an object. A string that is not a JSON object is returned
+    unchanged."""
     if not arguments:
         return {}
     if isinstance(arguments, Mapping):

@@ -1,8 +1,8 @@
-"""Makes OpenAI's chat messages plain: checked, and with one way to say each thing.
+"""Normalization of OpenAI's chat messages: checked, and with one form for each content.
 
 Called by ``chat_template`` before rendering. A history comes back as some server once wrote it,
-with calls of tools, refusals and nulls (``chat_calls`` knows the calls). ``chat_fitting`` brings it
-into the form that a template takes.
+with tool calls (see ``chat_calls``), refusals and nulls. ``chat_fitting`` converts it to the form
+that a template accepts.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 Message = dict[str, Any]
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Type of a part to the key of its text."""
+"""Key of the text of each type of part."""
 _STRINGS = ("name", "tool_call_id", "refusal", "reasoning", "reasoning_content")
-"""Keys that are texts where they are there at all."""
+"""Keys whose values must be texts if they are given."""
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -54,7 +54,8 @@ def _plain(where: str, message: object) -> Message:
 
 
 def _plain_assistant(where: str, message: Message) -> None:
-    """What models said: a refusal is a text, reasoning has two names, calls are objects."""
+    """Normalize a model's message: a refusal becomes content, reasoning gets one name, calls are
+    objects."""
     refusal = message.pop("refusal", "")
     if message.get("content") in (None, ""):
         message["content"] = refusal
@@ -77,7 +78,7 @@ def _content(where: str, message: Message) -> str | list[dict[str, str]]:
 
 
 def _part(where: str, part: object) -> dict[str, Any]:
-    """A part of text as templates know it."""
+    """Return a text part in the form that templates expect."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     kind = part.get("type") if isinstance(part, Mapping) else None

@@ -1,8 +1,8 @@
-"""Renders chat templates: Jinja sources that come with a model, in a sandbox.
+"""Rendering of chat templates: Jinja sources that come with a model, in a sandbox.
 
-A template works here as it does in Hugging Face's renderer (``chat_environment`` gives it the same
-names). Whatever it does wrong becomes InvalidParameter: it is foreign code, and the client learns
-which field it did not like. Called by ``Tokenizer.render_chat``.
+A template works here as it does in Hugging Face's renderer (``chat_environment`` defines the same
+names). Every error of a template becomes InvalidParameter: it is foreign code, and the client gets
+the name of the rejected field. Called by ``Tokenizer.render_chat``.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tandem.text.template_traits import TemplateTraits
 from tandem.text.tools_in_words import in_words, knows_no_tools
 
 _CONTINUED = "\ue000continue-here\ue000"
-"""Marks the end of the message to continue; private-use letters, so that no chat contains it."""
+"""Marks the end of the message to continue. Private-use letters, so no chat contains it."""
 _KEPT = " "
-"""Behind the mark: a template that trims messages leaves it out, and would have left out the white
-space at the message's own end."""
+"""Written after the mark. A template that trims messages drops it, and would also have dropped
+white space at the message's own end."""
 _MAX_REASON = 300
-"""Characters of what a template says of its own failure: it may say anything."""
+"""Maximum characters of a template's own error message, which may have any length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """How a chat becomes a prompt, in vLLM's names."""
+    """Options for rendering a chat as a prompt, in vLLM's names."""
 
     add_generation_prompt: bool = True
     """Open the assistant's turn at the end."""
     continue_final_message: bool = False
-    """Leave the last message open, for the model to go on with it."""
+    """Leave the last message open, so that the model continues it."""
     chat_template: str | None = None
     """Jinja source instead of the model's own, or the name of one of its templates."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class ChatOptions:
 
 
 class Isolated(Protocol):
-    """Renders what strangers bring (see ``isolated_templates``)."""
+    """Renderer of templates from clients (see ``isolated_templates``)."""
 
     def render(
         self,
@@ -69,7 +69,7 @@ class Isolated(Protocol):
         options: ChatOptions,
         named_tokens: Mapping[str, str],
     ) -> str:
-        """As ``ChatTemplates.render``."""
+        """Render a chat as ``ChatTemplates.render`` does."""
         ...
 
 
@@ -80,21 +80,22 @@ class ChatTemplates:
         self._sources = dict(sources)
         self._named_tokens = dict(named_tokens)
         self.isolated: Isolated | None = None
-        """Renders what is not the model's; None, for callers who are trusted: it is done here."""
+        """Renderer of templates that are not the model's. None, for trusted callers: rendered
+        here."""
 
     def __bool__(self) -> bool:
-        """Whether the model has any."""
+        """Return whether the model has a template."""
         return bool(self._sources)
 
     @property
     def text(self) -> str:
-        """Their sources: what they spell out is what the model writes."""
+        """Return the sources, joined. Marks that they contain are those that the model writes."""
         return "\n".join(self._sources.values())
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None
     ) -> str:
-        """The prompt of a chat, special tokens included. Raises InvalidParameter."""
+        """Return the prompt of a chat, special tokens included. Raises InvalidParameter."""
         options = (options if options is not None else ChatOptions()).verify()
         isolated = self.isolated
         if isolated is not None and options.chat_template not in (None, *self._sources):
@@ -119,7 +120,8 @@ class ChatTemplates:
         return _cut_at_mark(text) if options.continue_final_message else text
 
     def names_of(self, options: ChatOptions) -> frozenset[str]:
-        """Names that the template reads from outside, so that a caller knows what has an effect.
+        """Return the names that the template reads from outside, so that a caller knows which have
+        an effect.
 
         Raises InvalidParameter.
         """
@@ -128,8 +130,8 @@ class ChatTemplates:
         return names | {"tools"} if knows_no_tools(source) else names
 
     def learn(self) -> None:
-        """Find out what the model's templates take, so that no request has to wait for it. What
-        is wrong with one is for the requests that use it to learn."""
+        """Find the traits of the model's templates in advance, so that no request waits for it.
+        Errors of a template are raised by the requests that use it."""
         for source in self._sources.values():
             with suppress(InvalidParameter):
                 self._compiled(source).traits.learn()
@@ -138,7 +140,8 @@ class ChatTemplates:
         return _compile(source, tuple(self._named_tokens.items()))
 
     def _choose(self, options: ChatOptions) -> str:
-        """The source asked for, by name or as it is; else the model's for tools or its default."""
+        """Return the requested source, by name or given in full. The default is the model's
+        template for tools, or its default one."""
         if options.chat_template is not None:
             return self._sources.get(options.chat_template, options.chat_template)
         if options.tools and TOOL_TEMPLATE in self._sources:
@@ -152,7 +155,7 @@ class ChatTemplates:
 
 
 class _Template:
-    """One compiled source and what it takes."""
+    """One compiled source and its traits."""
 
     def __init__(self, source: str, named_tokens: Mapping[str, str]) -> None:
         environment = template_environment()
@@ -171,7 +174,7 @@ class _Template:
         )
 
     def render(self, names: dict[str, Any]) -> str:
-        """The text. Raises InvalidParameter."""
+        """Return the rendered text. Raises InvalidParameter."""
         try:
             return self._template.render(names)
         except Exception as error:
@@ -200,7 +203,8 @@ def _compile(source: str, named_tokens: tuple[tuple[str, str], ...]) -> _Templat
 
 
 def _is_content(node: nodes.Node) -> bool:
-    """``message.content`` or ``message['content']``, also behind filters and conditions."""
+    """Return whether a node is ``message.content`` or ``message['content']``, also inside filters
+    and conditions."""
     if isinstance(node, nodes.Filter) and node.node is not None:
         return _is_content(node.node)
     if isinstance(node, nodes.CondExpr):

@@ -1,9 +1,9 @@
-"""Ids to text, one by one, without ever showing half a character.
+"""Incremental detokenization that never returns part of a character.
 
-``TableDetokenizer`` serves tokenizers whose tokens are bytes (see ``pieces``): a token costs one
-dictionary look-up, under half of what the tokenizers package's own DecodeStream takes, and its
-texts joined are exactly the one-shot decoding, also of invalid UTF-8 and of a cut-off end, where
-DecodeStream waits for ever. ``WindowDetokenizer`` serves all others. One object per choice; made by
+``TableDetokenizer`` is for tokenizers whose tokens are bytes (see ``pieces``). A token costs one
+dictionary look-up, less than half the time of the tokenizers package's own DecodeStream. Its texts
+joined equal the one-shot decoding, also for invalid UTF-8 and a cut-off end, for which DecodeStream
+waits for ever. ``WindowDetokenizer`` is for all other tokenizers. One object per choice; made by
 ``Tokenizer.detokenizer``.
 """
 
@@ -18,27 +18,27 @@ from tandem.text.pieces import ByteTable, WholeTexts
 REPLACEMENT = "\ufffd"
 
 WINDOW_TOKENS = 16
-"""A window is cut when it is longer; decoders look no further back than a few tokens."""
+"""Length above which a window is cut. Decoders look back a few tokens only."""
 WINDOW_KEEPS = 6
 """Tokens that stay as context when a window is cut."""
 WINDOW_WAITS = 8
-"""Tokens that may end in half a character; more than any character has bytes."""
+"""Number of tokens that may end in part of a character; more than any character has bytes."""
 
 
 class Detokenizer(Protocol):
-    """Text of one choice as its tokens come."""
+    """Incremental decoder of one choice."""
 
     def feed(self, token_id: int) -> str:
-        """Text that ``token_id`` completes, often empty for a part of a character."""
+        """Return the text that ``token_id`` completes, often empty for a part of a character."""
         ...
 
     def end(self) -> str:
-        """What is left at the end: U+FFFD for a character that was never completed."""
+        """Return the rest at the end: U+FFFD for an incomplete character."""
         ...
 
 
 class TableDetokenizer:
-    """For tokenizers whose tokens stand for bytes."""
+    """Detokenizer for tokenizers whose tokens stand for bytes."""
 
     __slots__ = ("_pending", "_table", "_whole")
 
@@ -48,7 +48,7 @@ class TableDetokenizer:
         self._pending = b""
 
     def feed(self, token_id: int) -> str:
-        """See Detokenizer."""
+        """Return the text as ``Detokenizer.feed``."""
         if not self._pending:
             text = self._whole[token_id]
             if text is not None:
@@ -59,16 +59,16 @@ class TableDetokenizer:
         return text
 
     def end(self) -> str:
-        """See Detokenizer."""
+        """Return the rest as ``Detokenizer.end``."""
         rest, self._pending = self._pending, b""
         return rest.decode(errors="replace")
 
 
 class WindowDetokenizer:
-    """For any tokenizer: decodes a short window of ids and shows what it has grown by.
+    """Detokenizer for any tokenizer: decodes a short window of ids and returns the added text.
 
-    ``context`` is the end of the prompt, so that decoders which treat a first token in a special
-    way (a word without its space) do not take the answer's first token for one.
+    ``context`` is the end of the prompt. Some decoders treat the first token differently (a word
+    without its space); with a context the answer's first token is not the first.
     """
 
     __slots__ = ("_decode", "_shown", "_waiting", "_window")
@@ -80,7 +80,7 @@ class WindowDetokenizer:
         self._waiting = 0
 
     def feed(self, token_id: int) -> str:
-        """See Detokenizer."""
+        """Return the text as ``Detokenizer.feed``."""
         self._window.append(token_id)
         text = self._decode(self._window)
         if text.endswith(REPLACEMENT) and self._waiting < WINDOW_WAITS:
@@ -89,7 +89,7 @@ class WindowDetokenizer:
         return self._show(text)
 
     def end(self) -> str:
-        """See Detokenizer."""
+        """Return the rest as ``Detokenizer.end``."""
         return self._show(self._decode(self._window))
 
     def _show(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""What can go wrong between text and ids.
+"""Errors of conversions between text and ids.
 
 TandemError
 ├── InvalidParameter          from protocol: the client sent a value that is not allowed
@@ -10,9 +10,9 @@ from tandem.protocol.errors import InvalidParameter, TandemError
 
 
 class ContextLengthExceeded(InvalidParameter):
-    """The prompt, or the prompt with the answer asked for, is longer than the context.
+    """The prompt, or the prompt with the requested answer, is longer than the context.
 
-    ``num_prompt_tokens`` is a lower bound where the text was refused before it was tokenized.
+    ``num_prompt_tokens`` is a lower bound if the text was refused before it was tokenized.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class ContextLengthExceeded(InvalidParameter):
         at_least: bool = False,
         draws: bool = True,
     ) -> None:
-        """``draws``: tokens are asked for beside the prompt."""
+        """``draws``: tokens are requested in addition to the prompt."""
         self.num_prompt_tokens = num_prompt_tokens
         self.max_tokens = max_tokens
         self.max_model_len = max_model_len
@@ -41,7 +41,7 @@ class ContextLengthExceeded(InvalidParameter):
         )
 
     def of_a_prompt(self, param: str) -> "ContextLengthExceeded":
-        """The same of a prompt that is answered without tokens."""
+        """Return the same error for a prompt that is answered without tokens."""
         return ContextLengthExceeded(
             param,
             num_prompt_tokens=self.num_prompt_tokens,

@@ -1,4 +1,4 @@
-"""Whether a text fits a model's context, as far as that is known before its tokens are."""
+"""Estimates of whether a text fits a model's context, before it is tokenized."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from tandem.text.errors import ContextLengthExceeded
 from tandem.text.tokenizer import Tokenizer
 
 BYTES_A_TOKEN = 2
-"""Texts of fewer in the mean are rare: of prose a token has three to five."""
+"""Bytes per token below which a text's mean is rare: prose has three to five."""
 
 
 def refuse_oversized(
     text: str, tokenizer: Tokenizer, max_model_len: int, params: SamplingParams, *, param: str
 ) -> None:
-    """Raise ContextLengthExceeded for a text that fits under no tokenization: it need not be
-    tokenized. A tokenizer that does not spell out all bytes may drop characters: nothing follows
-    from their number."""
+    """Raise ContextLengthExceeded for a text that no tokenization makes short enough, before it is
+    tokenized. If a tokenizer does not represent all bytes, it may drop characters: then nothing is
+    checked."""
     if len(text) <= 4 * max_model_len or not tokenizer.spells_bytes:
         return
     fewest = -(-len(text) // tokenizer.longest_token)
@@ -30,8 +30,8 @@ def refuse_oversized(
 
 
 def seems_to_fit(text: str, params: SamplingParams, max_model_len: int) -> bool:
-    """Whether a text has some token, and hardly more than there is room for before what ``params``
-    ask for: what is left to doubt is seen when it is tokenized."""
+    """Return whether a text has a token and probably fits next to what ``params`` ask for.
+    Remaining cases are decided when it is tokenized."""
     room = max_model_len - max(params.max_tokens or 1, params.min_tokens)
     if room < 1 or not text.strip():
         return False

@@ -1,8 +1,9 @@
-"""Where the text of each token begins in the text that a client sees.
+"""Offsets of each token's text in the text that a client receives.
 
-Not a sum of lengths: a token that is added (BOS) or hidden (end of text) takes no place in it, one
-that holds a part of a character begins where the character does, and what a stop string cut off
-begins at the end. For OpenAI's ``text_offset``; called by the router for completions with logprobs.
+They are not sums of token lengths. A token that is added (BOS) or hidden (end of text) has no text.
+A token with a part of a character starts where the character does. Text cut off by a stop string
+starts at the end. Used for OpenAI's ``text_offset``; called by the router for completions with
+logprobs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tandem.text.tokenizer import Tokenizer
 
 
 class AnswerOffsets:
-    """Offsets of one choice's tokens as they come; in characters from ``start`` on."""
+    """Offsets of one choice's tokens, computed incrementally; in characters from ``start`` on."""
 
     def __init__(
         self,
@@ -30,7 +31,7 @@ class AnswerOffsets:
         self._end = start
 
     def place(self, token_ids: Sequence[int]) -> list[int]:
-        """Where each of the next tokens begins."""
+        """Return the offset of each of the next tokens."""
         offsets = []
         for token_id in token_ids:
             offsets.append(self._end)
@@ -48,7 +49,8 @@ class EchoedPrompt:
 
 
 def echoed_prompt(tokenizer: Tokenizer, text: str | None, token_ids: Sequence[int]) -> EchoedPrompt:
-    """The text that the client gave, or what the tokens spell where it gave ids or had it cut."""
+    """Return the client's text with offsets. If the client gave ids, or the prompt was truncated,
+    the text is decoded from the tokens."""
     pieces = _spelled(tokenizer, token_ids)
     if text is not None:
         offsets = _aligned(tokenizer, text, token_ids, pieces)
@@ -60,7 +62,7 @@ def echoed_prompt(tokenizer: Tokenizer, text: str | None, token_ids: Sequence[in
 
 
 def _spelled(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[str]:
-    """What each token adds to the text, special ones written out; one more for what is left."""
+    """Return the text of each token, special ones written out, and the rest as one more piece."""
     detokenizer = tokenizer.detokenizer(skip_special_tokens=False)
     return [*map(detokenizer.feed, token_ids), detokenizer.end()]
 
@@ -76,7 +78,8 @@ def _begins(pieces: Sequence[str]) -> list[int]:
 def _aligned(
     tokenizer: Tokenizer, text: str, token_ids: Sequence[int], pieces: Sequence[str]
 ) -> list[int] | None:
-    """Offsets in ``text``, where it is what the tokens spell but for special ones between."""
+    """Return offsets in ``text``, or None if it differs from the tokens' text by more than special
+    tokens."""
     offsets: list[int] = []
     at = 0
     for token_id, piece in zip(token_ids, pieces, strict=False):

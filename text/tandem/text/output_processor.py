@@ -1,9 +1,9 @@
-"""Turns the engine's tokens back into what clients see: text, log-probabilities, why it ended.
+"""Conversion of the engine's tokens to the clients' view: text, log-probabilities, finish reason.
 
 One ``RequestState`` per request, fed with every ``EngineCoreOutput`` in order. It finds stop
-strings, which no worker knows: once a choice has ended by one, its later tokens are dropped, and
-whoever computes it can be told (``ended``); when every choice has ended and the engine goes on
-(``must_abort``) the caller closes the stream.
+strings, which workers do not know. Once a choice has ended by one, its later tokens are dropped,
+and its worker can be notified (``ended``). If every choice has ended and the engine continues
+(``must_abort``), the caller closes the stream.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from tandem.text.tokenizer import Tokenizer
 
 
 class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice, in vLLM's names: what is new (DELTA) or all of it so far (the other kinds)."""
+    """One choice, in vLLM's names: new content (DELTA) or all of it so far (other kinds)."""
 
     index: int
     text: str
-    """May be empty while it could become a stop string or half a character is there."""
+    """New or whole text; may be empty while it could become a stop string or ends in part of a
+    character."""
     token_ids: Sequence[int]
-    """All tokens, also the one that ended the output and those of a stop string."""
+    """All tokens, including the one that ended the output and those of a stop string."""
     cumulative_logprob: float | None = None
-    """Of the choice so far; None unless logprobs were asked for."""
+    """Sum over the choice so far; None unless logprobs were requested."""
     logprobs: Sequence[PositionLogprobs] | None = None
     """One per token of ``token_ids``."""
     finish_reason: FinishReason | None = None
@@ -39,18 +40,18 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
     """The stop id or stop string that ended it; None for end-of-sequence."""
 
     def finished(self) -> bool:
-        """Whether nothing follows."""
+        """Return whether the choice has ended."""
         return self.finish_reason is not None
 
 
 class OutputProcessor:
-    """Makes the states of requests. One per process."""
+    """Factory of request states. One per process."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def begin(self, processed: ProcessedInput) -> RequestState:
-        """The state of a request that is about to be sent."""
+        """Return the state of a request that is about to be sent."""
         return RequestState(self._tokenizer, processed.request, processed.seen_special_ids)
 
 
@@ -80,7 +81,8 @@ class RequestState:
         ]
         self._running = self._computing = len(self.choices)
         self.ended: list[int] = []
-        """Choices that ended while the engine goes on with them; who tells it takes them off."""
+        """Choices that ended while the engine continues them. The client that cancels them removes
+        them."""
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_generated_tokens = 0
         """Tokens of all choices so far, as usage counts them."""
@@ -91,18 +93,20 @@ class RequestState:
 
     @property
     def finished(self) -> bool:
-        """Whether every choice has ended; what still comes would be dropped."""
+        """Return whether every choice has ended; later outputs are dropped."""
         return self._running == 0
 
     @property
     def must_abort(self) -> bool:
-        """Whether all that the engine still computes for this request would be dropped."""
+        """Return whether all tokens that the engine still computes for this request would be
+        dropped."""
         return self._running == 0 and self._computing > 0
 
     def feed(self, output: EngineCoreOutput) -> list[CompletionOutput]:
-        """What the caller shows for ``output``: one choice, all at the end (FINAL_ONLY), or none.
+        """Return the outputs to yield for ``output``: one choice, all at the end (FINAL_ONLY), or
+        none.
 
-        Outputs of a choice that has ended give none.
+        Outputs of a choice that has ended return none.
         """
         if output.num_cached_tokens is not None:
             self.num_cached_tokens = output.num_cached_tokens
@@ -128,9 +132,9 @@ class RequestState:
         return [] if self._running else [each.snapshot() for each in self.choices]
 
     def cut(self) -> list[CompletionOutput]:
-        """End every choice that has not ended, where it stands; what the caller shows for that.
+        """End every running choice at its current length. Return the outputs to yield for that.
 
-        None where no token has come at all.
+        Empty if no token has arrived.
         """
         if not self.num_generated_tokens:
             return []
@@ -143,13 +147,13 @@ class RequestState:
 
 
 def context_of(tokenizer: Tokenizer, request: EngineCoreRequest) -> Sequence[int]:
-    """Tokens that the answer's text goes on after: the prompt's, or where it has none a letter."""
+    """Return the tokens before the answer's text: the prompt's, or a letter's for embeddings."""
     embedded = request.prompt_embeds is not None
     return tokenizer.letter if embedded else request.prompt_token_ids
 
 
 class ChoiceState:
-    """One choice: detokenizer, stop strings, counts, and (unless DELTA) all that came so far."""
+    """One choice: detokenizer, stop strings, counts, and (unless DELTA) all content so far."""
 
     __slots__ = (
         "_delta",
@@ -207,7 +211,7 @@ class ChoiceState:
         self.stop_reason: int | str | None = None
 
     def feed(self, output: EngineCoreOutput) -> CompletionOutput | None:
-        """Take the next tokens; the delta, nothing (FINAL_ONLY), or a snapshot."""
+        """Process the next tokens. Return the delta, None (FINAL_ONLY), or a snapshot."""
         assert output.position == self.num_tokens, "positions come in order, without gaps"
         token_ids, text = self._read(output)
         self.num_tokens += len(token_ids)
@@ -221,8 +225,8 @@ class ChoiceState:
         return None if self._final_only else self.snapshot()
 
     def cut(self) -> CompletionOutput | None:
-        """End here, as ``abort``: what was held back of the text (DELTA), nothing (FINAL_ONLY), or
-        a snapshot."""
+        """End here with reason ``abort``. Return the text that was held back (DELTA), None
+        (FINAL_ONLY), or a snapshot."""
         text = "" if self._detokenizer is None else self._flush()
         self._end(FinishReason.ABORT, None)
         if self._delta:
@@ -231,7 +235,7 @@ class ChoiceState:
         return None if self._final_only else self.snapshot()
 
     def snapshot(self) -> CompletionOutput:
-        """All that came so far (kinds other than DELTA)."""
+        """Return all content so far (kinds other than DELTA)."""
         self._texts = ["".join(self._texts)]
         logprobs = None if self._logprobs is None else list(self._logprobs)
         return self._show(self._texts[0], list(self._token_ids), logprobs)
@@ -253,7 +257,8 @@ class ChoiceState:
         )
 
     def _read(self, output: EngineCoreOutput) -> tuple[Sequence[int], str]:
-        """Tokens that count and their text; sets the reason if the output ends here."""
+        """Return the tokens that count and their text. Sets the finish reason if the output ends
+        here."""
         token_ids: Sequence[int] = output.token_ids
         text = ""
         if self._detokenizer is not None:
@@ -273,14 +278,14 @@ class ChoiceState:
         return token_ids, text
 
     def _ended_by_token(self, output: EngineCoreOutput) -> bool:
-        """Whether the last token only ends the output: where a grammar is complete it may belong to
-        the text."""
+        """Return whether the last token only ends the output. If a grammar is complete, it may
+        belong to the text."""
         if not self._may_complete or output.stop_token is not None:
             return True
         return output.token_ids[-1:] != () and output.token_ids[-1] in self._eos
 
     def _decode(self, token_ids: Sequence[int]) -> tuple[str, int]:
-        """Text of ``token_ids`` up to a stop string, and how many of them it took."""
+        """Return the text of ``token_ids`` up to a stop string, and the number of tokens used."""
         assert self._detokenizer is not None
         feed, stops = self._detokenizer.feed, self._stops
         if stops is None:
@@ -296,7 +301,7 @@ class ChoiceState:
         return text, len(token_ids)
 
     def _flush(self) -> str:
-        """What detokenizer and stop strings held back, at the end."""
+        """Return the text that the detokenizer and the stop strings held back, at the end."""
         assert self._detokenizer is not None
         rest = self._detokenizer.end()
         if self._stops is None:

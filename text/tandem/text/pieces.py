@@ -1,9 +1,9 @@
-"""The bytes that each token stands for, where the tokenizer's decoder allows such a table.
+"""Bytes of each token, if the tokenizer's decoder allows such a table.
 
 Two families of decoders map every token to bytes on its own, so that text is the UTF-8 decoding of
 the joined bytes: byte-level BPE (Llama 3, Qwen, SmolLM2, GPT-2) and SentencePiece with byte
-fallback (Llama 2, Mistral, Gemma). For these a token costs a dictionary look-up. Others have no
-table, and ``detokenizer`` decodes windows of ids instead.
+fallback (Llama 2, Mistral, Gemma). For these a token costs a dictionary look-up. Other decoders
+have no table, and ``detokenizer`` decodes windows of ids instead.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Callable, Container
 from typing import Any
 
 BytesOf = Callable[[str], bytes]
-"""Text of a vocabulary entry to the bytes it stands for."""
+"""Function from a vocabulary entry's text to its bytes."""
 
 _SPACE = "▁"
-"""SentencePiece writes a space this way."""
+"""Character that SentencePiece writes for a space."""
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SENTENCEPIECE = {"Replace", "ByteFallback", "Fuse", "Strip"}
 
 
 class ByteTable(dict[int, bytes]):
-    """Token id to bytes, filled as ids are asked for; hidden and unknown ids stand for none."""
+    """Bytes by token id, filled on demand; hidden and unknown ids have none."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ByteTable(dict[int, bytes]):
 
 
 class WholeTexts(dict[int, str | None]):
-    """Token id to its text if its bytes are whole characters, else None."""
+    """Text by token id if its bytes are whole characters, else None."""
 
     def __init__(self, table: ByteTable) -> None:
         super().__init__()
@@ -59,7 +59,8 @@ class WholeTexts(dict[int, str | None]):
 
 
 def bytes_rule(decoder: dict[str, Any] | None) -> BytesOf | None:
-    """The rule of the ``decoder`` part of tokenizer.json, or None where tokens depend on others."""
+    """Return the rule of the ``decoder`` part of tokenizer.json. None if tokens depend on each
+    other."""
     steps = _steps(decoder)
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:
@@ -76,19 +77,19 @@ def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _spaces_only(steps: list[dict[str, Any]]) -> bool:
-    """Whether all that is replaced is SentencePiece's space, and only leading text is stripped."""
+    """Return whether only SentencePiece's space is replaced, and only leading text is stripped."""
     replaced = [(s["pattern"], s["content"]) for s in steps if s["type"] == "Replace"]
     stripped = [s["stop"] for s in steps if s["type"] == "Strip"]
     return replaced == [({"String": _SPACE}, " ")] and not any(stripped)
 
 
 def _printable_bytes() -> list[int]:
-    """Bytes that byte-level BPE writes as the character of the same number."""
+    """Return the bytes that byte-level BPE writes as the character of the same number."""
     return [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 
 
 def _byte_letters() -> dict[str, int]:
-    """Byte-level BPE's alphabet: the other bytes follow, in order, from U+0100 on."""
+    """Return byte-level BPE's alphabet: the other bytes follow, in order, from U+0100 on."""
     letters = {chr(byte): byte for byte in _printable_bytes()}
     others = sorted(set(range(256)).difference(letters.values()))
     return letters | {chr(0x100 + index): byte for index, byte in enumerate(others)}
@@ -98,7 +99,8 @@ _LETTERS = _byte_letters()
 
 
 def _byte_level(entry: str) -> bytes:
-    """An entry outside the alphabet (an added token with a space, say) stands for itself."""
+    """Return the bytes of an entry. One outside the alphabet (an added token with a space, say) is
+    encoded as UTF-8."""
     try:
         return bytes([_LETTERS[letter] for letter in entry])
     except KeyError:

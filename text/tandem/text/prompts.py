@@ -1,4 +1,4 @@
-"""The forms in which a prompt may come: text, ids, embeddings, or a batch of them."""
+"""Input forms of a prompt: text, ids, embeddings, or a batch of them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tandem.text.embeds.tensors import is_tensor, of_tensor
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """To be tokenized."""
+    """Text that is to be tokenized."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TokensPrompt:
-    """Ids as they are; ``text`` where the caller knows it."""
+    """Token ids, used unchanged; ``text`` if the caller knows it."""
 
     token_ids: tuple[int, ...]
     text: str | None = None
@@ -34,14 +34,14 @@ class EmbedsPrompt:
 
     embeds: PromptEmbeds
     param: str = "prompt_embeds"
-    """What the caller calls it."""
+    """Name for errors."""
     text: str | None = None
 
 
 Prompt = TextPrompt | TokensPrompt | EmbedsPrompt
 
 PromptLike = str | Sequence[int] | Mapping[str, object] | TextPrompt | TokensPrompt | EmbedsPrompt
-"""One prompt as callers write it; mappings have ``prompt``, ``prompt_token_ids`` or
+"""One prompt as callers give it. Mappings have ``prompt``, ``prompt_token_ids`` or
 ``prompt_embeds``: a tensor of torch or numpy, or the bytes of a safetensors file."""
 
 _IDS = tuple[int, ...]
@@ -50,7 +50,7 @@ _ALLOWED = "a text, a list of token ids, or a list of texts or lists of token id
 
 
 def parse_prompt(value: object, *, param: str = "prompt") -> Prompt:
-    """One prompt. Raises InvalidParameter that names ``param``."""
+    """Return one prompt. Raises InvalidParameter that names ``param``."""
     if isinstance(value, TextPrompt | TokensPrompt | EmbedsPrompt):
         return value
     if isinstance(value, str):
@@ -63,7 +63,7 @@ def parse_prompt(value: object, *, param: str = "prompt") -> Prompt:
 
 
 def parse_prompts(value: object, *, param: str = "prompt") -> list[Prompt]:
-    """One prompt or a batch of them, as a list; ``[]`` is not allowed."""
+    """Return one prompt or a batch of them as a list. ``[]`` raises InvalidParameter."""
     batch = _batch_of(value)
     if batch is None:
         return [parse_prompt(value, param=param)]
@@ -73,7 +73,7 @@ def parse_prompts(value: object, *, param: str = "prompt") -> list[Prompt]:
 
 
 def _batch_of(value: object) -> Sequence[object] | None:
-    """The list if its first element is a prompt of its own, or if it has none."""
+    """Return the list if its first element is a separate prompt, or if it is empty; else None."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         return None
     return None if value and isinstance(value[0], int) else value

@@ -1,4 +1,4 @@
-"""What sampling parameters mean for a model that thinks before it answers."""
+"""Sampling parameters adapted to a model that reasons before it answers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from tandem.protocol.structured import ReasoningSpan
 from tandem.text.tokenizer import Tokenizer
 
 Reasoning = Callable[[str], ReasoningSpan | None]
-"""What may stand before an answer, by the prompt's text: None for nothing."""
+"""Function that returns the reasoning that may precede an answer, by the prompt's text; None for
+none."""
 
 
 def with_thinking(
     params: SamplingParams, text: str | None, reasoning: Reasoning | None, tokenizer: Tokenizer
 ) -> SamplingParams:
-    """``params`` with the marks of what a budget bounds; where the prompt leaves no thought,
-    without.
+    """Return ``params`` with the marks of the reasoning that a budget bounds. They are left out if
+    the prompt allows no reasoning.
 
     Args:
         params: verified.
-        text: of the prompt, where it has one.
-        reasoning: None where it is not known how the model marks what it thinks.
+        text: of the prompt, if it has one.
+        reasoning: None if the marks of the model's reasoning are not known.
         tokenizer: the model's.
     """
     budget = params.thinking_token_budget
@@ -51,7 +52,7 @@ def with_thinking(
 def behind_reasoning(
     params: SamplingParams, text: str | None, reasoning: Reasoning | None
 ) -> SamplingParams:
-    """``params`` whose wanted form begins where the model has thought."""
+    """Return ``params`` whose structured form applies after the reasoning."""
     wanted = params.structured_outputs
     if wanted is None or reasoning is None or text is None:
         return params

@@ -1,8 +1,8 @@
-"""Finds stop strings in text that arrives in pieces, whatever the pieces are.
+"""Search for stop strings in text that arrives in pieces, independent of how it is split.
 
-The rule: of all places where a stop string ends, the first; of several that end there, the one
-that starts first. So the result depends on the text alone, never on token borders. Text that may
-still become a stop string is held back, and nothing else.
+The rule: of all places where a stop string ends, the first. If several end there, the one that
+starts first. So the result depends on the text only, never on token borders. Only text that may
+still become a stop string is held back.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams
 
 MAX_STOP_CHARS = 1024
-"""Longest stop string: bounds what is held back and the work per token."""
+"""Maximum length of a stop string: bounds the text held back and the work per token."""
 
 
 def check_stops(stops: Sequence[str]) -> None:
-    """Raise InvalidParameter for a stop string that is too long to look for."""
+    """Raise InvalidParameter for a stop string that is too long."""
     for stop in stops:
         if len(stop) > MAX_STOP_CHARS:
             raise InvalidParameter("stop", stop, f"strings of at most {MAX_STOP_CHARS} characters")
 
 
 def check_stopping(params: SamplingParams) -> None:
-    """Raise InvalidParameter for stop strings of ``params`` that cannot be looked for."""
+    """Raise InvalidParameter for stop strings of ``params`` that cannot be searched for."""
     check_stops(params.stop)
     if params.stop and not params.detokenize:
         raise InvalidParameter(
@@ -33,7 +33,7 @@ def check_stopping(params: SamplingParams) -> None:
 
 
 class StopMatcher:
-    """Watches the text of one choice. ``found`` is the stop string that ended it, or None."""
+    """Search in the text of one choice. ``found`` is the stop string that ended it, or None."""
 
     __slots__ = ("_held", "_include", "_letters", "_stops", "found")
 
@@ -45,10 +45,11 @@ class StopMatcher:
         self.found: str | None = None
 
     def feed(self, text: str, *, armed: bool = True) -> str:
-        """Text that may be shown after ``text`` has come; not to be called once ``found`` is set.
+        """Return the text that may be shown after ``text``. Must not be called once ``found`` is
+        set.
 
-        Unarmed, a stop string that ends in ``text`` is passed over (``min_tokens``), while one
-        that only begins there is held back all the same.
+        Unarmed, a stop string that ends in ``text`` is ignored (``min_tokens``). One that only
+        begins there is still held back.
         """
         if not text:
             return ""
@@ -67,12 +68,13 @@ class StopMatcher:
         return window[:keep]
 
     def end(self) -> str:
-        """What was held back, when the output ends for another reason."""
+        """Return the text that was held back, if the output ends for another reason."""
         held, self._held = self._held, ""
         return held
 
     def _first(self, window: str) -> tuple[int, str | None]:
-        """Start and text of the match that ends first; matches inside the held text are old."""
+        """Return start and text of the match that ends first. Matches within the held text are
+        ignored."""
         best_end, best_start, best = len(window) + 1, 0, None
         held = len(self._held)
         for stop in self._stops:
@@ -85,7 +87,7 @@ class StopMatcher:
         return best_start, best
 
     def _may_become(self, window: str) -> int:
-        """Start of the longest end of ``window`` with which a stop string begins."""
+        """Return the start of the longest suffix of ``window`` that begins a stop string."""
         earliest = len(window)
         for stop in self._stops:
             start = max(0, len(window) - len(stop) + 1)

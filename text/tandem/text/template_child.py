@@ -1,7 +1,7 @@
-"""The process in which one chat template of a stranger is rendered: ``python -m`` this, once.
+"""Process in which one chat template from a client is rendered: ``python -m`` this, once.
 
-Reads one job from standard input and writes what came of it to standard output, both JSON. Its
-memory has a limit from before the template is read; its time is the parent's to watch, who ends it.
+Reads one job from standard input and writes the result to standard output, both JSON. Its memory is
+limited before the template is read. The parent watches its time and ends it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tandem.text.chat_template import ChatOptions, ChatTemplates
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Of this process, all in all; no core is left behind."""
+    """Limit the total memory of this process, and disable core dumps."""
     resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def render(job: dict[str, Any]) -> dict[str, Any]:
-    """``text``, or ``param`` and ``allowed`` of the error."""
+    """Return ``text``, or ``param`` and ``allowed`` of the error."""
     try:
         templates = ChatTemplates({}, job["named_tokens"])
         text = templates.render(job["messages"], ChatOptions(**job["options"]))
@@ -39,7 +39,7 @@ def render(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do the one job."""
+    """Run the job."""
     job = json.loads(sys.stdin.buffer.read())
     limit_memory(job["memory_bytes"])
     sys.stdout.write(json.dumps(render(job)))

@@ -1,8 +1,8 @@
 """The model's tokenizer, from the files of a prepared folder.
 
-The tokenizers package does the work; this adds what serving needs beside it: the ids that end an
-output, chat templates, detokenizers, and refusals that name the field. One object per process;
-every method may be called from any thread.
+The tokenizers package does the work. This module adds what serving needs: the ids that end an
+output, chat templates, detokenizers, and errors that name the field. One object per process; every
+method may be called from any thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tandem.text.folder import TokenizerSettings, read_settings
 from tandem.text.pieces import ByteTable, WholeTexts, bytes_rule
 
 _MAX_ID = 2**32
-"""The tokenizers package holds ids in 32 bits."""
+"""Exclusive bound of ids: the tokenizers package stores them in 32 bits."""
 
 
 class Tokenizer:
@@ -39,18 +39,18 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self.max_text_chars: int | None = None
-        """Longer texts are refused; a server sets it."""
+        """Maximum characters of a text; set by a server."""
         self.chat_templates = ChatTemplates(settings.chat_templates, settings.named_tokens)
         self.config: Mapping[str, Any] = settings.config
-        """tokenizer_config.json."""
+        """Content of tokenizer_config.json."""
         self.generation: Mapping[str, Any] = settings.generation
-        """generation_config.json: the model's own sampling defaults."""
+        """Content of generation_config.json: the model's own sampling defaults."""
         self.special_ids = frozenset(
             token_id
             for token_id, token in backend.get_added_tokens_decoder().items()
             if token.special
         )
-        """Ids that ``skip_special_tokens`` leaves out of texts."""
+        """Ids that ``skip_special_tokens`` omits from texts."""
         self.bos_token_id = self._named_id(settings, "bos_token")
         self.eos_token_id = self._named_id(settings, "eos_token")
         named = () if self.eos_token_id is None else (self.eos_token_id,)
@@ -70,7 +70,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
-        """The tokenizer of a prepared folder. Raises UnusableFolder."""
+        """Return the tokenizer of a prepared folder. Raises UnusableFolder."""
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
             raise UnusableFolder(f"{folder} has no tokenizer.json; prepare the model first")
@@ -82,43 +82,44 @@ class Tokenizer:
 
     @property
     def spells_bytes(self) -> bool:
-        """Whether a token is the same text wherever it stands, without spaces between tokens."""
+        """Return whether a token has the same text at any position, without spaces between
+        tokens."""
         return self._tables is not None
 
     @cached_property
     def letter(self) -> tuple[int, ...]:
-        """Ids of a letter: what stands for a prompt whose tokens are not known, so that an answer's
-        first word keeps the space before it."""
+        """Return the ids of a letter. They replace a prompt whose tokens are not known, so that an
+        answer's first word keeps the space before it."""
         return tuple(self.encode("a", add_special_tokens=False))
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the highest id; a model's padded vocabulary may be larger."""
+        """Return one more than the highest id. A model's padded vocabulary may be larger."""
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest vocabulary entry: a text has at least its length over this
-        many tokens."""
+        """Return the characters of the longest vocabulary entry. A text has at least its length
+        divided by this number of tokens."""
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         return max(map(len, vocabulary), default=1)
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
     ) -> list[int]:
-        """Ids of ``text``; text that spells a special token becomes that token.
+        """Return the ids of ``text``. Text that spells a special token becomes that token.
 
         ``add_special_tokens`` adds what the model expects around a text (a BOS, mostly). Other
-        threads run meanwhile. Raises InvalidParameter that names ``param`` for what is not text, or
-        is too long to look at.
+        threads run meanwhile. Raises InvalidParameter that names ``param`` for a value that is not
+        text, or is too long.
         """
         return self.encode_all([text], add_special_tokens=add_special_tokens, param=param)[0]
 
     def encode_all(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, param: str = "prompt"
     ) -> list[list[int]]:
-        """What ``encode`` gives for each of ``texts``, which share the machine's cores. Raises as
-        it does, of one of them or of all."""
+        """Return the ids of each of ``texts``, as ``encode`` does. They share the machine's cores.
+        An error of one raises as ``encode`` does, for all."""
         limit = self.max_text_chars
         for text in texts:
             if limit is not None and len(text) > limit:
@@ -140,12 +141,13 @@ class Tokenizer:
         keep: int | None = None,
         from_left: bool = False,
     ) -> tuple[list[int], int | None]:
-        """Ids of two texts as one prompt, joined as the model's tokenizer joins pairs, and where
-        the second begins, if the tokenizer gives its tokens a type of their own.
+        """Return the ids of two texts as one prompt, joined as the model's tokenizer joins pairs.
+        Also return the position at which the second begins, if the tokenizer gives its tokens a
+        separate type.
 
-        At most ``keep`` ids: the second text is cut, at its end or ``from_left``. Raises
-        InvalidParameter that names a text by ``params``, as ``encode`` does, and the first if it
-        alone leaves no token of the second.
+        At most ``keep`` ids are returned: the second text is cut, at its end or ``from_left``.
+        Raises InvalidParameter that names a text by ``params``, as ``encode`` does. The first text
+        raises it if it leaves no token of the second.
         """
         limit = self.max_text_chars
         for text, param in zip((first, second), params, strict=True):
@@ -167,8 +169,8 @@ class Tokenizer:
         return ids, types.index(1) if 1 in types else None
 
     def offsets(self, text: str, ids: Sequence[int]) -> list[int] | None:
-        """Where in ``text`` each of its ``ids`` begins, in characters; None where ``ids`` are not
-        what the text is encoded to. Other threads run meanwhile."""
+        """Return the offset in ``text`` of each of its ``ids``, in characters. None if the text is
+        not encoded to ``ids``. Other threads run meanwhile."""
         for add_special_tokens in (True, False):
             # Of the package's calls that give offsets, the batch alone lets other threads run.
             (encoded,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
@@ -177,7 +179,8 @@ class Tokenizer:
         return None
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of ``ids`` as a text of its own; ids beyond the vocabulary stand for nothing."""
+        """Return the text of ``ids``, decoded as a separate text. Ids beyond the vocabulary have no
+        text."""
         for token_id in ids:
             if not 0 <= token_id < _MAX_ID:
                 raise InvalidParameter("tokens", token_id, "ids from 0 on, in 32 bits")
@@ -185,28 +188,29 @@ class Tokenizer:
 
     @cached_property
     def known_ids(self) -> frozenset[int]:
-        """Ids of all vocabulary entries: a padded vocabulary has more, which stand for nothing."""
+        """Return the ids of all vocabulary entries. A padded vocabulary has more ids, without
+        text."""
         return frozenset(self._backend.get_vocab(with_added_tokens=True).values())
 
     def check_known(self, ids: Sequence[int], param: str) -> None:
-        """Raise InvalidParameter that names every id that stands for nothing."""
+        """Raise InvalidParameter that names every id outside the vocabulary."""
         unknown = sorted(set(ids) - self.known_ids)
         if unknown:
             value = unknown if len(unknown) > 1 else unknown[0]
             raise InvalidParameter(param, value, f"token ids from 0 to {self.vocab_size - 1}")
 
     def token_id(self, token: str) -> int | None:
-        """Id of a vocabulary entry, spelled as the vocabulary spells it."""
+        """Return the id of a vocabulary entry, spelled as in the vocabulary."""
         return self._backend.token_to_id(token)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes that ``token_id`` adds to a text, special tokens spelled out."""
+        """Return the bytes that ``token_id`` adds to a text, special tokens spelled out."""
         if self._tables is not None:
             return self._tables[0][token_id]
         return self._backend.decode([token_id], skip_special_tokens=False).encode()
 
     def token_text(self, token_id: int) -> str:
-        """A token's bytes as text, with U+FFFD for parts of characters."""
+        """Return a token's bytes as text, with U+FFFD for parts of characters."""
         return self.token_bytes(token_id).decode(errors="replace")
 
     def detokenizer(
@@ -216,8 +220,8 @@ class Tokenizer:
         context: Sequence[int] = (),
         seen: frozenset[int] = frozenset(),
     ) -> Detokenizer:
-        """A detokenizer for one choice that goes on after the prompt ``context``. Special tokens
-        in ``seen`` are spelled out though others are skipped."""
+        """Return a detokenizer for one choice that continues the prompt ``context``. Special tokens
+        in ``seen`` are spelled out though other special tokens are skipped."""
         if skip_special_tokens and seen:
             return self._seeing(seen, context)
         if self._tables is not None:
@@ -246,7 +250,7 @@ class Tokenizer:
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None
     ) -> str:
-        """The prompt of a chat, to be encoded with ``add_special_tokens=False``."""
+        """Return the prompt of a chat, to be encoded with ``add_special_tokens=False``."""
         if self.max_text_chars is not None:
             check_chat(messages, self.max_text_chars)
         return self.chat_templates.render(messages, options)
@@ -264,5 +268,5 @@ def _check_unicode(text: str, param: str) -> None:
 
 
 def _rising(offsets: list[int]) -> list[int]:
-    """Offsets that never fall: added tokens, which have 0 wherever they stand, stay in place."""
+    """Return offsets that never decrease: added tokens, whose offset is 0, stay in place."""
     return list(accumulate(offsets, max))

@@ -1,4 +1,4 @@
-"""What a request with a prompt of embeddings may ask for, whoever serves it."""
+"""Checks of a request with a prompt of embeddings, the same in every process."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def check_embeds(
     hidden_size: int | None,
     add_special_tokens: bool | None,
 ) -> None:
-    """Raise InvalidParameter that names ``param`` for vectors that no model of ``hidden_size``
-    takes (None: no embeddings are taken), or the field that a prompt without ids cannot have.
-    Values are not looked at."""
+    """Raise InvalidParameter for ``param`` unless the vectors fit ``hidden_size`` (None: no
+    embeddings are accepted). Also raises for a field that a prompt without ids cannot have. Values
+    are not checked."""
     if hidden_size is None:
         raise InvalidParameter(param, embeds.shape_text, NO_EMBEDS)
     embeds.verify_shape(param, hidden_size)
@@ -35,7 +35,7 @@ def check_embeds(
 
 
 def kept_embeds(embeds: PromptEmbeds, kept: int | None, *, from_left: bool) -> PromptEmbeds:
-    """``kept`` vectors of more, dropped from the left or the right; None keeps all."""
+    """Return ``kept`` vectors, dropping the rest on the left or the right; None keeps all."""
     count = embeds.num_tokens
     if kept is None or kept >= count:
         return embeds

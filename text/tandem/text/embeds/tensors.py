@@ -1,4 +1,4 @@
-"""A tensor or an array of the caller's own process as a prompt, whichever library made it."""
+"""Tensors and arrays of the caller's own process as prompts, of torch or numpy."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tandem.protocol.errors import InvalidParameter
 
 
 def is_tensor(value: object) -> bool:
-    """Whether it is torch's or numpy's, by what it has."""
+    """Return whether ``value`` is a tensor of torch or numpy, by its attributes."""
     return all(hasattr(value, name) for name in ("shape", "dtype", "ndim"))
 
 
 def of_tensor(tensor: Any, param: str) -> PromptEmbeds:
-    """[positions, hidden_size] of torch or numpy, on any device; [1, positions, hidden_size] is
-    taken for that. bfloat16 becomes float32, which numpy has and which holds all of its values.
-    Raises InvalidParameter that names ``param``."""
+    """Return the embeddings of a torch or numpy tensor [positions, hidden_size], on any device.
+    Also accepts [1, positions, hidden_size]. bfloat16 becomes float32, which numpy has and which
+    represents all of its values. Raises InvalidParameter that names ``param``."""
     array = tensor
     if hasattr(array, "detach"):
         array = array.detach().cpu()

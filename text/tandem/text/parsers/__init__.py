@@ -1,4 +1,4 @@
-"""What a model's text says: content, reasoning and calls of tools, told apart as it comes.
+"""Parsers that split a model's text into content, reasoning and tool calls as it is generated.
 
 One engine reads every format; a format is a table in ``formats``.
 """

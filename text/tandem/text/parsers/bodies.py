@@ -1,7 +1,7 @@
-"""What stands inside a call, one class for each way of writing it. Tables are made of these.
+"""Bodies of calls: one class for each syntax. Format tables are made of these.
 
-``read`` is true when a call was read wholly. False before ``calls.begin`` says that it is no call;
-after it, that the call broke off.
+``read`` returns true if a call was read completely. False before ``calls.begin`` means that the
+text is not a call; after it, that the call broke off.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tandem.text.parsers.values import as_json
 
 
 class Body(Protocol):
-    """A way to write a call."""
+    """A syntax of calls."""
 
     def read(self, cursor: Cursor, calls: Calls) -> Reading:
         """Read one call."""
@@ -38,26 +38,26 @@ class Body(Protocol):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Texts that stand in it, some of which may be special tokens."""
+        """Return the texts in it that may be special tokens."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class JsonCall:
-    """``{"name": ..., "arguments": {...}}``, in either order, with other keys between."""
+    """``{"name": ..., "arguments": {...}}``, in either order, with any other keys between."""
 
     needs_arguments: bool = False
-    """Without them it is no call: for formats that nothing marks as calls."""
+    """True if a call requires arguments: for formats that do not mark calls."""
     known_only: bool = False
-    """Names that no tool has are no calls."""
+    """True if a call requires the name of a known tool."""
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """See Body."""
+        """Return the marks as ``Body.marks``."""
         return ()
 
     def read(self, cursor: Cursor, calls: Calls) -> Reading:
-        """See Body."""
+        """Read one call as ``Body.read``."""
         if (yield from literal(cursor, ("{",))) is None:
             return False
         found = _Found()
@@ -100,7 +100,7 @@ class JsonCall:
 
 @dataclass(slots=True)
 class _Found:
-    """What was read of a call."""
+    """Parts of a call that were read."""
 
     name: str | None = None
     early: str | None = None
@@ -119,7 +119,7 @@ def _read_arguments(found: _Found, cursor: Cursor, calls: Calls) -> Reading:
 
 
 def _key(cursor: Cursor) -> Generator[None, None, str | None]:
-    """A key with its colon; a value follows at once."""
+    """Read a key with its colon, up to its value."""
     yield from spaces(cursor)
     key = _text((yield from captured(cursor)) or "")
     yield from spaces(cursor)
@@ -136,7 +136,7 @@ def _text(value: str) -> str | None:
 
 
 def _arguments(value: str | None) -> str | None:
-    """Arguments that came before the name, or as JSON within a text."""
+    """Return arguments that came before the name, or as JSON within a text."""
     if value is None or value.startswith("{"):
         return value
     if value == "null":
@@ -151,29 +151,30 @@ def _arguments(value: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class NamedJson:
-    """A name, a text that separates, and the arguments as JSON."""
+    """A name, a separator, and the arguments as JSON."""
 
     separators: tuple[str, ...] = ()
     before: str = ""
-    """Stands before the name."""
+    """Text before the name."""
     after: str = ""
-    """May stand after the arguments."""
+    """Optional text after the arguments."""
     name_prefix: str = ""
-    """Is written before names, and belongs to the id alone."""
+    """Prefix of names that belongs to the id only."""
     says_id: bool = False
-    """What is written as the name is ``prefix name:number``, and that is the call's id."""
+    """True if the text at the name's place is ``prefix name:number``, which is also the call's
+    id."""
     id_mark: str = ""
-    """May stand after the name, with the call's id behind it."""
+    """Optional text after the name, followed by the call's id."""
     bare: bool = False
-    """Arguments may follow the name at once."""
+    """True if arguments may follow the name directly."""
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """See Body."""
+        """Return the marks as ``Body.marks``."""
         return (*self.separators, self.before, self.id_mark)
 
     def read(self, cursor: Cursor, calls: Calls) -> Reading:
-        """See Body."""
+        """Read one call as ``Body.read``."""
         yield from spaces(cursor)
         if self.before and (yield from literal(cursor, (self.before,))) is None:
             return False
@@ -209,36 +210,36 @@ class NamedJson:
 
 
 def spaces_if(cursor: Cursor, wanted: bool) -> Generator[None, None, None]:
-    """White space, where it means nothing."""
+    """Read white space if it is insignificant."""
     if wanted:
         yield from spaces(cursor)
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedParameters:
-    """A name, and parameters each between tags: their values become JSON by the tool's schema."""
+    """A name, and parameters between tags. Their values become JSON by the tool's schema."""
 
     name_end: tuple[str, ...]
-    """Ends the name; empty where a line end or the next tag does."""
+    """Texts that end the name; empty if a line end or the next tag does."""
     open: str
-    """Begins a parameter's name."""
+    """Text that begins a parameter's name."""
     key_end: str
     value_open: str
-    """Begins its value; empty where ``key_end`` does."""
+    """Text that begins its value; empty if ``key_end`` does."""
     value_end: str
     end: str
-    """Ends the call."""
+    """Text that ends the call."""
     pad: str = "\n"
-    """May stand on either side of a value, and belongs to none; empty where a value's own line ends
-    are written as they are."""
+    """Optional text around a value that does not belong to it. Empty if a value's own line ends are
+    written unchanged."""
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """See Body."""
+        """Return the marks as ``Body.marks``."""
         return (self.open, self.key_end, self.value_open, self.value_end, self.end, *self.name_end)
 
     def read(self, cursor: Cursor, calls: Calls) -> Reading:
-        """See Body."""
+        """Read one call as ``Body.read``."""
         yield from spaces(cursor)
         called = yield from name(cursor)
         if not called:
@@ -271,8 +272,8 @@ class TaggedParameters:
     def _parameter(
         self, cursor: Cursor, calls: Calls, first: bool
     ) -> Generator[None, None, bool | None]:
-        """One parameter: whether it was read wholly, or None where a bound came before its value
-        and nothing of it is written."""
+        """Read one parameter. Return whether it was complete, or None if a bound came before its
+        value and nothing of it was written."""
         key: list[str] = []
         stops = (self.end, *cursor.bounds)
         ended = yield from text_until(cursor, (self.key_end, *stops), key.append, MAX_NAME)
@@ -309,7 +310,7 @@ class TaggedParameters:
     def _value(
         self, cursor: Cursor, say: Callable[[str], None], most: int | None = None
     ) -> Generator[None, None, str | None]:
-        """A value up to its end, or to the next tag or bound; None where neither comes."""
+        """Read a value up to its end, or to the next tag or bound; None if neither comes."""
         found = yield from value_until(
             cursor,
             self._padded(self.value_end),
@@ -329,8 +330,9 @@ class TaggedParameters:
     def _long(
         self, begun: str, types: frozenset[str], cursor: Cursor, calls: Calls
     ) -> Generator[None, None, str | None]:
-        """The rest of a value that is too long to be held until its type is known: JSON as the
-        model writes it where only that will do, else a string. What ended it, or None."""
+        """Read the rest of a value that is too long to hold until its type is known. If only an
+        object or array is allowed, it is passed on as JSON, else as a string. Return what ended it,
+        or None."""
         if types and types <= {"object", "array"}:
             calls.arguments(begun)
             return (yield from self._value(cursor, calls.arguments))

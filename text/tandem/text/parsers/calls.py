@@ -1,4 +1,4 @@
-"""The calls of one answer as they are found: names, ids, arguments."""
+"""Calls of one answer, written as they are found: names, ids, arguments."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from tandem.text.parsers.values import types_of
 
 
 def new_call_id() -> str:
-    """An id as OpenAI's look."""
+    """Return a new id in OpenAI's form."""
     return f"call_{secrets.token_hex(12)}"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSchemas:
-    """What is known of the tools of a request."""
+    """Schemas of the tools of a request."""
 
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Name of a tool to the JSON schemas of its parameters, by their names."""
+    """JSON schemas of each tool's parameters, by tool and parameter name."""
     roots: Mapping[str, object] = field(default_factory=dict)
-    """Name of a tool to the schema of all its arguments, with what its parameters refer to."""
+    """Schema of all arguments of each tool, with the definitions that its parameters refer to."""
 
     @classmethod
     def of(cls, tools: Sequence[Mapping[str, Any]]) -> ToolSchemas:
-        """Of definitions in OpenAI's form; what is not as it should be counts as unknown."""
+        """Return the schemas of definitions in OpenAI's form. Malformed parts count as unknown."""
         found: dict[str, Mapping[str, Any]] = {}
         roots: dict[str, object] = {}
         for tool in tools:
@@ -44,7 +44,7 @@ class ToolSchemas:
 
 
 class Calls:
-    """Writes events of calls; ``begin`` is the point from which a text is a call for good."""
+    """Writer of call events. After ``begin`` a text is a call and cannot become content."""
 
     __slots__ = ("_before", "_cursor", "_events", "_new_id", "count", "name", "open", "schemas")
 
@@ -56,7 +56,7 @@ class Calls:
         new_id: Callable[[], str],
         before: Callable[[], None],
     ) -> None:
-        """``before`` is called when a call begins: what is to be told before it."""
+        """``before`` is called when a call begins: it writes earlier events."""
         self._cursor = cursor
         self._events = events
         self._new_id = new_id
@@ -64,11 +64,11 @@ class Calls:
         self.schemas = schemas
         self.count = 0
         self.open = False
-        """Whether a call was begun and not ended."""
+        """True if a call has begun and not ended."""
         self.name = ""
 
     def begin(self, name: str, call_id: str | None = None) -> None:
-        """A call has a name: nothing of it can be content any more."""
+        """Begin a call whose name is known. Its text cannot be content any more."""
         self._cursor.mark = None
         self._before()
         self.open = True
@@ -77,16 +77,16 @@ class Calls:
         self._events.append(CallBegun(self.count, call_id, name))
 
     def arguments(self, text: str) -> None:
-        """More of the arguments' JSON."""
+        """Write more of the arguments' JSON."""
         self._events.append(ArgumentsDelta(self.count, text))
 
     def end(self) -> None:
-        """The call is whole, or will never be."""
+        """End the call, complete or not."""
         self._events.append(CallEnded(self.count))
         self.count += 1
         self.open = False
 
     def types(self, key: str) -> frozenset[str]:
-        """JSON types of a parameter of the call that is open; empty where nobody knows them."""
+        """Return the JSON types of a parameter of the open call; empty if they are not known."""
         schema = self.schemas.parameters.get(self.name, {}).get(key)
         return types_of(schema, self.schemas.roots.get(self.name))

@@ -1,7 +1,7 @@
-"""A place in a text that is still coming, and how to read from it without deciding too early.
+"""Position in a text that is still being generated, and functions that read from it.
 
-Readers are generators: they yield where what is there does not decide, and are resumed with more.
-So a text is read the same however it is cut.
+Readers are generators. They yield if the text so far does not decide, and are resumed with more
+text. So the result does not depend on how the text is split.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from functools import lru_cache
 from tandem.text.parsers.json_scanner import JsonScanner
 
 Reading = Generator[None, None, bool]
-"""Waits for text by yielding; whether it read what it was to read."""
+"""Generator that yields to wait for text; returns whether it read its item."""
 MAX_HELD = 16_384
-"""Characters that may wait until it is known whether they are a call."""
+"""Maximum characters held until it is known whether they are a call."""
 MAX_NAME = 128
-"""Characters of a tool's name or of a parameter's."""
+"""Maximum characters of a tool's or a parameter's name."""
 _SPACES = re.compile(r"[ \t\r\n]{0,64}")
 _MAX_SPACES = 64
 _NAME = re.compile(rf"[\w.\-:/]{{0,{MAX_NAME}}}")
 
 
 class Cursor:
-    """What came and was not read yet."""
+    """Text that has arrived and was not read yet."""
 
     __slots__ = ("closed", "closes", "mark", "opens", "pos", "text")
 
@@ -32,21 +32,22 @@ class Cursor:
         self.text = ""
         self.pos = 0
         self.mark: int | None = None
-        """From where on text is kept, to be given back should it be no call."""
+        """Start of the text that is kept, to be restored if it is not a call."""
         self.closed = False
-        """Nothing follows."""
+        """True if no text follows."""
         self.opens: tuple[str, ...] = ()
-        """Begin a call or a region of calls: what is open when one comes will not be closed."""
+        """Texts that begin a call or a region of calls. If one comes, the open call is not
+        closed."""
         self.closes: tuple[str, ...] = ()
-        """End the call that is open, or its region."""
+        """Texts that end the open call, or its region."""
 
     @property
     def bounds(self) -> tuple[str, ...]:
-        """All texts that stand around a call."""
+        """Return all texts that delimit a call."""
         return (*self.opens, *self.closes)
 
     def add(self, text: str) -> None:
-        """More has come; what was read and is not kept is forgotten."""
+        """Append text. Text that was read and is not kept is dropped."""
         keep = self.pos if self.mark is None else self.mark
         self.text = self.text[keep:] + text
         self.pos -= keep
@@ -55,18 +56,18 @@ class Cursor:
 
     @property
     def limit(self) -> int:
-        """Where reading must stop while text is kept."""
+        """Return the position at which reading must stop while text is kept."""
         return len(self.text) if self.mark is None else min(len(self.text), self.mark + MAX_HELD)
 
     @property
     def full(self) -> bool:
-        """Whether no more may be kept."""
+        """Return whether the limit of kept text is reached."""
         return self.mark is not None and self.pos >= self.mark + MAX_HELD
 
 
 def literal(cursor: Cursor, options: Sequence[str]) -> Generator[None, None, str | None]:
-    """Read one of ``options``, of which none begins another; None, and nothing is read, if it is
-    none of them. An empty option is none: it would be waited for to the end."""
+    """Read one of ``options``, none of which is a prefix of another. Return None and read nothing
+    if none matches. An empty option never matches: it would wait until the end."""
     longest = max(map(len, options), default=0)
     while True:
         rest = cursor.text[cursor.pos : cursor.pos + longest]
@@ -80,7 +81,7 @@ def literal(cursor: Cursor, options: Sequence[str]) -> Generator[None, None, str
 
 
 def spaces(cursor: Cursor) -> Generator[None, None, None]:
-    """Read white space, as far as anybody writes it."""
+    """Read white space, up to a bound."""
     while True:
         run = _SPACES.match(cursor.text, cursor.pos)
         assert run is not None, "it matches nothing, too"
@@ -92,7 +93,7 @@ def spaces(cursor: Cursor) -> Generator[None, None, None]:
 
 
 def name(cursor: Cursor) -> Generator[None, None, str]:
-    """Read what may be a name; empty if it is none, or too long."""
+    """Read a name; empty if it is not one, or too long."""
     while True:
         run = _NAME.match(cursor.text, cursor.pos)
         assert run is not None, "it matches nothing, too"
@@ -107,8 +108,8 @@ def name(cursor: Cursor) -> Generator[None, None, str]:
 def text_until(
     cursor: Cursor, closes: tuple[str, ...], say: Callable[[str], None], most: int | None = None
 ) -> Generator[None, None, str | None]:
-    """Pass on text up to one of ``closes`` and read that; None where it never comes, or ``most``
-    characters did not hold it."""
+    """Pass on text up to one of ``closes`` and read that. Return None if it never comes, or does
+    not come within ``most`` characters."""
     find, beginnings, longest = _closes(closes)
     left = most
     while True:
@@ -140,7 +141,7 @@ def _closes(
 
 
 def _undecided(cursor: Cursor, beginnings: frozenset[str], longest: int) -> int:
-    """Where text begins that may still become one of the closing texts."""
+    """Return the start of text that may still become one of the closing texts."""
     size = len(cursor.text)
     if cursor.closed:
         return size
@@ -159,10 +160,10 @@ def value_until(
     closes: tuple[str, ...] = (),
     most: int | None = None,
 ) -> Generator[None, None, str | None]:
-    """``text_until`` for a value in a call. A bound of the call, or one of ``opens`` and
-    ``closes``, ends it, too: it is returned, and is read next.
+    """Read a value in a call as ``text_until``. A bound of the call, or one of ``opens`` and
+    ``closes``, also ends it: it is returned, and is read next.
 
-    What closes a call may be a value's own text. It is, if an end comes before anything opens.
+    A text that closes a call may be part of a value. It is, if an end comes before anything opens.
     """
     opens, closes = (*opens, *cursor.opens), (*closes, *cursor.closes)
     left = most
@@ -191,8 +192,8 @@ def _held_until(
     opens: tuple[str, ...],
     say: Callable[[str], None],
 ) -> Generator[None, None, str | None]:
-    """Return the end of a value in which ``close`` comes: that, or a later end; None where more
-    would be held than may be, and the value goes on."""
+    """Return the end of a value that contains ``close``: that, or a later end. None if more would
+    be held than allowed, and the value continues."""
     assert cursor.mark is None
     cursor.mark = cursor.pos
     cursor.pos += len(close)
@@ -208,7 +209,7 @@ def _held_until(
 
 
 def _pass(_: str) -> None:
-    """Leave it where it is."""
+    """Leave the text in place."""
 
 
 def stop_before(cursor: Cursor, bounds: tuple[str, ...]) -> int:
@@ -226,7 +227,8 @@ def at_bound(cursor: Cursor) -> Reading:
 
 
 def scan(cursor: Cursor, say: Callable[[str], None]) -> Reading:
-    """Pass on one JSON value as it comes. One that a bound of the call breaks off is closed."""
+    """Pass on one JSON value as it arrives. A value that a bound of the call interrupts is
+    closed."""
     scanner = yield from _scan(cursor, say, None)
     if scanner.done or scanner.failed or cursor.full or cursor.pos == len(cursor.text):
         return scanner.done
@@ -236,7 +238,7 @@ def scan(cursor: Cursor, say: Callable[[str], None]) -> Reading:
 
 
 def captured(cursor: Cursor) -> Generator[None, None, str | None]:
-    """One JSON value as a text, or None; not more of it than may be held."""
+    """Return one JSON value as a text, or None. Longer values than may be held return None."""
     pieces: list[str] = []
     scanner = yield from _scan(cursor, pieces.append, MAX_HELD)
     return "".join(pieces).strip() if scanner.done else None
@@ -245,7 +247,8 @@ def captured(cursor: Cursor) -> Generator[None, None, str | None]:
 def _scan(
     cursor: Cursor, say: Callable[[str], None], most: int | None
 ) -> Generator[None, None, JsonScanner]:
-    """Read one JSON value, of ``most`` characters, up to its end or to what breaks it off."""
+    """Read one JSON value of at most ``most`` characters, up to its end or to a bound that
+    interrupts it."""
     find, beginnings, longest = _closes(cursor.bounds)
     scanner = JsonScanner()
     left = most
@@ -278,8 +281,8 @@ def _scan(
 def _inside(
     cursor: Cursor, scanner: JsonScanner
 ) -> Generator[None, None, tuple[JsonScanner, str] | None]:
-    """Read a text in JSON, in which a bound comes, to what follows it; None, and nothing is read,
-    where the bound is one: the text never closes, or JSON does not go on behind it."""
+    """Read a JSON text that contains a bound, and what follows it. Return None and read nothing if
+    the bound ends the call: the text never closes, or no JSON continues after it."""
     had_mark = cursor.mark is not None
     if cursor.mark is None:
         cursor.mark = cursor.pos

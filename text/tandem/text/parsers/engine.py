@@ -1,7 +1,8 @@
-"""The one engine that reads every format: fed with text as it comes, it tells what it says.
+"""Streaming parser of every format: text is fed as it arrives, and events are returned.
 
-What it says does not depend on how the text was cut. It holds back what may still become a mark,
-and a call until its name is sure; what then is no call is content. It never raises for a text.
+The events do not depend on how the text was split. The parser holds back text that may still become
+a mark, and a call until its name is certain. Text that turns out not to be a call is content. No
+text raises an error.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tandem.text.parsers.tables import ChannelFormat, ReasoningFormat, ToolForma
 
 
 class StreamParser:
-    """One choice of one answer."""
+    """Parser of one choice of one answer."""
 
     def __init__(
         self,
@@ -37,21 +38,22 @@ class StreamParser:
         continued: str = "",
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
-        """``tools`` is None where no calls are to be found; ``prompt`` says what is open, or
-        ``continued`` does, the text of a message that the answer goes on with."""
+        """``tools`` is None if calls are not parsed. ``prompt`` decides what is open at the start,
+        or ``continued`` does: the text of a message that the answer continues."""
         self._cursor = Cursor()
         self._events: list[Event] = []
         self._held: list[str] = []
-        """What stands behind a call in a thought, until it is known whether the thought goes on."""
+        """Text after a call in reasoning, held until it is known whether the reasoning
+        continues."""
         self._calls = Calls(
             self._cursor, self._events, schemas or ToolSchemas(), new_id, self._say_held
         )
         self._fresh = True
-        """Whether nothing was said since the beginning, the last thought or the last call."""
+        """True if no text was written since the start, the last reasoning or the last call."""
         self._blank = False
-        """Whether white space is dropped until something is said."""
+        """True if white space is dropped until other text comes."""
         self.thinks = False
-        """Whether what comes next is reasoning, as far as is known."""
+        """True if the next text is reasoning, as far as is known."""
         channels = next((t for t in (tools, reasoning) if isinstance(t, ChannelFormat)), None)
         if channels is not None:
             self._run = read_messages(self, channels, finds_calls=tools is not None)
@@ -65,21 +67,21 @@ class StreamParser:
 
     @property
     def cursor(self) -> Cursor:
-        """What is read from."""
+        """Return the cursor that is read from."""
         return self._cursor
 
     @property
     def calls(self) -> Calls:
-        """Where calls are written to."""
+        """Return the writer of calls."""
         return self._calls
 
     def feed(self, text: str) -> list[Event]:
-        """What ``text`` makes sure."""
+        """Return the events that ``text`` makes certain."""
         self._cursor.add(text)
         return self._go_on() if text else []
 
     def end(self) -> list[Event]:
-        """What was held back: nothing follows."""
+        """Return the events of text that was held back. No text follows."""
         self._cursor.closed = True
         return self._go_on()
 
@@ -90,7 +92,7 @@ class StreamParser:
         return events
 
     def say(self, text: str) -> None:
-        """Content."""
+        """Write content."""
         if self._blank or self._fresh:
             bare = text.lstrip()
             if self._blank:
@@ -101,7 +103,7 @@ class StreamParser:
             self._events.append(ContentDelta(text))
 
     def think(self, text: str) -> None:
-        """Reasoning."""
+        """Write reasoning."""
         if self._blank:
             text = text.lstrip()
             self._blank = not text
@@ -109,7 +111,7 @@ class StreamParser:
             self._events.append(ReasoningDelta(text))
 
     def renew(self) -> None:
-        """A thought or a call begins or ends: white space around it means nothing."""
+        """Mark the start or end of reasoning or a call: white space around it is insignificant."""
         self._fresh = self._blank = True
 
     def _read(self, continued: str) -> Generator[None, None, None]:
@@ -150,7 +152,8 @@ class StreamParser:
         return (yield from text_until(cursor, regions, self.say))
 
     def _spaces(self) -> Reading:
-        """White space at the beginning is content if it is not dropped; whether it has ended."""
+        """Read white space at the start, which is content unless it is dropped. Return whether it
+        has ended."""
         start = self._cursor.pos
         self._cursor.mark = start
         yield from spaces(self._cursor)
@@ -162,7 +165,7 @@ class StreamParser:
         return True
 
     def _read_thought(self, *, goes_on: bool = False) -> Generator[None, None, None]:
-        """A thought to its end; of one that ``goes_on`` a part was said already."""
+        """Read reasoning to its end. If it ``goes_on``, a part of it was already written."""
         reasoning, tools = self._reasoning, self._tools
         assert reasoning is not None
         self.thinks = True
@@ -185,8 +188,8 @@ class StreamParser:
         self.renew()
 
     def _read_behind_call(self, reasoning: ReasoningFormat, tools: ToolFormat) -> Reading:
-        """What stands behind a call in a thought: more of the thought, if its end comes, and
-        content else. Whether it came; what stands between two such calls is content."""
+        """Read the text after a call in reasoning: reasoning if its end comes, else content. Return
+        whether the end came. Text between two such calls is content."""
         while True:
             marks = (reasoning.close, *tools.opens)
             left = max(0, MAX_HELD - sum(map(len, self._held)))
@@ -207,7 +210,7 @@ class StreamParser:
         self.say(held)
 
     def _read_from_start(self, tools: ToolFormat) -> Generator[None, None, None]:
-        """Calls that nothing marks but that the model begins with them."""
+        """Read calls without a mark, which must begin the answer."""
         cursor = self._cursor
         cursor.mark = cursor.pos
         yield from spaces(cursor)
@@ -229,7 +232,7 @@ class StreamParser:
     def _read_calls(
         self, tools: ToolFormat, opened: str, give_back: Callable[[str], None]
     ) -> Reading:
-        """The calls of a region; whether there was one."""
+        """Read the calls of a region. Return whether there was one."""
         cursor, calls, before = self._cursor, self._calls, self._calls.count
         in_list = whole = False
         cursor.opens = tuple(dict.fromkeys((*tools.opens, *tools.call_opens)))
@@ -275,9 +278,8 @@ class StreamParser:
         return False
 
     def _read_end(self, tools: ToolFormat, *, whole: bool) -> Generator[None, None, None]:
-        """The end of a region that has calls. What was read behind the last one and is no call is
-        read again, as what follows them; at the answer's end, what only separates it from a next
-        one is dropped."""
+        """Read the end of a region with calls. Text after the last call that is not a call is read
+        again. At the answer's end, a separator after the last call is dropped."""
         cursor = self._cursor
         if not whole and cursor.mark is not None:
             separates = ("", *tools.separators, *("," for _ in range(tools.listed)))

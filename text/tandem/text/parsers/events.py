@@ -1,4 +1,4 @@
-"""What a parser tells of a text, in the order of the text."""
+"""Events of a parser, in the order of the text."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More of what the model says to the user."""
+    """More of the content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of what the model thinks."""
+    """More of the reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A call of a tool whose name is known; its arguments follow."""
+    """A tool call whose name is known; its arguments follow."""
 
     index: int
-    """From 0, over the calls of one answer."""
+    """Index from 0, over the calls of one answer."""
     id: str
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDelta:
-    """More of a call's arguments: all of them joined are JSON, unless the model broke off."""
+    """More of a call's arguments. All of them joined are JSON, unless the model broke off."""
 
     index: int
     text: str
@@ -39,7 +39,7 @@ class ArgumentsDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """Nothing follows for this call."""
+    """End of a call."""
 
     index: int
 

@@ -1,7 +1,7 @@
-"""Harmony, the format of gpt-oss: messages, each on a channel and for somebody.
+"""Harmony, the format of gpt-oss: messages, each with a channel and a recipient.
 
-What is on the channel ``analysis`` is reasoning, what is for ``functions.NAME`` is a call, all else
-is content.
+A message on the channel ``analysis`` is reasoning, one for ``functions.NAME`` is a call, and any
+other is content.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ class Sink(Protocol):
 
     @property
     def cursor(self) -> Cursor:
-        """What is read from."""
+        """Return the cursor that is read from."""
         ...
 
     @property
     def calls(self) -> Calls:
-        """Where calls are written to."""
+        """Return the writer of calls."""
         ...
 
     def say(self, text: str) -> None:
-        """Content."""
+        """Write content."""
         ...
 
     def think(self, text: str) -> None:
-        """Reasoning."""
+        """Write reasoning."""
         ...
 
     def renew(self) -> None:
-        """A message begins."""
+        """Mark the start or end of a message."""
         ...
 
 
 def read_messages(
     sink: Sink, table: ChannelFormat, *, finds_calls: bool
 ) -> Generator[None, None, None]:
-    """All messages; the prompt has begun the first one's header."""
+    """Read all messages. The prompt has begun the first one's header."""
     yield
     cursor = sink.cursor
     starts = (table.start, table.channel, *table.ends)
@@ -69,7 +69,7 @@ def read_messages(
 def _message(
     sink: Sink, table: ChannelFormat, lead: str, *, finds_calls: bool
 ) -> Generator[None, None, str | None]:
-    """One message; the mark that ended it."""
+    """Read one message. Return the mark that ended it."""
     header = [lead]
     cursor = sink.cursor
     ended = yield from text_until(cursor, (table.message,), header.append, _MAX_HEADER)
@@ -97,7 +97,7 @@ def _message(
 
 
 def _begins_header(written: str, table: ChannelFormat) -> bool:
-    """Whether it is a header as models write them, or the beginning of one."""
+    """Return whether ``written`` is a header as models write them, or the beginning of one."""
     channel, constrain = re.escape(table.channel), re.escape(table.constrain)
     said = re.match(
         rf"(?:assistant)?{_RECIPIENT}(?:{channel}(?:{'|'.join(_CHANNELS)}))?{_RECIPIENT}"

@@ -1,4 +1,4 @@
-"""The parsers of one served model, and the special tokens that they must see."""
+"""Parsers of one served model, and the special tokens that they need to see."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from tandem.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelParsers:
-    """The formats that a model writes; None where it has none, or nobody knows it."""
+    """Formats that a model writes; None if it has none, or its format is not known."""
 
     tools: ToolFormat | ChannelFormat | None = None
     reasoning: ReasoningFormat | ChannelFormat | None = None
     seen: frozenset[int] = frozenset()
-    """Special tokens that texts must hold for the formats to be found."""
+    """Special tokens that the text must contain for the formats to be found."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, *, tools: str, reasoning: str) -> ModelParsers:
-        """By names, of which ``auto`` asks the model's chat templates and ``none`` is none.
+        """Return the parsers of named formats. ``auto`` derives one from the model's chat
+        templates; ``none`` is no format.
 
-        Raises InvalidParameter for two formats that cannot stand in one text.
+        Raises InvalidParameter for two formats that cannot be combined.
         """
         template = tokenizer.chat_templates.text
         called = tool_format(tools, template)
@@ -54,8 +55,8 @@ class ModelParsers:
     def begin(
         self, tools: Sequence[Mapping[str, Any]], prompt: str, continued: str = ""
     ) -> StreamParser:
-        """The parser of one choice that answers ``prompt`` and may call ``tools``, often none;
-        ``continued`` is the text of a message that it goes on with."""
+        """Return the parser of one choice that answers ``prompt`` and may call ``tools``, often
+        none. ``continued`` is the text of a message that it continues."""
         return StreamParser(
             tools=self.tools if tools else None,
             reasoning=self.reasoning,
@@ -67,8 +68,8 @@ class ModelParsers:
     def begin_forced(
         self, tools: Sequence[Mapping[str, Any]], prompt: str, continued: str = ""
     ) -> StreamParser:
-        """As ``begin``, of an answer that a grammar holds to be a list of calls, behind what the
-        model thinks."""
+        """Return the parser of an answer that a grammar restricts to a list of calls, after
+        reasoning. Arguments as in ``begin``."""
         reasoning = None if isinstance(self.reasoning, ChannelFormat) else self.reasoning
         return StreamParser(
             tools=FORCED,
@@ -80,14 +81,14 @@ class ModelParsers:
 
     @property
     def thinks(self) -> bool:
-        """Whether ``span`` knows how the model marks what it thinks."""
+        """Return whether ``span`` knows the marks of the model's reasoning."""
         return self.reasoning is not None and not isinstance(self.reasoning, ChannelFormat)
 
     def span(self, prompt: str, continued: str = "") -> ReasoningSpan | None:
-        """What may stand before a form that an answer to ``prompt`` is to have: None for nothing.
+        """Return the reasoning that may precede a structured answer to ``prompt``; None for none.
 
-        An answer that goes on with a message, ``continued``, begins no thought. Models that write
-        channels answer in the form at once.
+        An answer that continues a message, ``continued``, begins no reasoning. Models with channels
+        answer in the form at once.
         """
         reasoning = self.reasoning
         if reasoning is None or isinstance(reasoning, ChannelFormat):

@@ -1,4 +1,4 @@
-"""Whether an answer begins within a thought, by what stands before it."""
+"""Detection of answers that begin within reasoning, from the text before them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from tandem.text.parsers.tables import ReasoningFormat
 
 
 def is_open(reasoning: ReasoningFormat, prompt: str, continued: str = "") -> bool:
-    """Whether an answer to ``prompt`` begins within reasoning. ``continued``: the text of a message
-    that it goes on with, which says it alone: templates close a thought before any message."""
+    """Return whether an answer to ``prompt`` begins within reasoning. ``continued`` is the text of
+    a message that it continues. If given, it alone decides: templates close reasoning before any
+    message."""
     if continued.strip():
         opened = max(continued.rfind(each.rstrip()) for each in reasoning.opens)
         return opened > continued.rfind(reasoning.close)
@@ -18,7 +19,7 @@ def is_open(reasoning: ReasoningFormat, prompt: str, continued: str = "") -> boo
 
 
 def behind_marks(reasoning: ReasoningFormat, continued: str) -> str:
-    """What a message says behind the last mark in it."""
+    """Return the text of a message after its last mark."""
     for mark in (*reasoning.opens, reasoning.close):
         continued = continued.rpartition(mark.rstrip())[2]
     return continued.strip()

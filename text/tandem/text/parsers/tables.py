@@ -1,4 +1,4 @@
-"""What a format is: tables that the engine reads."""
+"""Formats as tables that the engine reads."""
 
 from __future__ import annotations
 
@@ -9,132 +9,130 @@ from tandem.text.parsers.bodies import Body
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterText:
-    """How one parameter of a call stands in a text."""
+    """Syntax of one parameter of a call."""
 
     begin: str
-    """From its first mark to its value, with ``{key}`` for its name."""
+    """Text from its first mark to its value, with ``{key}`` for its name."""
     key_end: str
-    """Ends the name."""
+    """Text that ends the name."""
     pad: str = ""
-    """May stand between the value and its end, and belongs to neither."""
+    """Optional text between the value and its end, which belongs to neither."""
     end: str
-    """Ends the value."""
+    """Text that ends the value."""
     after: str = ""
-    """Stands before the next one."""
+    """Text before the next parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiteralText:
-    """The syntax of arguments that are literals of another syntax than JSON."""
+    """Syntax of arguments that are literals of another syntax than JSON."""
 
     key: str
-    """Before an argument's value, with ``{key}`` for its name."""
+    """Text before an argument's value, with ``{key}`` for its name."""
     inner_key: str
-    """The same within an object."""
+    """Text before a value within an object, with ``{key}`` for its name."""
     separator: str
-    """Stands between arguments, and between items."""
+    """Text between arguments, and between items."""
     quote: str = ""
-    """Stands around texts, which are written as they are; empty where they are written as in
-    JSON."""
+    """Text around strings, which are written unescaped. Empty if they are written as in JSON."""
     words: tuple[str, str, str]
-    """True, false and null."""
+    """Words for true, false and null."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallText:
-    """How a call stands in a text, its arguments in the middle: what a grammar may hold a model
-    to."""
+    """Syntax of a call around its arguments, to which a grammar may restrict a model."""
 
     trigger: str
-    """Begins a region of calls."""
+    """Text that begins a region of calls."""
     begin: str
-    """From the trigger to the arguments, with ``{name}`` for the tool's name."""
+    """Text from the trigger to the arguments, with ``{name}`` for the tool's name."""
     head: tuple[str, ...] = ()
-    """Stand between ``begin`` and the arguments, where what begins like a call may be JSON of
-    another kind: grammars read each by itself."""
+    """Texts between ``begin`` and the arguments, if JSON of another kind may begin like a call.
+    Grammars read each separately."""
     after_number: str = ""
-    """Where set, the call's number stands behind ``begin``, and this between it and the
-    arguments."""
+    """Text between the call's number and the arguments. If set, the number follows ``begin``."""
     parameters: ParameterText | None = None
-    """How arguments are written one by one; None: they are one object in JSON."""
+    """Syntax of arguments written one by one; None: they are one JSON object."""
     literals: LiteralText | None = None
-    """How arguments are written in another syntax than JSON."""
+    """Syntax of arguments written in another syntax than JSON."""
     end: str
-    """From the arguments to the end of the region."""
+    """Text from the arguments to the end of the region."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartText:
-    """The syntax of calls that begin an answer, with or without a mark."""
+    """Syntax of calls that begin an answer, with or without a mark."""
 
     open: str = ""
-    """Before the first call."""
+    """Text before the first call."""
     separator: str
-    """Between two calls."""
+    """Text between two calls."""
     close: str = ""
-    """After the last call."""
+    """Text after the last call."""
     marks: tuple[tuple[str, str], ...]
-    """Texts that may begin a region of calls, each with what ends it then."""
+    """Texts that may begin a region of calls, each with the text that ends it then."""
     words: tuple[tuple[str, str], ...]
-    """What begins an answer that has no call: texts, each with an expression of what follows."""
+    """Texts that begin an answer without a call, each with an expression of what follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """How a model writes calls: regions, each with one call or several."""
+    """Syntax of a model's calls: regions, each with one call or several."""
 
     opens: tuple[str, ...]
     """Texts that begin a region."""
     body: Body
-    """What stands in a call."""
+    """Syntax of a call."""
     call_opens: tuple[str, ...] = ()
-    """Begin a call within a region; one of them may begin a region, too."""
+    """Texts that begin a call within a region; one of them may begin a region, too."""
     call_close: str = ""
-    """May end a call."""
+    """Optional text that ends a call."""
     separators: tuple[str, ...] = ()
-    """Stand between calls of a region, where nothing else tells them apart."""
+    """Texts between calls of a region, if no other text separates them."""
     listed: bool = False
-    """Calls may stand in a list, between [ and ], with commas."""
+    """True if calls may be in a list, between [ and ], with commas."""
     needs_list: bool = False
-    """They always do."""
+    """True if they are always in a list."""
     closes: tuple[str, ...] = ()
-    """May end a region."""
+    """Optional texts that end a region."""
     at_start: tuple[str, ...] = ()
-    """Texts that begin a region only where the model has said nothing yet; they are read again as
-    the region's own."""
+    """Texts that begin a region only at the start of the answer. They are read again as part of the
+    region."""
 
     texts: tuple[CallText, ...] = ()
-    """One for each mark that begins a region; one alone where calls may begin without a mark."""
+    """One for each mark that begins a region; only one if calls may begin without a mark."""
     start: StartText | None = None
-    """Where calls may begin an answer without a mark."""
+    """Syntax of calls that begin an answer without a mark, if the format allows them."""
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All texts that it is told by: special tokens among them must be seen."""
+        """Return all texts that identify the format. Special tokens among them must be kept in the
+        text."""
         own = (*self.opens, *self.call_opens, self.call_close, *self.closes)
         return tuple(each for each in (*own, *self.body.marks) if each)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """How a model marks what it thinks."""
+    """Marks of a model's reasoning."""
 
     opens: tuple[str, ...]
     close: str
     starts_open: bool = False
-    """An answer begins within reasoning, unless the prompt has closed it."""
+    """True if an answer begins within reasoning, unless the prompt has closed it."""
     answered: tuple[str, ...] = ()
-    """An answer to a prompt that ends with one of these (a tool's result) does not, though."""
+    """Ends of a prompt (a tool's result) after which an answer does not begin within reasoning."""
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """See ``ToolFormat.marks``."""
+        """Return the marks as ``ToolFormat.marks``."""
         return (*self.opens, self.close)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelFormat:
-    """Messages with headers that name a channel and who they are for (Harmony)."""
+    """Messages with headers that name a channel and a recipient (Harmony)."""
 
     start: str = "<|start|>"
     channel: str = "<|channel|>"
@@ -153,10 +151,10 @@ class ChannelFormat:
             end="",
         ),
     )
-    """How calls stand: who they are for is named before or after the channel."""
+    """Syntax of calls: the recipient is named before or after the channel."""
     ends: tuple[str, ...] = ("<|end|>", "<|call|>", "<|return|>")
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """See ``ToolFormat.marks``."""
+        """Return the marks as ``ToolFormat.marks``."""
         return (self.start, self.channel, self.message, self.constrain, *self.ends)

@@ -1,4 +1,4 @@
-"""Values that a model writes as plain text, as JSON of the type that a tool's schema asks for."""
+"""Values that a model writes as plain text, converted to JSON of the type in a tool's schema."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _INTEGER = re.compile(r"[-+]?\d{1,400}", re.ASCII)
 _NUMBER = re.compile(r"[-+]?(?:\d{1,400}\.?\d{0,400}|\.\d{1,400})(?:[eE][-+]?\d{1,3})?", re.ASCII)
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 _MAX_LOOKS = 256
-"""Schemas that are looked at for the types of one."""
+"""Maximum schemas that are read for the types of one."""
 _MAX_LITERAL = 100_000
 _DEFINED = re.compile(r"#/(\$defs|definitions)/([^/]+)")
 DEFINED_STRING = "defined string"
-"""What ``types_of`` says for a string that is defined elsewhere: models and grammars write it as
-JSON, with its quotes, and others as it is."""
+"""Result of ``types_of`` for a string that is defined elsewhere. Some models and grammars write it
+as JSON, with its quotes; others without."""
 
 
 def types_of(schema: object, root: object = None) -> frozenset[str]:
-    """JSON types that a schema allows; empty where it does not say so of all that it allows.
+    """Return the JSON types that a schema allows; empty if it does not name them all.
 
     ``root`` is the schema in whose ``$defs`` or ``definitions`` its references are looked up. A
-    string that one leads to is ``DEFINED_STRING``, also where a string is allowed beside it.
+    string that one refers to is ``DEFINED_STRING``, even if a plain string is also allowed.
     """
     types: set[str] = set()
     waiting: list[tuple[object, bool]] = [(schema, False)]
@@ -51,7 +51,7 @@ def types_of(schema: object, root: object = None) -> frozenset[str]:
 
 
 def _own_types(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Types that a schema names itself."""
+    """Return the types that a schema names itself."""
     kind = schema.get("type")
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(kind, str):
@@ -65,22 +65,22 @@ def _own_types(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _several(schema: Mapping[str, Any]) -> list[Any] | None:
-    """Schemas of which a value follows one."""
+    """Return the schemas of ``anyOf`` or ``oneOf``, or None."""
     lists = (schema.get(name) for name in ("anyOf", "oneOf"))
     return next((each for each in lists if isinstance(each, list)), None)
 
 
 def _definition(to: str, root: object) -> object:
-    """What a reference leads to; None where it leads nowhere."""
+    """Return the target of a reference; None if it has none."""
     place = _DEFINED.fullmatch(to)
     room = root.get(place[1]) if place is not None and isinstance(root, Mapping) else None
     return room.get(place[2]) if place is not None and isinstance(room, Mapping) else None
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """``text`` in JSON: as one of ``types`` if it can be read so, else as a string.
+    """Return ``text`` as JSON: as one of ``types`` if it can be read so, else as a string.
 
-    One that is defined elsewhere is read as JSON where it begins with a quote.
+    A string that is defined elsewhere is read as JSON if it begins with a quote.
     """
     bare = text.strip()
     word = _WORDS.get(bare.lower())
@@ -111,7 +111,8 @@ def _number(text: str) -> str:
 
 
 def _parsed(text: str) -> str | None:
-    """A value in JSON, or as Python writes it, as templates do that print an object as it is."""
+    """Return a value that is written as JSON or as a Python literal; None if it is neither.
+    Templates that print an object write Python literals."""
     try:
         found = json.dumps(_value(text), ensure_ascii=False, allow_nan=False)
         found.encode()
@@ -121,7 +122,7 @@ def _parsed(text: str) -> str | None:
 
 
 def _value(text: str) -> object:
-    """Raises what ``json.loads`` and ``ast.literal_eval`` raise."""
+    """Return the parsed value. Raises what ``json.loads`` and ``ast.literal_eval`` raise."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except ValueError:
@@ -134,7 +135,8 @@ def _value(text: str) -> object:
 
 
 def _is_json(value: object) -> bool:
-    """Whether JSON means the same: no tuples, sets or bytes, and no names but texts."""
+    """Return whether a value has the same meaning in JSON: no tuples, sets or bytes, and only text
+    keys."""
     if isinstance(value, dict):
         return all(isinstance(key, str) for key in value) and all(map(_is_json, value.values()))
     if isinstance(value, list):

@@ -133,7 +133,7 @@ class PeerHealth(msgspec.Struct, frozen=True):
 
 
 class Welcome(msgspec.Struct, Generic[Card], frozen=True, tag="welcome"):
-    """Reply to Hello: the link is established."""
+    """Reply to HELLO: the link is established."""
 
     card: Card
     """Card of the receiver; its type depends on the protocol."""
@@ -179,8 +179,8 @@ class Draining(msgspec.Struct, frozen=True, tag="draining"):
 
 
 class Reset(msgspec.Struct, frozen=True, tag="reset"):
-    """There is no link, sent in both directions. All its keys have failed; HELLO begins a new
-    link."""
+    """The link is closed, or does not exist. Its keys have failed; HELLO begins another. Sent in
+    both directions."""
 
     reason: Annotated[str, Meta(max_length=500)]
 

@@ -25,7 +25,7 @@ SECRET = frozenset({"api_key", "admin_api_key"})
 """Settings whose values are hidden: only whether they are set is shown."""
 ADDRESSES = frozenset({"control"})
 LOGGERS = ("tandem", "uvicorn")
-"""Whose level is set: this process's own, and its server's."""
+"""Loggers whose level is set: this process's own, and its server's."""
 
 
 @routes.get("/server_info")
@@ -95,7 +95,7 @@ def _level() -> str:
 
 
 def _settings(config: RouterConfig) -> dict[str, Any]:
-    """All settings by name; of secrets how many there are."""
+    """Return all settings by name; of secrets only their number."""
     found = {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}
     return {
         name: f"{len(value)} given" if name in SECRET else value for name, value in found.items()
@@ -103,7 +103,7 @@ def _settings(config: RouterConfig) -> dict[str, Any]:
 
 
 def _told(card: ModelCard) -> dict[str, Any]:
-    """A card without what only links need."""
+    """Return a card without the fields that only links use."""
     told = {name: getattr(card, name) for name in card.__struct_fields__ if name not in ADDRESSES}
     return {**told, "incarnation": card.incarnation and card.incarnation.hex()}
 

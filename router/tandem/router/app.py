@@ -223,9 +223,9 @@ class Router:
 
 
 def create_app(config: RouterConfig) -> Starlette:
-    """The ASGI application. Its lifespan holds the links to the workers.
+    """Return the ASGI application. Its lifespan holds the links to the workers.
 
-    Raises InvalidParameter for gRPC where its packages are not installed.
+    Raises InvalidParameter for gRPC if its packages are not installed.
     """
     if config.grpc_port and find_spec("grpc_reflection") is None:
         allowed = "0, unless tandem-serving[grpc] is installed"
@@ -349,7 +349,7 @@ def _registered(config: RouterConfig) -> list[tuple[Endpoint, Access]]:
 async def _rpc(
     service: Service, config: RouterConfig, authorizer: Authorizer, turns: Turns
 ) -> AsyncIterator[RpcServer | None]:
-    """gRPC, where it is asked for."""
+    """Run the gRPC server if it is enabled."""
     if not config.grpc_port:
         yield None
         return

@@ -16,7 +16,7 @@ MIN_TIMEOUT = 2 * WORKER_BEAT_SECONDS
 
 
 def check_beats(interval: float, timeout: float) -> None:
-    """Raise InvalidParameter for what workers contradict, or what contradicts itself."""
+    """Raise InvalidParameter for settings that contradict the workers', or each other."""
     if interval > MAX_INTERVAL:
         patience = f"a worker takes {WORKER_PATIENCE_SECONDS:g} s of silence for the router's end"
         raise InvalidParameter("beat_interval", interval, f"at most {MAX_INTERVAL:g}: {patience}")

@@ -39,7 +39,7 @@ class Closing:
         self._seconds = LINGER_SECONDS
         self._room = LINGER_BYTES
         self.has_begun = False
-        """Nothing more is written, and what is read goes nowhere."""
+        """Set once nothing more is written, and received bytes are discarded."""
 
     def is_over(self) -> bool:
         """Return whether the connection has begun to close or is closed."""
@@ -88,7 +88,7 @@ class Closing:
         return self.has_begun and not self._transport.get_write_buffer_size()
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Cancel the deadlines: the connection is closed."""
         self.disarm()
         if self._linger is not None:
             self._linger.cancel()
@@ -99,7 +99,7 @@ class Closing:
         self.arm(self._write_seconds, self._check_drained)
 
     def arm(self, seconds: float, late: Callable[[], None]) -> None:
-        """Call it then, in place of what was to be called before."""
+        """Call ``late`` after ``seconds``, in place of the previous call."""
         self.disarm()
         self._deadline = self._loop.call_later(seconds, late)
 

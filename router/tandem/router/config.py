@@ -361,7 +361,7 @@ class RouterConfig(TracingConfig, Limits):
 
 
 def check_origins(origins: tuple[str, ...]) -> None:
-    """Raise InvalidParameter for what no browser sends as the origin of a page."""
+    """Raise InvalidParameter for a value that no browser sends as the origin of a page."""
     for origin in origins:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise InvalidParameter("allowed_origins", origin, "* or SCHEME://HOST[:PORT]")

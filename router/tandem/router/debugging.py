@@ -136,7 +136,8 @@ def _limit(asked: str | None) -> int:
 
 
 async def _shared(request: Request, name: str, read: Callable[[], object]) -> Response:
-    """Return what ``read`` gives in the loop's thread, for all calls of this tenant together."""
+    """Return the result of ``read``, called in the loop's thread, shared by all calls of this
+    tenant."""
     answers: SharedAnswers = request.app.state.answers
     tenant = current_tenant.get()
     owner = f"{tenant.id} {tenant.is_admin}"

@@ -1,7 +1,7 @@
-"""The OpenAPI document: what each path takes and every status that it answers with.
+"""The OpenAPI document: the input of each path and every status of its answers.
 
-Endpoints read and write bytes by themselves. What they take is made from ``schemas`` and
-``parameters``, what they answer from ``answers``.
+Endpoints read and write bytes by themselves. The schemas of their input are made from ``schemas``
+and ``parameters``, those of their output from ``answers``.
 """
 
 from __future__ import annotations
@@ -249,7 +249,8 @@ def document(
 
 
 def _describe(endpoint: Endpoint, guards: tuple[int, ...]) -> dict[str, Any]:
-    """``guards``: what a request without the right key is answered with."""
+    """Describe an endpoint. ``guards``: statuses of the answers to a request without the right
+    key."""
     (method,) = map(str.lower, endpoint.methods or ())
     operation, name = OPERATIONS[method, endpoint.path_format], endpoint.name
     described: dict[str, Any] = {
@@ -305,7 +306,8 @@ def _answer(operation: Operation, description: str) -> dict[str, Any]:
 
 
 def _event(model: type[BaseModel], has_name: bool) -> dict[str, Any]:
-    """One server-sent event, which is what a stream's schema is of before OpenAPI 3.2."""
+    """Return the schema of one server-sent event; a stream's schema is that of its events before
+    OpenAPI 3.2."""
     data = {
         "type": "string",
         "contentMediaType": "application/json",

@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 SECONDS = 1.0
-"""Between two looks whether it is quiet."""
+"""Seconds between two checks for a quiet moment."""
 YOUNGEST, YOUNGER = 700, 2
-"""Thresholds of the first two generations: a pass over both looks at some 2,000 objects."""
+"""Thresholds of the first two generations: a pass over both traverses some 2,000 objects."""
 NEVER = 2**31 - 1
 WORTH = 10
 """Passes over the younger generations after which a full one is worth a quiet moment."""
@@ -27,8 +27,8 @@ then."""
 
 @asynccontextmanager
 async def paced(is_quiet: Callable[[], bool]) -> AsyncIterator[None]:
-    """Until the block ends, a full pass is made when ``is_quiet``, or too much has come. What is
-    there at the start is never looked at again."""
+    """Make full passes until the block ends: when ``is_quiet``, or too many objects have come.
+    Objects that exist at the start are never traversed again."""
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(YOUNGEST, YOUNGER, NEVER)

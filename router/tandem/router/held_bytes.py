@@ -41,8 +41,8 @@ class HeldBytes:
         return holding
 
     def add(self, holding: Holding, num_bytes: int) -> bool:
-        """Hold bytes that came; return whether there was room for them. They count until they are
-        let go of, in either case."""
+        """Hold received bytes; return whether there was room for them. They count until they are
+        released, in either case."""
         self._count(holding, num_bytes)
         moves = holding.progressed(num_bytes, self._clock())
         if moves and holding in self._coming:
@@ -71,7 +71,7 @@ class HeldBytes:
         )
 
     def seconds_still(self, holding: Holding) -> float:
-        """Return how long a request has made no progress."""
+        """Return the seconds since a request made progress."""
         return self._clock() - holding.progress_at
 
     def _count(self, holding: Holding, num_bytes: int) -> None:
@@ -82,7 +82,7 @@ class HeldBytes:
             del self._by_tenant[holding.tenant]
 
     def _has_room(self, holding: Holding) -> bool:
-        """Return whether what has come of a request may stay; one that is alone always may."""
+        """Return whether a request's received bytes may stay; a single request always may."""
         if holding.num_bytes == self.num_bytes:
             return True
         free = self.most - self.num_bytes
@@ -113,7 +113,7 @@ class Holding:
         self._fresh = 0
 
     def progressed(self, num_bytes: int, now: float) -> bool:
-        """Count bytes that came; return whether they are progress."""
+        """Count received bytes; return whether they are progress."""
         self._fresh += num_bytes
         if self._fresh < PROGRESS_BYTES:
             return False

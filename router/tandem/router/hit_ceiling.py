@@ -22,7 +22,7 @@ HALF_SECONDS = 12 * 3600.0
 
 
 class Sketch:
-    """About how many distinct hashes came."""
+    """Estimate of the number of distinct hashes."""
 
     def __init__(self) -> None:
         self._registers = bytearray(_REGISTERS)
@@ -69,7 +69,7 @@ class HitCeiling:
         self._asked_now += len(hashes)
 
     def read(self) -> float | None:
-        """0 to 1; None before any block was asked for."""
+        """Return the ceiling, 0 to 1; None before any block was requested."""
         self._turn()
         asked = self._asked_now + self._asked_before
         if not asked:

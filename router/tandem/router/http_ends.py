@@ -24,7 +24,7 @@ HEARD_BEHIND = 8
 
 
 class Outlet(asyncio.Transport):
-    """A connection as uvicorn sees it; how it closes is not uvicorn's to decide."""
+    """Transport that uvicorn gets for a connection; closing it begins an orderly close."""
 
     def __init__(
         self, transport: asyncio.Transport, closing: Closing, end: Callable[[], None]
@@ -88,7 +88,7 @@ class EndingProtocol(JoinedProtocol):
         self._is_stopping = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client came."""
+        """Begin a connection of a client."""
         self.closing = Closing(transport, self.limits.write_seconds)
         self._outlet = Outlet(transport, self.closing, self.end)
         super().connection_made(self._outlet)
@@ -109,7 +109,7 @@ class EndingProtocol(JoinedProtocol):
             self.closing.watch()
 
     def on_headers_complete(self) -> None:
-        """A request came."""
+        """Add a request to the cycles."""
         super().on_headers_complete()
         self.cycles.append(self.cycle)
         # uvicorn reads nothing more where one waits behind another, and so of nobody who leaves.

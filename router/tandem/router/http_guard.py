@@ -75,8 +75,8 @@ class GuardedProtocol(EndingProtocol):
         self._num_parts = self._parts_bytes = 0
         """Counts over all bodies."""
         self._parts_before: deque[tuple[int, int]] = deque()
-        """The two as they were when a body began: the one that comes, and before it those whose
-        answers are not out."""
+        """The two counts when a body began: of the current body, and before it of those whose
+        answers are not complete."""
         self._deadline: asyncio.TimerHandle | None = None
         self._refusal: ErrorAnswer | None = None
         self._is_counted = False
@@ -101,7 +101,7 @@ class GuardedProtocol(EndingProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count, parse, and count what is still open."""
+        """Count, parse, and arm the deadline of what is still open."""
         if self.closing.has_begun:
             self.closing.heard(len(data))
         if self.transport.is_closing():
@@ -161,7 +161,7 @@ class GuardedProtocol(EndingProtocol):
             self._give_up(malformed(f"More than {MAX_PIPELINED} requests wait on one connection"))
 
     def on_body(self, body: bytes) -> None:
-        """A part of it: a chunk, or what a read brought of one."""
+        """Count a part of the body: a chunk, or what a read returned of one."""
         self._body += len(body)
         self._num_parts += 1
         self._parts_bytes += len(body)
@@ -263,7 +263,8 @@ class GuardedProtocol(EndingProtocol):
             self._arm(self._seconds)
 
     def _forget_parts(self) -> None:
-        """Those of bodies whose answers are out, but for the last: it may not be in yet."""
+        """Drop the counts of bodies whose answers are complete, except for the last: it may not be
+        complete itself."""
         while len(self._parts_before) > max(1, len(self.cycles)):
             self._parts_before.popleft()
 

@@ -52,7 +52,7 @@ class RequestParser:
         del self._parser
 
     def feed_data(self, data: bytes) -> None:
-        """Parse more of what came. Raises HttpParserError."""
+        """Parse more received bytes. Raises HttpParserError."""
         while True:
             try:
                 self._parser.feed_data(data)

@@ -14,7 +14,7 @@ from tandem.router.tenant import Tenant
 logger = logging.getLogger(__name__)
 
 SHARE = 20
-"""The files are looked at again after this many times the seconds that the last look took."""
+"""Multiple of the seconds of the last check after which the files are checked again."""
 SETTLED_NS = 100_000_000
 """Age from which a file's times distinguish its versions; a younger file is read at each check."""
 MAX_KEY_BYTES = 4_096
@@ -70,7 +70,7 @@ class KeyFolder:
         """Version and content by name; no version for a file that was changed just before it was
         read."""
         self._changed = -1
-        """When an entry of the folder last came or went."""
+        """Time of the last change of the folder's entries."""
         self._next = 0.0
         self._problem = ""
 

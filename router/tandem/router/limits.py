@@ -1,4 +1,4 @@
-"""Limits of what one client may send, hold and keep open. ``--limits-file`` changes them."""
+"""Limits of the input, memory and connections of one client. ``--limits-file`` changes them."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ STATUSES = (200, 429, 500, 503, 504)
 counted."""
 
 MISTAKES = frozenset({RefusalCode.INVALID, RefusalCode.NEVER_FITS, RefusalCode.UNSUPPORTED})
-"""Refusals of what a client did wrong (400): the service has not failed."""
+"""Refusals of a client's mistakes (400): the service has not failed."""
 
 GaugeReading = Mapping[tuple[str, ...], float]
 GaugeReader = Callable[[], GaugeReading]
@@ -104,7 +104,8 @@ class RouterMetrics:
         return generate_latest(self.registry)
 
     def reading(self) -> Callable[[], bytes]:
-        """Read all gauges, and return what writes the exposition: that may run in a thread."""
+        """Read all gauges, and return the function that writes the exposition: it may run in a
+        thread."""
         return partial(self._written, {gauge.name: dict(gauge.read()) for gauge in self._gauges})
 
     def _written(self, readings: Mapping[str, GaugeReading]) -> bytes:
@@ -140,7 +141,7 @@ class RouterMetrics:
     # Requests, in vLLM's names.
 
     def request_came(self) -> None:
-        """A request asks for an answer, whatever becomes of it."""
+        """Count a received request, before its outcome."""
         self._came.inc()
 
     def request_started(self, *, num_prompt: int, num_choices: int, max_tokens: int | None) -> None:
@@ -156,7 +157,7 @@ class RouterMetrics:
         self._ttft.observe(seconds)
 
     def choice_finished(self, reason: FinishReason) -> None:
-        """One choice came to its end."""
+        """Count an ended choice."""
         self._success.labels(self._model_name, str(reason)).inc()
 
     def request_ended(
@@ -212,7 +213,7 @@ class RouterMetrics:
         self._attempts.labels(shape, rung).inc()
 
     def forecast(self, way: str, error: float) -> None:
-        """A first token came ``error`` seconds away from what placement had forecast."""
+        """Observe a first token that came ``error`` seconds from the forecast of placement."""
         self._forecast_errors.labels(way).observe(error)
 
     def attempt_failed(self, kind: str, reason: str) -> None:
@@ -366,7 +367,7 @@ class RouterMetrics:
 
 
 def _samples(metric: Counter | Histogram, ending: str, label: str) -> Iterator[tuple[str, float]]:
-    """Values of the samples whose names end so, with the value of one label."""
+    """Yield the values of the samples whose names have this ending, with the value of one label."""
     for family in metric.collect():
         for sample in family.samples:
             if sample.name.endswith(ending):

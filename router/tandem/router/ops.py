@@ -20,10 +20,12 @@ routes = Routes("operation")
 
 
 class Readiness:
-    """Waits for the whole configured fleet once; from then on for what can serve at all."""
+    """Readiness: it waits for the whole configured fleet once, and from then on for any workers
+    that can serve."""
 
     def __init__(self, fleet: Fleet, *, prefill: int, decode: int, health_waits: bool) -> None:
-        """``health_waits``: whether ``/health`` waits for the fleet, too."""
+        """Store the roles' numbers of workers. ``health_waits``: ``/health`` waits for the fleet,
+        too."""
         self._fleet = fleet
         self._prefill = prefill
         self._decode = decode

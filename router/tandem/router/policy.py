@@ -1,4 +1,4 @@
-"""The policy that a router's settings ask for."""
+"""The placement policy that a router's settings select."""
 
 from __future__ import annotations
 

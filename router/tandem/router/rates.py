@@ -17,7 +17,7 @@ class Window:
         self._seconds = seconds
 
     def note(self, now: float, *counters: float) -> None:
-        """The counters as they stand; what comes too soon after the last sample is passed over."""
+        """Note the counters' values; a sample too soon after the last one is dropped."""
         if self._samples and now - self._samples[-1][0] < self._spacing:
             return
         self._samples.append((now, counters))
@@ -25,7 +25,8 @@ class Window:
             self._samples.popleft()
 
     def differences(self) -> tuple[float, tuple[float, ...]]:
-        """Seconds between the oldest and the latest sample, and how far the counters went."""
+        """Return the seconds between the oldest and the latest sample, and the counters'
+        differences."""
         if len(self._samples) < 2:
             return 0.0, ()
         (began, before), (ended, after) = self._samples[0], self._samples[-1]
@@ -38,7 +39,7 @@ class Window:
 
 
 class DecayedRate:
-    """A rate of seldom events, noted as they come: what is older weighs less and less."""
+    """Rate of rare events, noted as they come: older events weigh less."""
 
     def __init__(self, seconds: float = 5.0) -> None:
         self._seconds = seconds

@@ -20,7 +20,7 @@ class RouteTable:
     def match(self, scope: Scope) -> Access:
         """Put the route of a request into the scope, and return its access class.
 
-        A path without a route has the class of clients' routes: strangers are asked for a key.
+        A path without a route has the class of clients' routes, so that it requires a key.
         """
         partial: tuple[BaseRoute, Access, Scope] | None = None
         for route, access in self._routes:

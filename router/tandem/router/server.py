@@ -25,7 +25,7 @@ from tandem.router.middleware.answer import send_error
 from tandem.router.middleware.stopping import LAST_WORD_SECONDS, Ending, shutting_down
 
 EVERY = 0.1
-"""Seconds between two looks at what a router that stops waits for."""
+"""Seconds between two checks of what a router that stops waits for."""
 DESCRIPTORS_KEPT = 512
 """Descriptors for workers' links, files and everything else that is not a client's connection."""
 BODY_GRACE = 5.0
@@ -139,7 +139,7 @@ class Server(uvicorn.Server):
                 connection.shutdown()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal came."""
+        """Handle a signal."""
         if self.should_exit:
             self.force_exit = True
         super().handle_exit(sig, frame)

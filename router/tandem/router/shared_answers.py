@@ -17,10 +17,11 @@ BURST = 20
 EVERY = 0.5
 """Seconds between two answers of one owner under load."""
 MOST_OWNERS = 4_096
-"""Owners whose pace is known; the one that asked longest ago is forgotten first."""
+"""Owners whose pace is kept; the one with the oldest request is dropped first."""
 
 Prepare = Callable[[], Callable[[], bytes]]
-"""Run on the loop, where it reads what changes; what it returns runs in a thread."""
+"""Callback that runs on the loop, where it reads changing state; the function that it returns runs
+in a thread."""
 
 
 class SharedAnswers:
@@ -33,8 +34,8 @@ class SharedAnswers:
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def get(self, name: str, prepare: Prepare, *, owner: str = "") -> bytes:
-        """Return the answer of this name. Answers of one owner have a pace together: owners do not
-        wait for each other. Raises what making it raises."""
+        """Return the answer of this name. Answers of one owner share a pace: owners do not wait for
+        each other. Raises the errors of making it."""
         loop, key = asyncio.get_running_loop(), (owner, name)
         future: asyncio.Future[bytes] = loop.create_future()
         self._waiting.setdefault(key, []).append(future)

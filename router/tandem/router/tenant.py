@@ -45,9 +45,9 @@ def tenant_id() -> str:
 
 
 def salted(asked: str | None) -> str | None:
-    """Return the cache salt of a request of the current tenant that asks for the salt ``asked``.
+    """Return the cache salt of a request of the current tenant with the salt ``asked``.
 
-    The id of the tenant stands before the salt, so no other tenant can ask for the same one.
+    The id of the tenant is a prefix of the salt, so no other tenant can use the same one.
     """
     tenant = tenant_id()
     if not tenant:

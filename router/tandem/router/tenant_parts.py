@@ -22,7 +22,7 @@ class _Part(Generic[_Name]):
 
 
 class TenantParts(Generic[_Name]):
-    """Which tenant holds which entries, and how many bytes."""
+    """Entries and bytes of each tenant."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -31,7 +31,7 @@ class TenantParts(Generic[_Name]):
         self._tenant_of: dict[_Name, str] = {}
 
     def count(self, tenant: str) -> int:
-        """Return how many entries a tenant holds."""
+        """Return the number of a tenant's entries."""
         part = self._parts.get(tenant)
         return 0 if part is None else len(part.sizes)
 
@@ -47,7 +47,7 @@ class TenantParts(Generic[_Name]):
         self._grow(part, size)
 
     def grow(self, tenant: str, size: int) -> None:
-        """Count bytes that several entries of a tenant share; negative if they are gone."""
+        """Count bytes that several entries of a tenant share; negative if they are freed."""
         self._grow(self._parts.setdefault(tenant, _Part()), size)
         self._forget_if_empty(tenant)
 

@@ -35,7 +35,7 @@ class RejectReason(StrEnum):
     TOKENS = "max_num_queued_tokens"
     AGE = "max_queue_age"
     LARGE = "large_requests"
-    """No thread was free for what takes long before a request can be queued."""
+    """Reason: no thread was free for the work on a large request before it can be queued."""
 
 
 class AdmissionRefused(RequestRefused):
@@ -104,8 +104,8 @@ class _Share:
     running: _Amount = field(default_factory=_Amount)
     waiting: _Amount = field(default_factory=_Amount)
     heap: list[_Waiting] = field(default_factory=list)
-    """Requests that wait, the one that goes first at first; those that left are skipped when they
-    come up."""
+    """Requests that wait, the first to run at the head; abandoned ones are skipped when they come
+    up."""
 
 
 class AdmissionQueue:
@@ -255,7 +255,7 @@ class AdmissionQueue:
             waiting.turn.set_result(None)
 
     def _next(self) -> _Waiting | None:
-        """The request that goes next, if it may run now: the first of all, or else the first of
+        """Return the request to run next, if it may run now: the first of all, or else the first of
         those whose tenants have less than their part."""
         firsts = [
             (first, share)
@@ -271,7 +271,7 @@ class AdmissionQueue:
         return min(below, default=None)
 
     def _first(self, share: _Share) -> _Waiting | None:
-        """The request of a tenant that goes first."""
+        """Return the first request of a tenant."""
         heap = share.heap
         while heap and heap[0].number not in self._members:
             heapq.heappop(heap)

@@ -1,9 +1,9 @@
-"""Requests begin what takes some milliseconds of the loop one by one: one in each of its rounds.
+"""Turns for work that takes some milliseconds of the loop: one begins in each of the loop's rounds.
 
-A loop does all that is ready before it looks at its sockets again: ten prompts that are read and
-placed in one moment kept every running stream waiting for all ten. So do
-the streams of a worker that is lost, and requests that waited for the same thing. Tenants that wait
-take rounds by turns.
+A loop runs all ready callbacks before it polls its sockets again. Ten prompts that are read and
+placed in one moment would keep every running stream waiting for all ten. The same holds for the
+streams of a lost worker, and for requests that waited for the same event. Tenants that wait take
+rounds by turns.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "tool_use": ("type", "id", "name", "input", "cache_control", "caller"),
     "tool_result": ("type", "tool_use_id", "content", "is_error", "cache_control"),
 }
-"""Kind of a block to its keys; what is to be cached, cited or signed changes no answer."""
+"""Kind of a block to its keys; cache marks, citations and signatures change no answer."""
 _OF_ROLES = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "tool_use"),

@@ -32,7 +32,7 @@ def error_body(scope: Scope, answer: ErrorAnswer) -> bytes:
 
 
 def _request_id(scope: Scope) -> str:
-    """The request's; none yet where a connection is refused before any layer sees it."""
+    """Return the request's id; "" if a connection is refused before any layer sees it."""
     return str(scope.get("state", {}).get("request_id", ""))
 
 

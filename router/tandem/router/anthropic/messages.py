@@ -99,7 +99,7 @@ async def count_tokens(request: Request) -> Response:
 
 
 def _understood(body: MessagesBody, service: Service) -> tuple[ChatBody, AnswerReader]:
-    """The chat that a body is, and what reads its answer; may take long for a large body."""
+    """Return a body's chat, and the reader of its answer; may take long for a large body."""
     with _in_own_words(body):
         chat = body.chat()
         check_calls(chat, service.parsers)
@@ -109,7 +109,8 @@ def _understood(body: MessagesBody, service: Service) -> tuple[ChatBody, AnswerR
 async def _read(
     asked: Asked, body: CountBody
 ) -> AsyncGenerator[tuple[bytes, RequestOutput, CompletionOutput | None], None]:
-    """Events, and what they came from, step by step. Closing it aborts the request."""
+    """Yield events and the outputs that they are from, step by step. Closing it aborts the
+    request."""
     begun = False
     with _in_own_words(body):
         outputs = chat_outputs(asked.service, asked.chat, asked.request, asked.reader)

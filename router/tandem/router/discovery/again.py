@@ -17,9 +17,9 @@ LOOK_AGAIN = 15.0
 
 
 async def look_again(pool: WorkerPool, interval: float) -> None:
-    """Look after the addresses that are down for a whole ``interval`` (seconds), until cancelled.
+    """Reconnect the addresses that are down for a whole ``interval`` (seconds), until cancelled.
 
-    Not at once: of a worker's two addresses both would greet, and end each other's links.
+    Not at once: on two addresses of one worker both would send HELLO, and end each other's links.
     """
     down: set[str] = set()
     while True:

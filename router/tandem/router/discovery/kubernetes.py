@@ -30,7 +30,7 @@ Found = dict[str, PodFacts]
 
 
 class ErrorCounter(Protocol):
-    """Counts what went wrong between router and API server."""
+    """Counter of errors between router and API server."""
 
     def discovery_failed(self) -> None:
         """One more list or watch that failed."""
@@ -66,7 +66,7 @@ class PodWatcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask it to end; a read under way ends with its own deadline."""
+        """Request the end; a read under way ends with its own deadline."""
         self._stopping.set()
 
     def _run(self) -> None:

@@ -83,7 +83,7 @@ class PodBook:
         self._pods: dict[str, PodFacts] = {}
 
     def replace(self, pods: Iterable[Pod]) -> None:
-        """A full list came: what is not in it is gone."""
+        """Replace all pods by a full list: those that are not in it are removed."""
         self._pods = {facts.uid: facts for facts in map(facts_of, pods)}
 
     def apply(self, kind: str, pod: Pod) -> None:

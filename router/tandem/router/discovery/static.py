@@ -16,7 +16,7 @@ class StaticDiscovery:
         self._endpoints = tuple(dict.fromkeys(endpoints))
 
     async def run(self, interval: float = LOOK_AGAIN) -> None:
-        """Add all addresses, then look after those that stay down for a whole ``interval``."""
+        """Add all addresses, then reconnect those that stay down for a whole ``interval``."""
         for endpoint in self._endpoints:
             self._pool.add(endpoint)
         await look_again(self._pool, interval)

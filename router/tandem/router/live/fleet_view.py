@@ -1,4 +1,4 @@
-"""``/debug/fleet``: workers, the links between them, what waits for what, and how fast it goes; and
+"""``/debug/fleet``: workers, the links between them, waiting requests and rates; and
 ``/debug/fabric``: the links alone."""
 
 from __future__ import annotations
@@ -182,7 +182,8 @@ class LiveFleet:
     def standing(
         self, pair: Pair, health: PeerHealth, quarantined: Mapping[Pair, FailCause], now: float
     ) -> tuple[str, str]:
-        """A link's state, and why it is not ``up`` or goes a worse way than it might."""
+        """Return a link's state, and the reason if it is not ``up`` or uses a slower transport than
+        possible."""
         if (cause := quarantined.get(pair)) is not None:
             return "quarantined", str(cause)
         if not health.up:

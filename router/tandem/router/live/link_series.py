@@ -68,7 +68,7 @@ def register_link_series(metrics: RouterMetrics, live: LiveFleet) -> None:
 
 
 def _shown(live: LiveFleet) -> tuple[list[_Link], int]:
-    """Links with series, and how many have none."""
+    """Return the links with series, and the number of those without."""
     pool, now = live.fleet.pool, time.monotonic()
     quarantined = live.fleet.quarantined()
     found = []
@@ -87,5 +87,5 @@ def _name(peer: Incarnation, workers: Mapping[Incarnation, Worker]) -> str:
 
 
 def _label(worker: Worker) -> str:
-    """The pod, whose name outlives a restart; without one the address."""
+    """Return the pod, whose name outlives a restart; without one the address."""
     return worker.note.pod or worker.connection.endpoint

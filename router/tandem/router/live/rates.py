@@ -14,7 +14,7 @@ SAMPLE_SECONDS = 1.0
 
 
 class RouterRates:
-    """Looks at the counters once a second; nothing is done for a request or a token."""
+    """Rates from samples of the counters once a second; a request or a token costs nothing."""
 
     def __init__(self, metrics: RouterMetrics) -> None:
         self._metrics = metrics
@@ -28,11 +28,11 @@ class RouterRates:
             await naps.sleep()
 
     def sample(self, now: float) -> None:
-        """Take a look."""
+        """Take a sample."""
         self._window.note(now, *self._metrics.totals())
 
     def to_json(self) -> dict[str, Any]:
-        """Rates a second, and means of what fell into the window; None where nothing did."""
+        """Return rates a second, and means over the window; None without events."""
         seconds, went = self._window.differences()
         if not went:
             return {"window_s": 0.0}

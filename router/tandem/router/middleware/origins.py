@@ -85,7 +85,7 @@ def _split(host: str) -> tuple[str, str]:
 
 
 def _is_same(origin: str, hosts: Sequence[str]) -> bool:
-    """Return whether a page of this origin was served by the host that was asked."""
+    """Return whether a page of this origin was served by the request's host."""
     scheme, found, rest = origin.lower().partition("://")
     default = _DEFAULT_PORTS.get(scheme)
     if not found or default is None:

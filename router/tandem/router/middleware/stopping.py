@@ -34,7 +34,7 @@ class Ending:
             self._end(task, _STOPS)
 
     def abort(self, request_ids: Collection[str]) -> int:
-        """End the answers of these ids (a client's own, or an answer's); how many there were."""
+        """End the answers of these ids (a client's own, or an answer's); return their number."""
         wanted = [task for task, scope in self._answering.items() if _is_of(scope, request_ids)]
         for task in wanted:
             self._end(task, _ABORTED)

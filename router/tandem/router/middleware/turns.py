@@ -1,4 +1,4 @@
-"""Requests that come at once begin one after the other, with a look at all sockets between."""
+"""Begins concurrent requests one after the other, with a poll of all sockets between them."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def _read_chunk(
 
 
 def _first(writer: ChunkWriter, output: RequestOutput, body: ChatBody, *, running: bool) -> bytes:
-    """The role of every choice, and what is echoed."""
+    """Return the role of every choice, and the echoed text."""
     said = usage(len(output.prompt_token_ids), 0, output.num_cached_tokens) if running else None
     delta = {"role": "assistant", "content": _echoed(body)}
     content = b'"delta":' + msgspec.json.encode(delta)

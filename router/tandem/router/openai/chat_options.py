@@ -1,7 +1,7 @@
-"""Options of a body for its chat's prompt: ``/v1/chat/completions`` and ``/tokenize`` alike.
+"""Options of a body for its chat's prompt, for ``/v1/chat/completions`` and ``/tokenize``.
 
-What a chat template would have to read, and this model's does not, is refused: the answer would be
-that to another question. An effort that it does not read is a hint.
+Input that the model's chat template does not read is refused: the answer would be that to another
+question. An effort that it does not read is a hint.
 """
 
 from __future__ import annotations

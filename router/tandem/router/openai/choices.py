@@ -1,6 +1,6 @@
-"""Choices of completions: numbered over all prompts, with the prompt before them if that is wanted.
+"""Choices of completions: numbered over all prompts, with the prompt before them if requested.
 
-Keeps what goes on over the chunks of a choice. Made by ``completions`` for each call.
+Keeps the state over the chunks of a choice. Made by ``completions`` for each call.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ async def choices_of(
 
 
 async def _echoed(llm: AsyncLLM, body: CompletionBody, prepared: PreparedRequest) -> EchoedPrompt:
-    """A prompt as it is shown. Where its tokens begin is for log-probabilities alone, and a text
-    that was not cut is shown as it came: nothing is tokenized again for it."""
+    """Return a prompt as it is shown. The offsets of its tokens are for log-probabilities alone. A
+    text that was not cut is shown unchanged: nothing is tokenized again for it."""
     text = prepared.processed.prompt
     if text is not None and body.logprobs is None and body.truncate_prompt_tokens is None:
         return EchoedPrompt(text, [])

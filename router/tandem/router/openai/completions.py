@@ -142,7 +142,7 @@ def _choice(
 
 
 def _prompt_ids(output: RequestOutput) -> list[int] | None:
-    """None where the prompt has no ids."""
+    """Return the prompt's ids; None if it has none."""
     return None if output.is_embeds else list(output.prompt_token_ids)
 
 

@@ -40,7 +40,7 @@ _BAD_REQUEST = frozenset({RefusalCode.INVALID, RefusalCode.NEVER_FITS, RefusalCo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorAnswer:
-    """A status and the body that goes with it."""
+    """Status and body of an error."""
 
     status: int
     message: str

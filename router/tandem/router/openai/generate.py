@@ -146,7 +146,8 @@ class Totals:
             self.put(prompt, output)
 
     def put(self, prompt: int, output: RequestOutput) -> None:
-        """Count the newest output of a prompt instead of the one before, and look at no other."""
+        """Count the newest output of a prompt instead of the one before, without reading any
+        other."""
         before = self._counted.get(prompt, (0, 0, 0))
         now = (
             len(output.prompt_token_ids),

@@ -116,7 +116,7 @@ class PooledCall:
         return outputs
 
     def reply(self, outputs: Sequence[PooledRequestOutput], fields: dict[str, Any]) -> Response:
-        """The answer with ``fields`` and what stands in every one."""
+        """Return the answer with ``fields`` and the fields of every answer."""
         content = msgspec.json.encode({**self._around(outputs), **fields})
         return Response(content, media_type="application/json")
 

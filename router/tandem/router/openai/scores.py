@@ -1,4 +1,4 @@
-"""``/classify``, ``/score`` and ``/rerank``: classes of texts, and how well two go together."""
+"""``/classify``, ``/score`` and ``/rerank``: classes of texts, and similarity of two texts."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Service:
     canary_metrics: RouterMetrics
     """Metrics of canaries, counted apart."""
     names: Callable[[], tuple[str, ...]]
-    """Names under which the model may be asked for; empty while none is known."""
+    """Names under which the model may be requested; empty while none is known."""
     body_seconds: float
     """Longest that a body may take to come."""
     stream_seconds: float
@@ -241,7 +241,7 @@ def _priority(asked: int, service: Service) -> int:
 
 @contextmanager
 def blaming(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors raised within name each parameter as the client did: ours to the client's."""
+    """Rename parameters in errors raised within: from this server's names to the client's."""
     try:
         yield
     except InvalidParameter as error:

@@ -1,8 +1,8 @@
-"""Tools that are ``strict`` though the model decides whether it calls them.
+"""Grammars for ``strict`` tools if the model decides whether it calls them.
 
-A grammar leaves the model its words, and from the mark that begins a call on holds it to a tool
-that there is, with arguments that are valid. Where no grammar can hold a tool to its schema, the
-tool is best effort, and the answer reports the hint ``tools.strict``.
+A grammar allows any text up to the mark that begins a call. From there on it allows only a tool of
+the request, with valid arguments. If no grammar can keep a tool to its schema, the tool is best
+effort, and the answer reports the hint ``tools.strict``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def check_strict(body: ChatBody, format_: Format) -> None:
 
 
 def strict_form(body: ChatBody, format_: Format) -> dict[str, Any]:
-    """Return the sampling parameter that holds calls to their tools; empty where no tool is held.
+    """Return the sampling parameter that keeps calls to their tools; empty if no tool is kept.
 
     Raises InvalidParameter as ``check_strict`` does.
     """
@@ -94,7 +94,7 @@ def _words_of(body: ChatBody) -> dict[str, Any] | None:
 
 
 def _is_taken(body: ChatBody, words: object) -> bool:
-    """Return whether the answer has another form, or goes on with a message."""
+    """Return whether the answer has another form, or continues a message."""
     has_form = words is None and "structured_outputs" in body.sampling()
     return has_form or bool(body.continue_final_message)
 
@@ -113,8 +113,8 @@ class _Tags:
     def of(
         self, functions: Sequence[Mapping[str, Any]], strict: Sequence[int]
     ) -> tuple[list[int], list[msgspec.Raw]]:
-        """The tools of ``strict`` that cannot be held, and the tags of all tools; no tags where
-        all of them together are too many."""
+        """Return the tools of ``strict`` that no grammar can keep, and the tags of all tools; no
+        tags if all of them together are too many."""
         anything = [self._loose_tags(each) for each in functions]
         for each in anything:
             self._take(each)
@@ -134,7 +134,7 @@ class _Tags:
         self._elements -= sum(map(elements_of, map(decode, tags)))
 
     def _held_tags(self, function: Mapping[str, Any]) -> list[msgspec.Raw] | None:
-        """The tags that hold calls to the schema; None where that is not possible."""
+        """Return the tags that keep calls to the schema; None if that is not possible."""
         before = self._room, self._elements
         try:
             made: list[msgspec.Raw] = []
@@ -158,8 +158,8 @@ class _Tags:
 def _tag(
     function: Mapping[str, Any], text: CallText, room: int, *, is_strict: bool
 ) -> dict[str, Any]:
-    """A call of a tool in one way to write it. Raises NotFollowed, and TooLong where arguments are
-    written one by one in more than ``room`` bytes."""
+    """Return a call of a tool in one way to write it. Raises NotFollowed, and TooLong if arguments
+    written one by one take more than ``room`` bytes."""
     content = _content(function, text, room, is_strict=is_strict)
     if text.after_number:
         number = {"type": "regex", "pattern": "[0-9]{1,3}"}
@@ -176,7 +176,7 @@ def _tag(
 def _content(
     function: Mapping[str, Any], text: CallText, room: int, *, is_strict: bool
 ) -> dict[str, Any]:
-    """Return what arguments may be; of a tool that is not held, anything."""
+    """Return the form of arguments; any arguments for a tool without a grammar."""
     schema = function.get("parameters") if is_strict else None
     if text.parameters is not None:
         return parameters_form(schema, text.parameters, room) if schema else {"type": "any_text"}

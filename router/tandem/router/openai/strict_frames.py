@@ -21,7 +21,7 @@ _BLANKS: Form = {"type": "regex", "pattern": r"[ \t\r\n]{0,8}"}
 
 
 def copies_of(format_: ToolFormat | ChannelFormat) -> int:
-    """Return how often each tag stands in the form."""
+    """Return the number of copies of each tag in the form."""
     start = format_.start if isinstance(format_, ToolFormat) else None
     return 1 if start is None else 1 + len(start.marks)
 
@@ -35,7 +35,7 @@ def whole_form(
 ) -> Form:
     """Return the form of answers whose calls are those of ``tags``.
 
-    ``words``: the form of an answer without calls; None where any text will do.
+    ``words``: the form of an answer without calls; None if any text will do.
     """
     if isinstance(format_, ChannelFormat):
         return _of_messages(format_, tags, words or {"type": "any_text"})

@@ -1,7 +1,7 @@
 """Arguments that a model writes as literals of another syntax than JSON: Python's, or Gemma's.
 
-They become elements of a structural tag. What is written so is valid under the schema, and may be
-less than all that the schema allows: properties come in the schema's order, and none but those.
+They become elements of a structural tag. A text of that form is valid under the schema, but the
+form may allow less than the schema: properties come in the schema's order, and none but those.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class _Writer:
         between = _const(self._text.separator)
 
         def items(index: int) -> Form:
-            """Return what may stand after ``index`` items."""
+            """Return the form of what may follow ``index`` items."""
             if most is None and index == max(least, 1):
                 again = _sequence([between, self._value(schema.get("items"), f"{at}/items")])
                 return {
@@ -156,7 +156,7 @@ class _Writer:
         return _sequence([_const("["), items(0), _const("]")])
 
     def _fields(self, schema: Mapping[str, Any], key_text: str, at: str) -> Form:
-        """Properties with what separates them; those that are not required may be left out."""
+        """Return properties with their separators; those that are not required may be left out."""
         properties = schema.get("properties") or {}
         required = schema.get("required") or []
         if not isinstance(properties, Mapping) or not isinstance(required, list):
@@ -251,7 +251,7 @@ _DEFINITIONS = ("$defs", "definitions")
 
 
 def elements_of(form: object) -> int:
-    """Return how many elements a structural tag counts in a form."""
+    """Return the number of elements that a structural tag counts in a form."""
     return sum(1 for _ in _elements(form))
 
 

@@ -24,12 +24,13 @@ _ROOT = frozenset(
 _STRING = frozenset({"type", "enum", "const", "minLength", "maxLength"})
 _DEFINED = re.compile(r"#/(\$defs|definitions)/[^/]+")
 _NULLS = ("null", "none")
-"""Texts that are read as null where null is allowed."""
+"""Texts that are read as null if null is allowed."""
 _NOTHING: Form = {"type": "const_string", "value": ""}
 
 
 class NotFollowed(ValueError):
-    """A schema that this way of writing cannot be held to: where, and what is allowed there."""
+    """Error: a schema that this way of writing cannot follow. It has the place, and what is allowed
+    there."""
 
     def __init__(self, at: str, allowed: str) -> None:
         super().__init__(f"{at}: {allowed}")
@@ -41,11 +42,11 @@ class TooLong(ValueError):
 
 
 def parameters_form(schema: object, text: ParameterText, room: int | None = None) -> Form:
-    """All parameters of an object's schema, in its order; those that need not be there may be left
-    out. Raises NotFollowed.
+    """Return the form of all parameters of an object's schema, in its order; those that are not
+    required may be left out. Raises NotFollowed.
 
-    With ``room``, bytes that they may have in JSON, each is written at once, since what it refers
-    to is repeated in it, and TooLong is raised where they are more.
+    With ``room``, bytes that they may have in JSON, each is written at once, since its references
+    are repeated in it. Raises TooLong if they take more.
     """
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         raise NotFollowed("/type", "object")

@@ -1,6 +1,6 @@
 """Values as clients wrote them, in JSON, for error messages: never longer than a line.
 
-What a client sends may be megabytes, so no more of it is written out than is shown.
+A client's value may be megabytes, so no more of it is written out than is shown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def shortened(text: str, length: int) -> str:
 
 
 def written(value: object) -> str:
-    """The value in JSON, cut off with three points where it is long or deep."""
+    """Return the value in JSON, cut off with three points if it is long or deep."""
     text = shortened(_write(value, _MAX_DEPTH), MAX_SHOWN)
     return text.encode(errors="replace").decode()
 

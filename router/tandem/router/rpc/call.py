@@ -164,7 +164,7 @@ class Call:
             self._watch = self._loop.call_at(when, self._check_read)
 
     def close(self) -> None:
-        """Give back what the call holds. It sends nothing more but its status."""
+        """Release what the call holds. It sends nothing more but its status."""
         self.let_go()
         if self._watch is not None:
             self._watch.cancel()

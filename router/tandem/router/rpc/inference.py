@@ -1,4 +1,4 @@
-"""``tandem.v1.Inference``: what each method does, on the service that HTTP stands on."""
+"""``tandem.v1.Inference``: the implementation of each method, on the service that HTTP uses."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _id_of(given: str) -> str:
 
 
 def _budget(context: Call) -> int | None:
-    """The client's deadline, in milliseconds from when the call came in."""
+    """Return the client's deadline, in milliseconds from the arrival of the call."""
     if context.deadline is None:
         return None
     return max(1, int(1000 * (context.deadline - context.arrived)))

@@ -83,7 +83,7 @@ class Server(grpc.GenericRpcHandler):
         await stopped
 
     def service(self, handler_call_details: Any) -> Any:
-        """Return what handles a call of any method: an unknown one requires a key, too."""
+        """Return the handler of a call of any method: an unknown one requires a key, too."""
         handle = partial(self._handle, handler_call_details.method)
         return grpc.stream_stream_rpc_method_handler(handle)
 
@@ -119,8 +119,8 @@ class Server(grpc.GenericRpcHandler):
             self._service.metrics.request_cancelled()
 
     def _method(self, call: Call) -> _Answer:
-        """Return what answers a call, and set its tenant. Raises HttpProblem if the caller may not
-        use the method, and RpcError if there is none."""
+        """Return the function that answers a call, and set its tenant. Raises HttpProblem if the
+        caller may not use the method, and RpcError if there is none."""
         access, method = self._methods.get(call.path, (Access.CLIENT, None))
         headers = {
             name.encode(): value if isinstance(value, bytes) else value.encode()

@@ -31,8 +31,8 @@ def may_exceed(num_bytes: int, most: int) -> bool:
 
 
 def check_values(data: bytes, kind: Descriptor, most: int) -> None:
-    """Raise HttpProblem (413) for a message with more than ``most`` values, of which a tenth may
-    be messages, and DecodeError for what is none."""
+    """Raise HttpProblem (413) for a message with more than ``most`` values, of which a tenth may be
+    messages. Raises DecodeError for bytes that are not a message."""
     _Counted(most).walk(memoryview(data), kind)
 
 
@@ -44,7 +44,7 @@ class _Counted:
         self._num_values = self._num_messages = 0
 
     def walk(self, data: memoryview, kind: Descriptor) -> None:
-        """A message, and those within it: as deep as its type goes."""
+        """Count a message, and those within it: as deep as its type goes."""
         within, at, end = _within(kind), 0, len(data)
         while at < end:
             tag, at = _number(data, at)
@@ -93,7 +93,7 @@ def _within(kind: Descriptor) -> Mapping[int, Descriptor | None]:
 
 
 def _number(data: memoryview, at: int) -> tuple[int, int]:
-    """The number that begins there, and where it ends."""
+    """Return the number that begins at ``at``, and the position after it."""
     number = shift = 0
     while at < len(data) and shift <= _MAX_SHIFT:
         byte = data[at]

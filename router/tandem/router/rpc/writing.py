@@ -14,7 +14,7 @@ from tandem.router.rpc import tandem_pb2 as pb
 
 
 def step_message(request_id: str, output: RequestOutput) -> bytes:
-    """Return what is new of each choice, and the usage if the call has ended."""
+    """Return the new part of each choice, and the usage if the call has ended."""
     message = pb.GenerateResponse(request_id=request_id)
     for choice in output.outputs:
         _add_choice(message, choice)

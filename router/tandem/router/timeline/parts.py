@@ -75,8 +75,8 @@ def placed(leg: LegRecord) -> tuple[float, float] | None:
 
 
 def parts_of(recording: Recording, now: float) -> list[Part]:
-    """All parts in the order of their beginnings, from the call's coming to its end (or ``now``);
-    what is spread over the stream of tokens comes last."""
+    """Return all parts in the order of their beginnings, from the call's arrival to its end (or
+    ``now``); those spread over the stream of tokens come last."""
     begin = recording.arrived
     end = recording.ended if recording.ended is not None else now
     covers = _Sweep(_covers(recording, end))
@@ -122,8 +122,8 @@ _Heap = list[tuple[float, float, int, _Cover]]
 
 
 class _Sweep:
-    """Which cover counts, asked at one edge after the other: each is put into a heap and taken out
-    of it once, since a call may have thousands and the router's loop waits meanwhile."""
+    """Finds the cover that counts, at one edge after the other. Each is put into a heap and taken
+    out of it once, since a call may have thousands and the router's loop waits meanwhile."""
 
     def __init__(self, covers: Iterator[_Cover]) -> None:
         found = [(each.begin, each.end, each) for each in covers]
@@ -185,8 +185,8 @@ def _join(runs: list[_Run], run: _Run, *, apart: bool) -> None:
 
 
 def _with_stream(recording: Recording, parts: list[Part], since: float) -> list[Part]:
-    """Take what is spread over the tokens out of the parts of the stream: the router's own work on
-    each, and the client's slowness."""
+    """Subtract the work spread over the tokens from the parts of the stream: the router's own work
+    on each, and the client's slowness."""
     inside = [index for index, each in enumerate(parts) if each.begin >= since]
     inside = [index for index in inside if parts[index].name not in _OWN_NAMES]
     total = sum(parts[index].seconds for index in inside)

@@ -25,11 +25,12 @@ _VIEW_BYTES = 600
 _LINK_BYTES = 100
 _PACE_BYTES = 350
 _ROW_BYTES = 60
-"""About what each takes in memory; estimates are good enough for a bound."""
+"""Estimates of the memory of each; they are good enough for a bound."""
 
 
 def weigh(recording: Recording) -> int:
-    """About how many bytes of memory a record holds, with the rows that a view may make of it."""
+    """Return an estimate of a record's bytes of memory, with the rows that a view may make of
+    it."""
     num_covers = len(recording.marks)
     size = _CALL_BYTES + _MARK_BYTES * len(recording.marks)
     size += len(recording.request_id) + len(recording.path)
@@ -70,7 +71,7 @@ class Ring:
         return self._parts.num_bytes
 
     def num_kept(self, reader: Tenant) -> int:
-        """Return how many records of calls that are over ``reader`` may see."""
+        """Return the number of records of ended calls that ``reader`` may see."""
         return len(self._kept) if reader.is_admin else self._parts.count(reader.id)
 
     def open(self, recording: Recording) -> None:
@@ -96,7 +97,7 @@ class Ring:
         return list(islice(self._seen_by(reader), most))
 
     def find(self, request_id: str, reader: Tenant) -> Recording | None:
-        """Return the latest call of that name, or whose answer has it as its id, if ``reader`` may
+        """Return the latest call with that name, or with an answer of that id, if ``reader`` may
         see it."""
         for recording in self._seen_by(reader):
             name = recording.request_id

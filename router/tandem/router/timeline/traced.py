@@ -18,8 +18,8 @@ _OPERATIONS = {
     "/v1/rerank": "rerank",
 }
 _OTHER = "call"
-"""Names of spans become series of collectors: there are as many as there are here, whatever paths
-strangers ask for."""
+"""Name of other paths. Names of spans become series of collectors: there are as many as are listed
+here, whatever paths clients request."""
 _SPANS = frozenset(
     {"read body", "parse", "tokenize", "admission", "hash", "turn", "place", "no worker"}
 )

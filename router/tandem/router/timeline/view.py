@@ -1,4 +1,4 @@
-"""A record as JSON: in full for operators, and in short for the client whose call it was."""
+"""A record as JSON: in full for operators, and in short for the client of the call."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """``/ui`` and ``/docs``, and the files that they are made of.
 
-They hold nothing of the service, so no key is asked for them; what the page shows comes from
-answers that do ask for one, which its user gives it. Nothing is loaded from anywhere else, and the
-policy that goes with each file holds browsers to that.
+They hold no data of the service, so they require no key. The page shows answers that do require
+one, which its user enters. Nothing is loaded from any other host; the policy sent with each file
+makes browsers enforce that.
 """
 
 from __future__ import annotations

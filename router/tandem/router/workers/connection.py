@@ -50,7 +50,7 @@ class Listener(Protocol):
     """Receiver of a worker's own events (the pool); called in the loop, never blocks."""
 
     def on_up(self, connection: WorkerConnection, card: ModelCard) -> None:
-        """WELCOME came."""
+        """Note WELCOME: the link is up."""
         ...
 
     def on_refused(self, connection: WorkerConnection) -> None:
@@ -114,7 +114,7 @@ class WorkerConnection:
         return self._dealer.is_refused
 
     def close(self) -> None:
-        """Fail what is under way and let go of the socket. May be called twice."""
+        """Fail requests under way and close the socket. May be called twice."""
         self._down("the router closed the link", expected=True)
         self._dealer.close()
 
@@ -137,7 +137,7 @@ class WorkerConnection:
             self._send(Cancel(request, attempt))
 
     def end_choices(self, request: str, attempt: int, choices: tuple[int, ...]) -> None:
-        """Have the worker let go of some choices of a key, whose reader has found their end."""
+        """Have the worker drop some choices of a key, whose reader has found their end."""
         if self.state is LinkState.UP:
             self._send(Cancel(request, attempt, choices))
 
@@ -167,8 +167,8 @@ class WorkerConnection:
             self._send(PeerSet(controls))
 
     def tick(self, late: float = 0.0) -> None:
-        """Send what is due, notice what is overdue. ``late``: seconds that the loop stood still
-        since the last tick."""
+        """Send due frames, notice overdue ones. ``late``: seconds that the loop was blocked since
+        the last tick."""
         now = self._loop.time()
         self._session.alive.overslept(late)
         if self.state is LinkState.DOWN:
@@ -276,7 +276,7 @@ class WorkerConnection:
             self._lost(verdict, message)
 
     def _lost(self, verdict: Verdict, message: ToRouter | None) -> None:
-        """The session has ended by what came."""
+        """Handle a frame that ended the session."""
         why = self._session.why
         if not isinstance(message, Reset):
             self._context.dropped("reset")

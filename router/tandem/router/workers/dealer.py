@@ -58,9 +58,10 @@ class Dealer:
         self._disconnected = disconnected
         self._curve = curve
         self._failures = 0
-        """Sockets whose handshake failed: each tries the next of the workers' known keys."""
+        """Number of sockets whose handshake failed: each tries the next of the workers' known
+        keys."""
         self._refusals = 0
-        """Sockets whose handshake failed since one last succeeded."""
+        """Number of sockets whose handshake failed since the last success."""
         self._next_key: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
         """Timer while there is no socket."""
@@ -130,7 +131,7 @@ class Dealer:
             self._next_key = self._loop.call_later(pause_ms / 1000, self.reopen)
 
     def reopen(self) -> None:
-        """Drop what is queued and start over with a new connection; nothing is called back."""
+        """Drop queued frames and start over with a new connection; no callback is called."""
         self.close()
         self._open()
 
@@ -164,7 +165,7 @@ class Dealer:
         return sent
 
     def _look_again(self, socket: Socket) -> None:
-        """A send may swallow the descriptor's signal of frames that came meanwhile."""
+        """Poll again: a send may swallow the descriptor's signal of frames that came meanwhile."""
         if self._again is None and int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._again = self._loop.call_soon(self._take_turn)
 
@@ -179,7 +180,7 @@ class Dealer:
             self._look_again(socket)
 
     def _drain(self, socket: Socket, limit: int) -> bool:
-        """Hand over up to ``limit`` frames, fewer where they are large; whether there may be
+        """Deliver up to ``limit`` frames, fewer if they are large; return whether there may be
         more."""
         left = _BATCH_BYTES
         for _ in range(limit):

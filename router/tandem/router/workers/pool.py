@@ -43,7 +43,7 @@ class PoolListener(Protocol):
         ...
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
-        """A worker is gone; its keys have been failed."""
+        """Note that a worker is lost; its keys have been failed."""
         ...
 
     def worker_blocks(self, worker: Worker, events: BlockEvents) -> None:
@@ -97,7 +97,7 @@ class WorkerPool:
         self._ticker = asyncio.create_task(self._tick(), name="worker-pool-ticks")
 
     async def close(self) -> None:
-        """Fail what is under way and let go of every socket. May be called twice."""
+        """Fail requests under way and close every socket. May be called twice."""
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
@@ -115,7 +115,7 @@ class WorkerPool:
             self._links[endpoint] = WorkerConnection(self._context, endpoint, self)
 
     def remove(self, endpoint: str) -> None:
-        """Forget an address; what runs there fails."""
+        """Forget an address; requests that run there fail."""
         self._notes.pop(endpoint, None)
         self._parked.pop(endpoint, None)
         connection = self._links.pop(endpoint, None)
@@ -146,7 +146,7 @@ class WorkerPool:
         )
 
     def refused(self) -> list[str]:
-        """Addresses of workers whose keys and ours do not fit."""
+        """Return the addresses of workers whose keys do not match ours."""
         return sorted(where for where, each in self._links.items() if each.is_refused)
 
     def other_wires(self) -> dict[str, str]:
@@ -192,7 +192,8 @@ class WorkerPool:
         return [w for w in self.up(role) if admitted is None or w.note.template in admitted]
 
     async def wait_change(self, timeout: float) -> bool:
-        """Wait until a worker came, went, or changed its links; False when none did in time."""
+        """Wait until a worker is up, lost, or has changed its links; return False at the
+        timeout."""
         try:
             # Not wait_for, which swallows a cancel that comes right behind the change (3.11).
             async with asyncio.timeout(timeout):
@@ -229,7 +230,7 @@ class WorkerPool:
         return None
 
     def on_up(self, connection: WorkerConnection, card: ModelCard) -> None:
-        """WELCOME came."""
+        """Note WELCOME: the worker is up."""
         known = self.workers.get(connection.incarnation or NOBODY)
         if known is not None and known.connection is not connection:
             self._park(connection, known.connection.endpoint)

@@ -23,7 +23,7 @@ class Sink(Protocol):
         ...
 
     def timed(self, times: LegTimes) -> None:
-        """Take what the worker noted of the key."""
+        """Take the worker's notes of the key."""
         ...
 
 

@@ -49,7 +49,7 @@ class Worker:
     it states beyond them are of other routers."""
     peers_sent: dict[str, Incarnation] | None = None
     heard_at: float = 0.0
-    """When its last beat came."""
+    """Time of its last beat."""
     pace: Window = field(default_factory=Window)
     """Rates of its steps, prompt tokens computed and tokens drawn."""
 

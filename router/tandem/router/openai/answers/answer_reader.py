@@ -26,7 +26,7 @@ MAX_CALLS = 128
 
 @dataclass(slots=True)
 class ReadChoice:
-    """One choice: its parser, and how far it has come."""
+    """One choice: its parser and its progress."""
 
     parser: StreamParser
     is_named: bool = False
@@ -56,11 +56,11 @@ class AnswerReader:
         self._read: dict[int, ReadChoice] = {}
         self._num_reasoning = 0
         self.form = {} if self._is_forced else strict_form(body, parsers.tools)
-        """Sampling parameters by which a grammar holds the answer to what is to be strict."""
+        """Sampling parameters by which a grammar keeps the answer to its strict tools."""
 
     @property
     def num_reasoning(self) -> int | None:
-        """Tokens of reasoning so far; None where reasoning is not looked for."""
+        """Return the tokens of reasoning so far; None if reasoning is not parsed."""
         return None if self._parsers.reasoning is None else self._num_reasoning
 
     def choice(self, index: int) -> ReadChoice:

@@ -1,7 +1,7 @@
 """Server-sent events of a stream as bytes. The hot path of the router: once per token.
 
-What is the same in all chunks of a stream is encoded once; of a usual chunk only the text is. No
-pydantic, no dicts, unless log-probabilities or other extras were asked for.
+The constant part of a stream's chunks is encoded once; of a usual chunk only the text is. No
+pydantic, no dicts, unless log-probabilities or other extras were requested.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ def event(content: object) -> bytes:
 
 
 class ChunkWriter:
-    """Chunks of one stream. ``kind`` is the object's name, ``opening`` and ``closing`` are what
-    stands around a choice's text: ``"delta":{"content":`` and ``}``, or ``"text":`` and nothing.
-    """
+    """Chunks of one stream. ``kind`` is the object's name. ``opening`` and ``closing`` enclose a
+    choice's text: ``"delta":{"content":`` and ``}``, or ``"text":`` and nothing."""
 
     def __init__(
         self,
@@ -94,7 +93,7 @@ class ChunkWriter:
         extras: dict[str, Any] | None = None,
         usage: object = None,
     ) -> bytes:
-        """A chunk of a chat whose delta has other members than content."""
+        """Return a chunk of a chat whose delta has other members than content."""
         content = [self._head, self._index, b'%d,"delta":' % index, _encode(delta)]
         return self._with_end(content, logprobs, finish, stop_reason, extras, usage)
 

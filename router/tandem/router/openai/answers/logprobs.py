@@ -63,7 +63,7 @@ def completion_logprobs(
 
 
 def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Completion logprobs of a prompt and what follows it."""
+    """Return the completion logprobs of a prompt and the text after it."""
     return {key: first[key] + second[key] for key in first}
 
 

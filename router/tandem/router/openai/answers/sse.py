@@ -58,12 +58,12 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
 
 
 class EventStream(Response):
-    """Sends the bytes of ``events`` as they come. The headers go out with the first, and comments
-    wherever nothing comes for a while.
+    """Response that sends the bytes of ``events`` as they come. The headers go out with the first
+    event, and comments during long pauses.
 
     An error before the first event is raised: it decides the status. A later one becomes the last
-    words that the request's API has for it. A client that does not read for ``seconds`` in all,
-    counted from the first event, is gone.
+    events of the request's API. A client that does not read for ``seconds`` in all, counted from
+    the first event, has left.
     """
 
     media_type = "text/event-stream"
@@ -103,7 +103,7 @@ class EventStream(Response):
             sending.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run as an ASGI application. Raises what comes before the first event, ClientGone too."""
+        """Run as an ASGI application. Raises errors from before the first event, ClientGone too."""
         begun = False
         state = scope.get("state", {})
         state["streams"] = True
@@ -132,8 +132,9 @@ class EventStream(Response):
         asked: Recording | None,
         scope: Scope,
     ) -> None:
-        """``send_part`` is the server's own: every layer between sees how an answer begins and
-        ends, and none has to do with what comes between, which is once for every token."""
+        """Send all events. ``send_part`` is the server's own: every layer between sees the
+        beginning and the end of an answer. None of them handles the parts between, of which there
+        is one for every token."""
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         await _send_part(send, first)

@@ -21,7 +21,7 @@ def _one_or_several(*kinds: dict[str, Any]) -> WithJsonSchema:
 
 
 Prompts = Annotated[Any, _one_or_several(_TEXT, _TOKENS)]
-"""A text or token ids, or a list of them; what reads it checks it."""
+"""A text or token ids, or a list of them; its reader checks it."""
 _EXAMPLE = (  # safetensors, [1, 2] float32: of a model whose hidden size is 2
     "OAAAAAAAAAB7IngiOnsiZHR5cGUiOiJGMzIiLCJzaGFwZSI6WzEsMl0sImRhdGFfb2Zmc2V0"
     "cyI6WzAsOF19fQAAAD8AAIC+"
@@ -39,13 +39,13 @@ Embeds = Annotated[
 ]
 """A safetensors file with one tensor [positions, hidden_size], in base64, or a list of them."""
 Texts = Annotated[Any, _one_or_several(_TEXT)]
-"""A text or a list of texts; what reads it checks it."""
+"""A text or a list of texts; its reader checks it."""
 _DOCUMENT = {"type": "object", "properties": {"text": _TEXT}, "required": ["text"]}
 Documents = Annotated[
     Any,
     WithJsonSchema({"type": "array", "items": {"anyOf": [_TEXT, _DOCUMENT]}, "minItems": 1}),
 ]
-"""A list of texts, each bare or in an object; what reads it checks it."""
+"""A list of texts, each bare or in an object; its reader checks it."""
 
 
 class Body(BaseModel):
@@ -61,7 +61,7 @@ class Body(BaseModel):
     """One that is answered with 200, without ``model``."""
 
     def check(self, reading: Reading, prefix: str = "") -> None:
-        """Raise InvalidParameter for what is not done, here and in the objects below, and note
+        """Raise InvalidParameter for unsupported fields, here and in the objects below, and note
         hints."""
         for name in type(self).model_fields:
             value = getattr(self, name)

@@ -97,7 +97,7 @@ def too_many(name: str, value: object, most: int) -> InvalidParameter:
 def understand(
     model: type[_AnyBody], body: bytes, bounds: RequestBounds, reading: Reading
 ) -> _AnyBody:
-    """The body as ``model``. Raises HttpProblem and InvalidParameter that name what is wrong."""
+    """Return the body as ``model``. Raises HttpProblem and InvalidParameter that name the error."""
     check_shape(body, max_values=bounds.json_values, max_depth=bounds.json_depth)
     if len(body) > SMALL_BYTES:
         _check_before(body, bounds)

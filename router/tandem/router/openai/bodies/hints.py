@@ -1,6 +1,6 @@
 """Hints: fields that clients send and that change no answer here.
 
-The rule: what asks for something that cannot be done is refused (``parameters``). A hint asks for
+The rule: a field that requires something unsupported is refused (``parameters``). A hint requires
 nothing that an answer could lack, so it is accepted. It is reported in the header
 ``x-tandem-ignored`` and counted in ``tandem:router_hints_ignored``. The table of docs/http.md is
 made from the tables here.
@@ -29,21 +29,21 @@ _KINDS: Mapping[type, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Why a field changes no answer, and what its values are."""
+    """Reason why a field changes no answer, and its values."""
 
     why: str
     kinds: tuple[type, ...] = ()
     """Kinds of its values; none: the body's own type checks them."""
     neutral: tuple[object, ...] = ()
-    """Values that ask for nothing. They are not reported."""
+    """Neutral values. They are not reported."""
     fits: Callable[[Any], bool] | None = None
-    """False for a value that asks for something."""
+    """Returns False for a value that requires an effect."""
     allowed: str = ""
     """Values that fit, in words."""
 
     def check(self, name: str, value: object, reading: Reading) -> None:
-        """Note a value without effect. Raises InvalidParameter for a value of another kind, and
-        for one that asks for something."""
+        """Note a value without effect. Raises InvalidParameter for a value of another kind, and for
+        one that requires an effect."""
         if value is None or any(same(value, each) for each in self.neutral):
             return
         if self.kinds and type(value) not in self.kinds:
@@ -279,5 +279,5 @@ CONDITIONS: Mapping[str, tuple[str, Hint]] = {
         Hint("thoughts are not encrypted", allowed="a block of this type"),
     ),
 }
-"""Hints that have no effect with some models or values: name to its APIs and why. They are reported
-where this turns out."""
+"""Hints that have no effect with some models or values: name to its APIs and the reason. They are
+reported when this is known."""

@@ -18,13 +18,13 @@ from tandem.router.openai.written import written
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a parameter is refused, and the values (null is always one) that ask for nothing."""
+    """Reason why a parameter is refused, and its neutral values (null is always one)."""
 
     why: str
     neutral: tuple[object, ...] = ()
 
     def check(self, name: str, value: object) -> None:
-        """Raise InvalidParameter unless ``value`` asks for nothing."""
+        """Raise InvalidParameter unless ``value`` is neutral."""
         if value is None or any(same(value, each) for each in self.neutral):
             return
         raise InvalidParameter(name, value, f"{self._allowed()}: {self.why}")

@@ -1,4 +1,5 @@
-"""Bodies as bytes to bodies as objects, or 400 that names field, value and what is allowed."""
+"""Parse bodies from bytes to objects; errors are 400 and name field, value and the allowed
+values."""
 
 from __future__ import annotations
 

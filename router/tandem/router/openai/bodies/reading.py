@@ -1,4 +1,4 @@
-"""One body as it is read: what to do with unknown fields, and the hints that were met in it."""
+"""State of reading one body: the policy for unknown fields, and the hints that it contains."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Reading:
         self._unknown.meet(prefix, name, value, known)
 
     def ignore(self, name: str) -> None:
-        """Note a hint; ``name`` is one of ours, with or without places in lists."""
+        """Note a hint; ``name`` is one of this server's, with or without places in lists."""
         self.ignored[_INDEX.sub("", name)] = None
 
 

@@ -1,8 +1,8 @@
 """Shapes and types of the bodies that clients send; the engine checks ranges.
 
 Fields are OpenAI's, with vLLM's extensions that the engine has. null is the same as absent. Every
-field has an effect, but for those that ``hints`` lists. What else is known stands in ``parameters``
-and is refused by name; ``unknown_fields`` decides about other names.
+field has an effect, except for those that ``hints`` lists. Other known fields are in ``parameters``
+and are refused by name; ``unknown_fields`` decides about all other names.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class GenerationBody(Body):
     """Fields that are sampling parameters under the same name."""
 
     def check(self, reading: Reading, prefix: str = "") -> None:
-        """Refuse combinations that mean nothing, and what is not done."""
+        """Refuse combinations without a meaning, and unsupported ones."""
         options = self.stream_options
         if options is not None and not self.stream and options.model_dump(exclude_none=True):
             raise InvalidParameter(
@@ -243,8 +243,8 @@ class ChatBody(GenerationBody):
         return self._tool_places[index] if index < len(self._tool_places) else index
 
     def stand_for(self, *, tool_places: list[int], effort_name: str) -> None:
-        """Set what another API's request, for which this chat stands, calls the same: the places of
-        all kept tools in its list, and the name of the effort."""
+        """Set the names of another API's request that became this chat: the places of all kept
+        tools in its list, and the name of the effort."""
         self._tool_places, self._effort_name = tool_places, effort_name
 
     @property
@@ -272,7 +272,7 @@ class ChatBody(GenerationBody):
 
     @property
     def continued(self) -> str:
-        """Text of a last message that the answer goes on with; empty where it begins one."""
+        """Return the text of a last message that the answer continues; empty if it begins one."""
         return self.last_text if self.continue_final_message else ""
 
     @property

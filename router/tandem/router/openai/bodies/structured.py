@@ -102,7 +102,7 @@ class ResponseFormat(Body):
         return {name: value for name, value in tag.items() if value is not None}
 
     def given(self) -> dict[str, Any]:
-        """Fields of ``StructuredOutputsParams``; none where any text will do."""
+        """Return the fields of ``StructuredOutputsParams``; none if any text will do."""
         if self.type == "structural_tag":
             return {"structural_tag": _text(self._tag_fields())}
         if self.json_schema is not None:

@@ -60,7 +60,7 @@ class Asked:
     reader: AnswerReader
     writer: ResponseWriter
     before: Turn | None
-    """The turn of the response that this one goes on from."""
+    """Turn of the response that this one continues."""
     inputs: bytes
     """The body's items, as they are stored."""
 
@@ -125,7 +125,7 @@ def _before(request: Request, body: ResponsesBody) -> Turn | None:
 
 
 async def _prepare(asked: Asked) -> PreparedRequest:
-    """The request, from whose chat the oldest turns are left out where that is allowed."""
+    """Prepare the request; the oldest turns are left out of its chat if the client allows it."""
 
     async def prepared(messages: Sequence[dict[str, Any]]) -> PreparedRequest:
         return await prepare_chat(asked.service, asked.chat, asked.request, asked.reader, messages)
@@ -138,7 +138,8 @@ async def _prepare(asked: Asked) -> PreparedRequest:
 async def _read(
     asked: Asked,
 ) -> AsyncGenerator[tuple[bytes, RequestOutput, CompletionOutput | None], None]:
-    """Events, and what they came from, step by step. Closing it aborts the request."""
+    """Yield events and the outputs that they are from, step by step. Closing it aborts the
+    request."""
     begun = False
     with _in_own_words():
         prepared = await _prepare(asked)

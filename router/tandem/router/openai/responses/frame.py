@@ -11,9 +11,9 @@ from tandem.router.openai.responses.body import ResponsesBody
 
 
 def frame_of(body: ResponsesBody, response_id: str, model: str, created: int) -> dict[str, Any]:
-    """The response without what comes with the answer; what the client left out is null.
+    """Return the response without the answer's fields; fields that the client left out are null.
 
-    What may be large is JSON by now: it goes into several events, and into the store.
+    Large values are JSON already: they go into several events, and into the store.
     """
     wanted = None if body.text is None else body.text.format
     text = (

@@ -33,7 +33,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "apply_patch_call": ("type", "id", "status", "call_id", "operation"),
     "apply_patch_call_output": ("type", "id", "status", "call_id", "output"),
 }
-"""Kind of an item to its keys; ids, statuses and what a client parsed change no answer."""
+"""Kind of an item to its keys; ids, statuses and a client's parsed values change no answer."""
 _CALLS: Mapping[str, tuple[str, str]] = {
     "local_shell_call": ("local_shell", "action"),
     "shell_call": ("shell", "action"),
@@ -60,7 +60,7 @@ _PART = 'a part of type "input_text", "output_text" or "refusal": this server ta
 
 
 def new_id(kind: str) -> str:
-    """An id for an item, as OpenAI's look."""
+    """Return an id for an item, in OpenAI's format."""
     return f"{_PREFIXES.get(kind, 'rs')}_{secrets.token_hex(16)}"
 
 
@@ -253,7 +253,8 @@ def _function(item: Item) -> dict[str, str]:
 
 
 def _assistant(messages: list[Message], *taken: str) -> Message:
-    """The assistant's message that goes on, or a new one where it has one of ``taken`` already."""
+    """Return the assistant's message to continue, or a new one if it has one of ``taken``
+    already."""
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or any(name in last for name in taken):
         messages.append({"role": "assistant"})

@@ -1,8 +1,8 @@
-"""Responses that may be asked for again, in the memory of this router alone.
+"""Stored responses, in the memory of this router alone.
 
-Bounded by number, bytes and age. Where room is needed, the tenant that holds most loses what it
-used longest ago: no tenant pushes out the responses of another. A tenant finds its own alone. Turns
-of one conversation share what came before them, which stays as long as any of them does and is
+Bounded by number, bytes and age. If room is needed, the tenant that holds most loses its least
+recently used response: no tenant evicts the responses of another. A tenant finds its own alone.
+Turns of one conversation share the earlier turns, which stay as long as any of them does and are
 counted once.
 """
 
@@ -106,7 +106,7 @@ class ResponseStore:
             self._forget(self._parts.first_to_go(by_bytes=len(self._stored) <= self._most))
 
     def remove(self, tenant: str, response_id: str) -> bool:
-        """Forget a response of a tenant; whether it was there."""
+        """Remove a response of a tenant; return whether it existed."""
         if self._parts.owner(response_id) != tenant:
             return False
         self._forget(response_id)

@@ -34,7 +34,7 @@ store's share included. An answer that is not a stream writes them twice, at its
 
 
 class ResponseWriter:
-    """Made for each response; ``frame`` is the response without what comes with the answer."""
+    """Writer of one response; ``frame`` is the response without the answer's fields."""
 
     def __init__(self, frame: dict[str, Any], *, streams: bool) -> None:
         self._frame = frame

@@ -45,7 +45,7 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class LogitsRows:
-    """Rows of a step of which the last token alone goes to the head, each once."""
+    """Rows of a step whose last token alone goes to the head, each once."""
 
     rows: Tensor | None
     """int64 [num_logits]; None is all."""

@@ -1,4 +1,4 @@
-"""Which attention backend a worker uses: the one asked for, or the first that can."""
+"""Selects a worker's attention backend: the configured one, or the first that is supported."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class BlockEventLog:
 
     def __init__(self) -> None:
         self._last: dict[BlockHash, bool] = {}
-        """Hash to whether it is cached now, for hashes that changed."""
+        """Hash to whether it is cached now, for changed hashes."""
         self._cleared = False
 
     def stored(self, digest: BlockHash) -> None:

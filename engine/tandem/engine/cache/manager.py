@@ -1,8 +1,8 @@
 """Block tables of sequences: prefix hits, allocation, sharing between choices, freeing.
 
-The only writer of ``Request.block_ids`` and of the fields that follow from it. Decides nothing:
-the scheduler asks ``can_start``, then acts. No tensor is touched here; copies of blocks are
-collected and travel with the next plan.
+The only writer of ``Request.block_ids`` and of the fields that follow from it. Decides nothing: the
+scheduler calls ``can_start``, then acts. No tensor is touched here; copies of blocks are collected
+and sent with the next plan.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BlockTier(Protocol):
         ...
 
     def cached(self) -> tuple[BlockHash, ...]:
-        """Every hash whose content is there."""
+        """Return every hash whose content is in the tier."""
         ...
 
     def holds(self, digest: BlockHash) -> bool:
@@ -40,7 +40,7 @@ class BlockTier(Protocol):
         ...
 
     def reset(self) -> int:
-        """Forget all hashes; how many they were."""
+        """Forget all hashes; return their number."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The whole configuration of one engine: what every room of the engine is built from."""
+"""The whole configuration of one engine, from which its parts are built."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class EngineConfig:
 
     @property
     def max_logprobs(self) -> int:
-        """Best tokens per position that a request may ask for: never more than there are."""
+        """Return the best tokens per position that a request may have: at most the vocabulary."""
         most, vocabulary = self.model.max_logprobs, self.facts.vocab_size
         return vocabulary if most == ALL_LOGPROBS else min(most, vocabulary)
 
@@ -213,7 +213,8 @@ def engine_settings() -> Iterator[Setting]:
 
 
 def resolve_device(device: str) -> str:
-    """``auto`` to what this machine has, seen without loading torch; else unchanged."""
+    """Resolve ``auto`` to this machine's device, found without loading torch; else return it
+    unchanged."""
     if device != "auto":
         return device
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):

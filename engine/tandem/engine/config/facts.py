@@ -49,7 +49,7 @@ class ModelFacts:
     """RMSNorm over each head of q and k before the rotation."""
     hidden_act: str = "silu"
     sliding_window: int | None = None
-    """Tokens that a position sees, where the model was made so."""
+    """Tokens of the attention window, if the model has one."""
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None
     """Type of the checkpoint, if config.json states one."""

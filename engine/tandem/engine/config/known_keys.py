@@ -43,7 +43,7 @@ _SILENT = frozenset(
         *("use_flash_attn", "use_flash_attention", "use_flash_attention_2", "use_memory_efficient"),
     }
 )
-"""They have no effect on what is computed from given weights."""
+"""Keys without effect on the computation from given weights."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention_multiplier": (),
     "embedding_multiplier": (1,),
@@ -94,7 +94,8 @@ def check_keys(config: Mapping[str, Any], own: Collection[str] = ()) -> None:
 
 
 def _check_layers(kinds: Any) -> None:
-    """Layers that see a window are those of a model whose context is bounded by it."""
+    """Raise InvalidParameter unless every layer's kind is known. Layers with a window need no code:
+    it bounds the model's context."""
     if kinds is None:
         return
     if not isinstance(kinds, list) or any(kind not in _LAYERS for kind in kinds):

@@ -1,4 +1,4 @@
-"""Which model is served, and in what form its numbers are held."""
+"""Settings of the served model, and of the form of its numbers."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ DTYPE_ALIASES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The model's folder and how it is read."""
+    """The model's folder and the settings of its reading."""
 
     model: str = required(
         "The model: a folder (config.json, tokenizer.json, safetensors files), a GGUF file, an id "

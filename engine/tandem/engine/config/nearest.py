@@ -1,4 +1,4 @@
-"""Names what is missing for an architecture that no family computes, and the nearest that one does.
+"""Explains why no family computes an architecture, and names the nearest that one does.
 
 Only names of classes are compared, so that an answer costs nothing. Called by ``families``.
 """
@@ -41,8 +41,8 @@ _ENCODER = re.compile(r"Bert|BERT|Electra|MPNet|Deberta|Roberta|XLNet|Albert|GTE
 
 
 def explained(architecture: str, served: Iterable[str]) -> str:
-    """Return what is allowed in place of ``architecture``: what it lacks here, and the nearest of
-    ``served``."""
+    """Return the allowed values for an error about ``architecture``: what it lacks here, and the
+    nearest of ``served``."""
     names = list(served)
     missing = [what for what, pattern in _MISSING.items() if re.search(pattern, architecture)]
     lacks = f"{' and '.join(missing)} cannot be computed yet; " if missing else ""

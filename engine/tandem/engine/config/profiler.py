@@ -7,7 +7,7 @@ from tandem.protocol.settings import setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilerConfig:
-    """Profiles that an administrator asks for (`/start_profile`, `LLM.start_profile`)."""
+    """Profiles that an administrator requests (`/start_profile`, `LLM.start_profile`)."""
 
     torch_profiler_dir: str | None = setting(
         None,

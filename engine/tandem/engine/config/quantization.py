@@ -23,7 +23,7 @@ _FP8: Mapping[str, tuple[Any, ...]] = {
     "scale_fmt": ("float", None),
     "expert_dtype": ("fp8", None),
 }
-"""Key to the values that are read; the last one None where the key may be absent."""
+"""Key to the supported values; the last one None if the key may be absent."""
 _NEAREST = (
     "; the nearest is the same model in bfloat16, in fp8 with blocks of 128 by 128 (as Qwen3-8B-FP8"
     " is), or as a GGUF file, whose weights are converted"

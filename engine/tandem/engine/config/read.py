@@ -27,7 +27,8 @@ _ROPE_MAIN = frozenset({"rope_theta", "rope_type", "type", "partial_rotary_facto
 
 
 def read_facts(folder: str | Path) -> ModelFacts:
-    """Facts of the model in ``folder``; InvalidParameter names what is missing or wrong."""
+    """Return the facts of the model in ``folder``; InvalidParameter names the missing or wrong
+    key."""
     path = Path(folder)
     config: Mapping[str, Any] = read_json(path / CONFIG, needed=True)
     family = family_of(_architecture(config))

@@ -1,8 +1,8 @@
 """The identity of a model's folder: workers whose revisions differ never exchange KV.
 
 Digests config.json and, of each weight file that is loaded, its size, head (names, shapes, types)
-and evenly spaced samples: reading gigabytes whole would cost seconds at every start. hub/ gives a
-digest of the source where it has one (``--revision``).
+and evenly spaced samples: reading gigabytes whole would cost seconds at every start. hub/ passes a
+digest of the source if it has one (``--revision``).
 """
 
 import os

@@ -38,7 +38,7 @@ PROMPT_CUTS = (
     "lone_prefill_token_threshold",
     "max_num_begun_tokens",
 )
-"""Settings of how prompts are cut into chunks."""
+"""Settings of the cutting of prompts into chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ def max_length_of(folder: Path) -> int | None:
 
 
 def _settings_of(folder: Path) -> Iterator[Path]:
-    """Yield where the settings of the transformer may be."""
+    """Yield the paths at which the settings of the transformer may be."""
     modules = read_any(folder / MODULES)
     for module in modules if isinstance(modules, list) else ():
         if isinstance(module, dict) and str(module.get("type")).endswith(".Transformer"):
@@ -56,7 +56,7 @@ def _settings_of(folder: Path) -> Iterator[Path]:
 
 
 def _lowers(folder: Path) -> bool:
-    """Return whether the tokenizer makes small letters of all."""
+    """Return whether the tokenizer lowercases its text."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return True  # it is not known before the folder is whole

@@ -1,6 +1,6 @@
-"""Checks that this machine can serve a model, from what describes it: no weights, no torch.
+"""Checks that this machine can serve a model, from its metadata: no weights, no torch.
 
-The process that a user started asks this before weights are fetched, converted or read.
+The process that a user started calls this before weights are fetched, converted or read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
 def check_model(folder: str | Path, settings: Mapping[str, Any] | None = None) -> ModelFacts:
-    """Return the model's facts. Raises InvalidParameter that names what cannot be served.
+    """Return the model's facts. Raises InvalidParameter that names the unsupported part.
 
     ``settings`` are the engine's by their flat names.
     """

@@ -37,7 +37,7 @@ def indexed(folder: Path) -> dict[str, Path] | None:
 
 
 def unindexed(folder: Path) -> tuple[Path, ...]:
-    """The files without an index, sorted; () where there are none."""
+    """Return the files if there is no index, sorted; () if there are none."""
     single = folder / SINGLE
     return (single,) if single.is_file() else tuple(sorted(folder.glob("*.safetensors")))
 

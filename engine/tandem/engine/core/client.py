@@ -80,7 +80,7 @@ class InprocClient:
         self._closing = threading.Event()
         self._ended: RequestFailed | None = None
         self._lock = threading.Lock()
-        """Held to set ``_ended`` and to post: nothing is posted to a thread that has gone."""
+        """Held to set ``_ended`` and to post: nothing is posted to a thread that has ended."""
         self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
         self._thread.start()
 
@@ -142,7 +142,7 @@ class InprocClient:
         self._inbox.put(lambda: None)
 
     async def close(self) -> None:
-        """Abort what runs, end the thread and the executor. May be called twice."""
+        """Abort running requests, end the thread and the executor. May be called twice."""
         self._closing.set()
         self.wake()
         await asyncio.to_thread(self._thread.join, JOIN_SECONDS)
@@ -194,7 +194,7 @@ class InprocClient:
             block = not result.progressed
 
     def _receive(self, *, block: bool) -> None:
-        """Do what callers asked for; when ``block``, wait for them first."""
+        """Run the calls in the inbox; when ``block``, wait for one first."""
         timeout = PARKED_SECONDS if self._core.has_work else None
         try:
             self._inbox.get(block, timeout)()

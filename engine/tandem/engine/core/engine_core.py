@@ -1,7 +1,7 @@
 """The engine: receive → plan → execute → update, one step at a call.
 
 No sockets and no threads: a shell (``EngineCoreProc``, ``InprocClient``, a simulator) calls
-``add``, ``abort`` and ``step`` from one thread and carries away what a step gives. With
+``add``, ``abort`` and ``step`` from one thread and sends the outputs of a step. With
 ``async_scheduling`` two steps are in flight: the next one is planned and launched before the
 results of the last are read.
 """
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 STEP_DEADLINE_S = 600.0
 """A step that takes longer has hung; the engine ends with it."""
 QUIET_S = 0.5
-"""Nothing has run for this long: time for a look at every block."""
+"""Idle seconds after which every block is checked."""
 
 
 class EngineCore:
@@ -64,9 +64,9 @@ class EngineCore:
         stat_loggers: StatLoggers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``capacity`` is what ``executor.start`` answered; ``connector`` the role's, which goes
-        before the offload tier; ``gates`` what requests may wait for, None the usual. ``clock``:
-        seconds, monotonic."""
+        """Build the engine. ``capacity`` is the result of ``executor.start``. ``connector`` is the
+        role's, which comes before the offload tier. ``gates`` are the wait conditions of requests,
+        None the usual ones. ``clock``: seconds, monotonic."""
         group = only_group(capacity.layout)
         self.config = config
         self.capacity = capacity
@@ -189,7 +189,7 @@ class EngineCore:
         return self.scheduler.add(self._seeds.seeded(request))
 
     def abort(self, key: RequestKey) -> bool:
-        """Drop a request and free what it holds; False if it is not here."""
+        """Drop a request and free its blocks; return False if it is not here."""
         return self.scheduler.abort(key)
 
     def end_choices(self, key: RequestKey, choices: Collection[int]) -> None:
@@ -198,13 +198,12 @@ class EngineCore:
         self.scheduler.roster.end_choices(key, choices, self._clock())
 
     def abort_router(self, router: bytes) -> int:
-        """Drop all requests of a router that is gone, and what was handed over for it; how many
-        requests they were."""
+        """Drop all requests of a lost router, and those handed over for it; return their number."""
         known = (*self.keys(), *self.scheduler.held_keys())
         return sum(self.abort(key) for key in known if key.router == router)
 
     def drain(self) -> None:
-        """Take nothing new from now on; what runs is finished."""
+        """Refuse new requests from now on; running ones are finished."""
         self.draining = True
 
     def step(self) -> StepOutputs:
@@ -313,7 +312,7 @@ class EngineCore:
         }
 
     def cached_blocks(self) -> BlockEvents:
-        """The whole prefix cache with what is offloaded, for a router that has just come."""
+        """Return the whole prefix cache with the offloaded blocks, for a new router."""
         return BlockEvents(stored=self.manager.cached(), cleared=True)
 
     def still_cached(self, hashes: tuple[BlockHash, ...]) -> tuple[BlockHash, ...]:
@@ -377,7 +376,7 @@ class EngineCore:
         self.scheduler.roster.check_integrity()
 
     def close(self) -> None:
-        """End the executor and what gates have begun. May be called twice."""
+        """Stop the executor and the work that gates have begun. May be called twice."""
         for gate in self._gates:
             gate.close()
         self._stats.shutdown(self.scheduler.make_stats)

@@ -31,7 +31,7 @@ class MaskWait:
         self._room: deque[float] = deque(maxlen=STEPS)
 
     def until(self) -> float:
-        """When to go on without what is late; the wait begins now."""
+        """Return the deadline for late masks; the wait begins now."""
         room = min(self._room, default=0.0)
         self._begun = time.monotonic()
         self._until = self._begun + min(max(room, LEAST_S), MOST_S)

@@ -60,7 +60,7 @@ class Sleep:
         self._clock = clock
         self._executor = executor
         self._until: float | None = None
-        """On the clock, to when requests may end, while a sleep is asked for."""
+        """Deadline on the clock by which requests may end, while a sleep is requested."""
         self._level = 0
         self._freed = 0
         """Bytes that were given back."""
@@ -106,7 +106,7 @@ class Sleep:
         return self._give_back(command, level)
 
     def wake(self, command: Command) -> Reply:
-        """Take again what is named, all by default; a sleep that has not begun is off."""
+        """Take again the named parts, all by default; a sleep that has not begun is off."""
         self._until = None
         named = str(command.args.get("tags", ""))
         try:
@@ -126,7 +126,8 @@ class Sleep:
         return self._reply(command)
 
     def _give_back(self, command: Command, level: int) -> Reply:
-        """Give back what is awake: all, or what a wake-up took that named a part or failed."""
+        """Give back the parts that are awake: all, or those that a partial or failed wake-up
+        took."""
         self._engine.manager.reset_prefix_cache()
         try:
             given = self._executor.sleep(level)
@@ -159,7 +160,7 @@ class Sleep:
 
 
 def _asked(command: Command) -> tuple[int, SleepMode, float]:
-    """Level, mode and seconds; InvalidParameter names what is wrong."""
+    """Return level, mode and seconds. Raises InvalidParameter that names the error."""
     args = command.args
     level, mode = args.get("level", 1), args.get("mode", SleepMode.ABORT)
     seconds = args.get("timeout_s", MAX_SLEEP_WAIT_S)

@@ -49,9 +49,9 @@ class StepCosts:
 
     @property
     def steepness(self) -> float:
-        """Operations of a token for each position that it sees, over those of its products: by
-        what share a prompt's token takes longer for each before it. 0 where a window bounds what
-        it sees."""
+        """Return the operations of a token for each attended position, over those of its products.
+        A prompt's token takes longer by this share for each token before it. 0 if a window bounds
+        the positions."""
         return 0.0 if self._window is not None else self._attention / (2 * self._linear)
 
     def of(self, plan: SchedulerOutput) -> StepCost:
@@ -76,5 +76,5 @@ class StepCosts:
         if self._window is None or last <= self._window:
             return count * before + count * (count + 1) // 2
         whole = max(0, min(count, self._window - before))
-        """Tokens whose window still begins with the sequence."""
+        """Tokens whose window still begins at the sequence's start."""
         return whole * before + whole * (whole + 1) // 2 + (count - whole) * self._window

@@ -39,10 +39,10 @@ class StepNotes:
         self._prompt_load = PromptLoad()
 
     def note(self, plan: SchedulerOutput, seconds: float, now: float) -> None:
-        """The step of ``plan`` took ``seconds``, and was through at ``now``.
+        """Note that the step of ``plan`` took ``seconds``, and ended at ``now``.
 
         Kept are prompt tokens a second (over steps that are mostly prompt), the times of steps by
-        what they hold, and what it asked of the device.
+        their content, and their cost on the device.
         """
         self._roster.stats.add_cost(*self._costs.of(plan))
         if plan.drafts:

@@ -29,7 +29,7 @@ class Executor(Protocol):
     ``MultiprocExecutor`` one in a child."""
 
     def start(self, config: EngineConfig, allocate: SlabAllocator | None = None) -> Capacity:
-        """Load weights and the slab. Called once; raises what went wrong in plain words."""
+        """Load weights and the slab. Called once; errors are raised with a plain message."""
         ...
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
@@ -38,8 +38,8 @@ class Executor(Protocol):
         ...
 
     def draw(self, masks: TokenMasks) -> None:
-        """Have the step launched last, which awaits these masks, draw its tokens. What that raises
-        is in the step's future."""
+        """Draw the tokens of the step launched last, which awaits these masks. Errors are in the
+        step's future."""
         ...
 
     def regions(self) -> tuple[KVRegion, ...]:
@@ -55,8 +55,8 @@ class Executor(Protocol):
         ...
 
     def wake_up(self, tags: Sequence[SleepTag]) -> None:
-        """Take again what ``tags`` name; KV memory holds nothing that was in it. Raises what went
-        wrong; what was not taken still sleeps."""
+        """Take again the parts in ``tags``; KV memory has lost its content. Raises the error; parts
+        that were not taken still sleep."""
         ...
 
     def profile(self, folder: str | None) -> str:
@@ -70,7 +70,7 @@ class Executor(Protocol):
         ...
 
     def check_health(self) -> None:
-        """Raise unless every rank is there. Never blocks; asked when nothing runs."""
+        """Raise unless every rank is alive. Never blocks; called when nothing runs."""
         ...
 
     def stop(self) -> None:

@@ -22,7 +22,7 @@ _CHUNK = 1 << 20
 
 
 class ChannelClosed(TandemError):
-    """The other end is gone."""
+    """The other end has closed."""
 
 
 class Channel:

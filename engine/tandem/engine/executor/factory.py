@@ -7,8 +7,8 @@ from tandem.engine.executor.base import Executor
 
 
 def make_executor(config: EngineConfig, *, reach_memory: bool = False) -> Executor:
-    """The executor that ``config`` asks for, not started. ``reach_memory``: its ``regions`` are
-    wanted. Raises InvalidParameter where they cannot be had."""
+    """Return the executor that ``config`` selects, not started. ``reach_memory``: its ``regions``
+    are required. Raises InvalidParameter if they are not available."""
     if config.parallel.distributed_executor_backend == "mp":
         from tandem.engine.executor.multiproc import MultiprocExecutor, unreachable
 

@@ -56,7 +56,7 @@ class RankSilent(RankError):
 
 
 class RankFuture(Future[ModelRunnerOutput]):
-    """A step's result, taken from the channel in the thread that asks for it."""
+    """A step's result, received from the channel in the thread that calls ``result``."""
 
     def __init__(self, executor: MultiprocExecutor) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class MultiprocExecutor:
         return subprocess.Popen(command, pass_fds=(descriptor,), stdin=subprocess.DEVNULL)
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """See Executor. What a rank raised is in the future."""
+        """See Executor. A rank's error is in the future."""
         future = RankFuture(self)
         try:
             self._settle_memory()
@@ -195,8 +195,8 @@ class MultiprocExecutor:
         return self._process.pid
 
     def take_result(self, seconds: float) -> None:
-        """Give the oldest step its result. Raises RankError when the rank is gone, or silent for
-        so long."""
+        """Set the result of the oldest step. Raises RankError when the rank has ended, or is silent
+        for ``seconds``."""
         self._take(self._receive(seconds))
 
     def _take(self, message: FromRank) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class StepFuture(Future[ModelRunnerOutput]):
-    """A step's result, collected from the device in the thread that asks for it."""
+    """A step's result, collected from the device in the thread that calls ``result``."""
 
     def __init__(self, launched: LaunchedStep) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class StepFuture(Future[ModelRunnerOutput]):
 
 
 class UniProcExecutor:
-    """Runs the one rank where it is called. Implements Executor."""
+    """Runs the one rank in the caller's thread. Implements Executor."""
 
     def __init__(self) -> None:
         self._worker: Worker | None = None

@@ -1,9 +1,9 @@
 """Prepared folder → tensors of one rank: safetensors, mapped into memory, or seeded dummies.
 
-Public: ``open_weights(config) -> Weights``; a model asks for every tensor that it needs by name,
-shape and its rank's part (``get`` casts floats to the engine's type, ``raw`` gives codes as they
-are held), merges what it merges, and ends with ``weights.check_all_used()``. Errors are of the tree
-of ``LoadError`` and name the tensor and the file. Called by tandem.engine.worker, models and quant.
+Public: ``open_weights(config) -> Weights``. A model requests every tensor that it needs by name,
+shape and its rank's part (``get`` casts floats to the engine's type, ``raw`` returns codes uncast).
+It merges tensors itself, and ends with ``weights.check_all_used()``. Errors are of the tree of
+``LoadError`` and name the tensor and the file. Called by tandem.engine.worker, models and quant.
 """
 
 from tandem.engine.loader.dummy import DummyWeights

@@ -1,8 +1,8 @@
-"""Random weights that no file holds: for measuring and for tests of shapes and memory.
+"""Random weights without files: for measuring and for tests of shapes and memory.
 
-A tensor's values depend on (seed, name, shape) alone, not on what was asked before it. They keep a
-forward pass finite: matrices have a standard deviation of one over the root of their inputs, gains
-of norms lie near 1, other vectors near 0.
+A tensor's values depend on (seed, name, shape) alone, not on earlier requests. They keep a forward
+pass finite: matrices have a standard deviation of one over the root of their inputs, gains of norms
+lie near 1, other vectors near 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tandem.engine.loader.weights import Weights, cut
 
 PERIOD = 1_048_573
 """Numbers drawn per tensor; longer ones repeat them. A prime, so that no two rows of a matrix
-coincide, and drawing costs little where a model has billions of weights."""
+coincide. Drawing so few is cheap for a model with billions of weights."""
 _VECTOR_SPREAD = 0.02
 SCALE = "weight_scale_inv"
 """End of the names of scales, which lie near 1."""
@@ -50,7 +50,7 @@ class DummyWeights(Weights):
         return "no file"
 
     def spec(self, name: str) -> None:
-        """Nothing: it is what is asked for."""
+        """Return None: a dummy has the shape of the request."""
 
     def _read(
         self, name: str, shape: tuple[int, ...] | None, shard: Shard, dtype: torch.dtype | None

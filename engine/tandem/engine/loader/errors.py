@@ -27,15 +27,16 @@ class BadWeightsFile(LoadError):
 
 
 class MissingTensor(LoadError):
-    """The model asked for a tensor that the files do not hold."""
+    """The files lack a tensor that the model needs."""
 
 
 class UnexpectedTensors(LoadError):
-    """The files hold tensors that nothing asked for: another architecture, or a lost feature."""
+    """The files hold tensors that the model does not use: another architecture, or a lost
+    feature."""
 
 
 class WrongShape(LoadError):
-    """The tensor's shape is not what config.json makes of the model."""
+    """The tensor's shape differs from the one that follows from config.json."""
 
 
 class UnsupportedTensor(LoadError):

@@ -29,7 +29,8 @@ class WeightFiles:
 
 
 def weight_files(folder: Path) -> WeightFiles:
-    """Raises WeightsNotFound naming what is missing, BadWeightsFile for a broken index."""
+    """Return the weight files. Raises WeightsNotFound that names the missing file, BadWeightsFile
+    for a broken index."""
     try:
         owners = indexed(folder)
     except ValueError as error:

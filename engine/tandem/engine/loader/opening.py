@@ -17,7 +17,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def open_weights(
     config: EngineConfig, *, device: torch.device | None = None, progress: bool = True
 ) -> Weights:
-    """The weights of ``config.model``: of its folder, or dummies for load format ``dummy``.
+    """Open the weights of ``config.model``: of its folder, or dummies for load format ``dummy``.
 
     Args:
         config: names folder, dtype, load format and the seed of dummies.

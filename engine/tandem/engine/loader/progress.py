@@ -19,7 +19,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Progress:
-    """Counts bytes. The bar appears with the first of them and goes with ``finish``."""
+    """Counts bytes. The bar appears with the first of them and disappears with ``finish``."""
 
     def __init__(self, *, source: str, total: int | None, bar: bool = True) -> None:
         """``total`` is in bytes, None if unknown; ``bar`` False never shows one."""
@@ -33,7 +33,7 @@ class Progress:
         """Bytes so far, as the files hold them."""
 
     def advance(self, count: int) -> None:
-        """``count`` more bytes came in."""
+        """Count ``count`` more bytes."""
         if self._wanted and self._bar is None:
             self._wanted = False
             self._bar = _bar(self._source, self._total)

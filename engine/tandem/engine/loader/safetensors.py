@@ -26,7 +26,8 @@ from tandem.engine.loader.weights import TensorSpec, Weights, cut
 
 
 class SafetensorsWeights(Weights):
-    """The weight files of one folder. Files are opened at once, tensors mapped as asked for."""
+    """The weight files of one folder. Files are opened at once, tensors mapped when they are
+    requested."""
 
     def __init__(
         self, folder: Path, *, dtype: torch.dtype, device: torch.device, progress: bool = True

@@ -19,8 +19,8 @@ class Shard:
     dim: int = OUTPUTS
 
     def span(self, name: str, extent: int, unit: int = 1) -> slice:
-        """The part of ``extent`` rows or columns. Raises WrongShape where parts are not equal, or
-        no multiple of ``unit``, within which a form of weights cannot be cut."""
+        """Return the part of ``extent`` rows or columns. Raises WrongShape if parts are not equal,
+        or not multiples of ``unit``, within which a form of weights cannot be cut."""
         if self.count == 1:
             return slice(0, extent)
         size, rest = divmod(extent, self.count)

@@ -113,7 +113,7 @@ class Uploader:
         return self._files[path]
 
     def _piece(self, file: int, offset: int, into: Tensor) -> int:
-        """Copy one piece; how many of its bytes the file lacks."""
+        """Copy one piece; return the number of its bytes that the file lacks."""
         buffer = self._buffer()
         size = into.numel()
         at = 0

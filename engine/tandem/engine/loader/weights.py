@@ -43,7 +43,7 @@ class Weights(ABC):
 
     @abstractmethod
     def names(self) -> Collection[str]:
-        """Every tensor there is, sorted; of dummies, those already asked for."""
+        """Return the names of all tensors, sorted; of dummies, those already requested."""
 
     @abstractmethod
     def __contains__(self, name: str) -> bool:
@@ -76,17 +76,17 @@ class Weights(ABC):
         *,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """One tensor of floats, or a rank's part of it, on this engine's device.
+        """Return one tensor of floats, or a rank's part of it, on this engine's device.
 
         Args:
             name: as checkpoints have it, ``model.layers.0.self_attn.q_proj.weight``.
-            shape: of the whole tensor, checked where given. Dummies need it.
-            shard: which part.
-            dtype: what it is cast to; this engine's if None.
+            shape: of the whole tensor, checked if given. Dummies need it.
+            shard: the rank's part.
+            dtype: type of the result; this engine's if None.
 
-        Where dtype and device are already right the tensor is a view of the mapped file: nothing
-        is copied, pages come in as they are touched, writing to it stays private to the process.
-        Raises MissingTensor, WrongShape or UnsupportedTensor.
+        If dtype and device are already right the tensor is a view of the mapped file: nothing is
+        copied, and pages are read when they are touched. Writing to it stays private to the
+        process. Raises MissingTensor, WrongShape or UnsupportedTensor.
         """
         tensor = self._take(name, shape, shard, None)
         return tensor.to(device=self.device, dtype=dtype or self.dtype)
@@ -142,7 +142,7 @@ class Weights(ABC):
         self.close()
 
     def close(self) -> None:
-        """Let go of the files (tensors stay valid) and log what was loaded. May be repeated."""
+        """Close the files (tensors stay valid) and log what was loaded. May be called again."""
         self._progress.finish()
 
     def __enter__(self) -> Self:

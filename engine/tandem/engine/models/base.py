@@ -17,7 +17,7 @@ from tandem.kernels.rotary_kv import Rotation, SlotMapping
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedTokens:
-    """Tokens of a step that came as vectors: no table is asked for them."""
+    """Tokens of a step that came as vectors: they are not looked up in a table."""
 
     index: Tensor
     """int64 [embedded]: which of the step's tokens."""
@@ -44,7 +44,7 @@ class StepContext:
     request: its first product is queued by then, so the device is busy meanwhile."""
 
     rotary: Rotary | None
-    """None where positions have a table."""
+    """None if positions have a table."""
     positions: Tensor
     """int64 [tokens]."""
     slot_mapping: SlotMapping
@@ -53,9 +53,9 @@ class StepContext:
     kv: Sequence[Tensor]
     """Per layer, its view of the slab: [num_blocks, 2, kv_heads, block_size, head_dim]."""
     token_types: Tensor | None = None
-    """int64 [tokens]; None where all are 0, or the model has no types."""
+    """Token types, int64 [tokens]; None if all are 0, or the model has no types."""
     embedded: EmbeddedTokens | None = None
-    """None where every token has an id. Of decoders alone."""
+    """Tokens with vectors; None if every token has an id. Decoders alone use it."""
     nearly: Nearly | None = None
     """Callback of decoders alone."""
 
@@ -90,10 +90,11 @@ class StepContext:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """The sequences of a product's rows, made when it asks. Implements quant's Rows.
+    """The sequences of a product's rows, made when they are read. Implements quant's Rows.
 
     Holds no StepContext, which holds one of these: a cycle would keep the step's tensors until
-    Python's collector comes."""
+    Python's collector runs.
+    """
 
     all_positions: Tensor
     """int64 [tokens], the step's."""
@@ -124,7 +125,7 @@ class TokenRows:
 
 
 class CausalModel(Protocol):
-    """A model of one rank: a decoder, or an encoder, which is asked for no logits."""
+    """A model of one rank: a decoder, or an encoder, which has no logits."""
 
     @property
     def rotary(self) -> Rotary | None:
@@ -132,12 +133,12 @@ class CausalModel(Protocol):
         ...
 
     def forward(self, token_ids: Tensor, step: StepContext, rows: Tensor | None) -> Tensor:
-        """Write the step's KV, where any is kept; hidden states after the last norm.
+        """Write the step's KV, if any is kept; return hidden states after the last norm.
 
         Args:
             token_ids: int64 [tokens].
             step: shared by the layers.
-            rows: int64, which tokens' hidden states are wanted; None is all, in order.
+            rows: int64, the tokens whose hidden states are returned; None is all, in order.
 
         Returns:
             [rows, hidden].
@@ -154,8 +155,8 @@ class CausalModel(Protocol):
         ...
 
     def token_vectors(self, hidden: Tensor) -> Tensor:
-        """float32 [rows, values], of states float32 [rows, hidden], what stands for each token: the
-        state itself, or what a layer makes of it."""
+        """Return the tokens' vectors, float32 [rows, values], from states float32 [rows, hidden]:
+        the state itself, or a layer's output from it."""
         ...
 
     def classify(self, hidden: Tensor) -> Tensor:

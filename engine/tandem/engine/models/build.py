@@ -1,8 +1,8 @@
-"""Assembling a decoder from the tensors of a checkpoint, under the names all families share.
+"""Builds a decoder from the tensors of a checkpoint, under the names that all families share.
 
 A family whose layers differ is a subclass that overrides ``attention``, ``mlp`` or ``layer``. One
-layer's tensors are read, merged and packed before the next layer's are asked for, so that the
-memory beyond the model itself is one layer's.
+layer's tensors are read, merged and packed before the next layer's are read. So the memory beyond
+the model itself is one layer's.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ DERIVED = ("*.rotary_emb.inv_freq", "*.attn.bias", "*.masked_bias")
 PREFIX = "model."
 NARROW = 2048
 """Hidden size up to which the residual stream is float32. Rounding it to 16 bits twice a layer is
-most of the error of a 16-bit model (docs/performance.md), and small models, whose two best tokens
-are closer together, show it; in larger ones the wider stream would cost a prompt 1 to 2 %."""
+most of the error of a 16-bit model (docs/performance.md). It matters in small models, whose two
+best tokens are closer together. In larger ones the wider stream would cost a prompt 1 to 2 %."""
 
 
 @dataclass(frozen=True, slots=True)

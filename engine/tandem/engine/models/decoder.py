@@ -30,7 +30,7 @@ class Attention:
     index: int
     qkv: Linear
     parts: tuple[Linear, Linear] | None
-    """``qkv`` cut into q, and k and v; None where its form cannot be cut."""
+    """``qkv`` cut into q, and k and v; None if its form cannot be cut."""
     out: Linear
     head_dim: int
     qk_norm: QKNorm | None
@@ -75,7 +75,7 @@ class MLP:
     down: Linear
 
     def __call__(self, stream: Tensor, norm: RMSNorm, rows: Rows) -> Tensor:
-        """Add to the stream [tokens, hidden] what comes of it, normed."""
+        """Add the MLP's output for the normed stream to the stream [tokens, hidden]."""
         return self.down.add_to(stream, self.gate_up.gated_of_norm(stream, norm, rows), rows)
 
 
@@ -116,7 +116,7 @@ class Decoder:
     stream_dtype: torch.dtype
     """Type of the residual stream: that of the weights, or float32."""
     classifier: Tensor | None = None
-    """float32 [labels, hidden]; None where the model has no labels."""
+    """Classifier, float32 [labels, hidden]; None if the model has no labels."""
 
     def forward(self, token_ids: Tensor, step: StepContext, rows: Tensor | None) -> Tensor:
         """See CausalModel. The last layer writes all KV, then has the rows for the head alone."""

@@ -94,9 +94,9 @@ class Encoder:
     embeddings: Embeddings
     layers: tuple[EncoderLayer, ...]
     head: ClassificationHead | None
-    """None where the model has no labels."""
+    """Head of the labels; None if the model has no labels."""
     projection: Tensor | None = None
-    """float32 [values, hidden], what makes tokens' vectors of their states; None leaves them."""
+    """Projection of states to tokens' vectors, float32 [values, hidden]; None keeps the states."""
 
     @property
     def rotary(self) -> Rotary | None:

@@ -1,8 +1,8 @@
-"""The CPU tier as the scheduler sees it: what the cache loses is kept, and comes back on demand.
+"""The CPU tier as the scheduler sees it: evicted blocks are kept, and loaded again on demand.
 
-A cached block that is to be overwritten is copied to a host block before the step that writes it;
-a later request with the same prefix has its blocks filled from there instead of computed. Both
-travel with plans (``BlockTransfers``) and are run by the ranks in the order of steps, so nothing
+A cached block that is to be overwritten is copied to a host block before the step that writes it. A
+later request with the same prefix has its blocks filled from there instead of computed. Both copies
+are sent with plans (``BlockTransfers``) and are run by the ranks in the order of steps, so nothing
 here waits for a device. A load that fails is forgotten, and its request computed.
 """
 
@@ -81,7 +81,7 @@ class OffloadConnector:
 
     @property
     def num_cached(self) -> int:
-        """Blocks whose content is here."""
+        """Return the number of blocks whose content is here."""
         return len(self._blocks)
 
     @property
@@ -115,7 +115,7 @@ class OffloadConnector:
         return self._blocks.find(digest) is not None
 
     def reset(self) -> int:
-        """See BlockTier. What is under way comes through: it is what it is called."""
+        """See BlockTier. Copies under way still complete: their content matches their hash."""
         hashes = self._blocks.hashes()
         for digest in hashes:
             self._forget(digest)
@@ -126,8 +126,9 @@ class OffloadConnector:
         return None
 
     def lookup(self, request: Request, num_local: int) -> Remote:
-        """The blocks that follow ``num_local`` tokens, as far as they are here without a gap; kept
-        until the next step. For the only sequence of a request, whose prompt is not scored."""
+        """Return the blocks that follow ``num_local`` tokens, as far as they are here without a
+        gap; they are kept until the next step. Only for a request of one sequence whose prompt is
+        not scored."""
         if len(request.group.live) != 1 or request.key in self._missed:
             return _NOTHING
         first = num_local // self._block_size

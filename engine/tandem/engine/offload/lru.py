@@ -1,4 +1,4 @@
-"""Which host block holds what was cached under which hash; the least recently used goes first."""
+"""The host block of each cached hash; the least recently used is evicted first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LRUBlocks:
         self._line: OrderedDict[BlockHash, None] = OrderedDict()
         """The one to give away next is first. All that can be found, but for ``_aside``."""
         self._aside: dict[int, BlockHash] = {}
-        """Pinned blocks that came to the head of the line."""
+        """Pinned blocks that came to the head of the order."""
         self._empty = list(range(num_blocks - 1, -1, -1))
         self._pins: Counter[int] = Counter()
         self._orphans: set[int] = set()
@@ -48,8 +48,8 @@ class LRUBlocks:
         self._line.move_to_end(digest)
 
     def put(self, digest: BlockHash) -> tuple[int, BlockHash | None] | None:
-        """A block for a hash that has none, and whose content it held until now; None when all are
-        pinned."""
+        """Return a block for a hash that has none, and the hash whose content it held until now;
+        None when all are pinned."""
         assert digest not in self._block_of, "a hash has a host block already"
         lost = None
         if self._empty:

@@ -15,8 +15,8 @@ _Reading = Callable[[], Mapping[tuple[str, ...], float]]
 
 
 def register(registry: CollectorRegistry, tier: OffloadConnector, own: Mapping[str, str]) -> None:
-    """Show ``tier`` on ``registry``, under vLLM's names where the meaning is the same, else
-    ``tandem:``; ``own`` are labels of each series."""
+    """Register the metrics of ``tier`` on ``registry``, under vLLM's names if the meaning is the
+    same, else ``tandem:``; ``own`` are labels of each series."""
     stats = tier.stats
 
     def moved() -> Mapping[tuple[str, ...], float]:
@@ -58,7 +58,7 @@ def register(registry: CollectorRegistry, tier: OffloadConnector, own: Mapping[s
 
 
 class _Series(Collector):
-    """One family that is read when it is asked for."""
+    """One family that is read at a scrape."""
 
     def __init__(
         self,

@@ -21,4 +21,4 @@ class OffloadStats:
     """Blocks that found no room there, as all that is there was being read."""
     num_failed_loads: int = 0
     hit_tokens: int = 0
-    """Tokens that came back instead of being computed."""
+    """Tokens that were loaded instead of computed."""

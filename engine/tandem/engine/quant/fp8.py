@@ -64,7 +64,8 @@ class SideBySide(ComposedProduct):
 
 
 class FP8Method:
-    """Reads weight and weight_scale_inv; what the checkpoint left plain has the plain method."""
+    """Reads weight and weight_scale_inv; layers that the checkpoint left plain have the plain
+    method."""
 
     name = "fp8"
 

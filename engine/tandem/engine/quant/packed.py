@@ -14,8 +14,8 @@ from tandem.engine.quant.base import ComposedProduct, PlainMethod, Product, Rows
 
 _TYPES = (torch.float32, torch.bfloat16)
 FEWEST_ROWS = 4
-"""Fewer are filled up with zeros: oneDNN reads a packed weight a quarter faster for 4 rows than for
-1 or 2, where it takes a kernel for vectors."""
+"""Fewer rows are filled up with zeros: oneDNN reads a packed weight a quarter faster for 4 rows
+than for 1 or 2, for which it takes a kernel for vectors."""
 
 
 class PackedProduct(ComposedProduct):

@@ -69,7 +69,7 @@ class SamplingBatch:
         self.logprobs: dict[int, int] = {}
         """Number of best tokens by row, for rows that requested log-probabilities."""
         self.masks: dict[int, int] = {}
-        """Rows whose draws of this step a grammar bounds, and where each one's words are."""
+        """Rows whose draws of this step a grammar bounds, with the place of each one's words."""
         self.mask_words = torch.empty(0, 0, dtype=torch.int32)
         """int32 [bounded, words], on the host: see ``TokenMasks``."""
         self.processors: RowProcessors | None = None
@@ -123,7 +123,7 @@ class SamplingBatch:
         return bool(self.rules or self.processors)
 
     def extend(self, row: int, token_ids: Sequence[int]) -> None:
-        """The row's output went on by these tokens. Free for rows that do not look back."""
+        """Append tokens to the row's output. Free for rows that do not look back."""
         rules = self.rules.get(row)
         if rules is not None:
             rules.extend(token_ids)

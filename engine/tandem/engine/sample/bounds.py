@@ -22,7 +22,7 @@ from tandem.kernels.sampling import keep_bits
 STAGES = 3
 """Steps of which two may be in flight, and one is written."""
 PART = 64
-"""Rows at a time: bounds what their copies take of the device."""
+"""Rows that are handled at a time: this bounds the device memory of their copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Bounds:
     rows: Tensor
     """int64 [bounded]."""
     words: Tensor
-    """int32 [bounded, ceil(vocabulary / 32)], the lowest bit the lowest id; where the logits are.
-    """
+    """Words, int32 [bounded, ceil(vocabulary / 32)], the lowest bit the lowest id; on the logits'
+    device."""
 
     @classmethod
     def of(cls, rows: Sequence[int], words: Tensor, device: torch.device) -> Bounds:
@@ -50,8 +50,9 @@ class Bounds:
         return torch.cat([each.indices for each in found]), torch.cat([e.values for e in found])
 
     def keep(self, logits: Tensor, best: tuple[Tensor, Tensor] | None = None) -> None:
-        """-inf for every token that a row's bits do not allow, in place. ``best`` as it was before
-        other masks, if there were any: comes back where they left nothing."""
+        """Set every token that a row's bits do not allow to -inf, in place. ``best`` are the best
+        tokens before other masks, if there were any: they are restored in rows that would otherwise
+        be empty."""
         if best is None:
             keep_bits(logits, self.words, self.rows)
             return

@@ -61,8 +61,8 @@ def bounds_of(batch: SamplingBatch, rows: Sequence[int], device: torch.device) -
 
 
 def bounded_rows(batch: SamplingBatch, rows: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Which of the rows of logits, by the batch rows that they are of, a grammar bounds, and where
-    each one's words are."""
+    """Return the rows of logits that a grammar bounds, by their batch rows, and the place of each
+    one's words."""
     found = [(at, batch.masks[row]) for at, row in enumerate(rows) if row in batch.masks]
     return [at for at, _ in found], [place for _, place in found]
 

@@ -21,12 +21,12 @@ PART = 32
 
 @dataclass(frozen=True, slots=True)
 class LogprobTensors:
-    """Scores of some draws. Tensors lie where the logits were."""
+    """Scores of some draws. Tensors are on the logits' device."""
 
     draws: tuple[int, ...]
     """Which draws of the step; ascending."""
     counts: tuple[int, ...]
-    """Best tokens that each of them asked for."""
+    """Number of best tokens that each of them requested."""
     token_ids: Tensor
     """int64 [draws]."""
     logprobs: Tensor
@@ -34,7 +34,7 @@ class LogprobTensors:
     ranks: Tensor
     """int64 [draws]; equals share the better rank."""
     top_ids: Tensor
-    """int64 [draws, most asked for], best first, of equals the lowest id first."""
+    """int64 [draws, most requested], best first, of equals the lowest id first."""
     top_logprobs: Tensor
     """float32, parallel to ``top_ids``."""
 

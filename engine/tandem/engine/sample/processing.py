@@ -12,7 +12,7 @@ from tandem.protocol.sampling import SamplingParams
 
 
 class RowProcessors:
-    """One of each class; rows that ask for none cost nothing."""
+    """Logits processors, one of each class; rows without any cost nothing."""
 
     def __init__(self, classes: ProcessorClasses, context: ProcessorContext) -> None:
         self._classes = classes

@@ -61,7 +61,7 @@ class RequestRules:
     """The only tokens that may be drawn; None allows all."""
     bad_words: BadWords
     end_ids: Tensor
-    """int64: what may not be drawn before ``min_tokens``."""
+    """Tokens (int64) that may not be drawn before ``min_tokens``."""
     bias: tuple[Tensor, Tensor] | None
     """int64 tokens and float32 numbers to add to their logits."""
     prompt: PromptTokens | None
@@ -107,7 +107,7 @@ class RequestRules:
 
 @dataclass(slots=True)
 class RowRules:
-    """Rules of one row, and of its tokens what they need."""
+    """Rules of one row, with the state of its tokens that they need."""
 
     request: RequestRules
     tail: list[int]
@@ -141,7 +141,7 @@ class RowRules:
 
     @property
     def end_ids(self) -> Tensor:
-        """int64: what may not be drawn where ``holds_back_end``."""
+        """Return the tokens (int64) that may not be drawn if ``holds_back_end``."""
         return self.request.end_ids
 
     def applies(self, position: int) -> bool:

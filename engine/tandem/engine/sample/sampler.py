@@ -160,9 +160,10 @@ def _choose(step: _Step) -> Tensor:
 
 
 def _sort(step: _Step) -> tuple[Numbers, Numbers, Numbers]:
-    """Rows of logits that need more than an argmax: greedy with rules, drawn, drawn and filtered.
+    """Return the rows of logits that need more than an argmax: greedy with rules, drawn, drawn and
+    filtered.
 
-    How a row is treated depends on the row alone, never on its neighbours.
+    The kind of a row depends on the row alone, never on its neighbours.
     """
     batch, kinds = step.batch, step.batch.kinds[step.rows]
     ruled = [
@@ -189,8 +190,8 @@ def _changes(batch: SamplingBatch) -> bool:
 
 
 def _edited(step: _Step, part: Numbers, *, drawn: bool = False) -> Tensor:
-    """Some rows of logits after every rule, [part, vocabulary]; float32 if a rule applies. With
-    what leaves the best token the best, too, where they are to be ``drawn``."""
+    """Return some rows of logits after every rule, [part, vocabulary]; float32 if a rule applies.
+    Processors that keep the argmax are applied too, if the rows are to be ``drawn``."""
     whole = _whole(step, part)
     logits = step.logits if whole else step.logits.index_select(0, _index(part, step.logits))
     batch = step.batch

@@ -1,6 +1,5 @@
-"""Tokens that penalties look at. A prompt's are the same for all choices of its request and never
-change: they are found once, and brought to a device once.
-"""
+"""Tokens that penalties use. A prompt's are the same for all choices of its request and never
+change: they are found once, and copied to a device once."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ def family_of(architecture: str) -> Family:
 
 
 def check_architecture(config: Mapping[str, Any]) -> None:
-    """Raise InvalidParameter for a parsed config.json whose architecture no family here computes,
-    before any other key is judged: other architectures name other keys."""
+    """Raise InvalidParameter for a parsed config.json whose architecture no family here computes.
+    Called before any other key is checked: other architectures name other keys."""
     names = config.get("architectures")
     first = names[0] if isinstance(names, list) and names else None
     if isinstance(first, str) and first not in FAMILIES:

@@ -41,7 +41,8 @@ class Family:
         return {}
 
     def check(self, facts: ModelFacts) -> None:
-        """Raise InvalidParameter, naming the field, for what this family's layers do not compute.
+        """Raise InvalidParameter, naming the field, for a shape that this family's layers do not
+        compute.
 
         ``facts`` are of one of its architectures.
         """

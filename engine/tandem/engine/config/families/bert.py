@@ -1,4 +1,4 @@
-"""BERT: an encoder, whose tokens see each other both ways."""
+"""BERT: an encoder, whose tokens attend in both directions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Bert(Family):
 
 
 def encoder_facts(config: Mapping[str, Any], *, position_offset: int) -> Mapping[str, Any]:
-    """Fields of ModelFacts of an encoder whose first token has that row of the table of positions.
+    """Return the fields of ModelFacts of an encoder whose first token has row ``position_offset``
+    of the table of positions.
 
     Raises InvalidParameter, naming the key, for a variant that is not computed.
     """

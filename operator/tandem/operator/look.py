@@ -1,8 +1,8 @@
-"""The record of one look at a service: why it was taken, where its time went, what it asked.
+"""The record of one look at a service: its reasons, the time of its phases, its calls.
 
-Whoever takes a look opens a ``LookRecord`` and makes it the current one of its thread; whoever does
-a part of the work says so. Without one, that is a look at a variable. Spans are made from records
-by ``reconcile.traced``; nothing here knows of them.
+The caller of a look opens a ``LookRecord`` and makes it the current one of its thread; the code of
+each part enters its phase. Without a record that costs one read of a variable. Spans are made from
+records by ``reconcile.traced``; this module does not know them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from enum import StrEnum
 
 Key = tuple[str, str]
 Beside = Callable[[Key, Iterable[str]], AbstractContextManager[None]]
-"""A block of work for a service beside looks: whose it is, and why."""
+"""Context of a block of work for a service outside looks, given the service and the reasons."""
 MAX_CALLS = 256
-"""Calls of one look that are noted one by one; further ones are counted."""
+"""Calls of one look that are recorded one by one; further ones are counted."""
 READS = frozenset({"GET"})
 
 
 class Why(StrEnum):
-    """What a look is taken for."""
+    """Reasons for a look."""
 
     SERVICE = "service changed"
     CHILD = "child changed"
@@ -38,14 +38,14 @@ class Why(StrEnum):
 
 @dataclass(slots=True)
 class Phase:
-    """One stretch of a look, on the process's monotonic clock."""
+    """Phase of a look, on the process's monotonic clock."""
 
     name: str
     begin: float
     end: float | None = None
-    """None while it lasts."""
+    """End of the phase; None while it lasts."""
     failure: str | None = None
-    """An error that it met, whether or not the look went on."""
+    """Error that it met, whether or not the look went on."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,61 +55,61 @@ class ApiCall:
     method: str
     path: str
     name: str
-    """Of the object that it sends, where the path names none; empty else."""
+    """Name of the object that it sends, if the path has none; else empty."""
     content_type: str
     dry_run: bool
     begin: float
     """Seconds on the process's monotonic clock, as ``end``."""
     end: float
     status: int
-    """HTTP status; 0 where no answer came."""
+    """HTTP status; 0 without an answer."""
     phase: Phase | None
-    """Of the look, in which it was sent."""
+    """Phase of the look in which it was sent."""
 
     @property
     def writes(self) -> bool:
-        """Whether it was to change what the API server holds."""
+        """Return whether it was to change objects of the API server."""
         return self.method not in READS and not self.dry_run
 
 
 @dataclass(slots=True, eq=False)
 class LookRecord:
-    """One look, or one piece of work beside looks."""
+    """Record of one look, or of one piece of work outside looks."""
 
     name: str
     key: Key
     why: tuple[str, ...]
     began: float = field(default_factory=time.monotonic)
     started: float = field(default_factory=time.time)
-    """Of ``began``, on the wall clock."""
+    """Time of ``began`` on the wall clock."""
     generation: int | None = None
-    """Of the service's spec; None where the look did not come so far."""
+    """Generation of the service's spec; None if the look did not come so far."""
     phases: list[Phase] = field(default_factory=list)
     calls: list[ApiCall] = field(default_factory=list)
     dropped: int = 0
-    """Calls that found no room."""
+    """Number of calls that were not recorded."""
     num_writes: int = 0
     num_reads: int = 0
     ended: float | None = None
     again: float | None = None
-    """Seconds until the next look that it asked for."""
+    """Seconds until the next look that it requested."""
     failure: str | None = None
     failure_type: str | None = None
 
     @property
     def is_notable(self) -> bool:
-        """Whether it tried to write, or failed: what found nothing to do is nobody's news."""
+        """Return whether it tried to write, or failed; other looks are not traced."""
         return self.num_writes > 0 or self.failure is not None
 
     def enter(self, name: str) -> None:
-        """The next phase begins, and the last one ends."""
+        """Begin the next phase, and end the last one."""
         now = time.monotonic()
         if self.phases:
             self.phases[-1].end = now
         self.phases.append(Phase(name, now))
 
     def end(self, error: BaseException | None = None) -> None:
-        """It is over; with ``error`` it failed."""
+        """End the record; with ``error`` it failed."""
         self.ended = time.monotonic()
         if self.phases:
             self.phases[-1].end = self.ended
@@ -121,7 +121,7 @@ class LookRecord:
 
 
 def unrecorded(_key: Key, _why: Iterable[str]) -> AbstractContextManager[None]:
-    """A block of which no record is kept."""
+    """Return a block without a record."""
     return nullcontext()
 
 
@@ -130,7 +130,7 @@ _CURRENT: ContextVar[LookRecord | None] = ContextVar("look", default=None)
 
 @contextmanager
 def recording(record: LookRecord) -> Iterator[None]:
-    """``record`` is the thread's current one within the block, and knows how this ended."""
+    """Make ``record`` the thread's current one within the block, and record how the block ended."""
     token = _CURRENT.set(record)
     try:
         yield
@@ -144,21 +144,21 @@ def recording(record: LookRecord) -> Iterator[None]:
 
 
 def enter(phase: str) -> None:
-    """The current look's next phase begins, where there is one that is recorded."""
+    """Begin the current look's next phase, if a record is kept."""
     record = _CURRENT.get()
     if record is not None:
         record.enter(phase)
 
 
 def met(error: BaseException) -> None:
-    """The current look's phase met an error, and goes on."""
+    """Record an error in the current look's phase, which goes on."""
     record = _CURRENT.get()
     if record is not None and record.phases:
         record.phases[-1].failure = str(error)
 
 
 def saw(generation: int) -> None:
-    """Which generation of its service's spec the current look is about."""
+    """Record the generation of the spec that the current look is about."""
     record = _CURRENT.get()
     if record is not None:
         record.generation = generation
@@ -174,8 +174,8 @@ def called(
     begin: float,
     status: int,
 ) -> None:
-    """A call to the API server is over: ``name`` is that of an object which it was to make, and
-    ``begin`` in seconds on the monotonic clock."""
+    """Record a call to the API server that has ended. ``name`` is that of an object which it was to
+    make, and ``begin`` is in seconds on the monotonic clock."""
     record = _CURRENT.get()
     if record is None:
         return

@@ -1,4 +1,4 @@
-"""What the operator counts about itself, under ``tandem_operator:``."""
+"""Metrics of the operator itself, under ``tandem_operator:``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 _STATUSES = ("0", "403", "404", "409", "422", "429", "500", "503", "504", "bug")
-"""Failures that are there from the start, at 0; others come with their first."""
+"""Statuses of failures that have a series from the start, at 0; others get one with their first."""
 
 
 class OperatorMetrics:
     """All metrics of one process, in a registry of its own."""
 
     def __init__(self, repaired: Iterable[str] = ()) -> None:
-        """``repaired`` are the kinds of children that may be put right."""
+        """Make the metrics; ``repaired`` are the kinds of children that may be repaired."""
         self.registry = CollectorRegistry()
         prefix, registry = "tandem_operator:", self.registry
         self.duration = Histogram(
@@ -74,5 +74,5 @@ class OperatorMetrics:
         self.services.set(-1)  # 0 would be an operator with nothing to do
 
     def text(self) -> bytes:
-        """Exposition."""
+        """Return the exposition."""
         return generate_latest(self.registry)

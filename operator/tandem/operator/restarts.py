@@ -1,9 +1,8 @@
-"""How often containers of services have ended, as totals that only grow: pods come and go.
+"""Restarts of services' containers, as totals that only grow while pods come and go.
 
-A sum over the pods that there are would fall with each that goes, which Prometheus takes for a
-counter that began anew. What happened before this process is no news: counted again, a restart of
-the operator's own would look like restarts of all that it looks after. Called by ``service_gauges``
-at each scrape.
+A sum over the existing pods would fall with each that is deleted, and Prometheus would take that
+for a counter that began again. Restarts before this process are not counted: a restart of the
+operator would look like restarts of all its services. Called by ``service_gauges`` at each scrape.
 """
 
 from __future__ import annotations
@@ -19,26 +18,28 @@ from tandem.operator.desired.naming import Manifest
 from tandem.protocol.names import LABEL_COMPONENT, LABEL_ROLE, LABEL_SERVICE
 
 _REMEMBERED = 50_000
-"""Containers whose pods are gone; one that only seemed so is not counted twice."""
+"""Containers of deleted pods that are remembered; one that only seemed deleted is not counted
+twice."""
 _Container = tuple[str, str]
 """UID of its pod, and its name."""
 Total = tuple[Key, str]
-"""A service and a role; ``model`` is what fetches it."""
+"""A service and a role; ``model`` is the role of the container that fetches it."""
 
 
 class Restarts:
-    """Thread-safe."""
+    """Totals of restarts. Thread-safe."""
 
     def __init__(self) -> None:
         self._since = time.time()
         self._has_looked = False
-        """Whether pods were ever there."""
+        """Whether a look has found any pod yet."""
         self._seen: OrderedDict[_Container, int] = OrderedDict()
         self._totals: Counter[Total] = Counter()
         self._lock = threading.Lock()
 
     def look(self, pods: Iterable[Manifest], services: set[Key]) -> dict[Total, int]:
-        """Totals of ``services`` after what the pods say; those of others are forgotten."""
+        """Return the totals of ``services`` after the pods' counts; those of others are
+        forgotten."""
         with self._lock:
             num_now = 0
             for total, container, count, created in _counts(pods):
@@ -58,7 +59,8 @@ class Restarts:
 
 
 def _counts(pods: Iterable[Manifest]) -> Iterator[tuple[Total, _Container, int, float]]:
-    """Where each container belongs, which it is, how often it ended, and when its pod was made."""
+    """Yield for each container its total, its key, its restarts, and the creation time of its
+    pod."""
     for pod in pods:
         metadata, status = pod["metadata"], pod.get("status") or {}
         labels = metadata.get("labels") or {}

@@ -1,4 +1,4 @@
-"""The operator's process: wait for the Lease, then watch, list and reconcile until told to stop.
+"""The operator's process: wait for the Lease, then watch, list and reconcile until a signal.
 
 The standby runs the election, the probes and nothing else: no kopf, no list. Called by cli/.
 """
@@ -50,7 +50,7 @@ FINISH_SECONDS = 15.0
 
 
 class Operator:
-    """One replica."""
+    """One replica of the operator."""
 
     def __init__(self, settings: OperatorSettings) -> None:
         self._settings = settings
@@ -72,8 +72,8 @@ class Operator:
         self._server = Server(settings.port, self._metrics, self._alive, self._ready)
 
     def run(self) -> int:
-        """Until SIGTERM or SIGINT (0), or until kopf or a thread that works gives up (1); the exit
-        status."""
+        """Run until SIGTERM or SIGINT (0), or until kopf or a working thread ends (1); return the
+        exit status."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
         self._server.start()
@@ -149,7 +149,7 @@ class Operator:
             reach.close()
 
     def _await_crds(self) -> None:
-        """Until a namespace that is served answers; others may have been deleted."""
+        """Wait until a served namespace answers; others may have been deleted."""
         while not any(map(self._has_crds, self._settings.namespaces or (None,))):
             if self._stop.wait(CRD_WAIT):
                 return
@@ -179,7 +179,7 @@ class Operator:
 
 
 def _spans(settings: OperatorSettings, instance: str) -> Spans | None:
-    """Who sends spans; nobody without an endpoint."""
+    """Return the sender of spans; None without an endpoint."""
     if settings.otlp_traces_endpoint is None:
         return None
     return Spans(
@@ -192,22 +192,22 @@ def _spans(settings: OperatorSettings, instance: str) -> Spans | None:
 
 
 def ended(duties: Mapping[str, Sequence[threading.Thread]]) -> str | None:
-    """A duty of which a thread has ended, or None while all of them live. One that ended by itself
-    does not come back: another process must begin."""
+    """Return a duty of which a thread has ended, or None while all of them live. A thread that
+    ended by itself does not come back: another process must begin."""
     dead = (duty for duty, threads in duties.items() if not all(t.is_alive() for t in threads))
     return next(dead, None)
 
 
 def _thread(target: Callable[..., object], *arguments: object) -> threading.Thread:
-    """A started thread that ends with the process: kopf takes seconds to wind up, and only adds
-    keys that nobody takes any more."""
+    """Return a started thread that ends with the process: kopf takes seconds to end, and only adds
+    keys that no worker takes any more."""
     thread = threading.Thread(target=target, args=arguments, daemon=True)
     thread.start()
     return thread
 
 
 def run(settings: OperatorSettings) -> int:
-    """Run one replica; the exit status."""
+    """Run one replica; return the exit status."""
     own = settings.own_namespace or os.environ.get("TANDEM_POD_NAMESPACE") or _own_namespace()
     host = settings.pod_host or usual_pod_host(os.environ)
     return Operator(replace(settings, own_namespace=own, pod_host=host)).run()

@@ -1,8 +1,8 @@
-"""What the operator knows of each service, as series: conditions, replicas, links, keys, restarts.
+"""Series of each service: conditions, replicas, links, keys, restarts.
 
-Read from the store when ``/metrics`` is asked: a service that is gone leaves nothing behind, and a
-standby, whose store is empty, shows nothing. Bounded: of very many services the first by name are
-shown, and the others counted. Called by ``run``.
+Read from the store when ``/metrics`` is scraped: a deleted service leaves no series, and a standby,
+whose store is empty, shows none. Bounded: of very many services the first by name are shown, and
+the others counted. Called by ``run``.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _UNKNOWN = -1.0
 
 
 class ServiceGauges(Collector):
-    """Series of all services, made anew for each scrape."""
+    """Series of all services, made again for each scrape."""
 
     def __init__(self, store: Store, most: int = MAX_SERVICES) -> None:
-        """At most ``most`` services have series."""
+        """Start the gauges; at most ``most`` services have series."""
         self._store = store
         self._most = most
         self._restarts = Restarts()
 
     def describe(self) -> Iterator[Metric]:
-        """The families, empty: the registry asks before there is a service."""
+        """Return the families, empty: the registry asks before there is a service."""
         yield from _families()
 
     def collect(self) -> Iterator[Metric]:

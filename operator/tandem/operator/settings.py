@@ -18,7 +18,7 @@ _SECRET = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings(TracingConfig):
-    """All that one operator process needs to know. Times are seconds."""
+    """Settings of one operator process. Times are seconds."""
 
     namespaces: tuple[str, ...] = setting(
         (), "Namespaces to serve; may be given more than once. None: the whole cluster."
@@ -114,13 +114,14 @@ class OperatorSettings(TracingConfig):
 
     @property
     def listening_host(self) -> str:
-        """Of pods. Without the API server's word it is IPv4's, which every image knows."""
+        """Return the address to listen on, of the pods' family; IPv4's if the API server is not
+        known."""
         return self.pod_host or ANY_4
 
 
 def _check_ports(param: str, ports: tuple[int, ...]) -> None:
     """Raise InvalidParameter unless there are ports, as a rule without any opens all, and each is
-    one."""
+    valid."""
     if not ports:
         raise InvalidParameter(param, ports, "one port or more")
     for port in ports:
@@ -128,7 +129,7 @@ def _check_ports(param: str, ports: tuple[int, ...]) -> None:
 
 
 def _check_secrets(param: str, secrets: tuple[str, ...]) -> None:
-    """Raise InvalidParameter unless each is the name of a Secret, and is there once."""
+    """Raise InvalidParameter unless each is the name of a Secret, and is listed once."""
     if len(secrets) > MAX_PULL_SECRETS:
         raise InvalidParameter(param, len(secrets), f"{MAX_PULL_SECRETS} at most")
     for name in secrets:
@@ -139,5 +140,6 @@ def _check_secrets(param: str, secrets: tuple[str, ...]) -> None:
 
 
 def usual_pod_host(environment: Mapping[str, str]) -> str:
-    """By the address of the API server in the cluster, whose family the pods' addresses have."""
+    """Return the host by the API server's address in the cluster, whose family the pods' addresses
+    have."""
     return ANY_6 if ":" in environment.get("KUBERNETES_SERVICE_HOST", "") else ANY_4

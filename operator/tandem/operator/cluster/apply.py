@@ -1,7 +1,7 @@
-"""Brings children to what they shall be: apply, create, prune. Called by ``reconcile``.
+"""Bring children to their wanted state: apply, create, prune. Called by ``reconcile``.
 
-An object whose live version and wanted content are those of the last apply is left alone; anything
-else is applied again, so that an edit by hand lasts as long as it takes to hear of it.
+An object whose live version and wanted content are those of the last apply is left alone; any other
+object is applied again. So an edit by hand lasts only until its event arrives.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from tandem.operator.desired.naming import Manifest
 from tandem.operator.desired.revision import digest
 
 _CHANGED = (404, 409)
-"""What the API server says of an object that is not what it was when it was read."""
+"""Statuses of the API server for an object that has changed since it was read."""
 _REMEMBERED = 50_000
-"""Objects; forgetting one costs an apply that changes nothing."""
+"""Most objects whose apply is remembered; forgetting one costs an apply that changes nothing."""
 PRUNED = ("ControllerRevision", "Deployment", "Job", "LLMRoleScaler", "NetworkPolicy", "Secret")
 """Kinds of which children can become superfluous while the service lives."""
 Problem = Taken | Refused
-"""Why a child is not as it shall be."""
+"""Reason why a child is not in its wanted state."""
 
 
 class Applier:
-    """Writes, remembering what it wrote. One per operator; thread-safe.
+    """Writer of children that remembers what it wrote. One per operator; thread-safe.
 
-    What a snapshot does not have is made by a POST, which fails where the name is taken; what it
-    has is written under its UID, which fails where the name has changed hands meanwhile. So nothing
-    of somebody else's is ever written to, whatever happens between a look and a write.
+    An object that a snapshot does not have is made by a POST, which fails if the name is taken. An
+    object that it has is written under its UID, which fails if another object has the name
+    meanwhile. So an object of another owner is never written to, whatever happens between a look
+    and a write.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -41,8 +42,9 @@ class Applier:
         self._written: dict[tuple[str, str], tuple[str, str]] = {}
 
     def apply(self, wanted: Iterable[Manifest], live: Snapshot) -> list[Problem]:
-        """Apply what differs. Names that somebody else has are left alone, and what the API server
-        refuses keeps no other back. Raises ClusterError where it is not reached."""
+        """Apply the children that differ. Names with another owner are left alone, and an object
+        that the API server refuses does not stop the others. Raises ClusterError if the API server
+        is not reached."""
         return [each for one in wanted if (each := self._apply_one(one, live)) is not None]
 
     def _apply_one(self, manifest: Manifest, live: Snapshot) -> Problem | None:
@@ -64,7 +66,7 @@ class Applier:
         raise AssertionError("the last try returns or raises")
 
     def _try(self, manifest: Manifest, there: Manifest | None) -> Taken | None:
-        """Write once; 404 or 409 where what is there is not what it was thought to be."""
+        """Write once; 404 or 409 if the object has changed since it was read."""
         content = digest(manifest)
         if there is None:
             self._remember(self._made(manifest), content)
@@ -103,12 +105,12 @@ class Applier:
         self._written[(result["kind"], metadata["uid"])] = (metadata["resourceVersion"], content)
 
     def create(self, wanted: Iterable[Manifest], live: Snapshot) -> list[Problem]:
-        """Make what is absent, and never write to it again. Raises ClusterError as ``apply``."""
+        """Make absent objects, and never write to them again. Raises ClusterError as ``apply``."""
         found = [self.ensure(each, live) for each in wanted]
         return [each for each in found if not isinstance(each, dict)]
 
     def ensure(self, manifest: Manifest, live: Snapshot) -> Manifest | Problem:
-        """Our object of this name: the one that is there, or else this one, made now."""
+        """Return our object of this name: the existing one, or this one, made now."""
         try:
             return self._ensured(manifest, live)
         except ClusterError as error:
@@ -123,8 +125,8 @@ class Applier:
         return there if is_owned(there, owner_uid(manifest)) else taken(there, manifest)
 
     def rewrite(self, live: Snapshot, owner_uid: str) -> list[Problem]:
-        """Make ControllerRevisions anew that an earlier release wrote in another form than Go's:
-        the garbage collector cannot take their owner away (see ``canonical``)."""
+        """Rewrite ControllerRevisions that an earlier release wrote in another form than Go's: the
+        garbage collector cannot remove their owner reference (see ``canonical``)."""
         found: list[Problem] = []
         for item in list(live.of("ControllerRevision")):
             if is_sorted(item.get("data")) or not is_owned(item, owner_uid):
@@ -150,7 +152,8 @@ class Applier:
         return found
 
     def strangers(self, wanted: Iterable[Manifest], live: Snapshot) -> list[Taken]:
-        """Names of ``wanted`` that somebody else has, without writing. Raises ClusterError."""
+        """Return the names of ``wanted`` that belong to another owner, without writing. Raises
+        ClusterError."""
         absent = [
             each for each in wanted if live.find(each["kind"], each["metadata"]["name"]) is None
         ]
@@ -178,7 +181,7 @@ class Applier:
         return found
 
     def refusal(self, manifest: Manifest) -> str | None:
-        """What the API server would say against an object, or None."""
+        """Return the API server's refusal of an object, by a dry run, or None."""
         try:  # an apply answers 500 to an unknown field
             self._cluster.create(manifest, dry_run=True)
         except ClusterError as error:
@@ -188,7 +191,7 @@ class Applier:
         return None
 
     def refusal_of_pods(self, manifest: Manifest) -> str | None:
-        """The same of the pods of a workload, beside all that run."""
+        """Return the API server's refusal of a workload's pods, next to all that run, or None."""
         template = manifest["spec"]["template"]
         pod = {
             "apiVersion": "v1",

@@ -1,7 +1,7 @@
-"""The API server, for the few verbs and kinds that the operator uses.
+"""Client of the API server, for the few verbs and kinds that the operator uses.
 
 A thin layer over the official client's transport and authentication: objects stay plain
-dictionaries, so that nothing the server says is lost. Blocking; called from threads only.
+dictionaries, so that no field of an answer is lost. Blocking; called from threads only.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Cluster:
         kubeconfig: Path | None = None,
         fence: Fence | None = None,
     ) -> None:
-        """With a ``fence`` nothing is written while that is closed."""
+        """Make a client. With a ``fence`` nothing is written while that is closed."""
         settings = client.Configuration()
         _authenticate(settings, kubeconfig)
         # The proxy is found once. A token's refresh would look for it at every call, through an
@@ -88,7 +88,7 @@ class Cluster:
         self._fence = fence
 
     def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """One object, or None."""
+        """Return one object, or None."""
         try:
             return {"kind": kind, **self._call("GET", _path(kind, namespace, name))}
         except ClusterError as error:
@@ -97,7 +97,7 @@ class Cluster:
             raise
 
     def items(self, kind: str, namespace: str | None, selector: str = "") -> list[Manifest]:
-        """Objects of a namespace, or of the whole cluster for None."""
+        """Return the objects of a namespace, or of the whole cluster for None."""
         query = {"labelSelector": selector} if selector else {}
         found: list[Manifest] = self._call("GET", _path(kind, namespace), query)["items"]
         return found
@@ -105,7 +105,8 @@ class Cluster:
     def page(
         self, kind: str, namespace: str | None, *, selector: str, limit: int, token: str
     ) -> Manifest:
-        """At most ``limit`` objects of a list, and in its metadata the token of what follows."""
+        """Return at most ``limit`` objects of a list, with the token of the next page in its
+        metadata."""
         query = {"limit": str(limit), "labelSelector": selector, "continue": token}
         given = {name: value for name, value in query.items() if value}
         return self._call("GET", _path(kind, namespace), given)
@@ -113,10 +114,10 @@ class Cluster:
     def apply(
         self, manifest: Manifest, *, subresource: str = "", dry_run: bool = False
     ) -> Manifest:
-        """Server-side apply under the operator's name, strictly validated; the object as it then
-        is, or would be.
+        """Apply an object server-side under the operator's name, strictly validated; return it.
 
-        With a UID in its metadata the object must be that one: else 409, and nothing is written.
+        The result is the object after the write, or as it would be in a dry run. With a UID in its
+        metadata the object must be that one: else 409, and nothing is written.
         """
         query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
         if dry_run:
@@ -125,7 +126,7 @@ class Cluster:
         return self._call("PATCH", path, query, manifest, _APPLY)
 
     def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest | None:
-        """Make an object; None when it is there already."""
+        """Make an object; None if it exists already."""
         metadata = manifest["metadata"]
         path = _path(manifest["kind"], metadata["namespace"])
         query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
@@ -146,7 +147,7 @@ class Cluster:
         return self._call("PUT", _path_of(manifest), query, manifest, _JSON)
 
     def patch(self, kind: str, namespace: str, name: str, body: Manifest) -> Manifest | None:
-        """Merge patch; None when the object is gone."""
+        """Send a merge patch; None when the object is gone."""
         query = {"fieldManager": MANAGER}
         try:
             return self._call("PATCH", _path(kind, namespace, name), query, body, _MERGE)
@@ -156,8 +157,8 @@ class Cluster:
             raise
 
     def patch_pod_status(self, namespace: str, name: str, body: Manifest) -> Manifest | None:
-        """Strategic merge patch of a pod's status, by the types of its conditions; None when the
-        pod is gone. With a UID in the patch the pod must be that one: else it is refused."""
+        """Send a strategic merge patch of a pod's status, by the types of its conditions; None when
+        the pod is gone. With a UID in the patch the pod must be that one: else it is refused."""
         path = _path("Pod", namespace, name, "status")
         try:
             return self._call("PATCH", path, {"fieldManager": MANAGER}, body, _STRATEGIC)
@@ -167,7 +168,7 @@ class Cluster:
             raise
 
     def write_fields(self, item: Manifest, entries: list[Manifest]) -> Manifest:
-        """Say who manages which fields of an object; the object as it then is.
+        """Set the managers of an object's fields; return the object afterwards.
 
         Refused with 409 when it changed since it was read.
         """
@@ -184,9 +185,9 @@ class Cluster:
         return self._call("PATCH", path, {"fieldManager": MANAGER}, steps, _STEPS)
 
     def delete(self, kind: str, namespace: str, name: str, *, uid: str | None = None) -> None:
-        """Delete an object and, in the background, what it owns. Gone already is fine.
+        """Delete an object and, in the background, its dependents; an absent object is no error.
 
-        With ``uid`` only that object: another one of its name stays.
+        With ``uid`` only that object is deleted: another one of its name stays.
         """
         body: Manifest = {"propagationPolicy": "Background"}
         if uid is not None:
@@ -237,8 +238,8 @@ class Cluster:
         content_type: str,
         seconds: float,
     ) -> tuple[int, bytes]:
-        """Status and answer of one call that may take ``seconds``, and no longer than calls of this
-        client may. Raises ClusterError where there is none."""
+        """Return status and answer of one call that may take ``seconds``, and no longer than calls
+        of this client may. Raises ClusterError if there is no answer."""
         headers: dict[str, Any] = {"Accept": _JSON, "Content-Type": content_type}
         patience = min(seconds, self._timeout)
         try:  # the token is a file that is read again
@@ -263,7 +264,7 @@ def _encoded(body: Manifest | list[Manifest] | None) -> bytes | None:
 
 
 def _authenticate(settings: client.Configuration, kubeconfig: Path | None) -> None:
-    """As a pod's own account; else as the given kubeconfig, or $KUBECONFIG, says.
+    """Authenticate as a pod's own account, else by the given kubeconfig or $KUBECONFIG.
 
     Raises ClusterError.
     """
@@ -292,7 +293,7 @@ def _content(status: int, data: bytes) -> Manifest:
 
 
 def _name_of(body: Manifest | list[Manifest] | None) -> str:
-    """Name of an object that is to be made, or what its name shall begin with."""
+    """Return the name of an object that is to be made, or the prefix of a generated name."""
     if not isinstance(body, dict):
         return ""
     metadata = body["metadata"]

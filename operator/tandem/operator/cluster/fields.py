@@ -1,4 +1,4 @@
-"""Who manages which fields: what the operator made by a POST becomes what it applies.
+"""Managers of fields: fields that the operator made by a POST become fields that it applies.
 
 A POST closes a race that an apply leaves open, but its fields would stay the operator's in a second
 way: an apply that drops one (a retired key, say) would not remove it. Pure; called by ``apply``.
@@ -13,7 +13,7 @@ from tandem.operator.desired.naming import MANAGER, Manifest
 
 
 def held_by_apply(item: Manifest) -> list[Manifest] | None:
-    """managedFields with all that the operator wrote as one apply; None where they are so."""
+    """Return managedFields with the operator's writes as one apply; None if they are so already."""
     entries: list[Manifest] = item["metadata"].get("managedFields") or []
     written = [each for each in entries if _is_ours(each) and each["operation"] == "Update"]
     if not written:
@@ -31,7 +31,7 @@ def _is_ours(entry: Manifest) -> bool:
 
 
 def _union(one: Any, other: Any) -> Any:
-    """Both sets of fields; a set is a tree of maps."""
+    """Return the union of two sets of fields; a set is a tree of maps."""
     result = copy.deepcopy(one)
     for key, value in other.items():
         result[key] = _union(result[key], value) if key in result else copy.deepcopy(value)

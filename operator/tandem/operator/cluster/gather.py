@@ -1,8 +1,5 @@
-"""Everything that belongs to a service, from the store; and what its spec names beside, asked of
-the API server.
-
-Called by ``reconcile`` in a thread.
-"""
+"""Snapshot of a service's children from the store, and the objects that its spec names, read from
+the API server. Called by ``reconcile`` in a thread."""
 
 from __future__ import annotations
 
@@ -25,10 +22,10 @@ from tandem.operator.desired.policy import node_local_volume
 
 
 def snapshot(store: Store, owner: Identity, since: str) -> Snapshot:
-    """All children of a service that was made at ``since``.
+    """Return all children of a service that was made at ``since``.
 
-    What carries the label and is not the service's own is left out: somebody else's, or an earlier
-    service's of the same name that is about to be collected.
+    Objects with the label that are not the service's own are left out: those of another owner, or
+    of an earlier service of the same name that is about to be collected.
     """
     by_kind: dict[str, dict[str, Manifest]] = {kind: {} for kind in CHILDREN}
     for item in store.children((owner.namespace, owner.name)):
@@ -46,7 +43,7 @@ _SOON, _SELDOM = 3.0, 60.0
 
 class _Known(msgspec.Struct, frozen=True):
     named: str
-    """What the spec named."""
+    """Names in the spec at the last read."""
     missing: str | None
     until: float
     wait: float
@@ -54,9 +51,9 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 class References:
-    """What services name beside their children, asked of the API server seldom: nobody watches
-    other people's Secrets and claims. What is missing is asked for soon at first, then once a
-    minute."""
+    """Objects that services name in addition to their children, read from the API server seldom:
+    Secrets and claims of users are not watched. A missing one is read again soon at first, then
+    once a minute."""
 
     def __init__(self, cluster: Cluster, seconds: float) -> None:
         self._cluster = cluster
@@ -64,9 +61,9 @@ class References:
         self._known: dict[Key, _Known] = {}
 
     def missing(self, key: Key, spec: LLMServiceSpec) -> tuple[str | None, Refused | None]:
-        """A Secret or claim that is not there, as ``Reason: message``. Where the API server does
-        not tell, what was missing when it last did, and what it says instead. Raises ClusterError
-        where it is not reached."""
+        """Return a Secret or claim that does not exist, as ``Reason: message``. If the API server
+        does not answer the read, return the last known missing one and the error. Raises
+        ClusterError if it is not reached."""
         try:
             return self._missing(key, spec), None
         except ClusterError as error:
@@ -88,12 +85,13 @@ class References:
         return missing
 
     def forget(self, key: Key) -> None:
-        """The service is gone."""
+        """Forget a service that is gone."""
         self._known.pop(key, None)
 
 
 def missing_reference(cluster: Cluster, namespace: str, spec: LLMServiceSpec) -> str | None:
-    """A Secret or claim that the spec names and that is not there, as ``Reason: message``."""
+    """Return a Secret or claim that the spec names and that does not exist, as ``Reason:
+    message``."""
     for name, key, field in _secrets(spec):
         secret = cluster.get("Secret", namespace, name)
         if secret is None:

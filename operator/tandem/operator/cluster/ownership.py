@@ -1,7 +1,7 @@
-"""Whose an object is: ours by the UID of its controller, or somebody else's, and then untouched.
+"""Ownership of objects: ours by the UID of the controller; others are not touched.
 
-A name says nothing: whoever may create a ServiceAccount or a Role may give it the name of a child.
-Pure; called by ``gather``, ``apply`` and ``repair``.
+A name proves nothing: any user who may create a ServiceAccount or a Role may give it the name of a
+child. Pure; called by ``gather``, ``apply`` and ``repair``.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ KIND = "LLMService"
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """A name that a child needs and that an object of somebody else has."""
+    """A name that a child requires and that an object of another owner has."""
 
     kind: str
     name: str
     owner: str
-    """Who owns the object, for a person."""
+    """Owner of the object, as text for a condition."""
     passes: bool
-    """The garbage collector is about to remove it."""
+    """Whether the garbage collector is about to remove it."""
 
     def message(self) -> str:
-        """What is the matter and what to do, in a sentence for a condition."""
+        """Return the problem and its remedy, as a sentence for a condition."""
         text = f"{self.kind} {self.name} is there already and belongs to {self.owner}"
         if self.passes:
             return f"{text}; waiting until it is collected"
@@ -32,20 +32,20 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def controller_of(item: Manifest) -> Manifest | None:
-    """The owner reference that controls an object, or None."""
+    """Return the owner reference that controls an object, or None."""
     owners = item["metadata"].get("ownerReferences") or ()
     found: Manifest | None = next((each for each in owners if each.get("controller")), None)
     return found
 
 
 def is_owned(item: Manifest, uid: str) -> bool:
-    """Whether the LLMService of this UID controls an object."""
+    """Return whether the LLMService of this UID controls an object."""
     owner = controller_of(item)
     return owner is not None and (owner["kind"], owner["uid"]) == (KIND, uid)
 
 
 def owner_uid(manifest: Manifest) -> str:
-    """UID of the LLMService that a child of ours names as its controller."""
+    """Return the UID of the LLMService that a child of ours names as its controller."""
     owner = controller_of(manifest)
     assert owner is not None, manifest["metadata"]["name"]
     uid: str = owner["uid"]
@@ -53,9 +53,10 @@ def owner_uid(manifest: Manifest) -> str:
 
 
 def is_ours(item: Manifest, owner: Identity) -> bool:
-    """Whether an object belongs to a service: directly, or for pods through what made them.
+    """Return whether an object belongs to a service: directly, or for pods through their maker.
 
-    A pod's ReplicaSet or Job is not read: its name tells, since it is made from that of a child.
+    A pod's ReplicaSet or Job is not read: its name is enough, since it is made from that of a
+    child.
     """
     if item["kind"] != "Pod":
         return is_owned(item, owner.uid)
@@ -68,7 +69,7 @@ def is_ours(item: Manifest, owner: Identity) -> bool:
 
 
 def taken(item: Manifest, manifest: Manifest) -> Taken:
-    """What to say of ``item``, which stands where ``manifest`` shall be."""
+    """Return the conflict with ``item``, which has the name of ``manifest``."""
     metadata, ours = item["metadata"], controller_of(manifest)
     owner = controller_of(item)
     earlier = (

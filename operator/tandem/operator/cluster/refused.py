@@ -1,6 +1,6 @@
-"""What the API server does not take of one object, while it may take others.
+"""Refusals of the API server for one object, while it may accept others.
 
-Found by ``apply`` and ``reconcile``, told in the Accepted condition and in the trace of the look.
+Found by ``apply`` and ``reconcile``, shown in the Accepted condition and in the trace of the look.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from tandem.operator import look
 from tandem.operator.cluster.client import ClusterError
 
 REFUSALS = (400, 403, 422)
-"""What the API server says of an object that it does not take as it is."""
+"""Statuses of the API server for an object that it does not accept as it is."""
 _OF_ALL = (0, 401)
-"""Nobody was reached, or we are nobody there: said of no object."""
+"""Statuses without connection or without authentication: they concern no single object."""
 _BUSY = 429
-"""The API server has too much to do: another write is none of what it needs."""
+"""Status of an overloaded API server: another write would add to the load."""
 _LATE = "ReadTimeoutError"
-"""No answer in time, on a connection that is there."""
+"""Reason of an error without an answer in time, on a connection that exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Something that was not done; others go on."""
+    """A write that was refused, while others go on."""
 
     what: str
-    """Kind and name of a child, or what else was asked for."""
+    """Kind and name of a child, or another object of the request."""
     error: ClusterError
     passes: bool
-    """It says nothing of the object as it is: that may be taken yet."""
+    """Whether the error does not concern the object as it is: it may be accepted later."""
 
     def message(self) -> str:
-        """What was refused and the API server's words, for a condition."""
+        """Return the refused object and the API server's message, for a condition."""
         return f"{self.what}: {self.error.message or self.error}"
 
 
 def refused(what: str, error: ClusterError) -> Refused:
-    """What an error says of a write. Raises it where it would be that of any other write, too."""
+    """Return the refusal of a write. Raises the error if any other write would meet it too."""
     if error.status in (*_OF_ALL, _BUSY):
         raise error
     look.met(error)
@@ -44,8 +44,8 @@ def refused(what: str, error: ClusterError) -> Refused:
 
 
 def unanswered(what: str, error: ClusterError) -> Refused:
-    """What an error says of a question, which leaves that open. Raises it where there is no
-    connection; a dry run may last longer than we wait, since it waits for webhooks."""
+    """Return the refusal of a question, which stays open. Raises the error if there is no
+    connection. A dry run may last longer than the timeout, since it waits for webhooks."""
     if error.status in _OF_ALL and error.reason != _LATE:
         raise error
     look.met(error)

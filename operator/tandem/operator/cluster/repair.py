@@ -1,8 +1,8 @@
-"""Puts a deleted or edited child right at once, beside the looks at its service.
+"""Repair of a deleted or edited child at once, next to the looks at its service.
 
-A look reads everything and may be at work already; on a busy node that is seconds. What the last
-look wanted is still right when a watch tells that one child is not so, and takes two requests. The
-service is looked at afterwards all the same. Fed by ``watch`` and ``reconcile``.
+A look reads everything and may run already; on a busy node that takes seconds. The manifests of the
+last look are still right when a watch reports one child as wrong, and their write takes two
+requests. The service is looked at afterwards all the same. Fed by ``watch`` and ``reconcile``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Wanted(msgspec.Struct, frozen=True):
 
 
 class Repairs:
-    """What shall be, by service. Thread-safe."""
+    """Wanted children by service. Thread-safe."""
 
     def __init__(
         self,
@@ -50,7 +50,8 @@ class Repairs:
         metrics: OperatorMetrics,
         repairing: Beside = unrecorded,
     ) -> None:
-        """Each repair is done within ``repairing``, which takes whose child it is and why."""
+        """Start without children. Each repair runs within ``repairing``, which takes service and
+        reason."""
         self._cluster = cluster
         self._applier = applier
         self._wake = wake
@@ -61,18 +62,18 @@ class Repairs:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="repairs")
 
     def want(self, key: Key, uid: str, objects: Objects) -> None:
-        """Remember what shall be from now on; to be told before anything else is deleted."""
+        """Set the wanted children; to be called before any other child is deleted."""
         wanted = _Wanted(uid, _by_name(objects.applied), _by_name(objects.created))
         with self._lock:
             self._wanted[key] = wanted
 
     def forget(self, key: Key) -> None:
-        """The service is gone."""
+        """Forget a service that is gone."""
         with self._lock:
             self._wanted.pop(key, None)
 
     def heard(self, key: Key, child: Manifest, *, deleted: bool) -> None:
-        """A child changed: put it right where that is known to be wrong, then wake its service."""
+        """Handle a changed child: repair it if it is known to be wrong, then wake its service."""
         manifest = self._wrong(key, child, deleted=deleted)
         if manifest is None:
             self._wake(key)
@@ -83,7 +84,7 @@ class Repairs:
             self._wake(key)
 
     def _wrong(self, key: Key, child: Manifest, *, deleted: bool) -> Manifest | None:
-        """What the child shall be, if it is not."""
+        """Return the wanted manifest of a child that differs from it, else None."""
         with self._lock:
             wanted = self._wanted.get(key)
         if wanted is None:
@@ -109,7 +110,8 @@ class Repairs:
             self._wake(key)
 
     def _put_right(self, key: Key, kind: str, name: str, live: Manifest | None) -> bool:
-        """Write one child as the last look wanted it; whether that was to be done, and could be."""
+        """Write one child as the last look wanted it; return whether that was necessary, and
+        succeeded."""
         if self._is_over(key):
             return False
         there = Snapshot({} if live is None else {kind: {name: live}})
@@ -129,7 +131,7 @@ class Repairs:
         return not found  # the look that follows says so in the status
 
     def _is_over(self, key: Key) -> bool:
-        """Whether the children go because their service does."""
+        """Return whether the children are deleted because their service is."""
         resource = self._cluster.get("LLMService", *key)
         with self._lock:
             wanted = self._wanted.get(key)
@@ -139,7 +141,7 @@ class Repairs:
         return metadata["uid"] != wanted.uid or "deletionTimestamp" in metadata
 
     def close(self) -> None:
-        """Repair nothing any more."""
+        """Stop all repairs."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -1,6 +1,6 @@
-"""What looks read of an object, so that a thousand services fit into a small memory. Pure.
+"""Slimmed objects that hold only the fields that looks read, to save memory. Pure.
 
-Called by ``store``. A private key is never kept: nobody but its pods needs it.
+Called by ``store``. A private key is never kept: only its pods require it.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from tandem.operator.desired.naming import Manifest
 from tandem.protocol.names import CANARY_TOKEN_FILE
 
 _WRITTEN_BY_OTHERS = ("Job", "LLMRoleScaler", "LLMService", "Pod", "ControllerRevision", "Secret")
-"""Kinds of which nobody asks who wrote which field."""
+"""Kinds whose managers of fields are never read."""
 _POD_STATUS = ("phase", "podIP", "conditions", "containerStatuses", "initContainerStatuses")
 
 
 def slim(kind: str, item: Manifest) -> Manifest:
-    """The object without what no look reads, and with its kind, which lists leave out."""
+    """Return the object without fields that no look reads, and with its kind, which lists omit."""
     kept = {**item, "kind": kind}
     if kind in _WRITTEN_BY_OTHERS:
         kept["metadata"] = {k: v for k, v in item["metadata"].items() if k != "managedFields"}

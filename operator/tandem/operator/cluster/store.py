@@ -1,9 +1,9 @@
-"""Services and their children as watches, lists and our own writes told them: what looks read.
+"""Store of services and their children from watches, lists and our own writes: the input of looks.
 
-The newest version of an object wins, whoever brings it, so that a late event never hides what we
-wrote; versions of an API server can be compared as numbers (KEP-5504). What is gone stays gone:
-UIDs are remembered for a while. Objects lie here as JSON, slimmed: a tenth of what they take as
-dictionaries, and nobody can change another's. Filled by ``watch``, ``resync`` and ``mirror``; read
+The newest version of an object wins, from any source, so that a late event never hides our own
+write; versions of an API server can be compared as numbers (KEP-5504). A deleted object stays
+deleted: UIDs are remembered for a while. Objects are stored as JSON, slimmed: a tenth of their size
+as dictionaries, and no reader can change them. Filled by ``watch``, ``resync`` and ``mirror``; read
 by ``gather``.
 """
 
@@ -40,7 +40,8 @@ CHILDREN = (
 """Kinds of children, all found by one label."""
 KINDS = (SERVICE, *CHILDREN)
 _GONE = 20_000
-"""UIDs of deleted objects that are remembered; an event is late by seconds, not by so many."""
+"""Number of UIDs of deleted objects that are remembered; an event is late by seconds, not by so
+many."""
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -51,18 +52,18 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class Store:
-    """Thread-safe."""
+    """Store of objects. Thread-safe."""
 
     def __init__(self) -> None:
         self._objects: dict[str, dict[Key, _Entry]] = {kind: {} for kind in KINDS}
         self._children: dict[Key, set[tuple[str, str]]] = {}
         """Kind and name of every child, by service."""
         self._gone: OrderedDict[str, int] = OrderedDict()
-        """At which version an object was gone, by UID."""
+        """Version at which an object was gone, by UID."""
         self._lock = threading.Lock()
 
     def put(self, kind: str, item: Manifest) -> Key | None:
-        """Take an object in; its service when that is news."""
+        """Store an object; return its service if the object is new or changed."""
         service = service_of(kind, item)
         if service is None or kind not in self._objects:
             return None
@@ -91,8 +92,8 @@ class Store:
         return True
 
     def drop(self, kind: str, place: Key, uid: str, version: str) -> Key | None:
-        """The object of this UID is gone by ``version``, or is ours no more by its label; its
-        service when that is news."""
+        """Remove the object of this UID, which is gone by ``version`` or has lost our label; return
+        its service if that is new."""
         gone = _number(version)
         with self._lock:
             self._remember_gone(uid, gone)
@@ -105,8 +106,8 @@ class Store:
     def replace(
         self, kind: str, namespace: str | None, items: Iterable[Manifest], version: str
     ) -> set[Key]:
-        """Take in a whole list (of a namespace, or of the cluster), made at ``version``; services
-        of what had changed unheard."""
+        """Store a whole list (of a namespace, or of the cluster), made at ``version``; return the
+        services of objects whose change was not known."""
         listed, changed = set(), set()
         for item in items:
             metadata = item["metadata"]
@@ -124,13 +125,13 @@ class Store:
         return {each for each in changed if each is not None}
 
     def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """One object, or None."""
+        """Return one object, or None."""
         with self._lock:
             entry = self._objects[kind].get((namespace, name))
         return None if entry is None else msgspec.json.decode(entry.data)
 
     def children(self, service: Key) -> list[Manifest]:
-        """All that carries the service's label in its namespace."""
+        """Return all objects with the service's label in its namespace."""
         with self._lock:
             found = [
                 self._objects[kind][(service[0], name)].data
@@ -139,24 +140,24 @@ class Store:
         return [msgspec.json.decode(data) for data in found]
 
     def all(self, kind: str) -> list[Manifest]:
-        """Objects of a kind, of all services."""
+        """Return the objects of a kind, of all services."""
         with self._lock:
             found = [entry.data for entry in self._objects[kind].values()]
         return [msgspec.json.decode(data) for data in found]
 
     def count(self, kind: str) -> int:
-        """How many objects of a kind there are, of all services."""
+        """Return the number of objects of a kind, of all services."""
         with self._lock:
             return len(self._objects[kind])
 
     def known(self, kind: str, place: Key) -> tuple[str, str] | None:
-        """UID and version of an object as it lies here."""
+        """Return UID and version of a stored object."""
         with self._lock:
             entry = self._objects.get(kind, {}).get(place)
         return None if entry is None else (entry.uid, str(entry.version))
 
     def size(self) -> int:
-        """Objects."""
+        """Return the number of objects."""
         with self._lock:
             return sum(map(len, self._objects.values()))
 
@@ -176,7 +177,7 @@ class Store:
 
 
 def service_of(kind: str, item: Manifest) -> Key | None:
-    """The service that an object is, or that its label names."""
+    """Return the service that an object is, or that its label names."""
     metadata = item["metadata"]
     if kind == SERVICE:
         return metadata["namespace"], metadata["name"]

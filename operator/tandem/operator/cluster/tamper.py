@@ -1,8 +1,7 @@
-"""Whether somebody else wrote to a child, and how to take it back. Pure; called by ``apply`` and
-``repair``.
+"""Detection of foreign writes to a child, and their reversal. Called by ``apply`` and ``repair``.
 
-`kubectl rollout restart` is no tampering: its mark on a Deployment's pods is left where it is, so
-that the Deployment's controller replaces them one by one, each draining first.
+Pure. `kubectl rollout restart` does not count as a foreign write: its annotation on a Deployment's
+pods is kept, so that the Deployment's controller replaces them one by one, each draining first.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from typing import Any
 from tandem.operator.desired.naming import MANAGER, Manifest
 
 RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
-"""What `kubectl rollout restart` annotates pod templates with."""
+"""Annotation that `kubectl rollout restart` sets on pod templates."""
 _RESTART_PATH = ("f:spec", "f:template", "f:metadata", "f:annotations", f"f:{RESTARTED_AT}")
 _OURS = {"Service": ("f:ports", "f:selector", "f:type")}
-"""Fields that nobody else writes; cloud controllers set some of a Service's others."""
+"""Fields that only the operator writes; cloud controllers set some of a Service's others."""
 
 
 def is_tampered(live: Manifest, *, by_scaling: bool = False) -> bool:
-    """Whether somebody else wrote to what is ours alone.
+    """Return whether another manager wrote to fields that are ours alone.
 
-    Server-side apply takes fields back but leaves what others added to lists and maps. So it is
-    enough against scaling, which counts only on demand.
+    Server-side apply takes fields back but leaves entries that others added to lists and maps. So
+    it is enough against scaling, which counts only on demand.
     """
     harmless = {"status"} if by_scaling else {"status", "scale"}
     ours = _OURS.get(live["kind"], ("f:data", "f:rules", "f:spec", "f:subjects"))
@@ -41,7 +40,7 @@ def is_tampered(live: Manifest, *, by_scaling: bool = False) -> bool:
 
 
 def untampered(manifest: Manifest, live: Manifest) -> Manifest:
-    """``manifest`` as a replacement of ``live``; others' labels and annotations stay."""
+    """Return ``manifest`` as a replacement of ``live``; others' labels and annotations stay."""
     metadata = {**live["metadata"], **manifest["metadata"]}
     metadata.pop("managedFields", None)
     for field in ("labels", "annotations"):
@@ -59,13 +58,13 @@ def untampered(manifest: Manifest, live: Manifest) -> Manifest:
 
 
 def _annotations(live: Manifest) -> dict[str, str]:
-    """Annotations of a workload's pods."""
+    """Return the annotations of a workload's pods."""
     template = (live.get("spec") or {}).get("template") or {}
     return (template.get("metadata") or {}).get("annotations") or {}
 
 
 def _is_restart(fields: Any) -> bool:
-    """Whether managed fields are those of `kubectl rollout restart` and no more."""
+    """Return whether managed fields are those of `kubectl rollout restart` and no more."""
     for step in _RESTART_PATH:
         if not isinstance(fields, dict) or set(fields) - {"."} != {step}:
             return False

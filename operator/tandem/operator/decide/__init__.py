@@ -1,1 +1,1 @@
-"""What follows from what was read: pure, so that every case is a table in a test."""
+"""Decisions from the objects that were read: pure, so that every case is a table in a test."""

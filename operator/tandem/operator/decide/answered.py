@@ -1,8 +1,8 @@
-"""Sets of revisions that answered the canary: who of them clients meet, and what each keeps.
+"""Sets of revisions that answered the canary: those that clients reach, and their replicas.
 
 There is one as a rule, the stable one, and the targets from their canary on. When the spec changes
-once more before the targets are stable, they are remembered as served: pods of theirs serve, in the
-places that stable ones gave up, and leave only as others take these over.
+again before the targets are stable, they are remembered as served. Their pods serve in the places
+that stable ones gave up, and leave only as others take these over.
 
 A set is whole while a router and a worker that answers are ready in it: routers of one model find
 no worker in another's. So a role's last pod of the set that serves best stays until another set
@@ -25,23 +25,23 @@ from tandem.operator.desired.workload import RevisionKey
 Revisions = dict[str, str]
 """Revision by role."""
 _MOST = 8
-"""Sets that are remembered as served, the newest ones; each is a change of the spec during a
-rollout, whose pods are still there."""
+"""Most sets that are remembered as served, the newest ones; each is a change of the spec during a
+rollout, whose pods still exist."""
 
 
 def targets_of(view: RolloutView) -> Revisions:
-    """What the spec asks for."""
+    """Return the revisions of the spec."""
     return {str(role): each.target for role, each in view.roles.items()}
 
 
 def is_open(view: RolloutView) -> bool:
-    """Whether the targets answered the canary."""
+    """Return whether the targets answered the canary."""
     return view.memory.servable == service_revision(targets_of(view))
 
 
 def begun(view: RolloutView) -> RolloutStatus:
-    """Memory of these targets; fresh when they are new. Targets that answered before need no
-    canary, and those that are left for others are served on."""
+    """Return the memory of these targets; fresh when they are new. Targets that answered before
+    require no canary, and targets that were replaced in the spec still serve."""
     memory, targets = view.memory, targets_of(view)
     if memory.targets == targets:
         return memory
@@ -63,8 +63,8 @@ def _once(sets: list[Revisions]) -> list[Revisions]:
 
 
 def still_served(view: RolloutView, counts: Mapping[RevisionKey, int]) -> list[Revisions]:
-    """Served sets that have a replica of a revision which is their own. What they share with
-    targets that have not answered is: nobody else says that it did."""
+    """Return the served sets that have a replica of a revision of their own. A revision that they
+    share with targets that have not answered counts too: no other record says that it answered."""
     others = [view.memory.stable, *([targets_of(view)] if is_open(view) else [])]
     return [
         each
@@ -78,14 +78,14 @@ def still_served(view: RolloutView, counts: Mapping[RevisionKey, int]) -> list[R
 
 
 def answered(view: RolloutView) -> list[Revisions]:
-    """Sets that answered the canary: the targets, the stable one, served ones."""
+    """Return the sets that answered the canary: the targets, the stable one, served ones."""
     memory = view.memory
     sets = [targets_of(view)] if is_open(view) else []
     return _once([*sets, *([memory.stable] if memory.stable else []), *memory.served])
 
 
 def best(view: RolloutView) -> list[Revisions]:
-    """The same, what serves most first; new targets where they answer as much as others."""
+    """Return the same sets, the strongest first; new targets first among equals."""
     targets = targets_of(view)
 
     def rank(each: Revisions) -> tuple[float, bool, float]:
@@ -96,8 +96,8 @@ def best(view: RolloutView) -> list[Revisions]:
 
 
 def _strength(view: RolloutView, revisions: Revisions) -> tuple[float, float]:
-    """Share of the routers, and of the workers that answer, that are ready, whichever is less;
-    then the share of prefill workers."""
+    """Return the lesser of the shares of routers and of answering workers that are ready; then the
+    share of prefill workers."""
 
     def share(role: Role) -> float:
         each = view.roles[role]
@@ -113,24 +113,24 @@ def _answering(view: RolloutView) -> Role:
 
 
 def former(view: RolloutView, role: Role) -> list[str]:
-    """Revisions of a role beside its target that answered, what serves most first."""
+    """Return the revisions of a role that answered except its target, the strongest first."""
     names = [each[role] for each in best(view) if role in each]
     return [name for name in dict.fromkeys(names) if name != view.roles[role].target]
 
 
 def is_known(view: RolloutView, role: Role) -> bool:
-    """Whether a role's target answered, in whatever set."""
+    """Return whether a role's target answered, in any set."""
     return view.roles[role].target in (each.get(role) for each in answered(view))
 
 
 def comes_back(view: RolloutView, role: Role) -> bool:
-    """Whether a role's target is what was stable: others have its places and give them back."""
+    """Return whether a role's target is the stable revision, whose places others give back."""
     return view.memory.stable.get(role) == view.roles[role].target
 
 
 def spread(view: RolloutView, role: Role, old: int) -> dict[RevisionKey, int]:
-    """``old`` replicas over the former revisions: ready ones stay first, and those of the set that
-    serves most. What is lacking is made of that one's, unless the target is what was stable."""
+    """Return ``old`` replicas over the former revisions: ready ones stay first, and those of the
+    strongest set. Missing ones are made of that set's, unless the target is the stable revision."""
     each, names = view.roles[role], former(view, role)
     counts = dict.fromkeys(names, 0)
     for ready in (True, False):
@@ -147,8 +147,8 @@ def spread(view: RolloutView, role: Role, old: int) -> dict[RevisionKey, int]:
 
 
 def _held(view: RolloutView, role: Role) -> set[str]:
-    """Former revisions of a role whose last pod stays: of the set that serves most, which clients
-    meet; and those of workers that a router of their set, which leaves, may still ask."""
+    """Return the former revisions of a role whose last pod stays: that of the strongest set, which
+    clients reach; and those of workers that a leaving router of their set may still call."""
     each, memory = view.roles[role], view.memory
     if not each.desired:
         return set()
@@ -167,17 +167,18 @@ def _has_leaving_routers(view: RolloutView, revisions: Revisions) -> bool:
 
 
 def leaving_routers(view: RolloutView) -> int:
-    """Pods of routers that answered, that leave with this rollout, and are still there."""
+    """Return the pods of routers that answered, that leave with this rollout, and that still
+    exist."""
     routers = view.roles[Role.ROUTER]
     return sum(routers.of(name).present for name in former(view, Role.ROUTER))
 
 
 def reachable_routers(view: RolloutView) -> str | None:
-    """Revision of routers that clients may reach; None for all.
+    """Return the revision of routers that clients may reach; None for all.
 
-    New routers come with another model or other settings: until the canary was right through one
-    of them, clients stay with those that answered. Of several of these they meet the ones that have
-    workers, or all where all have; while none has, those that are ready.
+    New routers come with another model or other settings: until the canary was right through one of
+    them, clients stay with those that answered. Of several of these they reach the ones that have
+    workers, or all if all have; while none has, those that are ready.
     """
     target = view.roles[Role.ROUTER].target
     if Role.ROUTER not in view.memory.stable:
@@ -193,13 +194,13 @@ def reachable_routers(view: RolloutView) -> str | None:
 
 
 def met(view: RolloutView) -> Revisions:
-    """Revisions that clients meet, of which Servable speaks; empty where no set has come in
-    between: the targets then, once they answered, and the stable ones before."""
+    """Return the revisions that clients reach, of which Servable reports; empty if no other set has
+    answered in between: then the targets, once they answered, and the stable ones before."""
     return best(view)[0] if view.memory.served else {}
 
 
 def restored(view: RolloutView) -> RolloutView:
-    """The same view where the stable revisions are what is moved to."""
+    """Return the view with the stable revisions as the targets."""
     memory = view.memory
     roles = {
         role: msgspec.structs.replace(each, target=memory.stable.get(role, each.target))

@@ -1,8 +1,8 @@
-"""Which CURVE keys a service has and needs: generations, loss, rotation. Pure.
+"""CURVE keys that a service has and requires: generations, loss, rotation. Pure.
 
-A rotation goes: make the next generation of every role, publish its public keys beside the old
-ones, wait until running pods have read them, roll the pods, drop the old keys. A lost Secret is a
-rotation, since its key is nowhere else. Called by ``reconcile``.
+A rotation goes: make the next generation of every role, publish its public keys next to the old
+ones, wait until running pods have read them, roll the pods, drop the old keys. A lost Secret starts
+a rotation, since its key is stored only there. Called by ``reconcile``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Held = Mapping[tuple[Role, int], str]
 
 
 class KeyPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do about keys now."""
+    """Plan of the changes to keys."""
 
     generation: int
     """Newest generation; its Secrets shall exist."""
@@ -29,14 +29,14 @@ class KeyPlan(msgspec.Struct, frozen=True, kw_only=True):
     missing: list[Role]
     """Roles whose Secret of ``generation`` must be made."""
     retired: list[int]
-    """Generations that no pod uses and no pod will: drop their keys and Secrets."""
+    """Generations that no pod uses now or later: drop their keys and Secrets."""
     waits: float
     """Seconds until ``generation`` may become active; 0 when it is."""
     status: Keys
 
     def held_back(self, before: Keys) -> KeyPlan:
-        """The plan whose ``generation`` could not be made whole: the status stays what it was, so
-        that the next look tries the same generation again instead of leaving it for another."""
+        """Return the plan if ``generation`` could not be made whole: the status stays as it was, so
+        that the next look tries the same generation again instead of a further one."""
         return msgspec.structs.replace(self, status=before)
 
 
@@ -51,12 +51,12 @@ def plan_keys(
     all_read: bool = False,
     needed: Set[int] = frozenset(),
 ) -> KeyPlan:
-    """The plan for the Secrets in ``held``; ``in_use`` are generations that pods mount.
+    """Return the plan for the Secrets in ``held``; ``in_use`` are generations that pods mount.
 
-    ``needed`` are those that pods may mount again: they stay, and nobody waits for their readers.
+    ``needed`` are those that pods may mount again: they stay, without a wait for their readers.
 
-    ``publish_seconds`` is how long a changed ConfigMap may take to reach every pod; ``all_read``
-    says that those that run have told that they have the keys of ``status.generation``.
+    ``publish_seconds`` is the longest time for a changed ConfigMap to reach every pod; ``all_read``
+    states that all running pods have reported the keys of ``status.generation``.
     """
     generation = _generation(held, status, rotation_id, in_use)
     missing = [role for role in Role if (role, generation) not in held]
@@ -90,8 +90,9 @@ def plan_keys(
 def may_speak(
     held: Held, published: Held, *, in_use: Sequence[int], retired: Sequence[int]
 ) -> dict[tuple[Role, int], str]:
-    """Public keys that pods are told: of the Secrets in ``held``, and of a lost one for as long as
-    running pods have it, else nobody new could reach them before they are replaced."""
+    """Return the public keys that pods get: of the Secrets in ``held``, and of a lost one for as
+    long as running pods have it. Otherwise new pods could not reach those before they are
+    replaced."""
     lost = {pair: key for pair, key in published.items() if pair[1] in in_use}
     return {pair: key for pair, key in {**lost, **held}.items() if pair[1] not in retired}
 

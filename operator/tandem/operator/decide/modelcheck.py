@@ -1,4 +1,4 @@
-"""Whether the model is there and fits the spec, from what its Job reported. Pure.
+"""Verdict on the model from the report of its Job: it exists and fits the spec, or not. Pure.
 
 The Job's container (``tandem prepare``) writes one JSON object as its termination message. Called
 by ``reconcile``.
@@ -39,13 +39,13 @@ def may_have_job(
     most: int,
     made_of: str | None = None,
 ) -> Reason | None:
-    """None where the model's Job may be there, else what it waits for.
+    """Return None if the model's Job may exist, else the reason to wait.
 
-    ``made_of`` is what its pods are to be made of: a Job of something else that has not begun, or
-    has failed, goes, and another comes.
+    ``made_of`` is the revision that its pods are to have: a Job of another one that has not begun,
+    or has failed, is replaced.
 
     ``others`` counts the Jobs of all services that run. A Job that runs when its service is
-    suspended goes with the pods; one that has ended stays, so that nothing is read twice. Its
+    suspended is deleted with the pods; one that has ended stays, so that nothing is read twice. Its
     report counts as its end, since the Job's own conditions follow it by some time.
     """
     report = _report(job)
@@ -59,11 +59,11 @@ def may_have_job(
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What the Job's container found."""
+    """Report of the Job's container."""
 
     ok: bool
     reason: str = ""
-    """With ok false: ModelNotFound, ModelUnsupported or FetchFailed."""
+    """ModelNotFound, ModelUnsupported or FetchFailed if ``ok`` is false."""
     message: str = ""
     revision: str | None = None
     """Commit of a hub source."""
@@ -79,16 +79,16 @@ _reports = msgspec.json.Decoder(Report)  # built once: threads must not do it si
 
 
 class ModelVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The ModelReady condition, and what is pinned."""
+    """The ModelReady condition, and the pinned revision."""
 
     ready: bool
     reason: Reason
     message: str
     status: ModelStatus
     may_start: bool
-    """Pods may be made now: the files are there, or come to each pod by itself."""
+    """Whether pods may be made now: the files exist, or each pod fetches them by itself."""
     non_retryable: bool = False
-    """Nothing will come of waiting: a person must change something."""
+    """Whether waiting cannot help: a person must change something."""
 
 
 def judge(
@@ -101,10 +101,10 @@ def judge(
     now: float = 0.0,
     patience: float = 60.0,
 ) -> ModelVerdict:
-    """Verdict; ``missing`` names a Secret or claim that is not there, as ``Reason: message``.
+    """Return the verdict; ``missing`` names an absent Secret or claim, as ``Reason: message``.
 
-    ``waits`` says why there is no Job yet. A Job that has no pod, or whose pod has not begun,
-    ``patience`` seconds after it was made is told of.
+    ``waits`` is why there is no Job yet. A Job that has no pod, or whose pod has not begun,
+    ``patience`` seconds after it was made is reported.
     """
     where = delivery(spec)
     pinned = before if before.requested == where.digest else ModelStatus(requested=where.digest)
@@ -142,7 +142,7 @@ def _pin(pinned: ModelStatus, report: Report) -> ModelStatus:
 
 
 def _report(job: JobView | None) -> Report | None:
-    """What the last attempt said. A crash is no report as long as the Job tries again."""
+    """Return the report of the last attempt. A crash is not a report while the Job tries again."""
     if job is None or job.report is None:
         return None
     try:
@@ -159,7 +159,8 @@ def _reason(report: Report) -> Reason:
 def _refused(
     spec: LLMServiceSpec, job: JobView | None, report: Report, status: ModelStatus, where: Delivery
 ) -> ModelVerdict:
-    """What is not there or cannot be served is so at once; what failed is tried again first."""
+    """Return the verdict on a failure: at once if the model is absent or unsupported; other
+    failures are retried first."""
     assert job is not None
     source = spec.model.source.type
     field = f"spec.model.source.{source[0].lower()}{source[1:]}"
@@ -199,7 +200,7 @@ def _waiting(
 
 
 def _known(spec: LLMServiceSpec, status: ModelStatus, where: Delivery) -> ModelVerdict:
-    """Verdict on a model that was read, by what is kept of it: its Job's pod may be gone."""
+    """Return the verdict on a model that was read, from the status: its Job's pod may be gone."""
     problem = misfit(spec, status)
     if problem is not None:
         return _no(Reason.MODEL_MISMATCH, problem, status, where)
@@ -218,8 +219,8 @@ def _no(
     *,
     given_up: bool = False,
 ) -> ModelVerdict:
-    """Not ready. Pods whose files are mounted start all the same, beside the check, unless the
-    check has said that they cannot work."""
+    """Return a verdict of not ready. Pods whose files are mounted start all the same, during the
+    check, unless the check has found that they cannot work."""
     non_retryable = reason in _NON_RETRYABLE or given_up
     return ModelVerdict(
         ready=False,
@@ -232,7 +233,7 @@ def _no(
 
 
 def misfit(spec: LLMServiceSpec, model: ModelStatus) -> str | None:
-    """Why the spec does not fit the model, naming the field, or None."""
+    """Return why the spec does not fit the model, naming the field, or None."""
     longest, asked = model.max_model_len, spec.engine.max_model_len
     if longest is not None and asked is not None and asked > longest:
         return f"spec.engine.maxModelLen: {asked}; the model was made for {longest} at most"

@@ -1,4 +1,4 @@
-"""Raw objects of the API server to what decisions need. Pure; called by ``reconcile``."""
+"""Views of the API server's raw objects for decisions. Pure; called by ``reconcile``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CRASHES = 2
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Why a pod does not serve."""
+    """Reason why a pod does not serve."""
 
     reason: Reason
     message: str
@@ -43,7 +43,7 @@ class PodView(msgspec.Struct, frozen=True, kw_only=True):
     deleting: bool
     created: float
     pending_since: float | None
-    """When the scheduler last found no node for it."""
+    """Time at which the scheduler last found no node for it."""
     problem: Problem | None
     annotations: dict[str, str]
     key_generation: int | None
@@ -56,11 +56,11 @@ class WorkloadView(msgspec.Struct, frozen=True, kw_only=True):
     asked: int
     existing: int
     refused: str | None
-    """Why its pods cannot be created."""
+    """Reason why its pods cannot be created."""
     full_since: float | None = None
-    """When a quota first left no room for a pod of it. ``refused`` has its words."""
+    """Time at which a quota first left no room for a pod of it. ``refused`` has the message."""
     is_followed: bool = True
-    """Its controller has seen what it asks for."""
+    """Whether its controller has seen the wanted replicas."""
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,20 +73,20 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Termination message of its last pod that ended."""
     problem: Problem | None
     waiting: tuple[str, float] | None = None
-    """The Job's last pod and when that was made, while no container of it has run."""
+    """The Job's last pod and its creation time, while no container of it has run."""
     podless_since: float | None = None
-    """When the Job was made, while it has no pod."""
+    """Creation time of the Job, while it has no pod."""
     made_of: str | None = None
     """The ``job_revision`` of its pods."""
 
     @property
     def has_begun(self) -> bool:
-        """Whether a container of it has run, as far as its last pod knows."""
+        """Return whether a container of it has run, as far as its last pod shows."""
         return self.report is not None or (self.waiting is None and self.podless_since is None)
 
 
 def labelled(item: Manifest) -> RevisionKey | None:
-    """Role and revision of a child, or None where its labels say nothing."""
+    """Return role and revision of a child, or None if its labels do not have them."""
     labels = item["metadata"].get("labels") or {}
     try:
         return Role(labels[names.LABEL_ROLE]), labels[names.LABEL_REVISION]
@@ -95,7 +95,7 @@ def labelled(item: Manifest) -> RevisionKey | None:
 
 
 def pods(items: Iterable[Manifest]) -> list[PodView]:
-    """Pods of roles that are not over."""
+    """Return the pods of roles that have not ended."""
     views = [_pod(item, key) for item in items if (key := labelled(item)) is not None]
     return [view for view in views if view is not None]
 
@@ -137,7 +137,7 @@ def _pending_since(status: Manifest) -> float | None:
 
 
 def pod_problem(status: Manifest) -> Problem | None:
-    """What keeps a pod from serving, in the pod's own words."""
+    """Return the problem that keeps a pod from serving, from the pod's own status."""
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("reason") == "Unschedulable":
         return Problem(Reason.UNSCHEDULABLE, scheduled.get("message", ""))
@@ -170,7 +170,7 @@ def _container_problem(container: Manifest) -> Problem | None:
 
 
 def generation_of(item: Manifest) -> int | None:
-    """Generation of the keys that a pod or a template of pods mounts, None without keys."""
+    """Return the generation of the keys that a pod or a pod template mounts, None without keys."""
     for volume in item["spec"].get("volumes") or ():
         if volume["name"] == "tandem-keys":
             _, _, number = volume.get("secret", {}).get("secretName", "").rpartition("-g")
@@ -179,7 +179,7 @@ def generation_of(item: Manifest) -> int | None:
 
 
 def workloads(items: Iterable[Manifest]) -> dict[RevisionKey, WorkloadView]:
-    """Deployments by role and revision."""
+    """Return the Deployments by role and revision."""
     views = {}
     for item in items:
         key = labelled(item)
@@ -202,7 +202,7 @@ def workloads(items: Iterable[Manifest]) -> dict[RevisionKey, WorkloadView]:
 
 
 def templates(items: Iterable[Manifest]) -> dict[RevisionKey, Manifest]:
-    """Stored templates by role and revision."""
+    """Return the stored templates by role and revision."""
     return {
         key: item["data"]["template"]
         for item in items
@@ -211,7 +211,7 @@ def templates(items: Iterable[Manifest]) -> dict[RevisionKey, Manifest]:
 
 
 def templates_of_deployments(items: Iterable[Manifest]) -> dict[RevisionKey, Manifest]:
-    """Templates of the Deployments by role and revision."""
+    """Return the templates of the Deployments by role and revision."""
     return {
         key: item["spec"]["template"]
         for item in items
@@ -220,7 +220,7 @@ def templates_of_deployments(items: Iterable[Manifest]) -> dict[RevisionKey, Man
 
 
 def published_keys(peers: Manifest | None) -> dict[tuple[Role, int], str]:
-    """Public keys that pods are told today, by role and generation."""
+    """Return the public keys that pods get today, by role and generation."""
     found = {}
     for name, public in ((peers or {}).get("data") or {}).items():
         role, _, number = name.removesuffix(".public").rpartition(".")
@@ -230,7 +230,7 @@ def published_keys(peers: Manifest | None) -> dict[tuple[Role, int], str]:
 
 
 def held_keys(items: Iterable[Manifest]) -> dict[tuple[Role, int], str]:
-    """Public keys of the Secrets that exist, by role and generation."""
+    """Return the public keys of the Secrets that exist, by role and generation."""
     held = {}
     for item in items:
         metadata = item["metadata"]
@@ -245,7 +245,7 @@ def held_keys(items: Iterable[Manifest]) -> dict[tuple[Role, int], str]:
 
 
 def job(item: Manifest | None, pods_of_all: Iterable[Manifest]) -> JobView | None:
-    """The model's Job with what its pods said; pods of an earlier Job are not its own."""
+    """Return the model's Job with the report of its pods; pods of an earlier Job are left out."""
     if item is None:
         return None
     status, metadata = item.get("status", {}), item["metadata"]
@@ -268,7 +268,7 @@ def job(item: Manifest | None, pods_of_all: Iterable[Manifest]) -> JobView | Non
 
 
 def unfinished(jobs: Iterable[Manifest]) -> int:
-    """How many Jobs have not ended."""
+    """Return the number of Jobs that have not ended."""
     return sum(
         not any(_condition(item.get("status", {}), kind) for kind in ("Complete", "Failed"))
         for item in jobs

@@ -1,6 +1,6 @@
-"""From what was read to what is decided: the pure middle of a reconciliation.
+"""Pure middle of a reconciliation: the decisions from the objects that were read.
 
-``reconcile`` reads, calls this, and writes. Nothing here talks to anybody.
+``reconcile`` reads, calls this, and writes. No code here sends a request.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     held: dict[tuple[Role, int], str]
     """Public keys of the Secrets that exist."""
     published: dict[tuple[Role, int], str]
-    """Public keys that pods are told today."""
+    """Public keys that pods get today."""
     job: observe.JobView | None
     scalers: dict[Role, int]
 
     def in_use(self) -> list[int]:
-        """Key generations that pods mount."""
+        """Return the key generations that pods mount."""
         found = {pod.key_generation for pod in self.pods}
         return sorted(number for number in found if number is not None)
 
     def needed(self) -> set[int]:
-        """Key generations of the templates that the rollout remembers: they get pods again, though
-        they may have none while the service is suspended or rolls in place."""
+        """Return the key generations of the templates that the rollout remembers: they get pods
+        again, though they may have none while the service is suspended or rolls in place."""
         names = _remembered(self.status.rollout) & self.templates.keys()
         found = {observe.generation_of(self.templates[name]) for name in names}
         return {number for number in found if number is not None}
@@ -75,7 +75,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 def see(
     owner: Identity, generation: int, spec: LLMServiceSpec, status: LLMServiceStatus, live: Snapshot
 ) -> Seen:
-    """Values of a snapshot."""
+    """Return the values of a snapshot."""
     pods = list(live.of("Pod"))
     job = live.find("Job", job_name(owner, source_digest(spec)))
     return Seen(
@@ -104,7 +104,7 @@ def _scalers(live: Snapshot) -> dict[Role, int]:
 
 
 def accepted(facts: Facts) -> Word:
-    """The Accepted condition, as far as it can be told without the API server."""
+    """Return the Accepted condition, as far as it is known without the API server."""
     problem = unsupported(facts.spec)
     if problem is not None:
         return "False", Reason.UNSUPPORTED, problem
@@ -126,7 +126,7 @@ def facts(
     *,
     may_have_job: bool,
 ) -> Facts:
-    """What builders are told before any key is published."""
+    """Return the inputs of the builders before any key is published."""
     made = Facts(
         owner=seen.owner,
         spec=seen.spec,
@@ -144,8 +144,8 @@ def facts(
 
 
 def facts_with_keys(before: Facts, seen: Seen, keys: KeyPlan, made: Mapping[Role, str]) -> Facts:
-    """The facts with the generation that new pods mount, and the public keys of all that may still
-    speak; ``made`` are those of the generation before."""
+    """Return the facts with the generation that new pods mount, and the public keys of all pods
+    that may still connect; ``made`` are those of the generation before."""
     known = may_speak(seen.held, seen.published, in_use=seen.in_use(), retired=keys.retired)
     known |= {(role, keys.generation): public for role, public in made.items()}
     publics = {f"{role}.{number}": public for (role, number), public in known.items()}
@@ -154,13 +154,13 @@ def facts_with_keys(before: Facts, seen: Seen, keys: KeyPlan, made: Mapping[Role
 
 
 def replicas(seen: Seen) -> dict[Role, Wanted]:
-    """Replicas each role shall have."""
+    """Return the replicas that each role shall have."""
     return {role: wanted(seen.spec, role, last_counts(seen) | seen.scalers) for role in Role}
 
 
 def last_counts(seen: Seen) -> dict[Role, int]:
-    """Replicas that roles with a scaler had last: what counts while a deleted one is not there, and
-    what it begins with. Empty for a role that never had any."""
+    """Return the last replicas of roles with a scaler: they hold while a deleted scaler is absent,
+    and a new one begins with them. Empty for a role that never had any."""
     told = {each.role: each.replicas for each in seen.status.scalers}
     counts = {}
     for role in WORKERS:
@@ -181,9 +181,9 @@ def decision(
     non_retryable: bool = False,
     gives_way: bool = False,
 ) -> Decision:
-    """Counts by role and revision. Without ``may_move`` the targets stay what they were; when
-    they are ``non_retryable`` what was stable comes back. ``servable`` names the revisions whose
-    canary was right."""
+    """Return the counts by role and revision. Without ``may_move`` the targets stay the same; when
+    they are ``non_retryable`` the stable revisions come back. ``servable`` names the revisions
+    whose canary was right."""
     memory = _tried_anew(seen)
     targets = target_revisions(facts)
     if not may_move:
@@ -216,9 +216,9 @@ def decision(
 
 
 def _tried_anew(seen: Seen) -> RolloutStatus:
-    """Memory, in which targets that could not all be made have a deadline that begins anew where
-    the spec changed: what was refused may be mended, and be no part of a revision. What was made,
-    and did not serve, stays failed: new counts alone give it no place of what serves."""
+    """Return the memory, with a new deadline for incomplete targets if the spec changed: the cause
+    of a refusal may be repaired without a new revision. Targets that were made and did not serve
+    stay failed: new counts alone give them no place of serving pods."""
     memory = seen.status.rollout
     targets = {(Role(role), name) for role, name in memory.targets.items()}
     if seen.generation == seen.status.observed_generation or targets <= seen.workloads.keys():
@@ -248,7 +248,7 @@ def _revisions(seen: Seen, role: Role, now: float, patience: float) -> dict[str,
 
 
 def _stays_ready(pod: observe.PodView) -> bool:
-    """Whether a pod serves on; one that was chosen to leave may be deleted by now."""
+    """Return whether a pod goes on serving; one that was chosen to leave may be deleted by now."""
     return pod.ready and not pod.deleting and pod.annotations.get(ANNOTATION_DRAINING) != "true"
 
 
@@ -259,13 +259,14 @@ def _is_long(since: float | None, now: float, patience: float) -> bool:
 def kept(
     wanted_now: Mapping[RevisionKey, int], seen: Seen, memory_names: set[RevisionKey]
 ) -> set[RevisionKey]:
-    """Revisions whose Deployment and template stay: wanted, remembered, or with pods left."""
+    """Return the revisions whose Deployment and template stay: wanted, remembered, or with pods
+    left."""
     left = {(pod.role, pod.revision) for pod in seen.pods}
     return {key for key, count in wanted_now.items() if count > 0} | left | memory_names
 
 
 def remembered(decided: Decision) -> set[RevisionKey]:
-    """Revisions that a rollout may need again."""
+    """Return the revisions that a rollout may require again."""
     return _remembered(decided.memory)
 
 
@@ -275,7 +276,8 @@ def _remembered(memory: RolloutStatus) -> set[RevisionKey]:
 
 
 def judged(decided: Decision) -> dict[str, dict[Role, str]]:
-    """Revisions that canaries ask, by their name: what serves, and what is to come."""
+    """Return the sets of revisions that canaries check, by name: the serving one, and the next
+    one."""
     memory = decided.memory
     given_up = decided.phase is Phase.FAILED and bool(memory.stable)
     sets = [memory.stable] if given_up else [memory.targets, memory.stable]
@@ -287,8 +289,8 @@ def judged(decided: Decision) -> dict[str, dict[Role, str]]:
 
 
 def serving(decided: Decision) -> str:
-    """Name of the revisions that clients meet: the stable ones until the canary was right on the
-    targets, or what serves most where others answered between these."""
+    """Return the name of the revisions that clients reach: the stable ones until the canary was
+    right on the targets, or the strongest set if others answered between these."""
     memory = decided.memory
     if decided.met:
         return service_revision(decided.met)

@@ -1,7 +1,7 @@
-"""What the API server says when a quota refuses an object: which bound is full, and how full. Pure.
+"""Messages of the API server about a full quota: which bound is full, and how full. Pure.
 
-It names one quota at a time, and of that only what would be exceeded:
-``exceeded quota: NAME, requested: pods=1, used: pods=4, limited: pods=4``.
+A message names one quota, and of that only the amounts that would be exceeded: ``exceeded quota:
+NAME, requested: pods=1, used: pods=4, limited: pods=4``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ _FACTORS = {
 
 
 def is_full(said: str) -> bool:
-    """Whether these are the API server's words of a quota that is used up."""
+    """Return whether a message is the API server's about a full quota."""
     return "exceeded quota" in said
 
 
 def gives_back(said: str) -> bool:
-    """Whether such a quota takes a pod again when one that asks for as much goes: nothing in it is
-    used beyond its limit, as it is when that was lowered. False where the words are others."""
+    """Return whether such a quota admits a pod again when one with equal requests is deleted: no
+    amount is used beyond its limit, as after a limit was lowered. False if the message has another
+    form."""
     found = _AMOUNTS.search(said)
     if found is None or not is_full(said):
         return False
@@ -37,7 +38,7 @@ def gives_back(said: str) -> bool:
 
 
 def _amounts(said: str) -> dict[str, Decimal]:
-    """Amounts by resource, of ``pods=4,requests.memory=2Gi``. Raises ValueError or
+    """Return amounts by resource, of ``pods=4,requests.memory=2Gi``. Raises ValueError or
     InvalidOperation."""
     pairs = [each.split("=", 1) for each in said.split(",")]
     return {name: _quantity(amount) for name, amount in pairs}

@@ -1,23 +1,23 @@
-"""Replicas by role and revision: the state machine of a rollout. Pure, so that it is tested as a
-table, and level-triggered: what it remembers is in the status, so another operator goes on with it.
+"""Replicas by role and revision: the state machine of a rollout. Called by ``plan``.
 
-A service has a target revision per role (what the spec asks for) and a stable one (what last
-served). While they differ:
+Pure, so that it is tested as a table, and level-triggered: its memory is in the status, so another
+operator goes on with it. A service has a target revision per role (that of the spec) and a stable
+one (the last that served). While they differ:
 
 1. Pilot: one new replica a role. With surge it comes on top; in place the old role gives one first,
    prefill before decode, and Pending is the new pod's place in the queue. A full quota has
    none: no role gives its last replica to one.
 2. The canary asks the new pair. Only when it is right does the router get the new revision.
 3. The role that lags goes on, by ``max_unavailable`` at a time, and old replicas leave as new ones
-   become ready: P:D stays what it was.
-4. A worker of the old revision stays until the last old router is gone: that one may still be
-   asked, and finds no other worker that it may use.
+   become ready: P:D stays the same.
+4. A worker of the old revision stays until the last old router is gone: that router may still get
+   requests, and finds no other worker that it may use.
 5. When every role is new, the targets are stable.
 
 A target that is not servable by its deadline, or that is known never to be, is taken back: its
-counts go to 0, the stable ones to what they were. Targets that are left for others after they were
-servable serve on in the places that they have (``answered``), until the others, or the stable ones,
-are ready there. Called by ``plan``.
+counts go to 0, and the stable ones to their former values. Targets that were servable and were then
+replaced in the spec serve on in the places that they have (``answered``), until the new targets, or
+the stable ones, are ready there.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from tandem.operator.desired.workload import RevisionKey
 
 
 class Phase(StrEnum):
-    """Where a rollout is."""
+    """Phase of a rollout."""
 
     STABLE = "Stable"
     FIRST = "First"
-    """The first revision comes up: nothing to keep alive beside it."""
+    """The first revision starts: no earlier one has to be kept alive."""
     PILOT = "Pilot"
     ROLLING = "Rolling"
     PAUSED = "Paused"
@@ -65,7 +65,7 @@ class Phase(StrEnum):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What shall be."""
+    """Wanted state of a rollout."""
 
     phase: Phase
     counts: dict[RevisionKey, int]
@@ -75,13 +75,13 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     routers: str | None = None
     """Revision of routers that clients may reach; None for all."""
     met: dict[str, str] = {}
-    """Revisions that clients meet, where several sets answered the canary; else empty."""
+    """Revisions that clients reach, if several sets answered the canary; else empty."""
     gap: bool = False
-    """A role has no replica at all for a while."""
+    """Whether a role has no replica at all for a while."""
 
 
 def decide(view: RolloutView) -> Decision:
-    """Counts that follow from what is seen, and what to remember."""
+    """Return the counts that follow from the view, and the new memory."""
     view = msgspec.structs.replace(view, memory=begun(view))
     memory = _progress(view, view.memory)
     view = msgspec.structs.replace(view, memory=memory)
@@ -101,24 +101,25 @@ def decide(view: RolloutView) -> Decision:
 
 
 def _is_given_up(view: RolloutView, memory: RolloutStatus, token: str) -> bool:
-    """Whether the targets are taken back. Those that were servable have what they need, whatever a
-    later spec lacks."""
+    """Return whether the targets are taken back. Targets that were servable have all they require,
+    whatever a later spec lacks."""
     lost = view.non_retryable and memory.servable != token
     return memory.failed == token or lost
 
 
 def token_of(view: RolloutView) -> str:
-    """Name of the targets together."""
+    """Return the name of the targets together."""
     return service_revision(targets_of(view))
 
 
 def token_name(memory: RolloutStatus) -> str:
-    """Name of the targets that a memory is about."""
+    """Return the name of the targets that a memory is about."""
     return service_revision(memory.targets)
 
 
 def _progress(view: RolloutView, memory: RolloutStatus) -> RolloutStatus:
-    """Memory after what was observed: progress, the canary's word, the deadline, a full house."""
+    """Return the memory after an observation: progress, the canary's verdict, the deadline, a full
+    quota."""
     token = service_revision(memory.targets)
     ready = sum(role.of(role.target).ready for role in view.roles.values())
     changes: dict[str, object] = {}
@@ -149,21 +150,22 @@ def _needs_place(view: RolloutView, memory: RolloutStatus) -> bool:
 
 
 def _coming(view: RolloutView, memory: RolloutStatus) -> list[RevisionView]:
-    """Revisions that others give way to: targets, and what was stable where it has to come back."""
+    """Return the revisions that others give way to: targets, and the stable one if it has to come
+    back."""
     names = [memory.targets, *([memory.stable] if memory.served else [])]
     return [role.of(each.get(its)) for its, role in view.roles.items() for each in names]
 
 
 def _gives_way_to_quota(view: RolloutView, memory: RolloutStatus) -> bool:
-    """Whether a quota refuses new pods that may take the place of old ones."""
+    """Return whether a quota refuses new pods that may replace old ones."""
     full = [seen for seen in _coming(view, memory) if seen.full]
     spare = can_spare(view.roles[role].desired for role in _rolling(view))
     return bool(full) and spare and not any(seen.overdrawn for seen in full)
 
 
 def can_spare(desired: Iterable[int]) -> bool:
-    """Whether each of the roles that roll keeps a replica when it gives one up. A quota tells one
-    bound at a time, and whoever is first takes what gets free: a last replica is not bet on it."""
+    """Return whether each rolling role keeps a replica when it gives one up. A quota reports one
+    bound at a time, and any pod may take the room first: a last replica is not risked for it."""
     return all(count != 1 for count in desired)
 
 
@@ -174,7 +176,8 @@ def _is_late(view: RolloutView, memory: RolloutStatus, token: str) -> bool:
 
 
 def _rolling(view: RolloutView) -> list[Role]:
-    """Roles whose stable revision is not their target, or that gave places of it to others."""
+    """Return the roles whose stable revision is not their target, or that gave its places to
+    others."""
     return [
         role
         for role, each in view.roles.items()
@@ -183,7 +186,7 @@ def _rolling(view: RolloutView) -> list[Role]:
 
 
 def _settled(view: RolloutView, *, first: bool) -> Decision:
-    """Every role at its target, everything else gone."""
+    """Return the decision with every role at its target, and everything else removed."""
     counts = dict.fromkeys(_existing(view), 0)
     counts |= {(role, each.target): each.desired for role, each in view.roles.items()}
     memory, token = view.memory, token_of(view)
@@ -199,7 +202,7 @@ def _settled(view: RolloutView, *, first: bool) -> Decision:
 
 
 def _rolled(view: RolloutView) -> Decision:
-    """One look at roles on their way."""
+    """Return the decision of one look while roles move."""
     counts, gap = _moved(view)
     if _is_done(view, counts):
         return _settled(view, first=False)
@@ -207,7 +210,7 @@ def _rolled(view: RolloutView) -> Decision:
 
 
 def _moved(view: RolloutView) -> tuple[dict[RevisionKey, int], bool]:
-    """Counts a step further, and whether a role has nobody meanwhile."""
+    """Return the counts one step further, and whether a role has no replica meanwhile."""
     counts = dict.fromkeys(_existing(view), 0)
     gap = False
     for role, each in view.roles.items():
@@ -221,13 +224,13 @@ def _moved(view: RolloutView) -> tuple[dict[RevisionKey, int], bool]:
 
 
 def _serving(view: RolloutView, role: Role) -> int:
-    """Replicas of a role's target that are ready and answered."""
+    """Return the replicas of a role's target that are ready and answered."""
     each = view.roles[role]
     return each.of(each.target).ready if is_known(view, role) else 0
 
 
 def _step(view: RolloutView, role: Role) -> tuple[int, int]:
-    """New and old replicas of a role now."""
+    """Return the new and old replicas of a role now."""
     each = view.roles[role]
     if role not in _rolling(view):
         return each.desired, 0
@@ -255,15 +258,15 @@ def _step(view: RolloutView, role: Role) -> tuple[int, int]:
 
 
 def _asked_anew(each: RoleView, new: int) -> int:
-    """New replicas in place. What a quota refused is given back once when the old pods are gone:
-    a ReplicaSet that is asked anew tries at once, and one that waits does in up to 1000 s."""
+    """Return the new replicas in place. A count that a quota refused is reset once the old pods are
+    gone: a ReplicaSet with a new count tries at once, and one that waits does in up to 1000 s."""
     now = each.of(each.target)
     left = sum(seen.present for name, seen in each.revisions.items() if name != each.target)
     return min(new, now.present) if now.full and new + left <= each.desired else new
 
 
 def _wanted(view: RolloutView, role: Role) -> int:
-    """New replicas that a role would like, its turn and the others considered."""
+    """Return the new replicas that a role requires, its turn and the other roles considered."""
     each = view.roles[role]
     now = each.of(each.target)
     if not is_open(view):
@@ -294,14 +297,15 @@ def _share(view: RolloutView, role: Role) -> float:
 
 
 def _taken_back(view: RolloutView) -> dict[RevisionKey, int]:
-    """Targets have no replica, and stable revisions all of them, as far as these are free."""
+    """Return no replica of the targets, and all of the stable revisions, as far as places are
+    free."""
     back = restored(view)
     return dict.fromkeys(_existing(view), 0) | _moved(back)[0]
 
 
 def _as_they_are(view: RolloutView) -> dict[RevisionKey, int]:
-    """Counts of a pause; a role of which nothing is asked, after a suspension, is as it was before
-    the rollout."""
+    """Return the counts of a pause. A role without replicas, after a suspension, gets its desired
+    count of the stable revision."""
     counts = {
         (role, revision): seen.asked
         for role, each in view.roles.items()

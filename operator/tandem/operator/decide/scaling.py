@@ -1,4 +1,4 @@
-"""How many replicas a role shall have, and who says so: the resource, or a scaler within bounds.
+"""Wanted replicas of a role, from the resource or from a scaler within bounds.
 
 Pure; called by ``plan`` and ``status``.
 """
@@ -17,14 +17,14 @@ from tandem.operator.desired.policy import asked_replicas, is_external, scaling_
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Replicas of a role, and whether a scaler asked for what its bounds do not allow."""
+    """Replicas of a role, and whether a scaler's count was outside its bounds."""
 
     replicas: int
     clamped_from: int | None = None
 
 
 def wanted(spec: LLMServiceSpec, role: Role, scalers: Mapping[Role, int]) -> Wanted:
-    """Replicas of ``role``; ``scalers`` holds what each LLMRoleScaler asks for."""
+    """Return the replicas of ``role``; ``scalers`` holds the count of each LLMRoleScaler."""
     if not is_external(spec, role) or role not in scalers:
         return Wanted(asked_replicas(spec, role))
     low, high = scaling_bounds(spec, role)
@@ -34,7 +34,7 @@ def wanted(spec: LLMServiceSpec, role: Role, scalers: Mapping[Role, int]) -> Wan
 
 
 def scaling_word(spec: LLMServiceSpec, replicas: Mapping[Role, Wanted]) -> Word:
-    """The condition that says who decides."""
+    """Return the condition that names the source of the count."""
     external = [role for role in WORKERS if is_external(spec, role)]
     if not external:
         return "False", Reason.MANUAL, "replicas in the resource decide"

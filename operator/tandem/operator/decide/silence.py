@@ -1,12 +1,12 @@
-"""Which routers count as gone although their pods are ready: those of a node that fell silent.
+"""Routers that count as gone although their pods are ready: those of a node that fell silent.
 
-A node that loses its power says nothing of it. Its pods stay ready, and the Service sends clients
-to them, until Kubernetes has waited long enough for the node: 40 s and more. Whether an address
-answers at all is known sooner. What a router answers is its kubelet's business.
+A node that loses its power reports nothing. Its pods stay ready, and the Service sends clients to
+them, until Kubernetes has waited long enough for the node: 40 s and more. A missing answer of an
+address is known sooner. The kubelet judges the content of a router's answers.
 
-Pure: ``probes.reach`` asks, has the clock and takes the pods out. What follows is that a router may
-be held to be gone that is not, by an operator whose own network is at fault; so nothing is ended,
-its kubelet takes a wrong word back within some 10 s, and is then believed.
+Pure: ``probes.reach`` sends the requests, has the clock and takes the pods out. So a live router
+may be held to be gone if the operator's own network is at fault. Therefore nothing is deleted: its
+kubelet corrects a wrong status within some 10 s, and then counts.
 """
 
 from __future__ import annotations
@@ -18,35 +18,36 @@ from tandem.operator.decide.observe import PodView
 from tandem.operator.desired.naming import Role
 
 TRIES = 4
-"""Times that an address must have been asked in vain, one after the other."""
+"""Failed requests to an address, one after the other, before it counts as silent."""
 PROBATION = 15.0
-"""Seconds in which no second node is judged: a kubelet that lives has objected by then."""
+"""Seconds in which no second node is judged: a live kubelet has corrected the status by then."""
 
 
 @dataclass(slots=True)
 class _Quiet:
     since: float
-    """When it was first asked in vain."""
+    """Time of its first failed request."""
     tries: int = 0
 
 
 class Silence:
-    """What is known of one service's routers. Times are those of one monotonic clock."""
+    """Silence of one service's routers. Times are those of one monotonic clock."""
 
     def __init__(self, patience: float) -> None:
-        """``patience``: seconds of silence until a router counts as gone."""
+        """Start without routers. ``patience``: seconds of silence until a router counts as gone."""
         self._patience = patience
         self._routers: tuple[PodView, ...] = ()
         self._answered: Set[str] = frozenset()
         self._quiet: dict[str, _Quiet] = {}
         self._taken: set[str] = set()
         self._objected: set[str] = set()
-        """Taken out and said to be ready again, without a word from themselves."""
+        """Routers that were taken out and are reported ready again, without an answer of their
+        own."""
         self._last: tuple[str | None, float] = (None, float("-inf"))
-        """The node that was judged last, and when."""
+        """The node that was judged last, and the time."""
 
     def see(self, pods: Iterable[PodView]) -> None:
-        """The service's pods as the API server has them now."""
+        """Take the service's pods as the API server has them now."""
         pods = list(pods)
         self._routers = tuple(
             pod
@@ -60,14 +61,14 @@ class Silence:
         self._quiet = {uid: quiet for uid, quiet in self._quiet.items() if uid in ready}
 
     def asked(self) -> tuple[PodView, ...]:
-        """Routers whose addresses are of interest: none where all are on one node."""
+        """Return the routers whose addresses are to be checked: none if all are on one node."""
         return self._routers if len({pod.node for pod in self._routers}) > 1 else ()
 
     def heard(self, began: float, asked: Set[str], answered: Set[str]) -> None:
-        """Some, by their UIDs, were asked at ``began``, and some of those answered.
+        """Record a round of requests, sent at ``began`` to routers by their UIDs, and the answers.
 
-        A round in which no router of another node answers says nothing of a router: then it may
-        be the operator that is cut off.
+        A round in which no router of another node answers proves nothing of a router: then the
+        operator itself may be cut off.
         """
         self._answered = answered
         for pod in self._routers:
@@ -79,7 +80,8 @@ class Silence:
                 self._quiet.setdefault(pod.uid, _Quiet(began)).tries += 1
 
     def gone(self, now: float) -> list[PodView]:
-        """Routers to take out now: all of one node, and never those of the last that answers."""
+        """Return the routers to take out now: all of one node, and never those of the last that
+        answers."""
         judged, when = self._last
         on_their_way = self._taken - self._objected  # no look has told of them yet
         left = [pod for pod in self._routers if pod.uid not in on_their_way]
@@ -92,7 +94,7 @@ class Silence:
         return []
 
     def taken_out(self, pod: PodView, now: float) -> None:
-        """A pod was said to be not ready; who says again that it is knows better."""
+        """Record that a pod was reported as not ready; a later report of ready overrides it."""
         self._taken.add(pod.uid)
         self._last = (pod.node, now)
 

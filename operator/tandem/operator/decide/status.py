@@ -41,7 +41,7 @@ from tandem.operator.desired.workload import RevisionKey
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a status is made of."""
+    """Inputs of a status."""
 
     owner: Identity
     spec: LLMServiceSpec
@@ -56,17 +56,17 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     keys: Keys
     key_wait: float
     canary: Verdict | None
-    """Of the revisions that serve."""
+    """Verdict on the revisions that serve."""
     pilot: Verdict | None
-    """Of the revisions that are to serve."""
+    """Verdict on the revisions that are to serve."""
     links: Links | None
     now: float
     unschedulable_seconds: float
     refusals: dict[str, Problem] = {}
-    """Why routers are not ready, by the pod's UID, as far as they say so."""
+    """Reasons of routers for not being ready, by the pod's UID, as far as they report them."""
 
     def ready(self, role: Role, revision: str | None = None) -> int:
-        """Pods of a role that are ready and stay."""
+        """Return the pods of a role that are ready and stay."""
         return sum(
             pod.ready and not pod.deleting
             for pod in self.pods
@@ -74,13 +74,14 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def reached(self, role: Role) -> int:
-        """The same of those that clients reach, where that is not all: the Service may select
+        """Return the ready pods that clients reach, if that is not all: the Service may select
         routers of one revision."""
         return self.ready(role, self.decision.routers if role is Role.ROUTER else None)
 
     def counted(self, told: Links | None) -> Links | None:
-        """``told`` where it counts the pairs of workers that are ready now; None where it counted
-        others, and no links at all without a pair: nobody is asked then, who would count anew."""
+        """Return ``told`` if it counts the pairs of workers that are ready now; None if it counted
+        others, and no links at all without a pair: then no router is there that would count
+        again."""
         asleep = self.decision.phase is Phase.SUSPENDED
         pairs = 0 if asleep else self.ready(Role.PREFILL) * self.ready(Role.DECODE)
         if told is None or told.total == pairs:
@@ -96,7 +97,7 @@ ROLE_CONDITIONS = {
 
 
 def status_of(picture: Picture, before: LLMServiceStatus) -> LLMServiceStatus:
-    """The status to show."""
+    """Return the status to show."""
     words = _words(picture, before)
     targets = {str(role): name for role, name in _targets(picture).items()}
     stable = picture.decision.memory.stable
@@ -129,7 +130,7 @@ def status_of(picture: Picture, before: LLMServiceStatus) -> LLMServiceStatus:
 
 
 def _mode(picture: Picture) -> Literal["Disaggregated", "Aggregated", "Pooling"] | None:
-    """How prompts are computed now, whatever was asked for; None while nobody computes any."""
+    """Return how prompts are computed now, independent of the spec; None while none can be."""
     if not (picture.reached(Role.ROUTER) and picture.ready(answering_role(picture.spec))):
         return None
     if not draws_tokens(picture.spec):
@@ -222,7 +223,7 @@ def _role_word(picture: Picture, role: Role) -> Word:
 
 
 def _starting_text(picture: Picture, role: Role) -> str:
-    """Return what a pod that is not ready says itself, where it says anything."""
+    """Return the report of a pod that is not ready, if it has one."""
     for pod in picture.pods:
         if pod.role is role and not pod.ready and not pod.deleting and pod.uid in picture.refusals:
             return f"; {pod.name}: {picture.refusals[pod.uid].message}"
@@ -230,8 +231,8 @@ def _starting_text(picture: Picture, role: Role) -> str:
 
 
 def role_problem(picture: Picture, role: Role, revision: str | None = None) -> Problem | None:
-    """The first thing that keeps a role's pods from serving, and that will not pass by itself; of
-    one revision, or of any for None."""
+    """Return the first problem that keeps a role's pods from serving and does not pass by itself;
+    of one revision, or of any for None."""
     for (key, name), view in sorted(picture.workloads.items()):
         if key is role and revision in (None, name) and view.refused is not None:
             return Problem(Reason.POD_REFUSED, view.refused)
@@ -294,7 +295,7 @@ def _servable_word(picture: Picture, before: LLMServiceStatus) -> Word:
 
 
 def _blocked_word(picture: Picture) -> Word | None:
-    """What a person must change before the spec can be brought up."""
+    """Return the problem that a person must fix before the spec can be brought up, or None."""
     if picture.decision.phase is Phase.SUSPENDED:
         return None
     if picture.accepted[0] == "False":
@@ -334,8 +335,8 @@ def _progress_word(picture: Picture, before: LLMServiceStatus) -> Word:
 
 
 def _failed_text(picture: Picture, before: LLMServiceStatus) -> str:
-    """Why the targets were taken back. With stable revisions their pods go, and their canary is
-    asked no more: what was told while these were there is told on."""
+    """Return why the targets were taken back. With stable revisions their pods are deleted, and
+    their canary ends: the reason from before is kept."""
     memory, pilot = picture.decision.memory, picture.pilot
     told = told_of(before.conditions, ConditionType.DEGRADED)
     gone = bool(memory.stable) and before.rollout.failed == memory.failed
@@ -369,7 +370,7 @@ def _degraded_word(picture: Picture, before: LLMServiceStatus) -> Word:
 
 
 def _missing_word(picture: Picture) -> Word | None:
-    """What should serve now and does not, where that will not pass by itself."""
+    """Return what should serve and does not, if it does not pass by itself, or None."""
     phase = picture.decision.phase
     if phase is Phase.SUSPENDED:
         return None

@@ -1,4 +1,4 @@
-"""What a canary came to; asked by ``probes``, weighed by ``plan`` and ``status``."""
+"""Result of a canary; made by ``probes``, read by ``plan`` and ``status``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tandem.operator.api.conditions import Reason
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a canary showed."""
+    """Result of a canary."""
 
     ok: bool
     reason: Reason

@@ -1,7 +1,5 @@
-"""What a decision about replicas is made of: revisions of roles as they were seen, what is
-remembered, what the spec says of a rollout. Values alone; ``plan`` makes them, ``rollout`` and
-``answered`` read them.
-"""
+"""Inputs of a decision about replicas: revisions of roles as observed, the memory, the spec's
+rollout settings. Values alone; ``plan`` makes them, ``rollout`` and ``answered`` read them."""
 
 from __future__ import annotations
 
@@ -19,13 +17,13 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas of its Deployment."""
     ready: int = 0
     present: int = 0
-    """Pods of it, those that are leaving included."""
+    """Pods of it, including those that are leaving."""
     unschedulable: bool = False
-    """A pod of it has been without a node for too long."""
+    """Whether a pod of it has been without a node for too long."""
     full: bool = False
-    """A quota has had no room for a pod of it for too long."""
+    """Whether a quota has had no room for a pod of it for too long."""
     overdrawn: bool = False
-    """That quota holds more already than it allows: a pod that goes makes no room there."""
+    """Whether that quota holds more already than it allows: a deleted pod makes no room there."""
 
 
 class RoleView(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,23 +35,24 @@ class RoleView(msgspec.Struct, frozen=True, kw_only=True):
     max_unavailable: int = 1
 
     def of(self, revision: str | None) -> RevisionView:
-        """A revision's view, empty where there is none."""
+        """Return a revision's view, empty if there is none."""
         return self.revisions.get(revision or "", RevisionView())
 
 
 class RolloutView(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a decision is made of."""
+    """Inputs of a decision."""
 
     roles: dict[Role, RoleView]
     memory: RolloutStatus
     now: float
     canary_ok: bool = False
-    """The canary was right on the targets."""
+    """Whether the canary was right on the targets."""
     suspended: bool = False
     gives_way: bool = False
-    """Another service comes up first: the first revision has no pods meanwhile."""
+    """Whether another service comes up first: the first revision has no pods meanwhile."""
     paused: bool = False
     non_retryable: bool = False
-    """The targets cannot come up before a person changes something: no deadline is awaited."""
+    """Whether the targets cannot come up before a person changes something: no deadline is
+    awaited."""
     surge: Surge = Surge.AUTO
     deadline: float = 1200.0

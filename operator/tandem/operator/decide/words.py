@@ -1,4 +1,4 @@
-"""What is said of a condition, and the conditions that come of it. Pure; called by ``status``."""
+"""Conditions, and the words from which they are made. Pure; called by ``status``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _MAX_MESSAGE = 2000
 
 
 def told_of(before: list[Condition], kind: ConditionType) -> Condition | None:
-    """What was last said of a condition."""
+    """Return the last condition of a type, or None."""
     return next((each for each in before if each.type == kind), None)
 
 
 def conditions_of(
     words: Mapping[ConditionType, Word], before: list[Condition], *, generation: int, now: float
 ) -> list[Condition]:
-    """Conditions of ``words``; the time of one moves only when its status does."""
+    """Return the conditions of ``words``; the time of one moves only when its status does."""
     known = {each.type: each for each in before}
     conditions = []
     for kind, (status, reason, message) in words.items():

@@ -1,4 +1,4 @@
-"""Who the pods are to the API server: workers nobody, routers readers of their namespace's pods.
+"""Access of pods to the API server: workers none, routers reads of their namespace's pods.
 
 Pure; called by ``compose``.
 """
@@ -10,11 +10,11 @@ from tandem.operator.desired.naming import Manifest, Role
 
 _RBAC = "rbac.authorization.k8s.io"
 ROUTER_RULES = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
-"""RBAC cannot filter pods by label: this is the least."""
+"""Rules of the routers' Role. RBAC cannot filter pods by label: this is the least."""
 
 
 def service_accounts(facts: Facts) -> list[Manifest]:
-    """One for routers; one for workers and the model's Job, without a token."""
+    """Return one account for routers; one for workers and the model's Job, without a token."""
     return [_account(facts, "worker"), _account(facts, Role.ROUTER)]
 
 
@@ -28,7 +28,7 @@ def _account(facts: Facts, component: str) -> Manifest:
 
 
 def router_role(facts: Facts) -> list[Manifest]:
-    """Role and binding of the routers."""
+    """Return Role and binding of the routers."""
     name = facts.owner.child(Role.ROUTER)
     metadata = facts.owner.metadata(name, Role.ROUTER)
     subject = {"kind": "ServiceAccount", "name": name, "namespace": facts.owner.namespace}

@@ -1,8 +1,8 @@
-"""The baseline Pod Security profile, held to whatever a namespace enforces.
+"""The baseline Pod Security profile, which pods keep to in every namespace.
 
-What creating an LLMService may grant ends here (docs/decisions/014). The controls are those of
-https://kubernetes.io/docs/concepts/security/pod-security-standards/; the chart's admission policy
-says the same to the API server. Pure; called by ``pod``.
+It bounds the rights that creating an LLMService may grant (docs/decisions/014). The controls are
+those of https://kubernetes.io/docs/concepts/security/pod-security-standards/; the chart's admission
+policy has the same rules for the API server. Pure; called by ``pod``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CAPABILITIES = (
     "SETUID",
     "SYS_CHROOT",
 )
-"""What may be added to a container."""
+"""Capabilities that may be added to a container."""
 SYSCTLS = (
     "kernel.shm_rmid_forced",
     "net.ipv4.ip_local_port_range",
@@ -48,7 +48,8 @@ CONTAINERS = ("containers", "initContainers", "ephemeralContainers")
 
 
 def beyond_baseline(pod: Manifest) -> str | None:
-    """The first field of a pod's spec that is beyond the profile, with its value; or None."""
+    """Return the first field of a pod's spec that is beyond the profile, with its value; or
+    None."""
     return next(_findings(pod), None)
 
 
@@ -87,7 +88,7 @@ def _of_container(container: Manifest, at: str) -> Iterator[str]:
 
 
 def _of_context(context: Any, at: str) -> Iterator[str]:
-    """What pods and containers have in common."""
+    """Yield the violations in fields that pods and containers have in common."""
     given = map_of(context)
     for field in ("seccompProfile", "appArmorProfile"):
         if map_of(given.get(field)).get("type") == "Unconfined":

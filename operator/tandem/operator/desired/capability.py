@@ -1,7 +1,7 @@
-"""What this version cannot do though the resource can say it: refused in words, not ignored.
+"""Fields of the resource that this version cannot serve: refused with a message, not ignored.
 
 The API server checks shapes (``api.rules``); this checks the release. Each refusal is one entry of
-``_REFUSED``: the version that can do it removes the entry. Pure; called by ``reconcile``.
+``_REFUSED``: the version that supports it removes the entry. Pure; called by ``reconcile``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from tandem.operator.desired.policy import node_local_volume, router_value, work
 from tandem.operator.desired.tracing import unusable_endpoint, unused_share
 
 Question = Callable[[LLMServiceSpec], object]
-"""What a spec says in a field; None where it says nothing, or what this version does anyway."""
+"""Function that returns a spec's value in a field; None if it is not set, or is what this version
+does anyway."""
 
 
 def _above_one(role: Role, field: str) -> Question:
@@ -42,30 +43,31 @@ def _role_fields() -> Iterator[tuple[str, Question, str]]:
 
 
 def _connector(spec: LLMServiceSpec) -> object:
-    """Of a resource that was made before the API server looked for the volume."""
+    """Return the connector of a resource that was made before the API server checked for the
+    volume."""
     value = spec.kv_transfer.connector
     return value if value is Connector.CUDA_P2P and node_local_volume(spec) is None else None
 
 
 def _transport(spec: LLMServiceSpec) -> object:
-    """Beside a connector that goes by no network."""
+    """Return a transport next to a connector that uses no network."""
     value = spec.kv_transfer.transport
     chosen = spec.kv_transfer.connector is Connector.CUDA_P2P and value is not TransportChoice.AUTO
     return value if chosen else None
 
 
 def _meets(spec: LLMServiceSpec) -> bool:
-    """Whether the connector looks into a folder of the node."""
+    """Return whether the connector reads a folder of the node."""
     return spec.kv_transfer.connector in (None, Connector.AUTO, Connector.CUDA_P2P)
 
 
 def _has_folder(spec: LLMServiceSpec) -> bool:
-    """Whether workers meet in a folder of their node, and go by who copies there."""
+    """Return whether workers meet in a folder of their node, in which the copy mode counts."""
     return _meets(spec) and node_local_volume(spec) is not None
 
 
 def _node_mode(spec: LLMServiceSpec) -> object:
-    """A folder that is required and that no worker would look into."""
+    """Return the mode of a folder that is required and that no worker would read."""
     mode = spec.kv_transfer.node_local.mode
     return mode if mode is NodeLocalMode.REQUIRED and not _meets(spec) else None
 
@@ -80,12 +82,12 @@ def _node_volume(spec: LLMServiceSpec) -> object:
 
 
 def _pull_peers(spec: LLMServiceSpec) -> object:
-    """Where no router foresees what a pull saves, nothing is pulled."""
+    """Return the pull peers if the router's placement pulls no prefixes, else None."""
     return None if router_value(spec, "placement") == "elastic" else spec.kv_transfer.pull_peers
 
 
 def _shown(value: object) -> str:
-    """A value as the resource has it; what has several fields is named by its own field alone."""
+    """Return a value as the resource has it; a value with several fields is empty."""
     return f" {value}" if isinstance(value, str | int) else ""
 
 
@@ -139,11 +141,11 @@ _REFUSED: tuple[tuple[str, Question, str], ...] = (
         "name an endpoint beside it",
     ),
 )
-"""Fields, what they say, and what to do instead."""
+"""Fields, their values, and the remedy."""
 
 
 def unsupported(spec: LLMServiceSpec) -> str | None:
-    """What this version cannot do, naming field, value and what is allowed; or None."""
+    """Return the refusal of an unsupported field, with value and remedy; or None."""
     for field, said, instead in _REFUSED:
         value = said(spec)
         if value is not None:
@@ -152,5 +154,5 @@ def unsupported(spec: LLMServiceSpec) -> str | None:
 
 
 def refused_fields() -> list[str]:
-    """Fields below spec of which this version refuses something."""
+    """Return the fields below spec of which this version refuses some value."""
     return [field for field, _, _ in _REFUSED]

@@ -18,12 +18,12 @@ from tandem.operator.desired.workload import RevisionKey, deployment, rendered, 
 
 
 class Objects(msgspec.Struct, frozen=True, kw_only=True):
-    """What shall be in the cluster."""
+    """Objects that shall be in the cluster."""
 
     applied: list[Manifest]
-    """Kept as they are here, by server-side apply."""
+    """Objects that are kept in this state, by server-side apply."""
     created: list[Manifest]
-    """Made when absent, never written again."""
+    """Objects that are made when absent, and never written again."""
 
 
 def desired(
@@ -33,11 +33,11 @@ def desired(
     *,
     routers: str | None = None,
 ) -> Objects:
-    """Children for ``counts`` replicas by role and revision.
+    """Return the children for ``counts`` replicas by role and revision.
 
-    ``templates`` are those that are stored; that of the spec's own revision is rendered when it is
-    not among them; without a template, or without a replica ever, there is no Deployment. Clients
-    reach routers of revision ``routers`` only, or of all for None. Raises TemplateConflict.
+    ``templates`` are the stored ones; that of the spec's own revision is rendered when it is not
+    among them. Without a template, or without a replica ever, there is no Deployment. Clients reach
+    routers of revision ``routers`` only, or of all for None. Raises TemplateConflict.
     """
     applied = [*base(facts), labelled(facts.spec, router.service(facts, routers))]
     created = list(scaler.scalers(facts).values())
@@ -58,7 +58,7 @@ def desired(
 
 
 def base(facts: Facts) -> list[Manifest]:
-    """Children that belong to no revision."""
+    """Return the children that belong to no revision."""
     children = [
         *access.service_accounts(facts),
         *access.router_role(facts),
@@ -70,5 +70,5 @@ def base(facts: Facts) -> list[Manifest]:
 
 
 def target_revisions(facts: Facts) -> dict[Role, str]:
-    """Revision that the spec asks for, by role."""
+    """Return the revisions of the spec, by role."""
     return {role: facts.revision(role) for role in Role}

@@ -1,4 +1,4 @@
-"""What all containers of a service have, whatever they do: image, scratch folders, a profile.
+"""Common parts of all containers of a service: image, scratch folders, a profile.
 
 Pure; called by ``pod``, ``fetching`` and ``job``.
 """
@@ -16,12 +16,12 @@ _TEMPORARY = "tandem-tmp"
 
 
 def worker_image(spec: LLMServiceSpec, facts: Facts) -> str:
-    """Image of workers."""
+    """Return the image of workers."""
     return spec.image or facts.settings.worker_image
 
 
 def container_extras(facts: Facts) -> Manifest:
-    """What every container has, whatever it does."""
+    """Return the fields that every container has."""
     extras: Manifest = {"terminationMessagePolicy": "FallbackToLogsOnError"}
     if facts.settings.image_pull_policy:
         extras["imagePullPolicy"] = facts.settings.image_pull_policy
@@ -35,7 +35,7 @@ def container_extras(facts: Facts) -> Manifest:
 
 
 def scratch_env() -> dict[str, str]:
-    """Variables that keep every write below the pod's own scratch folders."""
+    """Return the variables that keep every write below the pod's own scratch folders."""
     return {
         "HOME": "/tmp",
         "TMPDIR": "/tmp",
@@ -46,10 +46,10 @@ def scratch_env() -> dict[str, str]:
 
 
 def scratch_volumes() -> list[Manifest]:
-    """Volumes of ``scratch_env``."""
+    """Return the volumes of ``scratch_env``."""
     return [{"name": _TEMPORARY, "emptyDir": {}}, {"name": models.CACHE_VOLUME, "emptyDir": {}}]
 
 
 def scratch_mounts() -> list[Manifest]:
-    """Mounts of ``scratch_volumes``."""
+    """Return the mounts of ``scratch_volumes``."""
     return [{"name": _TEMPORARY, "mountPath": "/tmp"}, models.cache_mount()]

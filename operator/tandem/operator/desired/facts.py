@@ -1,4 +1,5 @@
-"""What builders need to know beside the spec: observed or decided elsewhere, given as values."""
+"""Inputs of the builders in addition to the spec: observed or decided elsewhere, given as
+values."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     pinned: str | None = None
     """Commit to which a moving model revision was resolved."""
     may_have_job: bool = True
-    """Whether the model's Job may be there now."""
+    """Whether the model's Job may exist now."""
     key_generation: int = 1
     publics: dict[str, str] = {}
     """Public CURVE keys, by ``role.generation``."""
@@ -29,10 +30,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     last_counts: dict[Role, int] = {}
     """Replicas that roles with a scaler had last."""
     kept: dict[Role, list[Manifest]] = {}
-    """Templates of revisions that have pods, or may get some again, whatever the spec says now."""
+    """Templates of revisions that have pods, or may get some again, whatever the spec is now."""
 
     def revision(self, role: Role) -> str:
-        """Revision that the spec asks for."""
+        """Return the revision of the spec."""
         return revision_of(
             self.spec,
             role,

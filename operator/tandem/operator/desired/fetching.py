@@ -1,7 +1,7 @@
-"""The container that fetches or reads the model, and what a podTemplate may say of it.
+"""The container that fetches or reads the model, and its podTemplate.
 
-In a pod that fetches for itself it is an init container; else it is the model's Job's, of which the
-podTemplate of the workers that answer speaks by the same name. It goes through the proxy that is
+In a pod that fetches for itself it is an init container. Otherwise it is the model's Job's, which
+the podTemplate of the workers that answer configures by the same name. It uses the proxy that is
 given to ``main``. Pure; called by ``pod``, ``job`` and ``network``.
 """
 
@@ -35,18 +35,19 @@ _RESOURCES: Manifest = {
     "requests": {"cpu": "100m", "memory": "512Mi"},
     "limits": {"cpu": "4", "memory": "16Gi"},
 }
-"""A namespace with a quota takes no pod whose containers say nothing. Converting holds some GiB."""
+"""Default resources: a namespace with a quota takes no pod without them. Converting holds some
+GiB."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def template_of(spec: LLMServiceSpec, role: Role) -> Manifest:
-    """A role's podTemplate; empty where there is none."""
+    """Return a role's podTemplate; empty if there is none."""
     part = spec.router if role is Role.ROUTER else worker_role(spec, role)
     return part.pod_template or {}
 
 
 def fetch_container(facts: Facts, role: Role) -> Manifest:
-    """The container, as it is for the podTemplate of ``role`` apart from what that says of it."""
+    """Return the container for ``role``, before its podTemplate is merged."""
     spec, where = facts.spec, models.delivery(facts.spec)
     env = [{"name": name, "value": value} for name, value in scratch_env().items()]
     env += models.prepare_env(spec.model)
@@ -67,7 +68,7 @@ def fetch_container(facts: Facts, role: Role) -> Manifest:
 
 
 def job_container(facts: Facts) -> Manifest:
-    """The container with what the podTemplate of the workers that answer says of it. Raises
+    """Return the container with the podTemplate of the workers that answer. Raises
     TemplateConflict, TemplateUnreadable."""
     role = answering_role(facts.spec)
     own = fetch_container(facts, role)
@@ -79,8 +80,8 @@ def job_container(facts: Facts) -> Manifest:
 
 
 def without_job(facts: Facts, role: Role, template: Manifest) -> Manifest:
-    """A podTemplate without its words on the Job's container, which is in no pod. Raises
-    TemplateConflict where they are wrong, or those of a role that the Job does not go by."""
+    """Return a podTemplate without its entry of the Job's container, which is in no pod. Raises
+    TemplateConflict if the entry is wrong, or is that of a role that the Job does not use."""
     if not _fetch_items(template):
         return template
     answering = answering_role(facts.spec)
@@ -95,8 +96,8 @@ def without_job(facts: Facts, role: Role, template: Manifest) -> Manifest:
 
 
 def job_pod(spec: LLMServiceSpec, settings: OperatorSettings) -> Manifest:
-    """Where the Job's pod may run and how its image is pulled: as the workers that answer. Not
-    beside or apart from other pods, which may wait for this one."""
+    """Return the placement and pull secrets of the Job's pod: as of the workers that answer.
+    Affinity to other pods is left out, as these may wait for this one."""
     said = template_of(spec, answering_role(spec)).get("spec")
     given = said if isinstance(said, dict) else {}
     base = {"imagePullSecrets": pull_secrets(spec, settings), "tolerations": []}
@@ -116,15 +117,15 @@ def job_pod(spec: LLMServiceSpec, settings: OperatorSettings) -> Manifest:
 
 
 def job_revision(spec: LLMServiceSpec, settings: OperatorSettings) -> str:
-    """Names what a Job's pod is made of besides the model: one that did not work is made anew when
-    it changes."""
+    """Return the name of all that a Job's pod is made of except the model: a Job that failed is
+    made again when it changes."""
     template = template_of(spec, answering_role(spec))
     main = _named(template, "containers", MAIN)
     return digest([spec.image, job_pod(spec, settings), _fetch_items(template), _proxies(main)])
 
 
 def fetch_ports(spec: LLMServiceSpec, role: Role) -> list[int]:
-    """Ports that the container needs to reach: of the web, of the hub, and of a proxy."""
+    """Return the ports that the container must reach: of the web, of the hub, and of a proxy."""
     hub, template = spec.model.source.hub, template_of(spec, role)
     urls = [hub.endpoint] if hub is not None and hub.endpoint is not None else []
     for item in (_named(template, "containers", MAIN), _named(template, _INITS, FETCH)):
@@ -133,7 +134,7 @@ def fetch_ports(spec: LLMServiceSpec, role: Role) -> list[int]:
 
 
 def kept_fetch_ports(template: Manifest) -> list[int]:
-    """The same of a pod template that was made before; none where its pods do not fetch."""
+    """Return the same ports of an existing pod template; none if its pods do not fetch."""
     item = _named(template, _INITS, FETCH)
     if not item:
         return []
@@ -148,7 +149,7 @@ def _web_ports(urls: Iterable[str]) -> list[int]:
 
 
 def port_of(url: str) -> int | None:
-    """Port of a URL; None where it has none that can be known."""
+    """Return the port of a URL; None if it cannot be known."""
     try:
         parsed = urlsplit(url)
         return parsed.port or _DEFAULT_PORTS.get(parsed.scheme)
@@ -157,7 +158,7 @@ def port_of(url: str) -> int | None:
 
 
 def unusable_hub(spec: LLMServiceSpec) -> str | None:
-    """The hub's endpoint, if nothing can be reached there."""
+    """Return the hub's endpoint if it cannot be reached."""
     hub = spec.model.source.hub
     endpoint = None if hub is None else hub.endpoint
     return endpoint if endpoint is not None and port_of(endpoint) is None else None
@@ -182,7 +183,7 @@ def _named(template: Manifest, field: str, name: str) -> Manifest:
 
 
 def _proxies(container: Manifest) -> list[Manifest]:
-    """Variables of a container that name proxies."""
+    """Return the variables of a container that name proxies."""
     env = container.get("env")
     items = env if isinstance(env, list) else []
     return [each for each in items if isinstance(each, dict) and each.get("name") in PROXIES]

@@ -1,4 +1,4 @@
-"""The Job that fetches the model, or reads the one that is there. Pure; called by ``compose``."""
+"""The Job that fetches the model, or reads an existing one. Pure; called by ``compose``."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from tandem.operator.desired.references import secrets_note
 from tandem.protocol.names import EXIT_MODEL_REFUSED
 
 ANNOTATION_MADE_OF = "tandem.dev/made-of"
-"""On a Job: the ``job_revision`` of its pod."""
+"""Annotation of a Job: the ``job_revision`` of its pod."""
 RETRIES = 3
 _NOT_AGAIN: Manifest = {
     "action": "FailJob",
     "onExitCodes": {"containerName": FETCH, "operator": "In", "values": [EXIT_MODEL_REFUSED]},
 }
-"""A model that is not there, or that cannot be served, is not asked for again."""
+"""Failure policy: a model that does not exist, or that cannot be served, is not fetched again."""
 
 
 def model_job(facts: Facts) -> Manifest | None:
-    """The Job for the spec's model; None where each pod fetches for itself, where it has to wait,
-    or where this version cannot do what the spec asks for."""
+    """Return the Job for the spec's model; None if each pod fetches for itself, if it has to wait,
+    or if this version cannot serve the spec."""
     where = models.delivery(facts.spec)
     if where.in_pods or not facts.may_have_job or unsupported(facts.spec) is not None:
         return None
@@ -73,8 +73,8 @@ def model_job(facts: Facts) -> Manifest | None:
 
 
 def _of_template(facts: Facts) -> Manifest:
-    """What the podTemplate of the workers that answer says of the pod. Of one that is not accepted
-    nothing is made, and the Job that is there keeps its name."""
+    """Return the parts of the pod that the podTemplate of the workers that answer sets. A template
+    that is not accepted sets none, and an existing Job keeps its name."""
     try:
         return {"containers": [job_container(facts)], **job_pod(facts.spec, facts.settings)}
     except (TemplateConflict, TemplateUnreadable):

@@ -1,8 +1,8 @@
 """Strategic merge of a user's podTemplate over the operator's, by Kubernetes' own merge keys.
 
-Lists of named things merge by key, other lists are replaced; ``$patch: delete`` and
-``$patch: replace`` work. What must hold after the merge is ``protect``'s. Semantics:
-k8s.io/apimachinery, pkg/util/strategicpatch. Pure; called by ``pod``.
+Lists of named items merge by key, other lists are replaced; ``$patch: delete`` and ``$patch:
+replace`` work. ``protect`` checks the result. Semantics: k8s.io/apimachinery,
+pkg/util/strategicpatch. Pure; called by ``pod``.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ KEYS = {
     "volumeMounts": ("mountPath",),
     "volumes": ("name",),
 }
-"""Fields of lists whose items have names, and what the name is."""
+"""Fields of lists whose items have names, and the keys of the name."""
 _DEFAULTS = {"protocol": "TCP"}
 _DIRECTIVE = "$patch"
 
 
 def main_of(template: Manifest) -> Manifest:
-    """Tandem's own container of a merged pod template."""
+    """Return Tandem's own container of a merged pod template."""
     containers: list[Manifest] = template["spec"]["containers"]
     return next((each for each in containers if each["name"] == MAIN), {})
 
 
 class TemplateUnreadable(TandemError, ValueError):
-    """A podTemplate has a list, a map or a value where Kubernetes has something else."""
+    """A podTemplate has a list, a map or a value where Kubernetes requires another kind."""
 
     def __init__(self, field: str, found: object, expected: str) -> None:
         kind = {dict: "a map", list: "a list", str: "a text", bool: "true or false"}
@@ -50,9 +50,9 @@ class TemplateUnreadable(TandemError, ValueError):
 
 
 def merged(base: Any, patch: Any, *, path: str = "") -> Any:
-    """``patch`` over ``base``; neither is changed. A None in the patch removes the field.
+    """Return ``patch`` over ``base``; neither is changed. A None in the patch removes the field.
 
-    Raises TemplateUnreadable where a map or a list of named things stands against something else.
+    Raises TemplateUnreadable if a map or a list of named items meets a value of another kind.
     """
     if isinstance(base, dict):
         return _merged_maps(base, _map(patch, path), path)
@@ -101,5 +101,5 @@ def _merged_lists(base: list[Any], patch: list[Manifest], path: str) -> list[Any
 
 
 def key_of(item: Manifest, field: str) -> str:
-    """By which an item of a list of named things is known."""
+    """Return the key of an item of a list of named items."""
     return repr([item.get(key, _DEFAULTS.get(key)) for key in KEYS[field]])

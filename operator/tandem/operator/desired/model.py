@@ -1,8 +1,8 @@
 """Delivery of a model: the volume that every pod mounts, and the Job that fills or reads it.
 
-Images and claims are mounted as they are and read by the Job beside the starting pods. What must
-be fetched goes into a cache claim by one Job, which pods wait for; without a claim each pod
-fetches for itself in an init container. Pure; called by ``pod`` and ``compose``.
+Images and claims are mounted directly and read by the Job while the pods start. A model that must
+be fetched goes into a cache claim by one Job, for which pods wait; without a claim each pod fetches
+for itself in an init container. Pure; called by ``pod`` and ``compose``.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ CACHE_VOLUME = "tandem-cache"
 TERMINATION_LOG = "/dev/termination-log"
 ENV_HUB = "HF_ENDPOINT"
 JOB_DEADLINE = 6 * 3600
-"""Seconds; the largest models take hours from a slow hub."""
+"""Deadline in seconds; the largest models take hours from a slow hub."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """How pods come to the model's files."""
+    """Way in which pods get the model's files."""
 
     volume: Manifest
     path: str
     """Folder of the model within a pod."""
     source: str | None
-    """What must be fetched, as ``--model`` spells it; None where the files are there."""
+    """Source to fetch, in the form of ``--model``; None if the files exist."""
     in_pods: bool
-    """Each pod fetches for itself."""
+    """Whether each pod fetches for itself."""
     digest: str
-    """Names the files; part of the Job's name."""
+    """Digest of the files' source; part of the Job's name."""
 
 
 def delivery(spec: LLMServiceSpec) -> Delivery:
-    """Delivery of the spec's model."""
+    """Return the delivery of the spec's model."""
     model, digest = spec.model, source_digest(spec)
     source = model.source
     if source.type is SourceType.IMAGE and source.image is not None:
@@ -88,7 +88,7 @@ def _spelled(model: Model) -> str:
 
 
 def prepare_arguments(model: Model, where: Delivery, pinned: str | None) -> list[str]:
-    """Arguments of ``tandem prepare``: read what is there, or fetch it into the folder."""
+    """Return the arguments of ``tandem prepare``: read the files, or fetch them into the folder."""
     arguments = ["prepare", "--model", where.source or where.path, "--report", TERMINATION_LOG]
     if where.source is None:
         return arguments
@@ -102,7 +102,7 @@ def prepare_arguments(model: Model, where: Delivery, pinned: str | None) -> list
 
 
 def prepare_env(model: Model) -> list[Manifest]:
-    """Variables of the container that fetches."""
+    """Return the variables of the container that fetches."""
     hub = model.source.hub
     env: list[Manifest] = []
     if hub is not None and hub.endpoint is not None:
@@ -114,16 +114,16 @@ def prepare_env(model: Model) -> list[Manifest]:
 
 
 def mounts(where: Delivery, *, fetching: bool) -> list[Manifest]:
-    """Mounts of the model's volume; read-only except where it is filled."""
+    """Return the mounts of the model's volume; read-only except where it is filled."""
     mount: Manifest = {"name": VOLUME, "mountPath": PATH_MODELS}
     return [mount if fetching else {**mount, "readOnly": True}]
 
 
 def job_name(owner: Identity, digest: str) -> str:
-    """Name of the Job for these files."""
+    """Return the name of the Job for these files."""
     return owner.child(MODEL_COMPONENT, digest)
 
 
 def cache_mount() -> Manifest:
-    """Mount of a pod's own scratch cache."""
+    """Return the mount of a pod's own scratch cache."""
     return {"name": CACHE_VOLUME, "mountPath": PATH_CACHE}

@@ -1,8 +1,5 @@
-"""The pod template that all roles share: identity, keys, probes, and a profile that is refused
-nowhere. Roles add arguments, ports and variables; the user's podTemplate is merged last.
-
-Pure; called by ``worker`` and ``router``.
-"""
+"""The pod template that all roles share: identity, keys, probes, and a profile that every namespace
+accepts. Roles add arguments, ports and variables; the user's podTemplate is merged last."""
 
 from __future__ import annotations
 
@@ -32,8 +29,8 @@ from tandem.protocol import names
 from tandem.protocol.card import WIRE
 
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
-"""Lets the cluster's autoscaler empty a node of pods with scratch volumes: budgets bound how many
-leave at once, and who leaves hands its streams on."""
+"""Annotation that lets the cluster's autoscaler empty a node of pods with scratch volumes. Budgets
+bound how many leave at once, and a leaving pod hands its streams on."""
 USER = 65532
 _KEYS_VOLUME, _PEERS_VOLUME = "tandem-keys", "tandem-peers"
 _BEYOND = (
@@ -41,11 +38,11 @@ _BEYOND = (
     "(the operator's --allow-privileged-pods opens it)"
 )
 LOADING_SECONDS = 3600
-"""A startup probe allows this long for loading a model."""
+"""Seconds that a startup probe allows for loading a model."""
 
 
 class RolePart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a role adds to the shared template."""
+    """Parts that a role adds to the shared template."""
 
     command: list[str]
     args: list[str]
@@ -62,8 +59,9 @@ class RolePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pod_template(facts: Facts, role: Role, part: RolePart, user: Manifest | None) -> Manifest:
-    """Template of a role's pods. Raises TemplateConflict when ``user`` changes what is ours or goes
-    beyond the baseline profile, TemplateUnreadable when it has another shape than a pod's."""
+    """Return the template of a role's pods. Raises TemplateConflict when ``user`` changes a
+    protected field or goes beyond the baseline profile, TemplateUnreadable when its shape is not a
+    pod's."""
     own = _template(facts, role, part)
     base = with_extras(facts.spec, facts.settings, own)
     if not user:
@@ -104,8 +102,8 @@ def _template(facts: Facts, role: Role, part: RolePart) -> Manifest:
 
 
 def _spread(facts: Facts, revision: str) -> Manifest:
-    """Routers of a revision on different nodes, as far as there are so many: a node that dies takes
-    no more of them than it must."""
+    """Return the constraint that puts routers of a revision on different nodes, as far as possible:
+    a node that fails takes no more of them than necessary."""
     return {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
@@ -145,7 +143,7 @@ def _main(facts: Facts, role: Role, part: RolePart) -> Manifest:
 
 
 def pod_security() -> Manifest:
-    """The restricted profile."""
+    """Return the restricted profile."""
     return {
         "runAsNonRoot": True,
         "runAsUser": USER,
@@ -157,7 +155,7 @@ def pod_security() -> Manifest:
 
 
 def identity_env(facts: Facts, role: Role) -> list[Manifest]:
-    """Who the pod is, where its keys are, and a home that can be written."""
+    """Return the variables of the pod's identity, its key folders, and a writable home."""
     fields = {
         names.ENV_POD_NAME: "metadata.name",
         names.ENV_POD_UID: "metadata.uid",
@@ -180,7 +178,7 @@ def identity_env(facts: Facts, role: Role) -> list[Manifest]:
 
 
 def keys_secret(facts: Facts, role: Role) -> str:
-    """Name of the Secret with a role's key pair."""
+    """Return the name of the Secret with a role's key pair."""
     return f"{facts.owner.secret(role, 'keys')}-g{facts.key_generation}"
 
 

@@ -1,6 +1,6 @@
-"""What is meant where a spec says nothing: defaults live here, so that a release may move them.
+"""Defaults of a spec; they are here and not in the CRD, so that a release may change them.
 
-A default in the CRD would be written into every object and never move again. Pure; called by the
+A default in the CRD would be written into every object and never change again. Pure; called by the
 builders, ``rollout`` and ``status``.
 """
 
@@ -46,41 +46,41 @@ DTYPES = {
 
 
 def worker_role(spec: LLMServiceSpec, role: Role) -> WorkerSpec:
-    """The part of the spec that describes a role of workers."""
+    """Return the part of the spec that describes a role of workers."""
     assert role is not Role.ROUTER
     return spec.prefill if role is Role.PREFILL else spec.decode
 
 
 def task_of(spec: LLMServiceSpec) -> Task:
-    """What the service answers."""
+    """Return the task of the service."""
     return spec.task or Task.GENERATE
 
 
 def draws_tokens(spec: LLMServiceSpec) -> bool:
-    """Whether decode workers have something to do."""
+    """Return whether decode workers have work."""
     return task_of(spec) is Task.GENERATE
 
 
 def router_value(spec: LLMServiceSpec, flag: str) -> str | None:
-    """What ``router.extraArgs`` gives for ``--flag``: the last of several holds."""
+    """Return the value of ``--flag`` in ``router.extraArgs``: the last of several holds."""
     words = [word for given in spec.router.extra_args for word in given.split("=", 1)]
     return next((value for name, value in [*pairwise(words)][::-1] if name == f"--{flag}"), None)
 
 
 def answering_role(spec: LLMServiceSpec) -> Role:
-    """The workers without which nothing is answered."""
+    """Return the role of the workers that answer requests."""
     return Role.DECODE if draws_tokens(spec) else Role.PREFILL
 
 
 def _has_no_work(spec: LLMServiceSpec, role: Role) -> bool:
-    """Whether a role of workers has nothing to do, whatever replicas and scalers say."""
+    """Return whether a role of workers has no work, whatever replicas and scalers are."""
     if role is Role.DECODE:
         return not draws_tokens(spec)
     return role is Role.PREFILL and spec.disaggregation.mode is DisaggregationMode.NEVER
 
 
 def asked_replicas(spec: LLMServiceSpec, role: Role) -> int:
-    """Replicas in the spec, scalers and suspension aside."""
+    """Return the replicas in the spec, without scalers and suspension."""
     if role is Role.ROUTER:
         return ROUTER_REPLICAS if spec.router.replicas is None else spec.router.replicas
     if _has_no_work(spec, role):
@@ -90,14 +90,14 @@ def asked_replicas(spec: LLMServiceSpec, role: Role) -> int:
 
 
 def is_external(spec: LLMServiceSpec, role: Role) -> bool:
-    """Whether an LLMRoleScaler decides."""
+    """Return whether an LLMRoleScaler decides the replicas."""
     if role is Role.ROUTER or _has_no_work(spec, role):
         return False
     return worker_role(spec, role).scaling.mode is ScalingMode.EXTERNAL
 
 
 def scaling_bounds(spec: LLMServiceSpec, role: Role) -> tuple[int, int]:
-    """Fewest and most replicas that a scaler gets."""
+    """Return the fewest and most replicas that a scaler gets."""
     scaling = worker_role(spec, role).scaling
     always = role is Role.PREFILL and spec.disaggregation.mode is DisaggregationMode.ALWAYS
     floor = 1 if always or role is answering_role(spec) else 0
@@ -107,44 +107,44 @@ def scaling_bounds(spec: LLMServiceSpec, role: Role) -> tuple[int, int]:
 
 
 def max_unavailable(spec: LLMServiceSpec, role: Role) -> int:
-    """Replicas that a rollout or a node drain may take at once."""
+    """Return the replicas that a rollout or a node drain may take at once."""
     if role is Role.ROUTER:
         return 1
     return worker_role(spec, role).max_unavailable or 1
 
 
 def drain_seconds(spec: LLMServiceSpec, role: Role) -> int:
-    """Time that running requests get after SIGTERM."""
+    """Return the seconds that running requests get after SIGTERM."""
     if role is Role.ROUTER:
         return spec.router.max_stream_seconds or MAX_STREAM_SECONDS
     return worker_role(spec, role).drain_timeout_seconds or DRAIN_SECONDS[role]
 
 
 def grace_seconds(spec: LLMServiceSpec, role: Role) -> int:
-    """terminationGracePeriodSeconds of a role's pods."""
+    """Return terminationGracePeriodSeconds of a role's pods."""
     before = ROUTER_PRE_STOP if role is Role.ROUTER else 0
     return before + drain_seconds(spec, role) + GRACE_MARGIN
 
 
 def probe_port(spec: LLMServiceSpec, role: Role) -> int:
-    """Port of probes and metrics."""
+    """Return the port of probes and metrics."""
     if role is Role.ROUTER:
         return ROUTER_PORT
     return spec.observability.metrics.port or PROBE_PORT
 
 
 def is_restricted(spec: LLMServiceSpec) -> bool:
-    """Whether pods get the restricted profile's security context."""
+    """Return whether pods get the restricted profile's security context."""
     return spec.security.pod_security is not PodSecurity.UNMANAGED
 
 
 def has_network_policies(spec: LLMServiceSpec) -> bool:
-    """Whether NetworkPolicies fence the pods."""
+    """Return whether NetworkPolicies isolate the pods."""
     return spec.security.network_policy is not NetworkPolicyMode.DISABLED
 
 
 def node_local_volume(spec: LLMServiceSpec) -> dict[str, object] | None:
-    """Source of the volume that a node's pods share, or None."""
+    """Return the source of the volume that a node's pods share, or None."""
     local = spec.kv_transfer.node_local
     if local.mode is NodeLocalMode.DISABLED or local.volume is None:
         return None

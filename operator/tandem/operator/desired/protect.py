@@ -1,7 +1,7 @@
-"""What of a pod is Tandem's whatever a podTemplate says, found by comparing the merged pod.
+"""Protected fields of a pod, checked by comparing the merged pod with the operator's.
 
-Looking at the merged pod and not at the patch leaves no way around: `$patch: replace`, a null, a
-second entry of one name and a mount over a mount all show. Pure; called by ``pod``.
+Checking the merged pod and not the patch leaves no bypass: `$patch: replace`, a null, a second
+entry of one name and a mount over a mount all show. Pure; called by ``pod``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TIMING = {
     "terminationGracePeriodSeconds",
     "timeoutSeconds",
 }
-"""What of a probe may be changed; what it asks may not."""
+"""Fields of a probe that may be changed; its request may not."""
 _FREE_IN_FETCH = {"image", "imagePullPolicy", "resources"}
 PROXIES = tuple(
     name
@@ -40,19 +40,19 @@ _GUARDED = (
     names.PATH_ADMIN_API_KEYS,
     names.PATH_CANARY,
 )
-"""Folders over, in and above which nothing of somebody else's is mounted."""
+"""Folders over, in and above which no foreign volume is mounted."""
 
 
 class TemplateConflict(TandemError, ValueError):
-    """A podTemplate changes what is Tandem's."""
+    """A podTemplate changes a protected field."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(f"{field}: {why}")
 
 
 def check_protected(own: Manifest, pod: Manifest, *, field: str) -> None:
-    """Raise TemplateConflict where ``pod``, the merged template, lacks or changes what ``own``, the
-    operator's, must keep; the message names the field below ``field``."""
+    """Raise TemplateConflict if ``pod``, the merged template, lacks or changes a part of ``own``,
+    the operator's, that must stay; the message names the field below ``field``."""
     _same_entries(
         own["metadata"]["labels"], _at(pod, "metadata", "labels"), f"{field}.metadata.labels"
     )
@@ -76,7 +76,7 @@ _WORDS = "Tandem sets this itself, and podTemplate may not change it"
 
 
 def _at(value: Any, *path: str) -> Manifest:
-    """A map below a map; empty where there is none."""
+    """Return a map below a map; empty if there is none."""
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
@@ -99,7 +99,7 @@ def _same_entries(mine: Manifest, theirs: Manifest, at: str) -> None:
 
 
 def _same_items(mine: Manifest, theirs: Manifest, field: str, at: str) -> None:
-    """Each of our named items is there once and as it was."""
+    """Check that each of our named items exists once and is unchanged."""
     for item in mine[field]:
         key = key_of(item, field)
         if [each for each in _items(theirs, field) if key_of(each, field) == key] != [item]:
@@ -125,13 +125,13 @@ def _check_container(mine: Manifest, theirs: Manifest, field: str, name: str, at
 
 
 def _asked(probe: Any) -> Manifest:
-    """What a probe asks."""
+    """Return the request of a probe."""
     given = probe if isinstance(probe, dict) else {}
     return {key: value for key, value in given.items() if key not in _TIMING}
 
 
 def _check_context(mine: Manifest, theirs: Manifest, at: str) -> None:
-    """Our security context may be made stricter, and run as another user that is not root."""
+    """Check our security context: it may be stricter, and have another user that is not root."""
     own, now = mine.get("securityContext"), _at(theirs, "securityContext")
     if own is None:
         return
@@ -156,13 +156,13 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def _parts(path: str) -> list[str]:
-    """Parts of a path as the kubelet resolves it: `..` is refused by the API server."""
+    """Return the parts of a path as the kubelet resolves it: `..` is refused by the API server."""
     return [part for part in path.split("/") if part not in ("", ".")]
 
 
 def check_fetch(own: Manifest, theirs: Manifest, at: str) -> None:
-    """The container that fetches the model may be given other resources, another image, and a
-    proxy."""
+    """Check the container that fetches the model: other resources, another image, and a proxy are
+    allowed."""
     found = [each for each in _items(theirs, "initContainers") if each.get("name") == own["name"]]
     place = f"{at}[{own['name']}]"
     if len(found) != 1:

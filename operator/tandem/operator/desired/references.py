@@ -1,7 +1,6 @@
-"""Which Secrets a pod uses, wherever in its spec that is said. Pure; called by ``acceptance``.
+"""Secrets that a pod uses, in any part of its spec. Pure; called by ``acceptance``.
 
-Image pull secrets are not among them: a kubelet shows them to the registries that they name and to
-nobody else.
+Image pull secrets are not among them: a kubelet sends them only to the registries that they name.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from tandem.operator.desired.naming import Identity, Manifest, Role
 LABEL_ALLOWED, ALLOWED = "tandem.dev/llmservices", "allowed"
 """Label by which a Secret's owner lets the LLMServices of its namespace use it."""
 ANNOTATION_SECRETS = "tandem.dev/secrets"
-"""Secrets that a workload uses beside those made for it, for the admission policy."""
+"""Annotation for the admission policy: Secrets of a workload in addition to those made for it."""
 
 
 def secrets_of(pod: Any) -> set[str]:
-    """Names of the Secrets in a pod's spec: volumes, projections, variables, drivers."""
+    """Return the names of the Secrets in a pod's spec: volumes, projections, variables, drivers."""
     if isinstance(pod, list):
         return set().union(*(secrets_of(each) for each in pod))
     if not isinstance(pod, dict):
@@ -37,7 +36,7 @@ def secrets_of(pod: Any) -> set[str]:
 
 
 def foreign_secrets(owner: Identity, pod: Any) -> list[str]:
-    """Secrets in a pod's spec that were not made for the service."""
+    """Return the Secrets in a pod's spec that were not made for the service."""
     return sorted(name for name in secrets_of(pod) if not _is_own(owner, name))
 
 
@@ -62,20 +61,21 @@ def as_named_before(owner: Identity, secrets: Iterable[str]) -> Identity:
 
 
 def secrets_note(owner: Identity, template: Manifest) -> dict[str, dict[str, str]]:
-    """Metadata of a workload that tells the admission policy which Secrets it uses beside its own;
-    empty where there are none."""
+    """Return the metadata of a workload that lists for the admission policy its foreign Secrets;
+    empty if there are none."""
     usual = msgspec.structs.replace(owner, plain_secrets=False)  # the policy knows no other names
     names = foreign_secrets(usual, template.get("spec"))
     return {"annotations": {ANNOTATION_SECRETS: ",".join(names)}} if names else {}
 
 
 def _is_reference(key: str) -> bool:
-    """secretKeyRef, secretRef, nodePublishSecretRef and their like, and a projection's secret."""
+    """Return whether a field is secretKeyRef, secretRef, nodePublishSecretRef or the like, or a
+    projection's secret."""
     return key == "secret" or key.lower().endswith(("secretref", "secretkeyref"))
 
 
 def named_secrets(spec: LLMServiceSpec) -> dict[str, str]:
-    """Secrets that fields of their own name, with the field."""
+    """Return the Secrets that fields of their own name, with the field."""
     found = {}
     hub, auth = spec.model.source.hub, spec.router.auth
     if hub is not None and hub.token_secret_ref is not None:
@@ -88,6 +88,6 @@ def named_secrets(spec: LLMServiceSpec) -> dict[str, str]:
 
 
 def is_allowed(secret: Manifest) -> bool:
-    """Whether a Secret's owner lets LLMServices use it."""
+    """Return whether a Secret's owner lets LLMServices use it."""
     labels = secret["metadata"].get("labels") or {}
     return bool(labels.get(LABEL_ALLOWED) == ALLOWED)

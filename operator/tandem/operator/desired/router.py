@@ -27,7 +27,7 @@ _ADMIN_API_KEYS_VOLUME = "tandem-admin-api-keys"
 
 
 def router_template(facts: Facts) -> Manifest:
-    """Pod template of routers. Raises TemplateConflict."""
+    """Return the pod template of routers. Raises TemplateConflict."""
     volumes, mounts = _secrets(facts)
     part = RolePart(
         command=["tandem"],
@@ -46,7 +46,7 @@ def router_template(facts: Facts) -> Manifest:
 
 
 def router_arguments(facts: Facts) -> list[str]:
-    """The router's command line."""
+    """Return the router's command line."""
     spec = facts.spec
     stream = spec.router.max_stream_seconds or MAX_STREAM_SECONDS
     flags: dict[str, object] = {
@@ -77,7 +77,7 @@ def router_arguments(facts: Facts) -> list[str]:
 
 
 def _ports(facts: Facts) -> dict[str, int]:
-    """Ports of a router's container by their names."""
+    """Return the ports of a router's container by their names."""
     grpc = {"grpc": names.GRPC_PORT} if facts.spec.router.service.grpc_port else {}
     return {"http": names.ROUTER_PORT, **grpc}
 
@@ -101,12 +101,12 @@ def _env(facts: Facts) -> list[Manifest]:
 
 
 def canary_secret(owner: Identity) -> str:
-    """Name of the Secret with the canary's token."""
+    """Return the name of the Secret with the canary's token."""
     return owner.secret("canary")
 
 
 def canary_secret_of(template: Manifest) -> str | None:
-    """Name of the Secret with the canary's token that routers of a template mount."""
+    """Return the name of the Secret with the canary's token that routers of a template mount."""
     for volume in template["spec"].get("volumes") or ():
         if volume["name"] == _CANARY_VOLUME:
             name: str | None = volume.get("secret", {}).get("secretName")
@@ -132,7 +132,7 @@ def _secrets(facts: Facts) -> tuple[list[Manifest], list[Manifest]]:
 
 
 def service(facts: Facts, revision: str | None = None) -> Manifest:
-    """The Service that clients use: all ready routers, or those of one revision."""
+    """Return the Service that clients use: all ready routers, or those of one revision."""
     owner, section = facts.owner, facts.spec.router.service
     metadata = owner.metadata(owner.name, Role.ROUTER)
     if section.annotations:
@@ -163,10 +163,10 @@ def _service_port(name: str, port: int, protocol: str) -> Manifest:
 
 
 def service_port(facts: Facts) -> int:
-    """Port of the Service."""
+    """Return the port of the Service."""
     return facts.spec.router.service.port or names.ROUTER_PORT
 
 
 def url(facts: Facts) -> str:
-    """Where clients in the cluster send requests."""
+    """Return the URL for clients in the cluster."""
     return f"http://{facts.owner.name}.{facts.owner.namespace}.svc:{service_port(facts)}/v1"

@@ -1,7 +1,7 @@
-"""How long pods stay with a node that is gone: shorter than Kubernetes' own five minutes.
+"""Tolerations of lost nodes: shorter than Kubernetes' own five minutes.
 
-Tolerations have no merge key, so that a podTemplate's stand in place of the operator's; what it
-says nothing of is added again. Pure; called by ``pod``.
+Tolerations have no merge key, so a podTemplate's replace the operator's; missing ones are added
+again. Pure; called by ``pod``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _STATES = ("not-ready", "unreachable")
 
 
 def with_gone_nodes(given: Any) -> Any:
-    """Tolerations with those of nodes that are gone, but for those that ``given`` has a word on:
-    by key, or by no key, which means all. That is also how Kubernetes adds its own."""
+    """Return tolerations with those of lost nodes, except those that ``given`` covers: by key, or
+    by no key, which means all. Kubernetes adds its own in the same way."""
     if given is None:
         given = []
     if not isinstance(given, list):

@@ -1,4 +1,4 @@
-"""What ``observability.tracing`` is to a service's processes: flags, and a port to reach. Pure."""
+"""Flags and network port of a service's processes for ``observability.tracing``. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from urllib.parse import urlsplit
 from tandem.operator.api.service import LLMServiceSpec
 
 HTTP_PORT = 4318
-"""Where collectors take OTLP by HTTP; anywhere else gRPC is spoken, but for URLs with a path."""
+"""Port at which collectors take OTLP by HTTP; other ports are gRPC, except for URLs with a path."""
 _ENDPOINT = "otlp-traces-endpoint"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def tracing_flags(spec: LLMServiceSpec) -> dict[str, object]:
-    """Flags of every process; none without an endpoint."""
+    """Return the flags of every process; none without an endpoint."""
     endpoint = spec.observability.tracing.endpoint
     if endpoint is None:
         return {}
@@ -28,20 +28,21 @@ def tracing_flags(spec: LLMServiceSpec) -> dict[str, object]:
 
 
 def sampling_flags(spec: LLMServiceSpec) -> dict[str, object]:
-    """Flags of the router besides: of how many calls without a trace it begins one."""
+    """Return the router's further flag: the share of calls without a trace for which it begins
+    one."""
     if spec.observability.tracing.endpoint is None:
         return {}
     return {"traces-sample-ratio": (spec.observability.tracing.sample_percent or 0) / 100}
 
 
 def tracing_port(spec: LLMServiceSpec) -> int | None:
-    """The port of the endpoint, which network policies must let pods reach."""
+    """Return the port of the endpoint, which network policies must open for pods."""
     endpoint = spec.observability.tracing.endpoint
     return None if endpoint is None else _port(endpoint)
 
 
 def kept_tracing_port(arguments: Sequence[str]) -> int | None:
-    """The same of a process whose command line was made before."""
+    """Return the same port of a process with an existing command line."""
     given = [value for flag, value in pairwise(arguments) if flag == f"--{_ENDPOINT}"]
     return _port(given[0]) if given else None
 
@@ -52,7 +53,7 @@ def _port(endpoint: str) -> int:
 
 
 def unusable_endpoint(spec: LLMServiceSpec) -> str | None:
-    """The endpoint, if no process could use it."""
+    """Return the endpoint if no process could use it."""
     endpoint = spec.observability.tracing.endpoint
     if endpoint is None:
         return None
@@ -67,6 +68,6 @@ def unusable_endpoint(spec: LLMServiceSpec) -> str | None:
 
 
 def unused_share(spec: LLMServiceSpec) -> int | None:
-    """A share of calls to trace where spans go nowhere."""
+    """Return a share of calls to trace if there is no endpoint for spans."""
     tracing = spec.observability.tracing
     return tracing.sample_percent if tracing.endpoint is None else None

@@ -1,1 +1,1 @@
-"""Who may work and what wakes them: the Lease, watches, the periodic list and the queue."""
+"""Leadership and wake-ups of the operator: the Lease, watches, the periodic list and the queue."""

@@ -1,9 +1,9 @@
 """Leader election over one Lease, in a thread with a client of its own.
 
 Outside kopf's loop on purpose: a busy or stuck loop must not lose the Lease, and a leader that
-cannot renew must end before another begins, which a watchdog sees to. Semantics as client-go's
-leaderelection; the holder's clock is never compared with ours: what counts is how long the Lease
-looked unchanged from here, and for a leader when its last good renewal was begun.
+cannot renew must end before another begins, which a watchdog ensures. Semantics as client-go's
+leaderelection. The holder's clock is never compared with ours: the time for which the Lease is
+unchanged from here counts, and for a leader the begin of its last good renewal.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 LONGEST_CALL = 0.5
 """Share of the renew deadline that a call about the Lease may take."""
 _HANGS = 6
-"""Tries that one try may last before the election counts as stuck."""
+"""Number of retry periods that one try may last before the election counts as stuck."""
 
 
 class Leader:
-    """``start``, wait for ``acquired``; ``release`` at the end."""
+    """Election of one replica: ``start``, wait for ``acquired``; ``release`` at the end."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Leader:
         fence: Fence | None = None,
         lost: Callable[[], None] = end_process,
     ) -> None:
-        """``fence`` stays open for as long as the Lease holds; ``lost`` is called at the deadline
-        in the watchdog's thread."""
+        """Prepare the election. ``fence`` stays open for as long as the Lease holds; ``lost`` is
+        called at the deadline in the watchdog's thread."""
         self._cluster = cluster
         self._settings = settings
         self._fence = fence or Fence()
@@ -54,7 +54,7 @@ class Leader:
         self._stop = threading.Event()
         self._seen: tuple[str, float] | None = None
         self._absent: float | None = None
-        """Since when there has been no Lease."""
+        """Time since which there has been no Lease."""
         self._round = time.monotonic()
         self._lost = lost
         self._thread = threading.Thread(target=self._run, name="leader", daemon=True)
@@ -64,8 +64,8 @@ class Leader:
         self._thread.start()
 
     def release(self) -> None:
-        """Give the Lease back, so that another takes over at once; not while a write of ours is
-        still on its way: then it lapses by itself."""
+        """Give the Lease back, so that another replica takes over at once. It lapses by itself
+        instead while a write of ours is under way."""
         ended = self._fence.close(self._settings.retry_seconds)
         self._stop.set()
         self._thread.join(timeout=self._settings.renew_deadline * LONGEST_CALL)
@@ -93,7 +93,8 @@ class Leader:
             self._stop.wait(self._settings.retry_seconds)
 
     def _renewed(self, deadline: float) -> None:
-        """The Lease is ours; another may take it some time after ``deadline``."""
+        """Record that the Lease is ours; another replica may take it some time after
+        ``deadline``."""
         if not self.acquired.is_set() and time.monotonic() > deadline:
             return  # took so long that it may be over already: renew first
         self._fence.open_until(deadline)
@@ -103,12 +104,12 @@ class Leader:
             self.acquired.set()
 
     def alive(self) -> bool:
-        """Whether the election goes on; a try that hangs has ended it."""
+        """Return whether the election goes on; a try that hangs has ended it."""
         longest = self._settings.lease_seconds + _HANGS * self._settings.retry_seconds
         return self._thread.is_alive() and time.monotonic() - self._round < longest
 
     def _try_safely(self) -> bool:
-        """Whatever goes wrong costs one try: a leader whose thread died would lead for ever."""
+        """Try, and catch every error: a leader whose thread died would lead for ever."""
         try:
             return self._try()
         except Exception:
@@ -116,7 +117,7 @@ class Leader:
             return False
 
     def _try(self) -> bool:
-        """Take or renew; whether we hold the Lease now."""
+        """Take or renew the Lease; return whether we hold it now."""
         try:
             lease = self._read()
             if self.acquired.is_set() and _holder(lease) != self.identity:
@@ -137,7 +138,7 @@ class Leader:
         return self._cluster.get("Lease", self._settings.own_namespace, self._settings.lease_name)
 
     def _end(self, why: str) -> None:
-        """Another may lead already: not a moment longer."""
+        """End at once: another replica may lead already."""
         if self._stop.is_set():
             return
         logger.error("%s: ending", why)
@@ -147,15 +148,16 @@ class Leader:
         self._lost()
 
     def _may_make(self) -> bool:
-        """A Lease that is not there may have been deleted under a leader, who needs its time to
-        notice."""
+        """Return whether a Lease may be made. An absent one may have been deleted under a leader,
+        which requires time to detect that."""
         if self._absent is None:
             logger.info("there is no Lease; made in %.0f s", self._settings.lease_seconds)
             self._absent = time.monotonic()
         return time.monotonic() - self._absent > self._settings.lease_seconds
 
     def _is_free(self, lease: Manifest) -> bool:
-        """Ours, given back, never held, or unchanged for as long as it lasts."""
+        """Return whether the Lease is ours, given back, never held, or unchanged for its
+        duration."""
         self._absent = None
         holder = _holder(lease)
         version, now = lease["metadata"]["resourceVersion"], time.monotonic()
@@ -196,11 +198,11 @@ class Leader:
 
 
 def _holder(lease: Manifest | None) -> str:
-    """Who holds it; nobody where it is not there."""
+    """Return the holder of the Lease; empty without one."""
     return "" if lease is None else _spec_of(lease).get("holderIdentity") or ""
 
 
 def _spec_of(lease: Manifest) -> Manifest:
-    """Empty in a Lease that somebody else made."""
+    """Return the spec; empty in a Lease of another program."""
     spec: Manifest = lease.get("spec") or {}
     return spec

@@ -1,4 +1,4 @@
-"""The work queue: keys, each at most once, never two workers on one key, failures later again.
+"""The work queue: keys, each at most once, never two workers on one key, failures again later.
 
 kopf does not retry ``on.event`` handlers, so they only add keys here; so does the periodic list.
 Plain threads, because the Kubernetes client blocks. Called by ``watch`` and ``probing``.
@@ -21,14 +21,14 @@ logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF, LAST_BACKOFF = 1.0, 60.0
 _DOUBLINGS = 6
-"""After so many the last backoff is reached; a float would not hold the thousandth."""
+"""Doublings after which the last backoff is reached; a float would not hold the thousandth."""
 LONGEST_REST = 2.0
-"""A service rests between two looks for as long as a look takes, up to this: where everything is
-slow, looks that a storm of events asks for leave half of the time to watches and repairs."""
+"""Longest rest. A service rests between two looks for as long as a look takes, up to this. If every
+call is slow, looks from a storm of events leave half of the time to watches and repairs."""
 
 
 class WorkQueue:
-    """Deduplicates, serialises per key, backs off. Thread-safe."""
+    """Queue of keys: deduplicates, serialises per key, backs off. Thread-safe."""
 
     def __init__(
         self, metrics: OperatorMetrics, clock: Callable[[], float] = time.monotonic
@@ -39,18 +39,18 @@ class WorkQueue:
         self._heap: list[tuple[float, Key]] = []
         self._busy: set[Key] = set()
         self._asked: dict[Key, dict[Why, float]] = {}
-        """Why a key shall be looked at, and by when for each reason."""
+        """Reasons for a look at a key, each with its latest time."""
         self._taken_for: dict[Key, tuple[Why, ...]] = {}
         self._failures: dict[Key, int] = {}
         self._changed = threading.Condition()
         self._stopped = False
 
     def because(self, why: Why) -> Callable[..., None]:
-        """``add`` for whoever asks for looks for one reason."""
+        """Return ``add`` for a caller with one reason."""
         return partial(self.add, why=why)
 
     def why(self, key: Key) -> tuple[Why, ...]:
-        """What the look that goes on at ``key`` was taken for."""
+        """Return the reasons of the look that runs for ``key``."""
         with self._changed:
             return self._taken_for.get(key, ())
 
@@ -68,7 +68,7 @@ class WorkQueue:
             self._changed.notify()
 
     def take(self, timeout: float | None = None) -> Key | None:
-        """The next key that is due and that nobody works on; None when stopped or timed out."""
+        """Return the next due key that no worker has; None when stopped or timed out."""
         limit = None if timeout is None else self._clock() + timeout
         with self._changed:
             while not self._stopped:
@@ -87,7 +87,7 @@ class WorkQueue:
         return None
 
     def _next(self) -> tuple[Key | None, float]:
-        """A key that may be taken, or how long to wait for one."""
+        """Return a key that may be taken, or the seconds to wait for one."""
         now, parked, found = self._clock(), [], None
         while self._heap and found is None:
             due, key = self._heap[0]
@@ -106,13 +106,13 @@ class WorkQueue:
         return found, max(0.01, min(later) - now) if later else 60.0
 
     def _come(self, key: Key) -> tuple[Why, ...]:
-        """The reasons for looking at ``key`` whose date has come; later ones are met with it."""
+        """Return the due reasons for looking at ``key``; later ones are served by the same look."""
         now = self._clock()
         return tuple(why for why, due in self._asked.pop(key, {}).items() if due <= now)
 
     def done(self, key: Key, *, again: float | None = None, rest: float = 0.0) -> None:
-        """``key`` was looked at; look again after a while if asked to, and not before ``rest``
-        seconds are over if a look was asked for meanwhile."""
+        """Record that ``key`` was looked at; look again later if requested, and not before ``rest``
+        seconds are over if another look was requested meanwhile."""
         with self._changed:
             self._busy.discard(key)
             self._taken_for.pop(key, None)
@@ -125,7 +125,7 @@ class WorkQueue:
             self.add(key, again, why=Why.AGAIN)
 
     def failed(self, key: Key) -> float:
-        """The look failed; seconds until the next one."""
+        """Record that the look failed; return the seconds until the next one."""
         with self._changed:
             self._busy.discard(key)
             self._taken_for.pop(key, None)
@@ -137,7 +137,7 @@ class WorkQueue:
         return wait
 
     def stop(self) -> None:
-        """Wake everybody who waits; nothing is taken any more."""
+        """Stop: wake all waiting threads; no key is taken any more."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

@@ -1,10 +1,10 @@
-"""The periodic lists: what no watch told is found, and every service is looked at anew.
+"""The periodic lists: they find changes that no watch reported, and every service is looked at.
 
-One list a kind and namespace in every period, spread over it, in pages: what they cost the API
-server does not grow with how often services are looked at. Their freshness is what liveness means.
-A watched namespace whose services may not be listed (it was deleted, and its Role with it) is left
-out until they may, which is asked every few seconds: nothing of it holds up the others. One refusal
-is none: a webhook that is away, or a Role that is put anew, refuses for a moment. Called by ``run``
+One list a kind and namespace in every period, spread over it, in pages: their cost for the API
+server does not grow with the number of looks. Liveness is the age of these lists. A watched
+namespace whose services may not be listed (it was deleted, and its Role with it) is left out until
+they may, which is tried every few seconds: it does not delay the others. One refusal alone does not
+count: a webhook that is away, or a Role that is replaced, refuses for a moment. Called by ``run``
 in a thread while this replica leads.
 """
 
@@ -31,7 +31,7 @@ _RETRY = 2.0
 _EXPIRED = 410
 _SHUT = (403, 404)
 _ASK_SHUT = (5.0, 10.0)
-"""Seconds after which a namespace that is left out is asked again, at random between them."""
+"""Seconds, at random between them, after which a namespace that is left out is tried again."""
 _SPREAD = 0.9
 """Share of a period over which its looks are spread."""
 
@@ -40,7 +40,7 @@ Place = tuple[str, str | None]
 
 
 class Resync:
-    """Lists every kind once in ``resync_seconds`` and wakes services."""
+    """Lists of every kind, once in ``resync_seconds``; they wake services."""
 
     def __init__(
         self,
@@ -50,7 +50,8 @@ class Resync:
         wake: Callable[..., None],
         metrics: OperatorMetrics,
     ) -> None:
-        """``wake`` takes a service and after how many seconds to look at it."""
+        """Start without lists. ``wake`` takes a service and the seconds after which to look at
+        it."""
         self._cluster = cluster
         self._store = store
         self._period = settings.resync_seconds
@@ -63,20 +64,20 @@ class Resync:
         self._shut: frozenset[str] = frozenset()
         """Namespaces whose services may not be listed."""
         self._refused: dict[str, float] = {}
-        """When namespaces refused first, of which nothing was listed since."""
+        """Times of the first refusals of namespaces of which no list has succeeded since."""
         self._good: dict[Place, float] = {}
         self.filled = threading.Event()
-        """Everything was listed once: looks may begin."""
+        """Set once everything was listed: looks may begin."""
 
     def age(self) -> float:
-        """Seconds since the oldest of the last good lists, or since ``run`` began; 0 before that:
-        a standby lists nothing, however long it waits."""
+        """Return the seconds since the oldest of the last good lists, or since ``run`` began; 0
+        before that: a standby lists nothing, however long it waits."""
         now, shut = time.monotonic(), self._shut
         good = dict(self._good)
         return now - min((at for (_, where), at in good.items() if where not in shut), default=now)
 
     def served(self) -> tuple[str, ...]:
-        """The watched namespaces whose services may be listed; none where all are watched."""
+        """Return the watched namespaces whose services may be listed; none if all are watched."""
         shut = self._shut
         return tuple(each for each in self._namespaces if each not in shut)
 
@@ -102,7 +103,7 @@ class Resync:
                 self.filled.set()
 
     def _once(self, place: Place) -> bool:
-        """List one kind, where it may be listed; whether it went well."""
+        """List one kind, if it may be listed; return whether it succeeded."""
         kind, namespace = place
         opens = namespace in self._shut
         if opens and kind != SERVICE:
@@ -124,9 +125,8 @@ class Resync:
         return True
 
     def _is_shut(self, refused: Place) -> bool:
-        """Whether a namespace of which a list was refused refuses that of its services as well,
-        and has done so when this was tried before. Asked at once: kopf ends by refusals within a
-        minute."""
+        """Return whether a namespace that refused a list refuses its services' list as well, and
+        did so at the previous try. Checked at once: kopf ends by refusals within a minute."""
         kind, namespace = refused
         if namespace is None:
             return False
@@ -149,8 +149,8 @@ class Resync:
         return False
 
     def _open(self, namespace: str) -> bool:
-        """List all children of a namespace that answers again, before anybody looks at its
-        services; whether it went well."""
+        """List all children of a namespace that answers again, before its services are looked at;
+        return whether it succeeded."""
         try:
             for kind in CHILDREN:
                 self._took((kind, namespace), *self._list(kind, namespace))
@@ -164,7 +164,7 @@ class Resync:
         return True
 
     def _took(self, place: Place, items: list[Manifest], version: str) -> None:
-        """Take a list in, and wake whom it says something new of."""
+        """Store a list, and wake the services that it changed."""
         kind, namespace = place
         changed = self._store.replace(kind, namespace, items, version)
         self._good[place] = time.monotonic()
@@ -177,7 +177,7 @@ class Resync:
             self._look_at(items, changed)
 
     def _look_at(self, services: list[Manifest], woken: set[Key]) -> None:
-        """Each service once in this period, at a time of its own."""
+        """Schedule each service once in this period, at a time of its own."""
         self._metrics.services.set(self._store.count(SERVICE))
         for item in services:
             key = (item["metadata"]["namespace"], item["metadata"]["name"])
@@ -185,7 +185,8 @@ class Resync:
                 self._wake(key, random.random() * self._period * _SPREAD)
 
     def _list(self, kind: str, namespace: str | None) -> tuple[list[Manifest], str]:
-        """All objects of a kind that are ours by label, in pages of one moment, and its version."""
+        """Return all objects of a kind with our label, in pages of one moment, and the list's
+        version."""
         selector = "" if kind == SERVICE else LABEL_SERVICE
         items: list[Manifest] = []
         token = ""

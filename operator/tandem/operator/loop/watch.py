@@ -1,8 +1,8 @@
-"""kopf, for what it is good at: watch streams that come back. Every event goes into the store that
-looks read, and on to who shall look.
+"""Watch streams by kopf, which reconnects them. Called by ``run`` while this replica leads.
 
-Only ``on.event``: no finalizer, no annotation, no state of kopf's on anybody's object. What kopf
-may miss, the periodic list finds. Called by ``run`` while this replica leads.
+Every event goes into the store that looks read, and wakes its service. Only ``on.event``: no
+finalizer, no annotation, no state of kopf's on any object. The periodic list finds events that kopf
+misses.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Whom events are told."""
+    """Receivers of events."""
 
     service: Callable[[Key], None]
-    """A service changed."""
+    """Called after a service changed."""
     child: Callable[..., None]
-    """A child of a service changed: its key, the object, ``deleted``."""
+    """Called after a child of a service changed: its key, the object, ``deleted``."""
     store: Store
     metrics: OperatorMetrics
 
 
 def _log_in(**given: Any) -> kopf.ConnectionInfo | None:
-    """As a pod's own account, else as a kubeconfig says; files only, before the client's way."""
+    """Log in as a pod's own account, else by a kubeconfig; by files only, then the client's way."""
     found = service_account() or kopf.login_with_kubeconfig(**given)
     return found or kopf.login_via_client(**given)
 
@@ -73,10 +73,10 @@ def _log_in(**given: Any) -> kopf.ConnectionInfo | None:
 def service_account(
     folder: Path = _ACCOUNT, environ: Mapping[str, str] = os.environ
 ) -> kopf.ConnectionInfo | None:
-    """A pod's own account, or None outside of pods.
+    """Return a pod's own account, or None outside of pods.
 
-    By the API server's address: kopf's own login asks for its name, and then nothing is watched
-    while the cluster's DNS is away. Called again when a token has expired.
+    It has the API server's address: kopf's own login uses its name, and then no watch works while
+    the cluster's DNS is away. Called again when a token has expired.
     """
     try:
         token = (folder / "token").read_text().strip()
@@ -91,7 +91,7 @@ def service_account(
 
 
 def registry_of(heard: Heard) -> kopf.OperatorRegistry:
-    """Handlers that pass events on."""
+    """Return the handlers that pass events on."""
     registry = kopf.OperatorRegistry()
     # kopf's own patience after a failed login is a minute, in which nothing is watched
     kopf.on.login(registry=registry, id="login", backoff=_LOGIN_SECONDS)(_log_in)
@@ -129,7 +129,7 @@ def _child_handler(plural: str, heard: Heard) -> Any:
 
 
 def _is_news(store: Store, kind: str, event: Any) -> bool:
-    """Take in what an event says; whether the store did not know it."""
+    """Store the object of an event; return whether it was new to the store."""
     item = event["object"]
     metadata = item["metadata"]
     if event["type"] == "DELETED":
@@ -139,7 +139,7 @@ def _is_news(store: Store, kind: str, event: Any) -> bool:
 
 
 def settings_of() -> kopf.OperatorSettings:
-    """kopf's settings: short timeouts, nothing posted, nothing scanned."""
+    """Return kopf's settings: short timeouts, no posted events, no scan of the cluster."""
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True
     settings.posting.enabled = False
@@ -160,7 +160,7 @@ def run(
     served: Callable[[], tuple[str, ...]],
 ) -> None:
     """Watch until ``stop`` or a signal, of the watched namespaces those that ``served`` names at
-    the time. Raises what kopf raises when it cannot go on."""
+    the time. Raises kopf's errors when it cannot go on."""
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else a line an event
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # signals are ours
     asyncio.run(_run(settings, heard, stop, served))
@@ -201,7 +201,7 @@ def _is_now(served: Callable[[], tuple[str, ...]], namespaces: tuple[str, ...]) 
 
 
 async def _forward(stop: threading.Event, same: Callable[[], bool], flag: asyncio.Event) -> None:
-    """Set ``flag`` when it is over, or when other namespaces are to be watched."""
+    """Set ``flag`` after ``stop``, or when other namespaces are to be watched."""
     while not stop.is_set() and same():  # noqa: ASYNC110  threads' words, not this loop's
         await asyncio.sleep(_STOP_SECONDS)
     flag.set()

@@ -1,1 +1,1 @@
-"""What pods are asked over HTTP, beside the reconciliation, which must not wait for them."""
+"""HTTP requests to pods, outside the reconciliation, which must not wait for them."""

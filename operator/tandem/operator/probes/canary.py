@@ -1,11 +1,11 @@
 """The canary: one question through router, prefill and decode, compared with decode alone.
 
-Of a task without tokens it asks for a vector, classes or a score (``canary_pooled``).
+For a task without tokens it requests a vector, classes or a score (``canary_pooled``).
 
-Numbers in a row are what any language model goes on with surely, so that both answers must be
-equal though they were computed in different steps. A salt of its own keeps the question from
-hitting a prefix that is cached already, which would not cross the KV path. Talks HTTP to one router
-pod; called by ``probing`` in a thread.
+Any language model continues a series of numbers with certainty, so that both answers must be equal
+though they were computed in different steps. A salt of its own keeps the question from hitting a
+cached prefix, which would not cross the KV path. Sends HTTP to one router pod; called by
+``probing`` in a thread.
 """
 
 from __future__ import annotations
@@ -32,35 +32,36 @@ TOKENS = 8
 TIMEOUT = 30.0
 FLEET_TIMEOUT = 5.0
 _FULL = ("overloaded", "rate_limit_exceeded", "capacity")
-"""Codes of a router whose queue, or whose workers, had no room."""
+"""Codes of a router without room in its queue, or in its workers."""
 _LATE = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.GATEWAY_TIMEOUT)
 _RATES = ("prompt_tokens_per_s", "generated_tokens_per_s")
 _DISAGGREGATED, _AGGREGATED = "disaggregated", "aggregated"
 
 
 class CanaryQueued(CanaryError):
-    """The question had no turn: that says nothing of what an answer would have been."""
+    """The question got no turn: that proves nothing of the answer."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom to ask for what."""
+    """Request of a canary, and its router."""
 
     base_url: str
-    """Of one router pod."""
+    """URL of one router pod."""
     model: str
     token: str
     """Secret that marks canaries."""
     targets: str
-    """Name of the revisions that are asked, as ``rollout`` names them."""
+    """Name of the revisions that are checked, as ``rollout`` names them."""
     prefill_revision: str | None
-    """None asks without hand-off."""
+    """Revision of the prefill workers; None is without hand-off."""
     decode_revision: str | None
-    """None asks prefill workers alone."""
+    """Revision of the decode workers; None is prefill workers alone."""
     task: Task = Task.GENERATE
 
 
 def ask(question: Question, now: float) -> Verdict:
-    """Ask, compare, and judge. Never raises for what a router answers or does not."""
+    """Send the question, compare, and judge. Never raises for a router's answer, or the lack of
+    one."""
     try:
         if question.task is Task.GENERATE:
             reason, message = _judge(question)
@@ -92,7 +93,8 @@ def _judge(question: Question) -> tuple[Reason, str]:
 
 
 def complete(question: Question, shape: str) -> tuple[str, str | None]:
-    """Text of one completion and the shape in which it was served. Raises CanaryError."""
+    """Return the text of one completion and the shape in which it was served. Raises
+    CanaryError."""
     body = {"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
     content, served = post(question, "/v1/completions", body, shape)
     try:
@@ -104,7 +106,7 @@ def complete(question: Question, shape: str) -> tuple[str, str | None]:
 def post(
     question: Question, path: str, fields: dict[str, Any], shape: str | None = None
 ) -> tuple[dict[str, Any], str | None]:
-    """What the router answers, and the shape in which it was served. Raises CanaryError."""
+    """Return the router's answer, and the shape in which it was served. Raises CanaryError."""
     body = {"model": question.model, "cache_salt": secrets.token_hex(8), **fields}
     given = {
         names.HEADER_CANARY: question.token,
@@ -136,7 +138,7 @@ def post(
 
 
 def is_full(status: int, body: str) -> bool:
-    """Return whether a router refuses a request only because too many others are there."""
+    """Return whether a router refuses a request only because it has too many others."""
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return True
     try:
@@ -161,7 +163,7 @@ def _is_timeout(error: Exception) -> bool:
 
 
 def _said(error: urllib.error.HTTPError) -> str:
-    """The beginning of an error's body, as far as it comes."""
+    """Return the beginning of an error's body, as far as it can be read."""
     try:
         return error.read(500).decode(errors="replace")
     except (OSError, HTTPException) as lost:

@@ -1,7 +1,7 @@
-"""What canaries ask of services without tokens, and when an answer is right.
+"""Requests of canaries to services without tokens, and checks of the answers.
 
-What a model makes of a text is its own; that one text is the same wherever it stands in a call, and
-that numbers are numbers, holds for all. Pure; ``canary`` sends and receives.
+The result for a text depends on the model. Two facts hold for all: one text has the same result at
+each place of a call, and numbers are finite. Pure; ``canary`` sends and receives.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from tandem.operator.api.service import Task
 
 TEXTS = ["The capital of France is Paris.", "A cat sat on the mat."]
 LIKE_ITSELF = 1e-2
-"""How far the cosine of a text's vector with itself may be from one: steps of other sizes round
-otherwise."""
+"""Largest distance from one of the cosine of a text's vector with itself: steps of other sizes
+round otherwise."""
 
 
 class CanaryError(Exception):
-    """The question got no answer that can be used; says what it got."""
+    """The answer cannot be used; the text describes it."""
 
 
 def embeddings(answer: Mapping[str, Any]) -> str:
-    """What is to be said of vectors of both texts and the first again. Raises CanaryError."""
+    """Check the vectors of both texts and the first again; return a message. Raises CanaryError."""
     first, other, again = (_numbers(item, "embedding") for item in _items(answer, 3))
     if not len(first) == len(other) == len(again):
         lengths = (len(first), len(other), len(again))
@@ -36,7 +36,7 @@ def embeddings(answer: Mapping[str, Any]) -> str:
 
 
 def classes(answer: Mapping[str, Any]) -> str:
-    """What is to be said of the classes of both texts. Raises CanaryError."""
+    """Check the classes of both texts; return a message. Raises CanaryError."""
     counts = {len(_numbers(item, "probs")) for item in _items(answer, 2)}
     if len(counts) != 1:
         raise CanaryError(f"texts have {sorted(counts)} classes of one model")
@@ -44,7 +44,7 @@ def classes(answer: Mapping[str, Any]) -> str:
 
 
 def scores(answer: Mapping[str, Any]) -> str:
-    """What is to be said of the scores of two pairs. Raises CanaryError."""
+    """Check the scores of two pairs; return a message. Raises CanaryError."""
     for item in _items(answer, 2):
         _numbers({"score": [item.get("score")]}, "score")
     return "pairs of texts have scores"
@@ -59,7 +59,7 @@ POOLED: Mapping[Task, tuple[str, dict[str, Any], Callable[[Mapping[str, Any]], s
     Task.CLASSIFY: ("/classify", {"input": TEXTS}, classes),
     Task.SCORE: ("/v1/score", {"text_1": TEXTS[0], "text_2": TEXTS}, scores),
 }
-"""Path, body and judge by task."""
+"""Path, body and check by task."""
 
 
 def _items(answer: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:

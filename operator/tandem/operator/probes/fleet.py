@@ -1,4 +1,4 @@
-"""What a router says about links between workers (``/debug/fleet``), as the status shows it."""
+"""Links between workers from a router's ``/debug/fleet``, as the status shows them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ TIMEOUT = 5.0
 _MOST = 32
 _MOST_REASONS = 2
 _MOST_CHARACTERS = 253
-"""Of a text in the status."""
+"""Most characters of a text in the status."""
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 def read_links(base_url: str, expected: int, token: str) -> Links | None:
-    """Links as the router at ``base_url`` sees them; ``expected`` pairs at least. None: no word."""
+    """Return the links of the router at ``base_url``; ``expected`` pairs at least. None: no
+    answer."""
     try:
         return links_of(read_fleet(base_url, token, TIMEOUT), expected)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
@@ -33,7 +34,7 @@ def read_links(base_url: str, expected: int, token: str) -> Links | None:
 
 
 def read_fleet(base_url: str, token: str, timeout: float) -> dict[str, Any]:
-    """What a router says of its fleet; the canary's token passes its API keys. Raises OSError or
+    """Return a router's fleet; the canary's token passes its API keys. Raises OSError or
     ValueError."""
     headers = {names.HEADER_CANARY: token}
     request = urllib.request.Request(f"{base_url}/debug/fleet", headers=headers)
@@ -48,8 +49,8 @@ def read_fleet(base_url: str, token: str, timeout: float) -> dict[str, Any]:
 
 
 def links_of(fleet: dict[str, Any], expected: int) -> Links:
-    """Links from the router's own words: those that their decode worker calls up (it does not of
-    one that it has in quarantine itself) and that the router has not closed."""
+    """Return the links of a router's fleet: those that their decode worker reports as up (it does
+    not if it has one in quarantine itself) and that the router has not closed."""
     workers, closed = fleet.get("workers", ()), fleet.get("quarantined", ())
     pods = {worker.get("incarnation"): worker.get("pod") for worker in workers}
     states = {
@@ -78,8 +79,8 @@ def links_of(fleet: dict[str, Any], expected: int) -> Links:
 
 
 def steadied(links: Links, before: Links | None) -> Links:
-    """``links`` with the rate of ``before`` where theirs is within a fifth of it: a rate moves
-    with each hand-off, and a status that changes is written."""
+    """Return ``links`` with the rate of ``before`` if theirs is within a fifth of it: a rate
+    changes with each hand-off, and a status that changes is written."""
     old = None if before is None else before.median_megabytes_per_second
     new = links.median_megabytes_per_second
     if old is None or new is None or abs(new - old) > old / 5:
@@ -88,20 +89,20 @@ def steadied(links: Links, before: Links | None) -> Links:
 
 
 def _pod(pods: Mapping[str | None, str | None], incarnation: str) -> str:
-    """A worker's pod; its incarnation where the router found it by no cluster's word."""
+    """Return a worker's pod; its incarnation if the router did not find it through the cluster."""
     return pods.get(incarnation) or incarnation
 
 
 def _median_rate(links: Iterable[dict[str, Any]]) -> int | None:
-    """MB/s of the middle link of those whose rate is known, 1 at least; None where none is."""
+    """Return MB/s of the median link with a known rate, 1 at least; None if there is none."""
     rates = [rate for each in links if (rate := each.get("gb_per_s") or 0.0) > 0]
     return max(1, round(1000 * statistics.median(rates))) if rates else None
 
 
 def why_down(links: Iterable[dict[str, Any]]) -> list[str]:
-    """Why links are down: the reasons that most of ``links`` (``handoff_links`` of a fleet) give,
-    each with how many do. Reasons that differ in numbers alone, as measured rates do, are one, told
-    in the words of the first by alphabet."""
+    """Return why links are down: the most frequent reasons of ``links`` (``handoff_links`` of a
+    fleet), each with its count. Reasons that differ in numbers alone, as measured rates do, are
+    one; its text is the first by alphabet."""
     reasons = sorted(str(each.get("reason", "")) for each in links if each.get("state") == "down")
     said: dict[str, str] = {}
     for reason in reasons:

@@ -1,9 +1,9 @@
-"""Whether running pods have read new public keys: asked of them, so that a rotation need not wait
-for as long as it might take.
+"""Check that running pods have read new public keys, so that a rotation waits no longer.
 
-A pod sees a changed ConfigMap when its kubelet next looks after it, a minute or more later, or at
-once when the pod itself changes: so pods that lack keys get an annotation. A pod that cannot be
-asked is waited for as long as before. Fed by ``reconcile``; asks in threads of its own.
+A pod gets a changed ConfigMap when its kubelet next syncs it, a minute or more later, or at once
+when the pod itself changes: so pods that lack keys get an annotation. For a pod that cannot be
+reached the wait is the longest time of a sync. Fed by ``reconcile``; sends requests in threads of
+its own.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _NUDGE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """How pods of a service are asked."""
+    """Ports and token for requests to the pods of a service."""
 
     probe_port: int
-    """Of workers."""
+    """Probe port of workers."""
     others: Mapping[RevisionKey, int]
-    """The same of revisions that were made with another, if they are known."""
+    """Probe ports of revisions that were made with another one, if they are known."""
     token: str
-    """The canary's: it passes the API keys of routers."""
+    """Token of the canary, which passes the API keys of routers."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class _State:
 
 
 class KeyWatch:
-    """Answers from memory; asks beside. Thread-safe."""
+    """Keys that pods have read. Answers from memory, and sends requests in threads. Thread-safe."""
 
     def __init__(self, cluster: Cluster, wake: Callable[[Key], None], workers: int = 2) -> None:
         self._cluster = cluster
@@ -64,7 +64,7 @@ class KeyWatch:
     def all_read(
         self, key: Key, pods: Iterable[PodView], wanted: frozenset[str], door: Door
     ) -> bool:
-        """Whether all of the pods are known to have the keys ``wanted``; asks them if not."""
+        """Return whether all of the pods are known to have the keys ``wanted``; ask them if not."""
         with self._lock:
             state = self._states.setdefault(key, _State())
             lacking = [pod for pod in pods if not wanted <= state.read.get(pod.uid, frozenset())]
@@ -80,7 +80,7 @@ class KeyWatch:
     def _ask_all(
         self, key: Key, state: _State, pods: list[PodView], wanted: frozenset[str], door: Door
     ) -> None:
-        """Until they have all keys, or a round is over; then the service is looked at."""
+        """Ask the pods until they have all keys, or a round is over; then wake the service."""
         ends = time.monotonic() + _ROUND
         try:
             while pods and time.monotonic() < ends and not self._stop.wait(_EVERY):
@@ -106,7 +106,7 @@ class KeyWatch:
         return False
 
     def _nudge(self, namespace: str, pod: str) -> None:
-        """Have the kubelet look after the pod now."""
+        """Annotate the pod, so that the kubelet syncs it now."""
         body = {"metadata": {"annotations": {ANNOTATION_KEYS_WANTED: str(int(time.time()))}}}
         try:
             self._cluster.patch("Pod", namespace, pod, body)
@@ -114,18 +114,18 @@ class KeyWatch:
             return  # the kubelet comes by itself
 
     def forget(self, key: Key) -> None:
-        """The service is gone, or has nothing to wait for."""
+        """Forget a service that is gone, or waits for no keys."""
         with self._lock:
             self._states.pop(key, None)
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Stop all requests."""
         self._stop.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def read_keys(pod: PodView, door: Door) -> frozenset[str] | None:
-    """Keys (``role.generation``) that a pod says it has; None when it says nothing."""
+    """Return the keys (``role.generation``) that a pod reports; None without an answer."""
     if pod.ip is None:
         return None
     host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip

@@ -1,8 +1,8 @@
-"""Asks canaries and reads links beside the reconciliation, which must not wait for them.
+"""Canaries and reads of links outside the reconciliation, which must not wait for them.
 
-While revisions change both the old and the new ones are asked, each by itself, in threads of its
-own; an answer that changes something wakes the service up. Results live in memory only: another
-leader asks again. Called by ``reconcile``.
+While revisions change both the old and the new ones are checked, each by itself, in threads of its
+own; an answer with a change wakes the service up. Results are in memory only: another leader asks
+again. Called by ``reconcile``.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ Key = tuple[str, str]
 _FIRST_RETRY, _LAST_RETRY = 1.0, 15.0
 _QUEUED = "; the last question waited in the queue: "
 _RECOUNT = 3.0
-"""Seconds after which links are counted anew when there are other pods than those counted."""
+"""Seconds after which links are counted again when there are other pods than those counted."""
 
 
 @dataclass(slots=True)
 class Asked:
-    """One set of revisions, and what the canary said of it last."""
+    """One set of revisions, and its last verdict."""
 
     verdict: Verdict | None = None
     busy: bool = False
     due: float = 0.0
-    """When to ask again, by the monotonic clock."""
+    """Time of the next canary, by the monotonic clock."""
     at: float = 0.0
-    """When it was asked last."""
+    """Time of the last canary."""
     retry: float = _FIRST_RETRY
 
 
 @dataclass(slots=True)
 class Known:
-    """What is known of a service."""
+    """Known links and verdicts of a service."""
 
     links: Links | None = None
     asked: dict[str, Asked] = field(default_factory=dict)
-    """By the name of the revisions, as ``rollout`` names them."""
+    """Sets by the name of the revisions, as ``rollout`` names them."""
 
     def verdict(self, targets: str) -> Verdict | None:
-        """The last one about these revisions."""
+        """Return the last verdict on these revisions."""
         found = self.asked.get(targets)
         return None if found is None else found.verdict
 
     def servable(self) -> frozenset[str]:
-        """Names of the revisions whose last canary was right."""
+        """Return the names of the revisions whose last canary was right."""
         asked = self.asked.items()
         return frozenset(name for name, each in asked if each.verdict and each.verdict.ok)
 
@@ -74,30 +74,31 @@ class Probes:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="canary")
 
     def known(self, key: Key) -> Known:
-        """What is known now."""
+        """Return the current links and verdicts."""
         with self._lock:
             return self._known.setdefault(key, Known())
 
     def as_of_now(self, key: Key) -> Known:
-        """What is known now, without what is answered later: a look tells by what it decided by,
-        or a service would be Ready before its rollout remembers that it was ever servable."""
+        """Return a copy of them without later answers. A look reports the values by which it
+        decided, or a service would be Ready before its rollout remembers that it was ever
+        servable."""
         known = self.known(key)
         with self._lock:
             asked = {name: replace(each) for name, each in known.asked.items()}
             return Known(known.links, asked)
 
     def forget(self, key: Key) -> None:
-        """The service is gone."""
+        """Forget a service that is gone."""
         with self._lock:
             self._known.pop(key, None)
 
     def poll(
         self, key: Key, questions: Iterable[Question], *, about: Set[str], links: int
     ) -> float | None:
-        """Ask what it is time for; seconds until the next question, None without one. What is known
-        of revisions that are not in ``about`` is forgotten. ``links`` pairs of workers are
-        expected; without one, what was counted before is forgotten, so that equally many pods
-        that come later are counted anew."""
+        """Send the questions that are due; return the seconds until the next one, None without one.
+        Verdicts on revisions that are not in ``about`` are dropped. ``links`` pairs of workers are
+        expected. Without a pair, the last count is dropped, so that as many pods that come later
+        are counted again."""
         known = self.known(key)
         with self._lock:
             if links == 0 and known.links is not None:
@@ -141,18 +142,18 @@ class Probes:
             self._wake(key)
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Stop all requests."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def queued(before: Verdict, now: Verdict) -> Verdict:
-    """A verdict that still holds: the last question had no turn, and showed nothing else."""
+    """Return the verdict ``before``, which still holds: the last question got no turn."""
     said = before.message.partition(_QUEUED)[0]
     return msgspec.structs.replace(before, message=f"{said}{_QUEUED}{now.message}")
 
 
 def _unanswered(question: Question) -> Verdict:
-    """What counts until there is an answer."""
+    """Return the verdict that counts until there is an answer."""
     text = "the canary has ended unexpectedly; the operator's log says how"
     return Verdict(
         ok=False,

@@ -1,4 +1,4 @@
-"""Whether a service may be brought up: the Accepted condition, with the API server asked.
+"""The Accepted condition of a service, checked with the API server.
 
 Called by ``reconciler`` once a look, after the children that belong to no revision were written.
 """
@@ -40,11 +40,10 @@ Key = tuple[str, str]
 
 
 def problem_word(found: Sequence[Problem]) -> Word | None:
-    """The Accepted condition where names of children are taken or children refused; None where none
-    is.
+    """Return the Accepted condition if names of children are taken or children refused, else None.
 
-    What passes (what the garbage collector is about to remove, a webhook that is away) is no
-    mistake of anybody's.
+    A problem that passes (an object that the garbage collector is about to remove, a webhook that
+    is away) is not the user's error.
     """
     first = min(found, key=lambda each: each.passes, default=None)
     if first is None:
@@ -57,7 +56,7 @@ def problem_word(found: Sequence[Problem]) -> Word | None:
 
 
 class Acceptance:
-    """Judges, remembering what the API server has taken. Calls for one key must not overlap."""
+    """Acceptance of specs, with a memory of accepted ones. Calls for one key must not overlap."""
 
     def __init__(self, cluster: Cluster, applier: Applier) -> None:
         self._cluster = cluster
@@ -67,10 +66,10 @@ class Acceptance:
     def judge(
         self, key: Key, seen: Seen, facts: Facts, live: Snapshot
     ) -> tuple[Word, Refused | None]:
-        """The condition, and what kept the API server from an answer, if anything did; it is asked
-        until it has accepted a revision.
+        """Return the condition, and the error that kept the API server from an answer, if any.
 
-        A refusal may end without a change here: a priority class or a quota comes later.
+        The API server is asked until it has accepted a revision. A refusal may end without a change
+        here: a priority class or a quota comes later.
         """
         word = plan.accepted(facts)
         if word[0] != "True":
@@ -92,7 +91,7 @@ class Acceptance:
         return said or word, None
 
     def _strangers(self, seen: Seen, facts: Facts, live: Snapshot) -> list[Taken]:
-        """Names of children to come that somebody else has."""
+        """Return the names of children to come that belong to another owner."""
         counts = {(role, facts.revision(role)): 1 for role in Role}
         objects = desired(facts, counts, seen.templates)
         written = {_name(each) for each in base(facts)}
@@ -102,7 +101,8 @@ class Acceptance:
         )
 
     def _secrets(self, facts: Facts) -> Word | None:
-        """A Secret that is named and that is not there, or whose owner has not allowed it."""
+        """Return a Secret that is named and that does not exist, or whose owner has not allowed
+        it."""
         if facts.settings.allow_any_secret:
             return None
         for name, field in _foreign_secrets(facts).items():
@@ -119,7 +119,7 @@ class Acceptance:
         return None
 
     def _refused(self, seen: Seen, facts: Facts) -> Word | None:
-        """What the API server says against the pods of a new revision."""
+        """Return the API server's refusal of the pods of a new revision, or None."""
         for role in Role:
             revision = facts.revision(role)
             if (role, revision) in seen.workloads:
@@ -136,12 +136,12 @@ class Acceptance:
         return None if said is None else ("False", Reason.POD_TEMPLATE_INVALID, f"model: {said}")
 
     def forget(self, key: Key) -> None:
-        """The service is gone."""
+        """Forget a service that is gone."""
         self._accepted.pop(key, None)
 
 
 def _foreign_secrets(facts: Facts) -> dict[str, str]:
-    """Secrets that were not made for the service, with the field that names them."""
+    """Return the Secrets that were not made for the service, with the field that names them."""
     found = named_secrets(facts.spec)
     for role in Role:
         for name in foreign_secrets(facts.owner, rendered(facts, role)["spec"]):
@@ -154,7 +154,7 @@ def _foreign_secrets(facts: Facts) -> dict[str, str]:
 
 
 def _is_of_place(seen: Seen, facts: Facts, role: Role, said: str) -> bool:
-    """Whether a quota refuses pods only beside those whose place they may take."""
+    """Return whether a quota refuses pods only next to those that they may replace."""
     if seen.spec.rollout.surge is Surge.ALWAYS or not gives_back(said):
         return False
     stables, wanted = seen.status.rollout.stable, plan.replicas(seen)
@@ -169,7 +169,7 @@ def _is_of_place(seen: Seen, facts: Facts, role: Role, said: str) -> bool:
 
 
 def refusal(said: str, otherwise: Reason) -> Reason:
-    """Why the API server refuses an object: a quota has nothing to do with what it says."""
+    """Return the reason of a refusal: a quota does not depend on the object's content."""
     quota = is_full(said) or "failed quota" in said
     return Reason.QUOTA_EXCEEDED if quota else otherwise
 

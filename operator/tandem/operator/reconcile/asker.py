@@ -1,4 +1,5 @@
-"""Asks pods what no API server knows: canaries through routers, and which keys they have read."""
+"""Questions to pods that the API server cannot answer: canaries, and the keys that pods have
+read."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ from tandem.protocol import names
 
 
 class Asker:
-    """Answers come later, by another look: a look waits for nobody."""
+    """Asker of a look. Answers come later, in another look: a look never waits."""
 
     def __init__(self, probes: Probes, keywatch: KeyWatch) -> None:
         self._probes = probes
         self._keywatch = keywatch
 
     def all_read(self, key: Key, seen: Seen, token: str | None) -> bool:
-        """Whether pods with older keys have the public keys of the newest generation."""
+        """Return whether pods with older keys have the public keys of the newest generation."""
         newest = seen.status.keys.generation
         if seen.status.keys.read >= newest:
             self._keywatch.forget(key)
@@ -43,8 +44,8 @@ class Asker:
         return self._keywatch.all_read(key, older, wanted, door)
 
     def canaries(self, key: Key, seen: Seen, decided: Decision, live: Snapshot) -> float | None:
-        """Ask canaries when there is somebody to ask; seconds until the next one. What was said of
-        pods that a suspension takes away is forgotten: those that come later are asked anew."""
+        """Send canaries if there are pods for them; return the seconds until the next one. Verdicts
+        on pods that a suspension deletes are dropped: later pods are checked again."""
         if decided.phase is Phase.SUSPENDED:
             return self._probes.poll(key, (), about=frozenset(), links=0)
         asked = plan.judged(decided)
@@ -60,8 +61,8 @@ class Asker:
 
 
 def canary_token(live: Snapshot, owner: Identity, template: Manifest | None = None) -> str | None:
-    """The token that canaries bring: of the Secret that routers of a ``template`` mount, if that is
-    there, else of the service's own. None where there is no Secret yet."""
+    """Return the token of canaries: of the Secret that routers of a ``template`` mount, if it
+    exists, else of the service's own. None if there is no Secret yet."""
     mounted = None if template is None else canary_secret_of(template)
     secret = None if mounted is None else live.find("Secret", mounted)
     secret = secret or live.find("Secret", canary_secret(owner))

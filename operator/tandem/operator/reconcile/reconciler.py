@@ -1,10 +1,10 @@
-"""One look at one service: read everything, decide, write what differs, say what is.
+"""One look at one service: read everything, decide, write differences, report the status.
 
-Level-triggered: nothing is remembered between two looks but answers of canaries, and every look
-starts from what the API server told last, our own writes included: one that finds nothing to do
-asks nobody. Called by the queue's threads; a ClusterError means that the queue tries again later,
-and is raised at the end where the API server refused something: that keeps back what depends on it
-and nothing else, and is told with all that is.
+Level-triggered: nothing is remembered between two looks except answers of canaries. Every look
+starts from the last state of the API server, our own writes included: one that finds nothing to do
+sends no request. Called by the queue's threads; after a ClusterError the queue tries again later.
+The error is raised at the end if the API server refused something. Only writes that depend on the
+refused one are held back, and the status reports it.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ from tandem.operator.settings import OperatorSettings
 logger = logging.getLogger(__name__)
 
 REFERENCE_SECONDS = 300.0
-"""Secrets and claims that a spec names count as being there for so long, or twice that."""
+"""Seconds, or twice as many, for which Secrets and claims of a spec count as existing after a
+read."""
 
 
 class Reconciler:
-    """Brings services to what they shall be. Calls for one key must not overlap."""
+    """Reconciliation of services. Calls for one key must not overlap."""
 
     def __init__(
         self,
@@ -83,10 +84,10 @@ class Reconciler:
         self._undeclared = undeclared or Undeclared()
         self._teller = Teller(cluster, store, self._undeclared)
         self._uids: dict[Key, str] = {}
-        """Whom what is remembered is about."""
+        """UIDs of the services that the remembered values belong to."""
 
     def __call__(self, key: Key) -> float | None:
-        """Look at a service; seconds until it should be looked at again, None for no hurry."""
+        """Look at a service; return the seconds until the next look, None for no deadline."""
         look.enter("observe")
         resource = self._store.find("LLMService", *key)
         if resource is None or "deletionTimestamp" in resource["metadata"]:
@@ -113,7 +114,7 @@ class Reconciler:
         return self._bring(key, seen, live)
 
     def _forget(self, key: Key) -> None:
-        """The service is gone: nothing of it counts for another of its name."""
+        """Forget a service that is gone: none of its values counts for another of its name."""
         self._uids.pop(key, None)
         self._probes.forget(key)
         self._repairs.forget(key)
@@ -124,7 +125,7 @@ class Reconciler:
         self._references.forget(key)
 
     def _bring(self, key: Key, seen: Seen, live: Snapshot) -> float | None:
-        """Read what else there is to know, decide, write, ask, tell."""
+        """Read the remaining inputs, decide, write, ask pods, report."""
         now = time.time()
         token = canary_token(live, seen.owner)
         missing, unread = self._references.missing(key, seen.spec)
@@ -196,7 +197,7 @@ class Reconciler:
         return next_look(picture, keys, wait)
 
     def _goes_first(self, key: Key, seen: Seen) -> str | None:
-        """Name of the service that has to come up before this one, if one has to."""
+        """Return the name of the service that has to come up before this one, or None."""
         if seen.status.rollout.stable or seen.spec.suspend:
             return None
         mine, others = None, []
@@ -216,7 +217,7 @@ class Reconciler:
     def _judge_model(
         self, seen: Seen, missing: str | None, now: float
     ) -> tuple[ModelVerdict, Reason | None]:
-        """How far the model is, and what its Job waits for."""
+        """Return the verdict on the model, and the reason for which its Job waits."""
         waits = may_have_job(
             seen.job,
             suspended=bool(seen.spec.suspend),

@@ -1,7 +1,7 @@
-"""Brings Deployments to their counts, in an order in which a refusal costs nothing that serves.
+"""Resizes of Deployments, in an order in which a refusal takes away no serving pod.
 
-What is there rises first, then new ones are made, and only then others fall: none of a role whose
-rise was refused. A pod is marked just before its own Deployment falls. Called by ``writer``.
+Existing Deployments rise first, then new ones are made, and only then others fall: none of a role
+whose rise was refused. A pod is marked just before its own Deployment falls. Called by ``writer``.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ logger = logging.getLogger(__name__)
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
-    """One Deployment as it shall be, and what it was asked for so far."""
+    """One Deployment in its wanted state, and its replicas so far."""
 
     key: RevisionKey
     manifest: Manifest
     before: int | None
-    """Replicas; None where there is no Deployment."""
+    """Replicas; None without a Deployment."""
 
     @property
     def after(self) -> int:
-        """Replicas that it shall have."""
+        """Return its wanted replicas."""
         count: int = self.manifest["spec"]["replicas"]
         return count
 
     def at(self, count: int) -> Manifest:
-        """The same with so many replicas."""
+        """Return the same with another number of replicas."""
         return {**self.manifest, "spec": {**self.manifest["spec"], "replicas": count}}
 
     @property
     def is_made(self) -> bool:
-        """Whether it has to be made, for pods that it shall have."""
+        """Return whether it has to be made, for pods that it shall have."""
         return self.before is None and self.after > 0
 
     @property
     def falls(self) -> bool:
-        """Whether pods leave."""
+        """Return whether pods leave."""
         return self.before is not None and self.after < self.before
 
 
 def size_of(manifest: Manifest, live: Snapshot) -> Size:
-    """A Deployment that shall be, beside the one that is there."""
+    """Return the size of a wanted Deployment, given the existing one."""
     key = labelled(manifest)
     assert key is not None, manifest["metadata"]["name"]
     there = live.find("Deployment", manifest["metadata"]["name"])
@@ -64,7 +64,7 @@ def size_of(manifest: Manifest, live: Snapshot) -> Size:
 
 
 class Resizing:
-    """What one look does about Deployments."""
+    """Changes of one look to Deployments."""
 
     def __init__(
         self, cluster: Cluster, applier: Applier, seen: Seen, decided: Decision, live: Snapshot
@@ -75,15 +75,15 @@ class Resizing:
         self._decided = decided
         self._live = live
         self._blocked: set[Role] = set()
-        """Roles of which nothing may fall: others cannot take the place of what would leave."""
+        """Roles of which no Deployment may fall: other pods cannot replace the leaving ones."""
         self.kept: dict[RevisionKey, int] = {}
-        """Replicas of what was to fall and did not."""
+        """Replicas of Deployments that were to fall and did not."""
         self._found: list[Problem] = []
 
     def admit(self) -> bool:
-        """Let routers use the pods of admitted revisions, before clients reach routers that know no
-        others; those that they may not use take nobody's place, and no router that uses others
-        goes. Whether all are admitted."""
+        """Admit the pods of admitted revisions to routers, before clients reach routers that know
+        only these. Pods that were not admitted replace no others, and no router that uses others is
+        removed. Return whether all are admitted."""
         roles = {pod.name: pod.role for pod in self._seen.pods}
         for mark in admissions(self._seen.pods, self._decided.admitted):
             said = self._mark(mark)
@@ -100,9 +100,9 @@ class Resizing:
         may_make: bool,
         is_reachable: bool,
     ) -> list[Problem]:
-        """Write all; ``templates`` are kept under the names of Deployments to be made. Without
-        ``may_make`` none is made. Unless it ``is_reachable`` by a Service as it shall be, the last
-        routers stay that clients may reach by the one that is."""
+        """Write all sizes; ``templates`` are stored under the names of Deployments to be made.
+        Without ``may_make`` none is made. Unless a wanted Service exists (``is_reachable``), the
+        last routers stay that clients may reach by the existing one."""
         sizes = list(sizes)
         for size in sizes:
             if size.before is not None and not size.falls:
@@ -134,7 +134,8 @@ class Resizing:
             self._blocked.add(size.key[0])
 
     def _is_kept(self, size: Size, templates: Mapping[str, Manifest]) -> bool:
-        """Keep its template: without one a Deployment could not be put right as it was."""
+        """Store its template, without which a Deployment could not be repaired; return whether it
+        is stored."""
         template = templates.get(size.manifest["metadata"]["name"])
         said = self._applier.create([] if template is None else [template], self._live)
         if said:
@@ -150,7 +151,7 @@ class Resizing:
         return role not in self._blocked and (is_reachable or not is_last)
 
     def _tell(self, marks: Iterable[Mark]) -> None:
-        """Tell pods whether they leave; those that cannot be told drain all the same."""
+        """Mark pods that leave; pods that cannot be marked drain all the same."""
         for mark in marks:
             said = self._mark(mark)
             if said is not None:

@@ -1,7 +1,7 @@
-"""Whether pods of a new revision fit where those of the old one are: what they ask for, compared.
+"""Check that pods of a new revision fit into the room of the old ones, by their resource requests.
 
-A quota counts a new pod on top of all that run, and a rollout in place needs no more than the room
-of one that goes. Called by ``acceptance``.
+A quota counts a new pod on top of all that run, and a rollout in place requires no more than the
+room of one that is deleted. Called by ``acceptance``.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Asked = dict[str, Decimal]
 
 
 def fits(pod: Manifest, old: Manifest) -> bool:
-    """Whether a pod of this spec asks for no more of anything than one of the spec ``old``. Raises
-    ValueError for an amount that is none."""
+    """Return whether a pod of this spec requests no more of any resource than one of the spec
+    ``old``. Raises ValueError for an invalid amount."""
     there = asked_of(old)
     return all(amount <= there.get(name, 0) for name, amount in asked_of(pod).items())
 
 
 def asked_of(pod: Manifest) -> Asked:
-    """What a quota counts of a pod: its containers and sidecars together, or an init container that
-    asks for more. Raises ValueError."""
+    """Return the amounts that a quota counts for a pod: its containers and sidecars together, or an
+    init container that requests more. Raises ValueError."""
     inits = pod.get("initContainers") or ()
     running = [*pod["containers"], *(each for each in inits if _stays(each)), pod]
     found: Asked = {}
@@ -44,7 +44,8 @@ def _stays(init: Manifest) -> bool:
 
 
 def _asked(holder: Manifest) -> Asked:
-    """What a container, or a pod as a whole, says. A limit alone is a request, too."""
+    """Return the amounts of a container, or of a pod as a whole. A limit alone is a request,
+    too."""
     given = holder.get("resources") or {}
     limits = given.get("limits") or {}
     said = {"limits": limits, "requests": {**limits, **(given.get("requests") or {})}}

@@ -1,4 +1,4 @@
-"""Tells what is: the service's status, what /scale shows of its roles, an event a transition."""
+"""Writer of the service's status, of the roles' /scale, and of an event for each transition."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ logger = logging.getLogger(__name__)
 KIND = "LLMService"
 _MAX_MESSAGE = 2000
 _REFUSED = (Reason.INVALID_SPEC, Reason.CHILD_REFUSED, Reason.QUOTA_EXCEEDED)
-"""Reasons for which nothing is ready that a spec which cannot be read takes the place of."""
+"""Reasons of not being ready that an unreadable spec replaces."""
 
 
 class Teller:
-    """Writes where something changed, and nothing else."""
+    """Writer of statuses that changed, and of no others."""
 
     def __init__(self, cluster: Cluster, store: Store, undeclared: Undeclared) -> None:
         self._cluster = cluster
         self._store = store
         self._undeclared = undeclared
         self._warned: dict[str, str] = {}
-        """Of which undeclared fields each service had an event, by UID."""
+        """Undeclared fields for which each service had an event, by UID."""
 
     def say(self, seen: Seen, picture: Picture, live: Snapshot) -> None:
         status = status_of(picture, seen.status)
@@ -54,7 +54,7 @@ class Teller:
         return self._undeclared.declared(KIND, msgspec.to_builtins(status))
 
     def _warn(self, owner: Identity, now: float) -> None:
-        """One event a service for each set of fields that its status goes without."""
+        """Send one event a service for each set of fields that its status lacks."""
         problem = self._undeclared.problem(KIND)
         if problem is None:
             self._warned.pop(owner.uid, None)
@@ -63,7 +63,7 @@ class Teller:
             self._write_event(owner, warning(owner, "CustomResourceOutdated", problem, now))
 
     def _say_scale(self, seen: Seen, live: Snapshot, role: Role) -> None:
-        """What /scale shows of a role."""
+        """Write the values of a role's /scale."""
         scaler = live.find("LLMRoleScaler", seen.owner.child(role))
         if scaler is None:
             return
@@ -84,7 +84,7 @@ class Teller:
             self._undeclared.apply(self._cluster, manifest)
 
     def refuse(self, owner: Identity, generation: int, status: LLMServiceStatus, why: Word) -> None:
-        """A spec that cannot be read: say so and no more."""
+        """Report a spec that cannot be read, and nothing else."""
         now = time.time()
         conditions = refused_conditions(status.conditions, why, generation, now)
         if conditions == status.conditions and status.observed_generation == generation:
@@ -98,8 +98,9 @@ class Teller:
     def is_outdated(
         self, owner: Identity, generation: int, scalers: Mapping[Role, int] | None = None
     ) -> bool:
-        """Whether the answer to what was told brought a spec, or a scaler's word, that the look did
-        not know: its own event is older than that answer, and will be no news."""
+        """Return whether the answer to a status write had a newer spec, or a newer count of a
+        scaler, than the look. Its own event is older than that answer, so the store will not report
+        it as new."""
         there = self._store.find("LLMService", owner.namespace, owner.name)
         if there is None or there["metadata"]["generation"] != generation:
             return there is not None
@@ -125,8 +126,8 @@ class Teller:
 def refused_conditions(
     before: list[Condition], why: Word, generation: int, now: float
 ) -> list[Condition]:
-    """Conditions of a service for which nothing can be done: not accepted, and not ready unless it
-    was; what was there before is left as it is and may serve on."""
+    """Return the conditions of a refused service: not accepted, and not ready unless it was;
+    existing pods are left and may serve on."""
     status, reason, message = why
     known = {each.type: each for each in before}
     kinds = [ConditionType.ACCEPTED]

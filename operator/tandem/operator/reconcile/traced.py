@@ -1,7 +1,7 @@
-"""Spans of looks and of what is done beside them: a trace of each that wrote or failed.
+"""Spans of looks and of work outside them: a trace of each that wrote or failed.
 
 It is made when the work is over. A look that found nothing to do leaves none, whatever the ratio:
-these are most, and the metrics count them. Without an endpoint looks are called as they are, and
+most looks are such, and the metrics count them. Without an endpoint looks are called directly, and
 nothing is recorded.
 """
 
@@ -21,11 +21,11 @@ _VERBS = {"GET": "get", "POST": "create", "PUT": "replace", "DELETE": "delete"}
 _APPLY = "application/apply-patch"
 _FAILED = 400
 _ABSENT = 404
-"""To a read or a deletion: an answer, not a failure."""
+"""Status that is an answer and not a failure for a read or a deletion."""
 
 
 class Target(NamedTuple):
-    """What a call to the API server is about; empty where its path does not say."""
+    """Target of a call to the API server; fields that its path lacks are empty."""
 
     kind: str
     namespace: str
@@ -37,14 +37,14 @@ class Tracer:
     """One per process; thread-safe. Spans are made by the thread of ``spans``."""
 
     def __init__(self, spans: Spans | None) -> None:
-        """None makes no spans."""
+        """Make a tracer; None makes no spans."""
         self._spans = spans
 
     def looks(
         self, reconcile: Callable[[Key], float | None], why: Callable[[Key], Iterable[str]]
     ) -> Callable[[Key], float | None]:
-        """``reconcile`` with a trace of each look that is worth one; ``why`` says what the look
-        that was just begun is taken for."""
+        """Return ``reconcile`` with a trace of each notable look; ``why`` returns the reasons of
+        the look that has just begun."""
         if self._spans is None:
             return reconcile
 
@@ -57,7 +57,7 @@ class Tracer:
 
     @contextmanager
     def beside(self, name: str, key: Key, why: Iterable[str]) -> Iterator[None]:
-        """The block does something for a service beside looks, in a trace of that name."""
+        """Return a block of work for a service outside looks, in a trace of that name."""
         if self._spans is None:
             yield
             return
@@ -76,13 +76,13 @@ class Tracer:
                 self._spans.later(partial(write_spans, self._spans, record))
 
     def close(self) -> None:
-        """Send what is left, within a few seconds."""
+        """Send the remaining spans, within a few seconds."""
         if self._spans is not None:
             self._spans.close()
 
 
 def write_spans(spans: Spans, record: LookRecord) -> None:
-    """The trace of a look: itself, its phases, and in each the calls to the API server."""
+    """Write the trace of a look: itself, its phases, and in each the calls to the API server."""
     offset = record.started - record.began
     end = record.ended if record.ended is not None else record.began
     root = spans.begin(record.name, record.started, "", kind="internal")
@@ -156,14 +156,14 @@ def _attributes(record: LookRecord) -> dict[str, str | int | float | list[str]]:
 
 
 def verb_of(call: ApiCall) -> str:
-    """Kubernetes' word for what a call does."""
+    """Return Kubernetes' verb for a call."""
     if call.method == "PATCH":
         return "apply" if call.content_type.startswith(_APPLY) else "patch"
     return _VERBS.get(call.method, call.method.lower())
 
 
 def target_of(path: str) -> Target:
-    """What a path of the API server is about; a path is
+    """Return the target of a path of the API server, which is
     /prefix[/namespaces/NAMESPACE]/plural[/name[/subresource]]."""
     parts = path.strip("/").split("/")
     depth = 2 if parts[0] == "api" else 3

@@ -1,1 +1,1 @@
-"""What the operator would do for a service, without doing it: for `tandem explain service`."""
+"""Rehearsal of the operator's writes for a service, for `tandem explain service`."""

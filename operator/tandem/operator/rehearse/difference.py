@@ -1,4 +1,4 @@
-"""What differs between two objects of Kubernetes, as lines that a person reads. Pure."""
+"""Differences of two objects of Kubernetes, as readable lines. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tandem.operator.desired.naming import Manifest
 _BOOKKEEPING = frozenset(
     {"managedFields", "resourceVersion", "generation", "uid", "creationTimestamp"}
 )
-"""Metadata that every write moves."""
+"""Metadata that every write changes."""
 _LONGEST = 200
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One field; None stands for a field that is not there."""
+    """Difference in one field; None stands for an absent field."""
 
     path: str
     before: str | None
@@ -26,9 +26,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def differences(before: Manifest, after: Manifest) -> list[Difference]:
-    """Fields that differ, in the order of their names, status and bookkeeping left out.
+    """Return the fields that differ, in the order of their names, without status and bookkeeping.
 
-    Lists of named things (containers, volumes, ports) are compared by name, others as sequences.
+    Lists of named items (containers, volumes, ports) are compared by name, others as sequences.
     """
     return list(_walk("", _content(before), _content(after)))
 
@@ -66,7 +66,7 @@ def _walk_lists(path: str, before: Sequence[Any], after: Sequence[Any]) -> Itera
 
 
 def _by_name(items: Sequence[Any]) -> dict[str, Any] | None:
-    """Items by their names; None where they have none, or one twice."""
+    """Return the items by their names; None if they have none, or one twice."""
     named = {each["name"]: each for each in items if isinstance(each, dict) and "name" in each}
     return named if len(named) == len(items) else None
 

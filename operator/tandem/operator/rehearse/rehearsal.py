@@ -1,4 +1,4 @@
-"""One look at one service on a stage: what the operator would write now, and what it would tell.
+"""Rehearsal of one look at one service: the writes and the status of the operator now.
 
 With a changed resource the look is at that one, as the API server would take it: defaults filled
 in, rules of the CRD checked.
@@ -29,11 +29,11 @@ from tandem.protocol.names import LABEL_REVISION, LABEL_ROLE, LABEL_SERVICE
 
 
 class NoService(TandemError):
-    """There is no LLMService of that name, and no file says what it is to be."""
+    """There is no LLMService of that name, and no file defines it."""
 
 
 class NewRevision(msgspec.Struct, frozen=True, kw_only=True):
-    """Pods of a role that would be made from another template than those that run."""
+    """Pods of a role that would be made from another template than the running ones."""
 
     role: str
     before: str | None
@@ -42,14 +42,14 @@ class NewRevision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
-    """What one look came to."""
+    """Result of one look."""
 
     service: str
     """Namespace and name."""
     exists: bool
     generation: int
     spec: list[Difference]
-    """What the file changes of the resource; empty without one."""
+    """Changes of the file to the resource; empty without a file."""
     before: LLMServiceStatus
     after: LLMServiceStatus
     changes: list[Change]
@@ -63,8 +63,8 @@ def rehearse(
     name: str,
     changed: Manifest | None = None,
 ) -> Rehearsal:
-    """Look once. Raises NoService, ClusterError (what the API server refuses, a missing right
-    among it) and InvalidParameter for a file that is about something else."""
+    """Look once. Raises NoService, ClusterError (for refusals of the API server, a missing right
+    among them) and InvalidParameter for a file of another object."""
     there = stage.get(SERVICE, namespace, name)
     resource = there if changed is None else _as_taken(stage, there, changed, namespace, name)
     if resource is None:
@@ -95,8 +95,7 @@ def rehearse(
 def _as_taken(
     stage: Stage, there: Manifest | None, changed: Manifest, namespace: str, name: str
 ) -> Manifest:
-    """The file's resource in the place of the one that is there, as the API server would take
-    it."""
+    """Return the file's resource in place of the existing one, as the API server would take it."""
     metadata = changed.get("metadata") or {}
     if changed.get("kind") != SERVICE:
         raise InvalidParameter("kind", changed.get("kind"), SERVICE)
@@ -153,7 +152,7 @@ def _spec_differences(there: Manifest | None, resource: Manifest) -> list[Differ
 
 
 def _new_revisions(stage: Stage, deployments: list[Manifest]) -> list[NewRevision]:
-    """Deployments that would be made, each beside the largest of its role."""
+    """Return the Deployments that would be made, each with the largest of its role."""
     found = []
     for change in stage.changes:
         if change.kind != "Deployment" or change.verb != "create":
@@ -180,7 +179,7 @@ def _label(deployment: Manifest, label: str) -> str:
 
 
 def _pods(deployment: Manifest) -> dict[str, Any]:
-    """What its pods are made from, without the revision's own name."""
+    """Return the template of its pods, without the revision's own name."""
     template = deployment["spec"]["template"]
     labels = {k: v for k, v in template["metadata"]["labels"].items() if k != LABEL_REVISION}
     return {"metadata": {**template["metadata"], "labels": labels}, "spec": template["spec"]}

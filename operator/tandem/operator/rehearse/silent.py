@@ -1,7 +1,7 @@
-"""Stand-ins for those who ask pods: a rehearsal asks nobody, and goes by what the status says.
+"""Stand-ins for the classes that ask pods: a rehearsal asks none, and uses the status.
 
-A laptop reaches the API server, seldom the pods. What only they could say is taken to be as it was
-told last; of a revision that no canary has met yet nothing is known.
+A laptop reaches the API server, seldom the pods. The last values of the status stand for the pods'
+answers; a revision without a canary yet is unknown.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tandem.operator.probes.refusals import Refusals
 
 
 def _nobody(_key: Key) -> None:
-    """No look is to be woken."""
+    """Do nothing: no look is to be woken."""
 
 
 class ToldProbes(Probes):
-    """Canaries and links as a status told them."""
+    """Canaries and links as the status has them."""
 
     def __init__(self, status: LLMServiceStatus) -> None:
         super().__init__(0.0, _nobody)
@@ -48,18 +48,18 @@ class ToldProbes(Probes):
                 self._told.asked[name] = Asked(verdict=verdict)
 
     def known(self, key: Key) -> Known:
-        """What the status said."""
+        """Return the values of the status."""
         return self._told
 
     def poll(
         self, key: Key, questions: Iterable[Question], *, about: Set[str], links: int
     ) -> float | None:
-        """Ask nobody."""
+        """Send no request."""
         return None
 
 
 class ToldKeys(KeyWatch):
-    """Nobody has read keys that the status does not say were read."""
+    """Keys that the status has as read; others count as unread."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster, _nobody)
@@ -67,26 +67,26 @@ class ToldKeys(KeyWatch):
     def all_read(
         self, key: Key, pods: Iterable[PodView], wanted: frozenset[str], door: Door
     ) -> bool:
-        """No pod is asked."""
+        """Return whether the status has them; no pod is asked."""
         return not list(pods)
 
 
 class NoRefusals(Refusals):
-    """No router is asked whose keys do not fit."""
+    """Stand-in that asks no router for its refusals."""
 
     def __init__(self) -> None:
         super().__init__(_nobody)
 
     def known(self, key: Key, pods: Iterable[PodView], token: str) -> dict[str, Problem]:
-        """Nothing is known."""
+        """Return nothing."""
         return {}
 
 
 class NoReach(Reach):
-    """No address is asked."""
+    """Stand-in that asks no address."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster, _nobody, OperatorMetrics(), 0.0)
 
     def look(self, owner: Identity, pods: Iterable[PodView]) -> None:
-        """Nobody is looked at."""
+        """Do nothing."""

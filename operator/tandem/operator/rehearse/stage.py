@@ -1,8 +1,8 @@
-"""A cluster that is read as it is and never written to: each write is tried by the API server as a
-dry run, compared with what is there, and kept as a change.
+"""A cluster that is read directly and never written to; called as ``Cluster`` is.
 
-So a rehearsal meets what the operator would meet (defaults, admission, names that are taken), and
-needs the rights that the operator's writes do. Called as ``Cluster`` is.
+The API server tries each write as a dry run, which is compared with the existing object, and kept
+as a change. So a rehearsal meets the conditions of the operator (defaults, admission, names that
+are taken), and requires the rights that the operator's writes do.
 """
 
 from __future__ import annotations
@@ -21,38 +21,39 @@ _FORBIDDEN = 403
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What would become of one object."""
+    """Change that one object would have."""
 
     verb: str
-    """create, update or delete."""
+    """Kind of the change: create, update or delete."""
     kind: str
     name: str
     differences: list[Difference] = []
-    """Of an update."""
+    """Differences of an update."""
 
 
 class Stage(Cluster):
-    """Keeps changes in the order in which the operator would make them."""
+    """Stand-in of a cluster that keeps changes in the order in which the operator would make
+    them."""
 
     def __init__(self, *, kubeconfig: Path | None = None) -> None:
         super().__init__(pool=2, kubeconfig=kubeconfig)
         self.changes: list[Change] = []
         self.status: LLMServiceStatus | None = None
-        """What would be told, where that differs from what is."""
+        """Status that would be written, if it differs from the existing one."""
         self._made: dict[tuple[str, str], Manifest] = {}
-        """What would be there by now, by kind and name."""
+        """Objects that would exist by now, by kind and name."""
 
     def made(self, kind: str, name: str) -> Manifest:
-        """An object that would have been made."""
+        """Return an object that would have been made."""
         return self._made[(kind, name)]
 
     def taken(self, manifest: Manifest) -> Manifest:
-        """An object in the place of the one that it was read from, as the API server would have
-        it; no change of the operator's."""
+        """Return an object in place of the one that it was read from, as the API server would have
+        it; it does not count as a change of the operator's."""
         return super().replace(manifest, dry_run=True)
 
     def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """One object as it would be, or None."""
+        """Return one object as it would be, or None."""
         return self._made.get((kind, name)) or super().get(kind, namespace, name)
 
     def apply(self, manifest: Manifest, *, subresource: str = "", dry_run: bool = True) -> Manifest:
@@ -68,7 +69,7 @@ class Stage(Cluster):
         return self._kept(kind, metadata, super().apply(manifest, dry_run=True))
 
     def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest | None:
-        """Keep that it would be made; None when it is there already."""
+        """Keep that it would be made; None when it exists already."""
         kind, name = manifest["kind"], manifest["metadata"].get("name", "")
         if kind == "Event":
             return manifest
@@ -86,20 +87,20 @@ class Stage(Cluster):
         return made
 
     def _waits_for_account(self, manifest: Manifest, error: ClusterError) -> bool:
-        """Whether a pod is refused only because its account is yet to be made."""
+        """Return whether a pod is refused only because its account is yet to be made."""
         account = manifest.get("spec", {}).get("serviceAccountName", "")
         made = ("ServiceAccount", account) in self._made
         return manifest["kind"] == "Pod" and error.status == _FORBIDDEN and made
 
     def replace(self, manifest: Manifest, *, dry_run: bool = True) -> Manifest:
-        """Keep what writing it back would change."""
+        """Keep the change of a replacement."""
         result = super().replace(manifest, dry_run=True)
         kept = self._kept(manifest["kind"], manifest["metadata"], result)
         self._made[(manifest["kind"], manifest["metadata"]["name"])] = kept
         return kept
 
     def patch(self, kind: str, namespace: str, name: str, body: Manifest) -> Manifest | None:
-        """Keep what would be marked; the operator patches annotations alone."""
+        """Keep the changed annotations; the operator patches nothing else."""
         given = body["metadata"]["annotations"]
         marks = [
             Difference(path=f"metadata.annotations.{key}", before=None, after=value or "(none)")
@@ -109,15 +110,15 @@ class Stage(Cluster):
         return super().get(kind, namespace, name)
 
     def patch_pod_status(self, namespace: str, name: str, body: Manifest) -> Manifest | None:
-        """Nothing: whose address answers is not rehearsed."""
+        """Do nothing: answers of addresses are not rehearsed."""
         return super().get("Pod", namespace, name)
 
     def write_fields(self, item: Manifest, entries: list[Manifest]) -> Manifest:
-        """Nothing: who manages a field is no change of it."""
+        """Do nothing: a manager of a field is not a change of it."""
         return item
 
     def delete(self, kind: str, namespace: str, name: str, *, uid: str | None = None) -> None:
-        """Keep that it would go."""
+        """Keep that it would be deleted."""
         self.changes.append(Change(verb="delete", kind=kind, name=name))
 
     def _kept(self, kind: str, metadata: Manifest, after: Manifest) -> Manifest:

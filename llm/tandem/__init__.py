@@ -1,7 +1,7 @@
-"""The package ``tandem``: ``from tandem import LLM, SamplingParams``.
+"""Package ``tandem``: ``from tandem import LLM, SamplingParams``.
 
-Its parts lie in folders of their own in a checkout, and all in this one once installed; none but
-this one has an ``__init__.py``. Names are loaded when they are asked for: a router has no engine.
+In a checkout its parts are in separate folders; once installed all are in this one. Only this
+folder has an ``__init__.py``. Names are imported on first use: a router has no engine.
 """
 
 from __future__ import annotations

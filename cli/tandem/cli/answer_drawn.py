@@ -1,7 +1,7 @@
-"""An answer of `tandem chat` as it comes: what the model thinks, and what it says.
+"""Output of an answer of `tandem chat` as it arrives: reasoning and content.
 
-On a terminal thoughts are dim. Elsewhere standard output has the answer alone, for who keeps or
-pipes it, and all else goes to standard error.
+On a terminal reasoning is dim. Otherwise standard output has the answer only, so that it can be
+saved or piped, and the rest goes to standard error.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from typing import TextIO
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 _MARK = "[thought] "
-"""Before a thought where there is no dim."""
+"""Prefix of reasoning if the output has no dim text."""
 
 
 class AnswerDrawn:
-    """Draws one answer; ``end`` it, however it ends, or the terminal stays dim."""
+    """Writer of one answer. Call ``end`` after it, also after an error, or the terminal stays
+    dim."""
 
     def __init__(self) -> None:
         self.text = ""
-        """What was said; thoughts are no part of it."""
+        """Content so far, without reasoning."""
         self._thinks = False
         self._together = sys.stdout.isatty()
-        """Whether all of it stands in one place."""
+        """True if content and reasoning go to the same terminal."""
         self._aside = sys.stdout if self._together else sys.stderr
         self._dims = self._aside.isatty() and os.environ.get("TERM") != "dumb"
 
     def think(self, piece: str) -> None:
-        """Draw the next of a thought."""
+        """Write the next piece of reasoning."""
         if piece and not self._thinks:
             self._thinks = True
             gap = "\n\n" if self.text and self._together else ""
@@ -36,19 +37,19 @@ class AnswerDrawn:
         _write(self._aside, piece)
 
     def say(self, piece: str) -> None:
-        """Draw the next of what is said."""
+        """Write the next piece of content."""
         if piece:
             self._leave_thought("\n\n" if self._together else "\n")
         self.text += piece
         _write(sys.stdout, piece)
 
     def note(self, words: str) -> None:
-        """Draw how the answer ended, if not by itself."""
+        """Write how the answer ended, if not by itself."""
         self._leave_thought("" if self._together else "\n")
         _write(self._aside, f" [{words}]" if self._together else f"[{words}]\n")
 
     def end(self) -> None:
-        """Draw the end of the last line."""
+        """End the last line."""
         self._leave_thought("" if self._together else "\n")
         _write(sys.stdout, "\n")
 

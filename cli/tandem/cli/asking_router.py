@@ -1,4 +1,4 @@
-"""Asks a running router for what its operators may see; whatever goes wrong is one line."""
+"""Client for the debug endpoints of a running router. Every error is one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANSWER_SECONDS = 30.0
 
 
 class NoAnswer(TandemError):
-    """The router is not there, or refuses; the text says which."""
+    """The router does not answer, or refuses; the text says which."""
 
 
 def check_url(param: str, url: str) -> None:
@@ -30,8 +30,8 @@ def check_url(param: str, url: str) -> None:
 
 
 def key_headers(key: str | None) -> dict[str, str]:
-    """Headers that carry an API key, the environment's if none is given. Raises InvalidParameter,
-    which does not show it."""
+    """Return headers with an API key, the environment's if none is given. Raises InvalidParameter
+    without showing the key."""
     key = api_key_of(key)
     if key is None:
         return {}
@@ -41,7 +41,7 @@ def key_headers(key: str | None) -> dict[str, str]:
 
 
 class RouterClient:
-    """One connection for many questions; close it."""
+    """One connection for several requests; close it."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         """Raises InvalidParameter."""
@@ -53,7 +53,7 @@ class RouterClient:
         )
 
     def get(self, path: str) -> dict[str, Any]:
-        """The object that ``path`` answers with. Raises NoAnswer."""
+        """Return the object at ``path``. Raises NoAnswer."""
         try:
             answer = self._client.get(path)
             content = answer.json()
@@ -69,7 +69,7 @@ class RouterClient:
         return content
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._client.close()
 
     def __enter__(self) -> RouterClient:

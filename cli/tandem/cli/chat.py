@@ -59,7 +59,7 @@ def _fail(text: str) -> int:
 
 
 def _first_model(client: httpx.Client) -> str | None:
-    """The model that the server names first; None after an error, which is printed."""
+    """Return the first model in the server's list; None after an error, which is printed."""
     response = client.get("/v1/models")
     if response.status_code != 200:
         _fail(f"[{response.status_code}] {_message(response)}")
@@ -115,9 +115,10 @@ def _opening(system: str | None) -> list[dict[str, str]]:
 def _answer(
     client: httpx.Client, model: str, history: list[dict[str, str]], options: argparse.Namespace
 ) -> str | None:
-    """Draw the answer as it comes, and return what it says; None after an error, which is printed.
+    """Write the answer as it arrives, and return its content. None after an error, which is
+    printed.
 
-    What the model thought is left out, as templates leave it out of later turns.
+    Reasoning is left out, as templates leave it out of later turns.
     """
     body = {
         "model": model,
@@ -157,7 +158,7 @@ def _events(response: httpx.Response) -> Iterator[str]:
 
 
 def _draw(drawn: AnswerDrawn, text: str, max_tokens: int) -> None:
-    """Draw what an event adds. Raises StreamError for an error or what is no event."""
+    """Write the content of an event. Raises StreamError for an error or an invalid event."""
     try:
         event = json.loads(text)
         if "error" in event:

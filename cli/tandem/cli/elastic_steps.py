@@ -1,4 +1,4 @@
-"""Which workers of a stack get a bound of their mixed steps for its router's sake. Pure; called by
+"""Bounds of mixed steps for the workers of a stack whose router places elastically. Pure; called by
 ``up``."""
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ def bound_steps(
     given: Mapping[str, Collection[str]],
     flags: Mapping[str, Sequence[str]],
 ) -> dict[str, Sequence[str]]:
-    """``flags`` by role with ``--max-itl-ms`` for roles that have no bound of their own.
+    """Return ``flags`` by role, with ``--max-itl-ms`` for roles without a bound.
 
-    ``given`` are the names of the engine's settings that workers of each role were given, by
-    whatever way; where a role is missing there is no pair, and nothing is added.
+    ``given`` are the names of the engine settings of each role's workers, from any source. Without
+    both roles there is no pair, and nothing is added.
     """
     if router.placement != "elastic" or not {"prefill", "decode"} <= given.keys():
         return dict(flags)

@@ -24,16 +24,16 @@ from tandem.protocol.names import ENV_PREFIX
 
 OPERATOR = "tandem-system"
 LABEL = "app.kubernetes.io/name=tandem-operator"
-"""Of the operator's Deployment, whatever its name: a release of the chart gives it its own."""
+"""Label of the operator's Deployment, whose name depends on the release of the chart."""
 NONE = "none"
 MOST_BYTES = 1 << 20
-"""Of a file; no resource of an API server is as large."""
+"""Maximum bytes of a file; no resource of an API server is as large."""
 
 
 def run(argv: list[str]) -> int:
-    """Print it; 0 also where there is something to do.
+    """Print the plan. Return 0 even if it has changes.
 
-    Raises InvalidParameter, NoService, and ClusterError in the API server's words.
+    Raises InvalidParameter, NoService, and ClusterError with the API server's message.
     """
     parser = Parser(prog="tandem explain service", description=__doc__.splitlines()[0])
     parser.add_argument("name", help="the LLMService")
@@ -61,7 +61,7 @@ def run(argv: list[str]) -> int:
 
 
 def resource_of(path: Path, name: str) -> dict[str, Any]:
-    """The LLMService of this name in a file of one document or several."""
+    """Return the LLMService of this name from a file of one document or several."""
     try:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1)
@@ -80,8 +80,8 @@ def resource_of(path: Path, name: str) -> dict[str, Any]:
 
 
 def operator_settings(cluster: Cluster, where: str) -> OperatorSettings:
-    """Settings of the operator whose Deployment that is: its flags, and its variables where their
-    values stand in it."""
+    """Return the settings of the operator in that Deployment: its flags, and variables with literal
+    values."""
     if where == NONE:
         return OperatorSettings()
     allowed = f"NAMESPACE[/NAME] of the operator's Deployment, or {NONE}"

@@ -1,8 +1,8 @@
-"""Settings dataclasses to flags, environment variables and a config file, and back.
+"""Conversion of settings dataclasses to flags, environment variables and a config file, and back.
 
-Every setting of a role is a dataclass field made with ``tandem.protocol.settings``; this is the one
-place that turns them into ``--some-flag``, ``TANDEM_SOME_FLAG`` and a key of the YAML file named
-by ``--config``. A flag wins over the environment, that over the file, that over the default.
+Every setting of a role is a dataclass field made with ``tandem.protocol.settings``. Only this
+module converts them to ``--some-flag``, ``TANDEM_SOME_FLAG`` and a key of the YAML file named by
+``--config``. A flag has precedence over the environment, that over the file, that over the default.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Section:
     title: str
     settings: type
     leave_out: frozenset[str] = frozenset()
-    """Fields that the command fills by itself."""
+    """Fields that the command sets itself."""
 
     def flags(self) -> list[Setting]:
-        """Settings that become flags."""
+        """Return the settings that become flags."""
         return [each for each in settings_of(self.settings) if each.name not in self.leave_out]
 
 
@@ -59,7 +59,7 @@ def add_flags(
 def read_settings(
     parsed: argparse.Namespace, sections: Sequence[Section], environ: Mapping[str, str]
 ) -> dict[type, dict[str, Any]]:
-    """Values that were given, per settings class, converted to the fields' types.
+    """Return the given values per settings class, converted to the fields' types.
 
     Raises InvalidParameter naming the flag, variable or key, the value and what is allowed.
     """
@@ -83,7 +83,7 @@ def read_settings(
 
 
 def _chosen(value: Any, each: Setting) -> Any:
-    """Return the choice that an alias stands for, else ``value``."""
+    """Return the choice of an alias, else ``value``."""
     return each.aliases.get(value, value) if isinstance(value, str) else value
 
 
@@ -139,12 +139,12 @@ def _add_flag(group: argparse._ArgumentGroup, each: Setting) -> None:
 
 
 def flag_of(name: str) -> str:
-    """``max_num_seqs`` to ``--max-num-seqs``."""
+    """Return ``--max-num-seqs`` for ``max_num_seqs``."""
     return "--" + name.replace("_", "-")
 
 
 def plain_type(hint: Any) -> type:
-    """``int | None`` to ``int``, ``tuple[str, ...]`` to ``tuple``."""
+    """Return ``int`` for ``int | None``, ``tuple`` for ``tuple[str, ...]``."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         members = [member for member in typing.get_args(hint) if member is not type(None)]
         return plain_type(members[0])
@@ -155,7 +155,7 @@ def plain_type(hint: Any) -> type:
 
 
 def convert(name: str, value: Any, hint: Any, allowed: tuple[str, ...] = ()) -> Any:
-    """``value`` as the field's type, or InvalidParameter."""
+    """Return ``value`` as the field's type. Raises InvalidParameter."""
     kind = plain_type(hint)
     if kind is tuple:
         item, *_ = typing.get_args(hint)
@@ -172,7 +172,8 @@ def convert(name: str, value: Any, hint: Any, allowed: tuple[str, ...] = ()) -> 
 
 
 def _items(name: str, value: Any) -> tuple[str, ...]:
-    """A list's items. An empty one is refused: a key that was meant would be no key at all."""
+    """Return a list's items. Raises InvalidParameter for an empty item: an intended key would be
+    missing."""
     given = value if isinstance(value, list | tuple) else _split(name, str(value))
     items = [str(item).strip() for item in given]
     if not items or not all(items):
@@ -181,7 +182,7 @@ def _items(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _split(name: str, text: str) -> list[Any]:
-    """Items between commas, or of a JSON list, whose items may hold commas."""
+    """Return the items between commas, or of a JSON list, whose items may contain commas."""
     if not text.startswith("["):
         return list(text.split(","))
     try:
@@ -230,5 +231,5 @@ def whole_number(text: str) -> int:
 
 
 def environment() -> Mapping[str, str]:
-    """The process environment, read once by a command at its start."""
+    """Return the process environment, read once by a command at its start."""
     return os.environ

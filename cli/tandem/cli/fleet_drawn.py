@@ -1,4 +1,4 @@
-"""A router's ``/debug/fleet`` and its last calls as one frame of a terminal. Pure."""
+"""Terminal frame of a router's ``/debug/fleet`` and its last calls. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _STYLES = {"up": "green", "down": "red", "quarantined": "bold red", "suspect": "
 _OTHER_STYLE = "yellow"
 _WORST_FIRST = ("quarantined", "down", "resting", "up")
 _AROUND = 19
-"""Lines of a frame beside its rows."""
+"""Lines of a frame other than its rows."""
 _FEWEST = 4
-"""Rows that a table shows at least, however small the terminal."""
+"""Minimum rows that a table shows, on a terminal of any height."""
 _PHASES = {
     "admission": "router's queue",
     "no_worker": "no worker",
@@ -37,7 +37,7 @@ _PHASES = {
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """All that one look gave."""
+    """Data of one refresh."""
 
     url: str
     clock: str
@@ -46,7 +46,7 @@ class Frame:
 
 
 def drawn(frame: Frame, height: int | None) -> RenderableType:
-    """The frame; tables are cut so that ``height`` lines are enough, None is any number."""
+    """Return the frame. Tables are cut to fit ``height`` lines; None is any number."""
     fleet = frame.fleet
     workers: Sequence[Json] = fleet["workers"]
     links: Sequence[Json] = fleet["handoff_links"]
@@ -69,7 +69,7 @@ def drawn(frame: Frame, height: int | None) -> RenderableType:
 
 
 def _rooms(height: int | None, wanted: Sequence[int]) -> list[int]:
-    """Rows of each table: what it wants, or an equal share of what there is."""
+    """Return the rows of each table: all, or an equal share of the space."""
     if height is None:
         return list(wanted)
     left, rooms = max(0, height - _AROUND), []
@@ -154,7 +154,7 @@ def _links(links: Sequence[Json], workers: Sequence[Json], room: int, left_out: 
 
 
 def _rank(link: Json) -> tuple[int, float, str]:
-    """Worst first, then busiest."""
+    """Return the sort key: worst first, then busiest."""
     return _WORST_FIRST.index(link["state"]), -link["handoffs_per_s"], link["decode"]
 
 
@@ -178,7 +178,7 @@ def _queue(queue: Json) -> Text:
 
 
 def _table(*names: str, left: int) -> Table:
-    """A plain table; names that are given stand to the left."""
+    """Return a plain table with left-aligned columns of the given names."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for name in names[:left]:
         table.add_column(name, overflow="ellipsis", no_wrap=True)
@@ -193,7 +193,7 @@ def _more(table: Table, count: int) -> Table:
 
 
 def _bar(share: float | None) -> Text:
-    """A bar and its percents; red when little is left."""
+    """Return a bar and its percentage; red if little is left."""
     if share is None:
         return Text("")
     full = round(max(0.0, min(1.0, share)) * BAR)

@@ -1,7 +1,6 @@
-"""A `tandem serve` that another command starts for itself, and ends.
+"""A `tandem serve` process that another command starts and ends.
 
-It ends with that command, however that one ends: killed, too, it leaves no server behind that keeps
-GPUs.
+It ends with that command, even if that is killed, so no server stays behind on a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tandem.protocol.errors import InvalidParameter, TandemError
 
 @dataclass(frozen=True, slots=True)
 class OwnServer:
-    """The process, and where it answers."""
+    """Process and URL of the server."""
 
     process: subprocess.Popen[bytes]
     url: str
@@ -49,15 +48,15 @@ class OwnServer:
 
 
 def command(port: int, ready_seconds: float, flags: Sequence[str]) -> list[str]:
-    """The command line; of what is given twice the last counts, which is in ``flags``. Where it
-    listens is said here, as the environment and a config file may say otherwise."""
+    """Return the command line. The last of repeated flags counts, so ``flags`` have precedence. The
+    address is set here because the environment or a config file may set another."""
     words = [sys.executable, "-m", "tandem.cli", "serve", "--host", LOOPBACK, "--port", str(port)]
     return [*words, "--ready-seconds", f"{ready_seconds:g}", *flags]
 
 
 def check_flags(param: str, flags: Sequence[str]) -> None:
-    """Raise InvalidParameter for flags by which the server would be elsewhere than it is waited
-    for, until its time is over."""
+    """Raise InvalidParameter for flags that change the server's address: the caller would wait at
+    the wrong one."""
     for word in flags:
         if word.partition("=")[0] in ("--host", "--port"):
             raise InvalidParameter(param, word, f"no address: it has a free port of {LOOPBACK}")
@@ -71,9 +70,9 @@ def own_server(
     stop_seconds: float,
     output: IO[Any],
 ) -> Iterator[OwnServer]:
-    """A server that starts within the block, whose output goes to ``output``; none runs behind it.
+    """Yield a server that runs within the block, with its output in ``output``.
 
-    It has ``stop_seconds`` to end by itself.
+    It has ``stop_seconds`` to end before it is killed.
     """
     (port,) = free_ports(1)
     process = subprocess.Popen(

@@ -31,17 +31,17 @@ from tandem.link.descriptors import raise_descriptor_limit
 from tandem.protocol.errors import InvalidParameter
 
 SAY_EVERY = 10.0
-"""Seconds between two words on how far it is."""
+"""Seconds between two progress lines."""
 STOP_SECONDS = 60.0
 CONCURRENCY = 64
 MAX_CONCURRENCY = 4_096
 DESCRIPTORS_KEPT = 64
-"""For what is no connection to the server: files, streams, looking names up."""
+"""File descriptors reserved for files, streams and name lookups."""
 _POLL = 0.25
 
 
 def run(argv: list[str]) -> int:
-    """1 if a request was not answered by 200."""
+    """Answer the requests of a file. Return 1 if one was not answered with 200."""
     parser = Parser(prog="tandem run-batch", description=__doc__)
     parser.add_argument("-i", "--input-file", required=True, help="requests, one as JSON a line")
     parser.add_argument("-o", "--output-file", required=True, help="where answers are written")
@@ -95,8 +95,8 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _concurrency(given: int | None) -> int:
-    """Each takes a connection: without a descriptor for it a request would fail like one that the
-    server does not answer."""
+    """Return the number of concurrent requests. Each uses a connection. Without a file descriptor
+    for it, a request would fail as if the server did not answer."""
     may_open = raise_descriptor_limit(1)
     most = max(1, min(MAX_CONCURRENCY, may_open - DESCRIPTORS_KEPT))
     if given is None:
@@ -109,7 +109,7 @@ def _concurrency(given: int | None) -> int:
 
 @contextmanager
 def _server(options: argparse.Namespace) -> Iterator[str]:
-    """The URL of the server, which is started where none runs."""
+    """Yield the URL of the server. Starts one if none is given."""
     if options.url is not None:
         yield options.url
         return

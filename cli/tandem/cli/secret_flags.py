@@ -1,7 +1,7 @@
-"""Keys leave command lines, which every user of the machine may read, for the environment.
+"""Removal of keys from command lines, which every user of the machine can read.
 
-A command that was given one starts itself again without it; a stack gives its processes theirs by
-the environment alone.
+A command with a key starts itself again with the key in its environment. A stack passes keys to its
+processes by the environment only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from tandem.protocol.names import ENV_PREFIX
 
 SECRETS = ("api_key", "admin_api_key", "kv_secret")
-"""Settings whose values are keys; several may be given of those of the router."""
+"""Settings whose values are keys. The router's may have several."""
 SEVERAL = ("api_key", "admin_api_key")
 ENV_API_KEY = ENV_PREFIX + "API_KEY"
 SERVERS = ("serve", "up", "router", "prefill", "decode")
@@ -22,7 +22,7 @@ _PREFIXES = ("--router.", "--")
 
 
 def take_secrets(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return ``words`` without keys, and the environment that says the same."""
+    """Return ``words`` without keys, and an environment with these keys."""
     rest: list[str] = []
     found: dict[str, list[str]] = {}
     given = iter(words)

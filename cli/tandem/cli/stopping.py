@@ -1,7 +1,7 @@
-"""The end of a local stack: the router first, so that streams can end, then the workers.
+"""Shutdown of a local stack: the router first, so that streams can end, then the workers.
 
-Each process gets as long as it may drain. The terminal is told what is waited for; whoever cannot
-wait asks again, and everything ends at once.
+Each process gets as long as it may drain. The terminal shows what is waited for. A second signal
+ends everything at once.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tandem.cli.loopback import DIRECT
 POLL_SECONDS = 0.1
 SAY_SECONDS = 5.0
 MARGIN_SECONDS = 8.0
-"""What a process may take beyond its drain to close what it has open."""
+"""Time in addition to its drain in which a process may close its connections and files."""
 _COUNTED = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
 
 
 @dataclass(frozen=True, slots=True)
 class Graces:
-    """Seconds that requests under way are given, by who drains."""
+    """Seconds for running requests, by draining process."""
 
     router: float
     workers: float
@@ -38,7 +38,7 @@ def stop(
     hurried: Callable[[], bool],
     say: Callable[[str], None],
 ) -> None:
-    """End the processes; none runs afterwards. ``hurried`` cuts every wait short."""
+    """End the processes; none runs afterwards. ``hurried`` ends every wait early."""
     routers = [child for child in children if child.arguments[0] == "router"]
     workers = [child for child in children if child not in routers]
     try:
@@ -79,7 +79,7 @@ def _progress(workers: list[Child], left: float) -> str:
 
 
 def _requests(child: Child) -> int:
-    """Requests that a worker has now; 0 where it does not answer."""
+    """Return the requests that a worker has now; 0 if it does not answer."""
     url = child.ready_url.removesuffix("/ready") + "/metrics"
     try:
         with DIRECT.open(url, timeout=1.0) as answer:

@@ -21,7 +21,7 @@ _TITLES |= {"structured_outputs": "Structured output"}
 
 
 def worker_sections() -> list[Section]:
-    """Server, engine and hand-off, in the order in which --help shows them."""
+    """Return the sections of server, engine and hand-off, in the order of --help."""
     return [
         Section("Server", ServerConfig),
         Section("Model files", ModelFiles),
@@ -31,7 +31,8 @@ def worker_sections() -> list[Section]:
 
 
 def engine_sections(leave_out: frozenset[str] = frozenset()) -> list[Section]:
-    """The engine's settings; ``leave_out`` are fields that the command has of its own."""
+    """Return the engine's settings without the fields in ``leave_out``, which the command has
+    itself."""
     engine = [
         Section(_TITLES[name], settings, leave_out & _fields(settings))
         for name, settings in SECTIONS.items()
@@ -45,9 +46,9 @@ def _fields(settings: type) -> frozenset[str]:
 
 
 def engine_config(given: Mapping[type, Mapping[str, Any]]) -> EngineConfig:
-    """The engine's config from what was given; a model may be any source that hub/ knows.
+    """Return the engine's config from the given settings. The model may be any source of hub/.
 
-    What cannot be served is refused before weights are fetched or converted.
+    An unsupported model is refused before weights are fetched or converted.
     """
     flat = engine_values(given)
     source = flat.pop("model", None)

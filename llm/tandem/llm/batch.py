@@ -1,4 +1,4 @@
-"""A batch that is generated: what its callers write for each prompt, and how it is carried out."""
+"""Generation of a batch: parameters of each prompt, and the loop that runs the requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Messages = Sequence[Mapping[str, Any]]
 """One chat."""
 
 Add = Callable[[str], None]
-"""Gives one request of a batch to the engine, under an id."""
+"""Function that adds one request of a batch to the engine, under an id."""
 
 
 def run_batch(
@@ -33,12 +33,12 @@ def run_batch(
     total: int,
     at_once: int,
 ) -> list[RequestOutput]:
-    """The answers to ``total`` requests in their order, ``at_once`` of them in the engine at a
-    time, under ``names``: ids that nobody had before. What comes meanwhile to other requests of the
-    engine is kept for its next ``step``.
+    """Return the answers to ``total`` requests in order, with ``at_once`` of them in the engine at
+    a time. Their ids are the unused ones of ``names``. Outputs of other requests of the engine are
+    kept for its next ``step``.
 
-    Raises what one could not be added for, or failed with; its ``answers`` are those until then.
-    Whatever is raised, nothing of the batch goes on.
+    Raises the first error of adding or running a request; its ``answers`` are those until then.
+    After any error the rest of the batch is aborted.
     """
     waiting = enumerate(adders)
     answers: dict[int, RequestOutput] = {}
@@ -71,7 +71,8 @@ def run_batch(
 def one_each(
     given: Params | Sequence[Params], count: int
 ) -> tuple[list[Params], list[InputOptions | None]]:
-    """Verified parameters for each request, to be answered once, at the end, and its options."""
+    """Return verified parameters and options for each request, which is answered once, at the
+    end."""
     if not isinstance(given, Sequence):
         return [_at_the_end(given)] * count, [options_of(given)] * count
     if len(given) != count:
@@ -82,7 +83,8 @@ def one_each(
 
 
 def chats_of(messages: Messages | Sequence[Messages]) -> list[Any]:
-    """A list of chats is a list of lists; what is no chat is refused when it is rendered."""
+    """Return a list of chats. A list of chats is a list of lists. Anything else is one chat,
+    checked when it is rendered."""
     several = (
         isinstance(messages, Sequence)
         and len(messages) > 0
@@ -92,7 +94,8 @@ def chats_of(messages: Messages | Sequence[Messages]) -> list[Any]:
 
 
 def options_of(given: Params) -> InputOptions | None:
-    """The default number of tokens, where ``given`` leaves it open: it gives way to the context."""
+    """Return options with the default number of tokens if ``given`` has none. The default is
+    lowered to fit the context."""
     if isinstance(given, params.SamplingParams):
         is_open = given.max_tokens == params.DEFAULT_MAX_TOKENS
     else:
@@ -101,7 +104,8 @@ def options_of(given: Params) -> InputOptions | None:
 
 
 def _at_the_end(given: Params) -> Params:
-    """The same, for one answer at the end; what a mapping leaves open stays so."""
+    """Return the parameters for one answer at the end. Fields that a mapping leaves open stay
+    open."""
     checked = params_from(given)
     if isinstance(given, SamplingParams):
         if options_of(given) is not None:

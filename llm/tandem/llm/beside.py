@@ -1,10 +1,9 @@
-"""Threads for work that would hold the event loop: tokenizing, templates, parsing of large bodies.
+"""Threads for work that would block the event loop: tokenizing, templates, parsing of large bodies.
 
-The threads are divided fairly between tenants, by the size of their work; the work of one tenant
-keeps its order. Small work runs in the loop at once. Large work of tenants takes half of the
-threads: a shorter text of another tenant does not wait for texts of megabytes, and there are fewer
-threads that the loop shares the interpreter with. Long waits end in a refusal, so that what is
-queued here stays bounded by time.
+The threads are shared fairly between tenants, by the size of their work. The work of one tenant
+keeps its order. Small work runs in the loop at once. Large work of tenants uses half of the
+threads. So a shorter text of another tenant does not wait for texts of megabytes, and fewer threads
+share the interpreter with the loop. Long waits end in a refusal, which bounds the queue by time.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from tandem.protocol.errors import Refusal, RefusalCode, RequestRefused
 from tandem.protocol.fair_order import FairOrder
 
 IN_LOOP = 8_000
-"""Characters or items from which on work goes to a thread: it takes about half a millisecond."""
+"""Characters or items from which work runs in a thread: it takes about half a millisecond."""
 LARGE = 100_000
-"""Characters or items from which on work leaves half of the threads to other work."""
+"""Characters or items from which work leaves half of the threads to other work."""
 WAIT_SECONDS = 20.0
 """Longest wait for a thread."""
 
@@ -32,7 +31,8 @@ _Result = TypeVar("_Result")
 
 
 def default_threads() -> int:
-    """Two at least, as one may hold a text of megabytes; four at most, the loop needs a core."""
+    """Return the number of threads. At least two, as one may be busy with a text of megabytes. At
+    most four, as the loop needs a core."""
     return min(4, max(2, (os.cpu_count() or 1) // 2))
 
 
@@ -44,12 +44,12 @@ def _one_tenant() -> str:
 class _Work:
     start: int
     is_large: bool
-    """Whether it leaves half of the threads to other work."""
+    """True if it leaves half of the threads to other work."""
     turn: asyncio.Future[None]
 
 
 class Beside:
-    """Belongs to one event loop, from its first use on."""
+    """Executor that belongs to one event loop, from its first use on."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class Beside:
         self._num_free_for_large = max(1, count // 2)
         self._order = FairOrder()
         self._queues: dict[str, deque[_Work]] = {}
-        """Work that waits, by tenant; none is empty."""
+        """Waiting work, by tenant; no queue is empty."""
         self._tenant = tenant
         self._wait_seconds = wait_seconds
         self.on_refused: Callable[[], None] = _untold
-        """Called where no thread was free in time: for who counts refusals."""
+        """Called when a request is refused because no thread was free in time."""
 
     async def run(
         self,
@@ -78,9 +78,9 @@ class Beside:
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Result:
-        """Call ``function`` here, or in a thread when ``size`` says that it takes long.
+        """Call ``function`` here, or in a thread if ``size`` is large.
 
-        Raises RequestRefused (capacity) when no thread is free in time.
+        Raises RequestRefused (capacity) if no thread is free in time.
         """
         if size < IN_LOOP:
             return function(*args, **kwargs)
@@ -98,7 +98,7 @@ class Beside:
         return await asyncio.wrap_future(work)
 
     def close(self) -> None:
-        """Begin nothing more. May be called twice."""
+        """Start no more work. May be called twice."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _turn(self, tenant: str, size: int, *, is_large: bool) -> None:
@@ -122,7 +122,7 @@ class Beside:
             raise RequestRefused(Refusal(code=RefusalCode.CAPACITY, message=message)) from error
 
     def _withdraw(self, tenant: str, work: _Work) -> None:
-        """Take work out of its queue, or give back the thread that it has just got."""
+        """Remove work from its queue, or return the thread that it was just given."""
         queue = self._queues.get(tenant)
         if queue is not None and work in queue:
             queue.remove(work)
@@ -133,7 +133,7 @@ class Beside:
             self._release(is_large=work.is_large)
 
     def _begin_next(self) -> None:
-        """Give free threads to the work that has the smallest tags."""
+        """Give free threads to the work with the smallest tags."""
         while self._num_free:
             first = min(
                 (
@@ -167,11 +167,11 @@ class Beside:
 
 
 def _untold() -> None:
-    """Nobody counts."""
+    """Count nothing."""
 
 
 def weight(value: object, limit: int = IN_LOOP) -> int:
-    """About how many characters and items a value has; looks at no more than ``limit``."""
+    """Return the approximate number of characters and items of a value, up to about ``limit``."""
     if isinstance(value, str | bytes):
         return len(value) + 1
     if isinstance(value, Mapping):

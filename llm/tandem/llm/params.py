@@ -1,7 +1,6 @@
-"""Parameters as programs write them: checked when they are made, lists and dicts taken as they are.
+"""Parameters for programs: checked when they are made, with lists and dicts accepted.
 
-Subclasses of what travels to an engine, which a program gets under the same names. ``wire`` makes
-that of them.
+Subclasses of the structs that are sent to an engine, under the same names. ``wire`` converts them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tandem.protocol.other_servers import REFUSED, SAME, fate_of
 
 _log = logging.getLogger(__name__)
 DEFAULT_MAX_TOKENS = 16
-"""Of completions, over HTTP as in a program."""
+"""Default of completions, over HTTP and in programs."""
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
@@ -44,7 +43,7 @@ def check_known(names: Iterable[str], known: Iterable[str], of: str) -> None:
 
 
 class _Named(msgspec.StructMeta):
-    """Names the nearest field where one is unknown."""
+    """Metaclass whose error for an unknown field names the nearest one."""
 
     def __call__(cls, *args: Any, **given: Any) -> Any:
         filled: tuple[str, ...] = getattr(cls, "_filled", ())
@@ -66,7 +65,7 @@ class StructuredOutputsParams(
     json: Any = None
     structural_tag: Any = None
     disable_additional_properties: bool = False
-    """Of JSON: objects have no properties but those that the schema names."""
+    """Allowed with JSON only: objects have no properties except those that the schema names."""
 
     def __post_init__(self) -> None:
         for name in ("json", "structural_tag"):
@@ -87,7 +86,7 @@ class SamplingParams(
 
     _filled = ("bad_words_token_ids", "thinking")
     max_tokens: int | None = DEFAULT_MAX_TOKENS
-    """Tokens to emit at most; None is what the context still holds."""
+    """Most tokens to emit; None is the rest of the context."""
     stop: Any = ()
     """A text that ends the output, or several."""
     stop_token_ids: Any = ()
@@ -95,9 +94,9 @@ class SamplingParams(
     bad_words: Any = ()
     """Texts never to emit."""
     allowed_token_ids: Any = None
-    """Only these may be drawn."""
+    """Only these tokens may be sampled."""
     structured_outputs: Any = None
-    """What the answer is to match: StructuredOutputsParams, or a dict of its fields."""
+    """Form that the answer must match: StructuredOutputsParams, or a dict of its fields."""
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words"):
@@ -131,7 +130,7 @@ class PoolingParams(
 
 
 def wire(given: SamplingParams) -> sampling.SamplingParams:
-    """Return the verified parameters as they travel to an engine."""
+    """Return the verified parameters as they are sent to an engine."""
     form = given.structured_outputs
     if isinstance(form, StructuredOutputsParams):
         form = _checked(form, structured.StructuredOutputsParams, "structured_outputs")
@@ -194,8 +193,8 @@ def _closed(schema: Any) -> Any:
 
 
 def known_options(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """Return the options of an ``LLM`` in our names; one that needs nothing here is left out with a
-    warning. Raises UnknownOption or InvalidParameter."""
+    """Return the options of an ``LLM`` under Tandem's names. One that needs nothing here is left
+    out with a warning. Raises UnknownOption or InvalidParameter."""
     names, found = set(known), dict[str, Any]()
     for name, value in given.items():
         if name in names:
@@ -216,7 +215,7 @@ def known_options(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, A
 
 
 def json_text(given: Mapping[str, Any] | str | None) -> str:
-    """Return a JSON object as text; an empty one where nothing is given."""
+    """Return a JSON object as text; empty if nothing is given."""
     return given if isinstance(given, str) else json.dumps(given) if given else ""
 
 

@@ -1,4 +1,4 @@
-"""Putting all engines behind a client to sleep, or none of them."""
+"""Sleep of all engines of a client, or of none."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from tandem.protocol.commands import MAX_SLEEP_WAIT_S, CommandName, Reply
 from tandem.protocol.errors import InvalidParameter, TandemError
 
 POLL_SECONDS = 0.05
-"""Between two looks at whether all is quiet."""
+"""Interval between two SLEEP commands while requests still run."""
 ABORT_SECONDS = 10.0
-"""Aborted requests are gone within this."""
+"""Time in which aborted requests must have ended."""
 
 
 class Call(Protocol):
-    """``AsyncLLM.call``."""
+    """Type of ``AsyncLLM.call``."""
 
     def __call__(self, name: CommandName, **args: str | float | bool) -> Awaitable[Reply]:
-        """Run a command on every engine; values are added up."""
+        """Run a command on every engine; values are summed."""
         ...
 
 
 async def put_to_sleep(call: Call, *, level: int, mode: str, timeout: float) -> Reply:
-    """Ask until every engine sleeps; one that does not, or not in time, wakes all of them again
-    (unless some slept before), and the reply says why. Raises InvalidParameter for ``timeout``,
-    RequestFailed for an engine that does not answer; all are awake then, too."""
+    """Repeat the command until every engine sleeps. If one does not in time, all are woken up
+    (unless some slept before), and the reply has the reason. Raises InvalidParameter for
+    ``timeout``. Raises RequestFailed for an engine that does not answer; then, too, all are woken
+    up."""
     if not 0 <= timeout <= MAX_SLEEP_WAIT_S:
         raise InvalidParameter("timeout", timeout, f"seconds from 0 to {MAX_SLEEP_WAIT_S:g}")
     loop = asyncio.get_running_loop()

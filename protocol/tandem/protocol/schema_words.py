@@ -1,6 +1,6 @@
-"""Words of JSON Schema that may say what is valid; all others are annotations.
+"""Keywords of JSON Schema that may restrict values; all others are annotations.
 
-Read by what makes grammars of schemas, in the engine and in the router.
+Used by the code that makes grammars of schemas, in the engine and in the router.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ KEYWORDS = frozenset(
         *("maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     }
 )
-"""Keywords that may say what is valid, of draft 2020-12 and before."""
+"""Keywords that may restrict values, of draft 2020-12 and before."""
 
 
 def says(keyword: str, value: object) -> bool:
-    """Return whether a keyword with a value may say what is valid."""
+    """Return whether a keyword with a value may restrict values."""
     if keyword == "format":
         return not isinstance(value, str) or value in FORMATS
     return keyword in KEYWORDS

@@ -1,5 +1,5 @@
-"""Text in, text out: what stands between a client's words and an engine's token ids.
+"""Text in, text out: conversion between a client's text and an engine's token ids.
 
-No torch, pydantic, asyncio or transformers: the router's image holds it, and a call returns when
-its work is done. Import from the modules.
+No torch, pydantic, asyncio or transformers: the router's image includes this package. All calls are
+synchronous. Import from the modules.
 """

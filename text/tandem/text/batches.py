@@ -1,4 +1,4 @@
-"""Texts of a batch made to ids together: one call, in which the tokenizer uses every core."""
+"""Tokenization of a batch of texts in one call, in which the tokenizer uses every core."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tandem.text.tokenizer import Tokenizer
 def with_ids(
     prompts: Sequence[Prompt], tokenizer: Tokenizer, *, most_chars: int, add_special_tokens: bool
 ) -> list[Prompt]:
-    """``prompts`` with ids in the place of texts of at most ``most_chars`` characters.
+    """Return ``prompts`` with texts of at most ``most_chars`` characters replaced by ids.
 
-    What cannot be made to ids stays a text: who processes it says why it is refused.
+    A text that cannot be tokenized stays a text: the code that processes it raises the error.
     """
     texts = {
         at: each.text

@@ -1,8 +1,8 @@
-"""Bounds a chat's text before a template sees it.
+"""Bounds of a chat's text, checked before a template renders it.
 
-No template can be stopped once it renders, and the text that comes of it is measured too late: some
-add each system message to all before it, and copy them with every one. Called by
-``Tokenizer.render_chat`` where a server has set a bound.
+A template cannot be stopped while it renders, and its output is measured too late. Some append each
+system message to all earlier ones, and copy them every time. Called by ``Tokenizer.render_chat`` if
+a server has set a bound.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Any
 from tandem.protocol.errors import InvalidParameter
 
 MOST_COPIED = 64
-"""Times the bound: characters of system messages, each counted with all before it. As copies they
-take a second at most."""
+"""Maximum characters of system messages, each counted with all earlier ones, in multiples of the
+bound. Copying them takes a second at most."""
 
 
 def check_chat(messages: Sequence[Mapping[str, Any]], most_chars: int) -> None:
-    """Raise InvalidParameter for a chat of more than ``most_chars`` characters, or of so many long
-    system messages that to join them one by one takes long. What is no message counts nothing."""
+    """Raise InvalidParameter for a chat of more than ``most_chars`` characters. Also raises for so
+    many long system messages that joining them one by one takes long. Invalid messages are not
+    counted."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         return
     whole = system = copied = 0
@@ -43,8 +44,8 @@ def check_chat(messages: Sequence[Mapping[str, Any]], most_chars: int) -> None:
 
 
 def _message_size(message: Mapping[str, Any]) -> int:
-    """Characters of all that templates write out of a message. Reasoning that is there under both
-    of its names counts once."""
+    """Return the characters of all that templates write of a message. Reasoning under both of its
+    names counts once."""
     thoughts = (message.get("reasoning"), message.get("reasoning_content"))
     calls = (message.get("tool_calls"), message.get("function_call"))
     said = _size(message.get("content")) + _size(message.get("refusal"))
@@ -52,7 +53,7 @@ def _message_size(message: Mapping[str, Any]) -> int:
 
 
 def _all_texts(value: object) -> int:
-    """Characters of all texts in a value, however deep; its names of members, too."""
+    """Return the characters of all texts in a value at any depth, including member names."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
@@ -61,7 +62,7 @@ def _all_texts(value: object) -> int:
 
 
 def _size(content: object) -> int:
-    """Characters of a message's text, also of one in parts."""
+    """Return the characters of a message's text, also in parts."""
     if isinstance(content, str):
         return len(content)
     if isinstance(content, Mapping):

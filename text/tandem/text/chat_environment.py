@@ -1,7 +1,7 @@
-"""The sandbox in which chat templates run, with the names that they expect.
+"""Sandbox in which chat templates run, with the names that they expect.
 
 Templates come with models, and some servers let clients send their own: foreign code. The sandbox
-is Jinja's immutable one; what is added here hands out no class and no module.
+is Jinja's immutable one. The additions here give no access to a class or module.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Generation(Extension):
 
 
 class _SafeNamespace(Namespace):
-    """Jinja's namespace without names that could stand for Python's internals."""
+    """Jinja's namespace without names that could be Python internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         # Without a `self` in the signature, which would forbid namespace(self=...).
@@ -49,7 +49,7 @@ def _refuse_private(names: Iterable[object]) -> None:
 
 
 def template_environment() -> ImmutableSandboxedEnvironment:
-    """A sandbox to compile one template in."""
+    """Return a sandbox to compile one template in."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControlExtension]
     )
@@ -72,7 +72,7 @@ def _strftime_now(layout: str) -> str:
 
 
 def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    """A function, so that no template gets hold of the class."""
+    """Return a dict. A function, so that no template gets a reference to the class."""
     return dict(*args, **kwargs)
 
 

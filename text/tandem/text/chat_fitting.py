@@ -1,4 +1,4 @@
-"""Brings plain messages into the form that a template takes (``template_traits``)."""
+"""Conversion of normalized messages to the form that a template accepts (``template_traits``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Message = dict[str, Any]
 
 
 def fitted(messages: Sequence[Message], traits: TemplateTraits) -> list[Message]:
-    """Return messages that say the same, as the template takes them."""
+    """Return messages with the same content, in the form that the template accepts."""
     found = [_with_role(each, traits) for each in messages]
     found = [_with_content(each, traits) for each in found]
     if any("tool_calls" in each or each["role"] == "tool" for each in found):
@@ -25,7 +25,7 @@ def fitted(messages: Sequence[Message], traits: TemplateTraits) -> list[Message]
 
 
 def _needs_turns(messages: Sequence[Message]) -> bool:
-    """Return whether it is not simply a user's turn after an assistant's."""
+    """Return whether the chat is more than plain turns of user and assistant."""
     usual = ("user", "assistant")
     return any(
         each["role"] != usual[at % 2] or "tool_calls" in each for at, each in enumerate(messages)

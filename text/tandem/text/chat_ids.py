@@ -1,7 +1,8 @@
-"""Ids of calls in a form that a chat template takes.
+"""Ids of calls in a form that a chat template accepts.
 
 Some templates refuse a history whose ids have another form than their model's own. Clients send ids
-of any form: ours, OpenAI's, Anthropic's. A call and its result get the same new id in every turn.
+of any form: Tandem's, OpenAI's, Anthropic's. A call and its result get the same new id in every
+turn.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class IdForm:
         return self.prefix + rest == call_id and re.fullmatch(pattern, rest) is not None
 
     def make(self, call_id: str, number: int = 0) -> str:
-        """Return the id of this form that stands for another; ``number`` chooses among several."""
+        """Return this form's id for another id; ``number`` distinguishes ids with equal results."""
         digest = hashlib.sha256(f"{number}:{call_id}".encode(errors="surrogatepass")).digest()
         value = int.from_bytes(digest)
         letters = []
@@ -52,7 +53,7 @@ FORMS = (
     *(IdForm(_HEX, length) for length in (8, 16, 24, 32)),
     *(IdForm(string.digits, length) for length in (9, 8, 6, 10, 12)),
 )
-"""Forms that are tried until a template takes one."""
+"""Forms that are tried until a template accepts one."""
 FOREIGN = (
     "call_0123456789abcdef01234567",
     "call_aB3dE5fG7hJ9kL1mN3pQ5rS7",
@@ -60,13 +61,13 @@ FOREIGN = (
     "chatcmpl-tool-0123456789abcdef0123456789abcdef",
     "functions.zqtool:0",
 )
-"""Ids as servers make them."""
+"""Examples of ids that servers make."""
 
 
 def with_form(messages: Sequence[Message], form: IdForm) -> list[Message]:
-    """Return ``messages`` with every id in ``form``. Ids that have it stay. Two different ids never
-    become one. A call without an id gets one; a result without takes that of the oldest call that
-    has no result."""
+    """Return ``messages`` with every id in ``form``. Ids in that form stay, and different ids stay
+    different. A call without an id gets one. A result without an id gets that of the oldest call
+    without a result."""
     known = {each for each in _ids(messages) if form.has(each)}
     made: dict[str, str] = {}
     waiting: list[str] = []
@@ -108,6 +109,6 @@ def _ids(messages: Sequence[Message]) -> list[str]:
 
 
 def _id_of(call: Mapping[str, Any]) -> str:
-    """The id as a text; empty if there is none."""
+    """Return the id as a text; empty if there is none."""
     found = call.get("id")
     return "" if found is None else str(found)

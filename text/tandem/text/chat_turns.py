@@ -1,8 +1,8 @@
-"""The order of roles that a chat template takes, and chats brought into it.
+"""Order of roles that a chat template accepts, and reordering of chats to fit it.
 
-Some templates demand that users and assistants take turns, that a chat begins with a user, or that
-nobody speaks for the system but at the beginning. Others drop what stands elsewhere and say
-nothing. ``template_probe`` finds out which; all text of a chat is kept in its order.
+Some templates require alternating users and assistants, a chat that begins with a user, or system
+messages only at the beginning. Others silently drop text in other places. ``template_traits`` finds
+these rules. All text of a chat keeps its order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Message = dict[str, Any]
 Content = str | list[dict[str, Any]]
 
 _BETWEEN = "\n\n"
-"""Stands between two messages that become one."""
+"""Text between two messages that are joined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,26 +27,26 @@ class Turns:
     joins_assistants: bool = False
     """Assistants' messages in a row become one, with the calls of all."""
     answers: str | None = None
-    """An assistant's message that is put between a call or its result and a user's message."""
+    """Assistant message that is put between a call or its result and a user's message."""
     asks: str | None = None
-    """A user's message that is put before an assistant's that begins the chat."""
+    """User message that is put before an assistant's that begins the chat."""
     frees_results: bool = False
     """Results without a call become users' messages."""
     splits_calls: bool = False
-    """Calls of one message become messages of their own, each before its result."""
+    """Calls of one message become separate messages, each before its result."""
     joins_systems: bool = False
     """System messages at the beginning become one."""
     moves_later_systems: bool = False
-    """System messages behind the beginning become users' messages."""
+    """System messages after the beginning become users' messages."""
     has_no_system: bool = False
-    """All become users' messages."""
+    """All system messages become users' messages."""
     needs_user_last: bool = False
-    """The first system message is shown in a user's message that ends the chat. Of another chat it
-    is put into the last user's message."""
+    """The template shows the first system message in a user's message that ends the chat. In any
+    other chat it is put into the last user's message."""
 
 
 def in_turns(messages: Sequence[Message], turns: Turns) -> list[Message]:
-    """Return the chat as a template takes it."""
+    """Return the chat in the order that a template accepts."""
     found = _without_lone_results(messages) if turns.frees_results else list(messages)
     if turns.splits_calls:
         found = _with_single_calls(found)
@@ -118,7 +118,7 @@ def _in_last_user(messages: list[Message]) -> list[Message]:
 
 
 def _num_systems(messages: Sequence[Message]) -> int:
-    """Return how many messages of the system the chat begins with."""
+    """Return the number of system messages at the beginning of the chat."""
     return next(
         (at for at, each in enumerate(messages) if not _is_system(each)),
         len(messages),

@@ -1,7 +1,7 @@
-"""Cutting a prompt that is pooled: a vector is of its ends, too.
+"""Truncation of a pooled prompt that keeps the special tokens at its ends.
 
-The state of a first token (BERT) or of a last one (Qwen3-Embedding) stands for the prompt; these
-are special tokens that the tokenizer puts around a text, and a cut within the text leaves them.
+The hidden state of the first token (BERT) or the last one (Qwen3-Embedding) represents the prompt.
+These are special tokens that the tokenizer adds around a text, so the cut is made within the text.
 Called by ``InputProcessor``.
 """
 
@@ -18,15 +18,15 @@ def cut_within_ends(
     *,
     from_left: bool,
 ) -> tuple[list[int], int | None]:
-    """``keep`` of ``ids``, the special tokens at both ends among them where they fit, and where the
-    second text begins now (None if nothing of it is left).
+    """Return ``keep`` of ``ids``, including the special tokens at both ends if they fit. Also
+    return the new start of the second text (None if nothing of it is left).
 
     Args:
         ids: more than ``keep`` of them.
         keep: at least 1.
-        second_text_at: its first token, of a pair whose texts are told apart.
+        second_text_at: its first token, of a pair whose texts have different token types.
         special_ids: of the tokenizer.
-        from_left: whether the beginning of the text is dropped, or its end.
+        from_left: True drops the beginning of the text, False its end.
     """
     head, tail = _leading(ids, special_ids), _leading(ids[::-1], special_ids)
     if head + tail >= keep:

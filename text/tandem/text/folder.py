@@ -1,7 +1,7 @@
-"""Reads what a prepared folder says about its tokenizer: ids that end, templates, defaults.
+"""Reader of a prepared folder's tokenizer settings: end ids, templates, defaults.
 
-Only files, no tokenizer: ``Tokenizer.load`` calls it and looks the tokens up. A file that may be
-missing counts as empty; one that is there must be readable.
+Reads files only, no tokenizer: ``Tokenizer.load`` calls it and looks the tokens up. A missing file
+counts as empty; an existing one must be readable.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ class TokenizerSettings:
     """Everything about a tokenizer that is not in tokenizer.json."""
 
     named_tokens: dict[str, str] = field(default_factory=dict)
-    """``bos_token`` and so on to the token's text."""
+    """Text of each named token, by ``bos_token`` and so on."""
     eos_token_ids: tuple[int, ...] = ()
-    """Ids that generation_config.json (else config.json) says end the output."""
+    """Ids that end the output, from generation_config.json (else config.json)."""
     chat_templates: dict[str, str] = field(default_factory=dict)
-    """Template name to Jinja source; the one without a name is ``default``."""
+    """Jinja sources by template name; the one without a name is ``default``."""
     config: dict[str, Any] = field(default_factory=dict)
-    """tokenizer_config.json as it is."""
+    """Content of tokenizer_config.json."""
     generation: dict[str, Any] = field(default_factory=dict)
-    """generation_config.json as it is: the model's own sampling defaults."""
+    """Content of generation_config.json: the model's own sampling defaults."""
 
 
 def read_settings(folder: Path) -> TokenizerSettings:
-    """Settings of the model in ``folder``; raises UnusableFolder for a file that is not JSON."""
+    """Return the settings of the model in ``folder``. Raises UnusableFolder for a file that is not
+    JSON."""
     config = _read_json(folder / "tokenizer_config.json")
     generation = _read_json(folder / "generation_config.json")
     eos = _ids(generation.get("eos_token_id"))
@@ -66,13 +67,13 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _ids(value: object) -> tuple[int, ...]:
-    """An id, a list of ids or nothing."""
+    """Return the ids of an id, a list of ids or nothing."""
     listed = value if isinstance(value, list) else [value]
     return tuple(each for each in listed if isinstance(each, int) and not isinstance(each, bool))
 
 
 def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Tokens are named by their text or by an added-token object that holds it."""
+    """Return the texts of named tokens, given as text or as an added-token object."""
     found: dict[str, str] = {}
     for name in NAMED_TOKENS:
         token = config.get(name)
@@ -84,7 +85,7 @@ def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Templates by name; files of their own win over tokenizer_config.json."""
+    """Return the templates by name. Separate files have precedence over tokenizer_config.json."""
     found: dict[str, str] = {}
     inline = config.get("chat_template")
     if isinstance(inline, str):

@@ -1,9 +1,9 @@
-"""Renders chat templates that strangers bring, each in a process of its own that can be ended.
+"""Rendering of clients' chat templates, each in a separate process that can be killed.
 
-A sandbox keeps a template from reaching anything; it does not keep ``{{ 'a' * 10**9 }}`` from the
-memory or nested loops from the processor, and no thread can be stopped. So the work has a process
-with a limit on memory, no environment, and a deadline. One that waits already costs a request
-nothing to begin with.
+A sandbox prevents access to other objects. It does not prevent ``{{ 'a' * 10**9 }}`` from using
+memory or nested loops from using the processor, and a thread cannot be stopped. So each template
+runs in a process with a memory limit, no environment, and a deadline. One process is started in
+advance, so that a request does not wait for its start.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.text.chat_template import ChatOptions
 
 SECONDS = 5.0
-"""From the job to its text; a usual template takes milliseconds."""
+"""Time limit from the job to its text; a usual template takes milliseconds."""
 MEMORY_BYTES = 512 << 20
 MAX_SOURCE_CHARS = 256_000
 MAX_CHARS = 4_000_000
 _CHAR_BYTES = 12
-"""Of one character in JSON, at most."""
+"""Maximum bytes of one character in JSON."""
 _BYTES_BESIDE = 65_536
-"""Of an answer beside its text, or of an error."""
+"""Maximum bytes of an answer other than its text, or of an error."""
 _READ_BYTES = 1 << 16
 
 
 class IsolatedTemplates:
-    """Any thread may call. ``close`` at the end."""
+    """Renderer that any thread may call. Call ``close`` at the end."""
 
     def __init__(
         self,
@@ -58,7 +58,8 @@ class IsolatedTemplates:
         options: ChatOptions,
         named_tokens: Mapping[str, str],
     ) -> str:
-        """The prompt, or InvalidParameter: also for a template that takes too long or too much."""
+        """Return the prompt. Raises InvalidParameter, also for a template that takes too long or
+        uses too much memory."""
         source = options.chat_template or ""
         if len(source) > MAX_SOURCE_CHARS:
             raise InvalidParameter(
@@ -79,7 +80,7 @@ class IsolatedTemplates:
         return text
 
     def close(self) -> None:
-        """End the process that waits. May be called twice."""
+        """End the waiting process. May be called twice."""
         with self._lock:
             self._closed = True
             waiting, self._ready = self._ready, None
@@ -113,7 +114,7 @@ class IsolatedTemplates:
         return _start() if process is None else process
 
     def _prepare(self) -> None:
-        """Have the next one ready."""
+        """Start the next process."""
         with self._lock:
             if self._ready is None and not self._closed:
                 self._ready = _start()
@@ -132,8 +133,8 @@ def _start() -> subprocess.Popen[bytes]:
 def _exchanged(
     process: subprocess.Popen[bytes], job: bytes, deadline: float, most: int
 ) -> bytes | None:
-    """All that a process says to ``job``; None once it has said more than ``most`` bytes. Raises
-    TimeoutError behind the deadline."""
+    """Return the whole output of a process for ``job``; None if it exceeds ``most`` bytes. Raises
+    TimeoutError after the deadline."""
     assert process.stdin is not None
     assert process.stdout is not None
     rest, said = memoryview(job), bytearray()
@@ -163,7 +164,7 @@ def _exchanged(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill it if it runs, and leave neither a zombie nor a pipe."""
+    """Kill the process if it runs, reap it and close its pipes."""
     if process.poll() is None:
         process.kill()
     process.wait()

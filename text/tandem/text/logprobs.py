@@ -1,4 +1,4 @@
-"""Log-probabilities with the texts and bytes that OpenAI's answers show.
+"""Log-probabilities with the texts and bytes that OpenAI's answers have.
 
 Called by ``output_processor`` for requests that ask; the router renders what it returns.
 """
@@ -23,20 +23,20 @@ class Logprob(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     """1 for the best token of the vocabulary."""
     decoded_token: str
-    """The token's text alone, with U+FFFD for parts of characters."""
+    """Text of the token, with U+FFFD for parts of characters."""
     bytes: bytes
     """The token's bytes, which joined over positions give the text."""
 
 
 class PositionLogprobs(Mapping[int, Logprob]):
-    """One position: the token that is there, and the best ones. A mapping by token id."""
+    """Mapping of one position by token id: the sampled token, and the best ones."""
 
     __slots__ = ("sampled", "top")
 
     def __init__(self, sampled: Logprob, top: tuple[Logprob, ...]) -> None:
         self.sampled = sampled
         self.top = top
-        """Best tokens, first to last, as many as were asked for."""
+        """Best tokens, best first, as many as requested."""
 
     def __getitem__(self, token_id: int) -> Logprob:
         for each in chain((self.sampled,), self.top):
@@ -55,7 +55,7 @@ class PositionLogprobs(Mapping[int, Logprob]):
 
 
 def with_texts(tokenizer: Tokenizer, position: TokenLogprobs) -> PositionLogprobs:
-    """``position`` with the text of every token."""
+    """Return ``position`` with the text of every token."""
 
     def of(token_id: int, logprob: float, rank: int) -> Logprob:
         data = tokenizer.token_bytes(token_id)

@@ -1,4 +1,4 @@
-"""Sampling parameters that a model's tokenizer has something to say to."""
+"""Sampling parameters that depend on the model's tokenizer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tandem.text.tokenizer import Tokenizer
 
 
 def check_spaces(params: SamplingParams, tokenizer: Tokenizer) -> None:
-    """Special tokens without spaces between them: as most tokenizers have it, or not at all. Raises
-    InvalidParameter."""
+    """Raise InvalidParameter if special tokens without spaces between them are requested, and the
+    tokenizer adds spaces."""
     without = not (params.spaces_between_special_tokens or params.skip_special_tokens)
     if without and not tokenizer.spells_bytes:
         raise InvalidParameter(
@@ -20,7 +20,8 @@ def check_spaces(params: SamplingParams, tokenizer: Tokenizer) -> None:
 
 
 def with_bad_words(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-    """Each word as ids, both at the start of a text and after a space."""
+    """Return parameters with the ids of each bad word, both at the start of a text and after a
+    space."""
     if not params.bad_words:
         return params
     found = dict.fromkeys(params.bad_words_token_ids)

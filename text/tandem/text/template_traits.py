@@ -1,7 +1,7 @@
 """Traits of a chat template, found by rendering small chats with it.
 
-A template is foreign code: it may refuse a form, or drop text and say nothing. So each form is
-tried with words that are looked for in the prompt. A trait is found when it is first asked for.
+A template is foreign code: it may refuse a form, or silently drop text. So each form is tested with
+marker words that must appear in the prompt. A trait is computed on first use.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tandem.text.chat_turns import Turns, in_turns
 
 Message = dict[str, Any]
 Render = Callable[[Sequence[Message], Sequence[Mapping[str, Any]] | None], str | None]
-"""Renders messages with tools; None where the template refuses them."""
+"""Function that renders messages with tools; None if the template refuses them."""
 
 CALLS = "assistant with calls"
-"""The kind of an assistant's message with calls; other kinds are roles."""
+"""Kind of an assistant's message with calls; other kinds are roles."""
 INVALID = "invalid_arguments"
-"""Name of the one argument that stands for arguments that are no object."""
+"""Name of the argument that wraps arguments which are not an object."""
 KINDS = ("system", "developer", "user", "assistant", CALLS, "tool", "function")
 _FIRST, _SECOND = "zqfirst", "zqsecond"
 _WORDS = ("zqone", "zqtwo", "zqthree", "zqfour", "zqfive")
@@ -46,29 +46,29 @@ _TOOLS = [
 _ARGUMENTS = {"zqkey": "zqvalue"}
 _BROKEN = "zqbroken"
 _FILLERS = ("", " ", ".")
-"""Texts of messages that are added only to keep turns."""
+"""Texts of messages that are added only to keep the order of turns."""
 
 
 class TemplateTraits:
     """Traits of one template with one model's tokens."""
 
     def __init__(self, render: Render, *, names_developer: bool, asks_for_none: bool) -> None:
-        """``names_developer``: whether the source has the role's name; ``asks_for_none``: whether
-        it tells a message of calls alone by content that is None."""
+        """``names_developer``: the source contains the role's name. ``asks_for_none``: it detects a
+        message with only calls by content that is None."""
         self._render = render
         self._names_developer = names_developer
         self.asks_for_none = asks_for_none
 
     def learn(self) -> None:
-        """Find out all there is to know."""
+        """Compute all traits."""
         for kind in KINDS:
             self.takes_parts(kind)
         _ = (self.knows_developer, self.knows_function, self.wraps_invalid, self.turns)
 
     @cached_property
     def knows_developer(self) -> bool:
-        """Return whether ``developer`` is a role of its own; also where no system message is
-        shown."""
+        """Return whether the template supports the role ``developer``. True also if it does not
+        show system messages."""
         if not self._names_developer:
             return False
         rest = _said("user", _SECOND)
@@ -78,7 +78,8 @@ class TemplateTraits:
 
     @cached_property
     def knows_function(self) -> bool:
-        """Return whether results may be of the role ``function``; also where none are shown."""
+        """Return whether results may have the role ``function``. True also if it does not show
+        results."""
         by_function = {**self._result(_FIRST), "role": "function", "name": "zqtool"}
         chat = [_said("user", "zqone"), self._calls()]
         if self._shows([*chat, by_function], _TOOLS, _FIRST):
@@ -90,12 +91,12 @@ class TemplateTraits:
         return self._forms[kind][1]
 
     def needs_parts(self, kind: str) -> bool:
-        """Return whether text of this kind of message is shown in parts alone."""
+        """Return whether text of this kind of message is shown only in parts."""
         return self._forms[kind] == (False, True)
 
     @cached_property
     def id_form(self) -> IdForm | None:
-        """The form that ids of calls must have; None where any will do."""
+        """Return the form that ids of calls must have; None if any form is accepted."""
         return self._call_forms[0]
 
     @cached_property
@@ -105,15 +106,15 @@ class TemplateTraits:
 
     @cached_property
     def wraps_invalid(self) -> bool:
-        """Return whether arguments that are no JSON object are shown only as a member of one."""
+        """Return whether arguments that are not a JSON object are shown only as a member of one."""
         if self._shows_arguments(_BROKEN):
             return False
         return self._shows_arguments(self._arguments({INVALID: _BROKEN}))
 
     @cached_property
     def turns(self) -> Turns:
-        """Return the repairs of the order of messages; nothing for a template that does not even
-        show a chat whose order is the usual one."""
+        """Return the repairs of the order of messages. None are returned for a template that does
+        not show a chat in the usual order."""
         turns = Turns()
         usual = [_said("user", "zqone"), _said("assistant", "zqtwo"), _said("user", "zqthree")]
         if not self._shows(usual, None, *_WORDS[:3]):
@@ -130,7 +131,8 @@ class TemplateTraits:
 
     @cached_property
     def _call_forms(self) -> tuple[IdForm | None, bool]:
-        """Form of ids, and whether arguments are texts, of the first call that is taken."""
+        """Return the form of ids of the first accepted call, and whether its arguments are
+        texts."""
         for written, form in product((False, True), FORMS):
             arguments = json.dumps(_ARGUMENTS) if written else _ARGUMENTS
             made = [form.make(each) for each in FOREIGN]
@@ -186,7 +188,7 @@ class TemplateTraits:
 
     @cached_property
     def _forms(self) -> dict[str, tuple[bool, bool]]:
-        """Kind of message to whether its text is shown: as a text, and in parts."""
+        """Return, by kind of message, whether its text is shown: as a text, and in parts."""
         parts: Any = [{"type": "text", "text": text, _SHOWN_KEY: 1} for text in (_FIRST, _SECOND)]
         forms: dict[str, tuple[bool, bool]] = {}
         for kind in KINDS:
@@ -202,7 +204,7 @@ class TemplateTraits:
         return forms
 
     def _chats_with(self, kind: str) -> Iterator[list[Message]]:
-        """Chats in which the content of one message is open, in every place it may have."""
+        """Yield chats with one open content, in every position that the kind may have."""
         user, answer = _said("user", "zqone"), _said("assistant", "zqtwo")
         asks = _said("user", "zqthree")
         if kind in ("system", "developer"):
@@ -228,8 +230,8 @@ class TemplateTraits:
 
     @cached_property
     def _rules(self) -> list[tuple[list[list[Message]], list[dict[str, Any]]]]:
-        """Orders of messages, and what may be done where a template does not take them. Later ones
-        stand on the earlier."""
+        """Return orders of messages, with possible repairs for templates that do not accept them.
+        Later rules build on earlier ones."""
         one, two, three, four, five = _WORDS
         user, asks = _said("user", one), _said("user", three)
         called: list[Message] = [_said("user", one), self._calls(), self._result(two)]
@@ -269,8 +271,8 @@ class TemplateTraits:
         ]  # fmt: skip
 
     def _mends(self, patterns: Sequence[Sequence[Message]], turns: Turns, repaired: Turns) -> bool:
-        """Return whether a repair shows what was not shown, and all that was. System messages may
-        be shown in another place: some templates have one for them."""
+        """Return whether a repair shows text that was not shown, and keeps all that was. System
+        messages may move: some templates have a fixed position for them."""
         mended = False
         for pattern, tools in product(patterns, (None, _TOOLS)):
             before = self._shows_all(pattern, in_turns(pattern, turns), tools)

@@ -1,7 +1,7 @@
-"""Tools for chat templates that have no word for them: definitions, calls and results as text.
+"""Text form of tools for chat templates without tool support: definitions, calls and results.
 
-The form is Hermes': ``choose`` takes that format for such templates, so that what the model is
-taught here is what is looked for in its answer. Called by ``chat_template``.
+The form is Hermes': ``choose`` selects that format for such templates, so that the model's answer
+is parsed in the format that it was shown. Called by ``chat_template``.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from tandem.text.chat_messages import Message
 
 FORMAT = "hermes"
 _MARKS = ("tool", "function", "python_tag", "<|channel|>")
-"""Texts of which one stands in every template that shows tools or calls, in small letters."""
+"""Texts of which every template that shows tools or calls contains one, in small letters."""
 _SYSTEM = ("system", "developer")
 
 
 def knows_no_tools(source: str) -> bool:
-    """Return whether a template's source shows a model neither tools nor calls."""
+    """Return whether a template's source does not show tools or calls to a model."""
     small = source.lower()
     return not any(mark in small for mark in _MARKS)
 
 
 def in_words(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return a plain chat without calls and results as such, and with ``tools`` in its system
-    message."""
+    """Return a chat with calls and results as text, and with ``tools`` in its system message."""
     return _with_tools([_written(each) for each in messages], tools)
 
 

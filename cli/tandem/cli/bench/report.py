@@ -69,9 +69,9 @@ def save(path: Path, result: dict[str, Any], records: Sequence[Record], *, detai
 
 
 def plot(path: Path, records: Sequence[Record]) -> None:
-    """Draw time to first token and gaps between tokens over the run; the suffix says the format.
+    """Plot time to first token and gaps between tokens over the run, in the format of the suffix.
 
-    Raises InvalidParameter where matplotlib is not installed or the format is unknown.
+    Raises InvalidParameter if matplotlib is not installed or the format is unknown.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

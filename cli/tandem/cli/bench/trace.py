@@ -1,4 +1,4 @@
-"""Real traffic from a CSV file, as Azure publishes it: when each request came, and its lengths.
+"""Real traffic from a CSV file in Azure's format: arrival time and lengths of each request.
 
 Called by ``load``, which makes prompts of the lengths.
 """
@@ -21,16 +21,16 @@ class Arrival(NamedTuple):
     """One row."""
 
     at: float
-    """Seconds after the first row's."""
+    """Seconds after the first row."""
     prompt: int
-    """Tokens, as many as the row says."""
+    """Number of prompt tokens."""
     answer: int
-    """Tokens, likewise."""
+    """Number of answer tokens."""
 
 
 def arrivals_of(path: Path) -> Iterator[Arrival]:
-    """Rows as they stand in the file, read as they are asked for. Raises InvalidParameter, which
-    names the line where one is wrong."""
+    """Yield the rows of a file in order, reading as needed. Raises InvalidParameter that names the
+    invalid line."""
     first: datetime | None = None
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -54,7 +54,8 @@ def arrivals_of(path: Path) -> Iterator[Arrival]:
 
 
 def _time(cell: str | None, place: str) -> datetime:
-    """A cell's time; without a zone it is UTC's, so that rows with and without one may meet."""
+    """Return a cell's time. Without a zone it is UTC, so that rows with and without one can be
+    mixed."""
     try:
         when = datetime.fromisoformat(cell or "")
     except ValueError:

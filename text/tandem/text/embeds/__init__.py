@@ -10,12 +10,13 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.text.embeds.safe import NotATensor, read_safetensors
 
 _CHUNK = 1 << 16
-"""Characters of base64 that are decoded at a time; others' turns lie between. A multiple of 4."""
+"""Characters of base64 that are decoded at a time; other threads run in between. A multiple of
+4."""
 
 
 def decoded(text: str, param: str, *, max_bytes: int) -> bytes:
-    """Bytes of a text in base64. Raises InvalidParameter that names ``param``, also for more than
-    ``max_bytes`` and what a file has around its values."""
+    """Return the bytes of a text in base64. Raises InvalidParameter that names ``param``, also for
+    more than ``max_bytes`` and the overhead of a file."""
     most = max_bytes + _AROUND
     if len(text) // 4 * 3 > most:
         allowed = f"at most {max_bytes} bytes of values"
@@ -56,4 +57,4 @@ def read_embeds(data: bytes, param: str, *, max_bytes: int) -> PromptEmbeds:
 
 
 _AROUND = 1 << 16
-"""Bytes that a file may have beside the values of its tensor."""
+"""Bytes that a file may have in addition to the values of its tensor."""

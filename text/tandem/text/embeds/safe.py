@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 _MOST_HEADER = 1 << 14
-"""Bytes; of one tensor it has a hundred."""
+"""Maximum bytes of a header; that of one tensor has about a hundred."""
 _MAX_DIMENSIONS = 3
 _MAX_VALUES = 1 << 40
 _DTYPES = {"F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2)}
@@ -21,7 +21,7 @@ _CONVERT = (
 
 
 class NotATensor(Exception):
-    """Bytes that are not a safetensors file of one tensor; the text says why."""
+    """The bytes are not a safetensors file of one tensor; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class SavedTensor:
     """One tensor within the bytes of a file."""
 
     dtype: str
-    """In torch's words: float32."""
+    """Name of the dtype in torch, such as float32."""
     shape: tuple[int, ...]
     values: memoryview
     """All of its values and no more, in order, little-endian."""

@@ -1,4 +1,4 @@
-"""Which formats a model writes: told by its chat template, which spells them out, or by name."""
+"""Choice of a model's formats, by name or from texts in its chat template."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _TOOLS = (
     (('"parameters": dictionary of argument name',), "llama3_json"),
     (("[func_name1(",), "pythonic"),
 )
-"""Texts that all stand in a template, to the format that it teaches; the first that fits."""
+"""Texts that a template must all contain, and the format that they identify. The first match
+counts."""
 
 _REASONING = (
     (("<|channel|>", "<|message|>"), "openai_gptoss"),
@@ -47,20 +48,20 @@ _REASONING = (
 
 
 def tool_format(asked: str, template: str) -> str | None:
-    """The name of the format of calls: ``asked``, or what the template tells; None for none. A
-    template that has no word for tools has them put into words, in a format of our choice."""
+    """Return the name of the format of calls: ``asked``, or the one in the template; None for none.
+    If a template does not support tools, they are written as text, in ``FORMAT``."""
     if asked == AUTO and template and knows_no_tools(template):
         return FORMAT
     return _choose(asked, template, _TOOLS)
 
 
 def reasoning_format(asked: str, template: str) -> str | None:
-    """The name of the format of reasoning, as ``tool_format``."""
+    """Return the name of the format of reasoning, as ``tool_format``."""
     return _choose(asked, template, _REASONING)
 
 
 def check_name(param: str, asked: str, known: Mapping[str, object]) -> None:
-    """Raise InvalidParameter that lists what there is, for what there is not."""
+    """Raise InvalidParameter that lists the known names, for an unknown name."""
     if asked not in (AUTO, NONE, *known):
         raise InvalidParameter(param, asked, f"one of {', '.join((AUTO, NONE, *sorted(known)))}")
 

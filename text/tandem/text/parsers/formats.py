@@ -1,4 +1,4 @@
-"""Every format that is known, under vLLM's names for it."""
+"""All known formats, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -271,7 +271,8 @@ _MINIMAX = ToolFormat(
 
 
 def _gemma(opened: str, quote: str, closed: str) -> ToolFormat:
-    """Calls with bare keys, which each Gemma marks in its own way."""
+    """Return the format of calls with bare keys and the given marks, which differ by Gemma
+    model."""
     literals = LiteralText(
         key="{key}:",
         inner_key="{key}:",
@@ -302,7 +303,7 @@ _NEMOTRON = ToolFormat(
 )
 
 FORCED = ToolFormat(opens=(), at_start=("[",), body=JsonCall(), listed=True, needs_list=True)
-"""What an answer is that a grammar holds to be calls: a list of them."""
+"""Format of an answer that a grammar restricts to a list of calls."""
 
 TOOL_FORMATS: dict[str, ToolFormat | ChannelFormat] = {
     "deepseek_v3": _DEEPSEEK_V3,
@@ -327,7 +328,7 @@ TOOL_FORMATS: dict[str, ToolFormat | ChannelFormat] = {
     "qwen3_xml": _QWEN,
     "seed_oss": _SEED,
 }
-"""``--tool-call-parser`` to its table."""
+"""Tables by value of ``--tool-call-parser``."""
 
 _THINK = ReasoningFormat(opens=("<think>",), close="</think>")
 _THINKS_FIRST = ReasoningFormat(opens=("<think>",), close="</think>", starts_open=True)
@@ -350,4 +351,4 @@ REASONING_FORMATS: dict[str, ReasoningFormat | ChannelFormat] = {
     "qwen3": _THINK,
     "seed_oss": ReasoningFormat(opens=("<seed:think>",), close="</seed:think>"),
 }
-"""``--reasoning-parser`` to its table."""
+"""Tables by value of ``--reasoning-parser``."""

@@ -1,7 +1,7 @@
-"""Finds the end of a JSON value in text that comes in pieces, and passes on what it has read.
+"""Streaming search for the end of a JSON value, which passes on the text that was read.
 
-What models write against the letter of JSON inside a text (a bare line feed, an escape that is
-none) is passed on escaped; anything else that is no JSON ends the scan.
+Common errors of models within a string (a bare line feed, an invalid escape) are passed on escaped.
+Any other invalid JSON ends the scan.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import re
 
 MAX_DEPTH = 64
-"""Objects and lists within each other."""
+"""Maximum nesting of objects and lists."""
 _MAX_LITERAL = 512
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _SPACE = re.compile(r"[ \t\r\n]+")
@@ -20,7 +20,7 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 
 
 class JsonScanner:
-    """Reads one value, and nothing after it."""
+    """Reader of one value, and nothing after it."""
 
     __slots__ = ("_held", "_is_key", "_mode", "_stack", "done", "failed")
 
@@ -38,7 +38,7 @@ class JsonScanner:
         return self._mode in (self._string, self._escape, self._hex)
 
     def copy(self) -> JsonScanner:
-        """Return a scanner that stands at the same place and goes on by itself."""
+        """Return an independent scanner in the same state."""
         other = JsonScanner()
         other.done, other.failed = self.done, self.failed
         other._mode = getattr(other, self._mode.__name__)
@@ -47,7 +47,8 @@ class JsonScanner:
         return other
 
     def rest(self) -> str | None:
-        """Return what makes a whole value of what was passed on; None if no closing mark does."""
+        """Return the text that completes the value that was passed on; None if closing marks do
+        not."""
         closing = "".join("}" if each == "{" else "]" for each in reversed(self._stack))
         if self.in_text and not self._is_key:
             return f'"{closing}'
@@ -56,7 +57,8 @@ class JsonScanner:
         return closing if self._mode in (self._after, self._first_key, self._first_item) else None
 
     def feed(self, text: str, at: int, end: int | None = None) -> tuple[int, str]:
-        """Read ``text`` from ``at`` on; where reading stopped, and what was read, as JSON."""
+        """Read ``text`` from ``at``. Return the position at which reading stopped, and the JSON
+        read."""
         end = len(text) if end is None else end
         out: list[str] = []
         while at < end and not (self.done or self.failed):

@@ -1,4 +1,4 @@
-"""Calls whose arguments are no JSON: Python's literals, and Gemma's objects with bare keys."""
+"""Calls whose arguments are not JSON: Python's literals, and Gemma's objects with bare keys."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _PARTS = re.compile(r"""[()\[\]{}"'\\]""")
 
 @dataclass(frozen=True, slots=True)
 class PythonCall:
-    """``name(key=value, ...)``: its arguments come at once, when the call is whole."""
+    """``name(key=value, ...)``: its arguments are passed on together, when the call is complete."""
 
     marks: tuple[str, ...] = ()
 
     def read(self, cursor: Cursor, calls: Calls) -> Reading:
-        """See Body."""
+        """Read one call as ``Body.read``."""
         called = yield from name(cursor)
         if not called or (yield from literal(cursor, ("(",))) is None:
             return False
@@ -51,7 +51,7 @@ class PythonCall:
 
 
 def _balanced(cursor: Cursor) -> Generator[None, None, str | None]:
-    """Text up to the parenthesis that closes, which is read too; None if it is too far."""
+    """Read and return the text up to the closing parenthesis. None if it is too far."""
     pieces: list[str] = []
     depth, size, quote, escaped = 1, 0, "", False
     stop = stop_before(cursor, cursor.bounds)
@@ -93,7 +93,7 @@ def _balanced(cursor: Cursor) -> Generator[None, None, str | None]:
 
 
 def _keywords(written: str) -> str | None:
-    """Keyword arguments as a JSON object, or None for what is none."""
+    """Return keyword arguments as a JSON object; None if they are invalid."""
     try:
         call = ast.parse(f"f({written}\n)", mode="eval").body
         if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
@@ -109,7 +109,7 @@ def _keywords(written: str) -> str | None:
 
 
 def _value(node: ast.expr) -> Any:
-    """A literal, or one of JSON's words."""
+    """Return the value of a Python literal, or of one of JSON's words."""
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:
         return _CONSTANTS[node.id]
     if isinstance(node, ast.List | ast.Tuple):
@@ -128,17 +128,17 @@ def _key(node: ast.expr | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BareKeys:
-    """``call:name{key:value,...}``, where a mark of the model's own stands around strings."""
+    """``call:name{key:value,...}``, with a special mark around strings."""
 
     quote: str
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """See Body."""
+        """Return the marks as ``Body.marks``."""
         return (self.quote,)
 
     def read(self, cursor: Cursor, calls: Calls) -> Reading:
-        """See Body."""
+        """Read one call as ``Body.read``."""
         yield from spaces(cursor)
         if (yield from literal(cursor, ("call:",))) is None:
             return False
@@ -214,13 +214,13 @@ class BareKeys:
 
 
 def _close_at_bound(cursor: Cursor, calls: Calls, close: str) -> Generator[None, None, None]:
-    """Close what is open where the call ends."""
+    """Close an open object or list if a bound ends the call."""
     if (yield from at_bound(cursor)):
         calls.arguments(close)
 
 
 def _word(cursor: Cursor) -> Generator[None, None, str]:
-    """A number, a word of JSON's, or a string that nobody quoted."""
+    """Read a number, one of JSON's words, or an unquoted string."""
     while True:
         run = _WORD.match(cursor.text, cursor.pos)
         assert run is not None, "it matches nothing, too"
@@ -231,7 +231,7 @@ def _word(cursor: Cursor) -> Generator[None, None, str]:
 
 
 def _plain(word: str) -> str:
-    """``word`` if it is JSON, else as a string."""
+    """Return ``word`` unchanged as JSON if it is valid, else as a string."""
     try:
         value = json.loads(word)
         return json.dumps(value, allow_nan=False)

@@ -104,7 +104,7 @@ class Closing:
         self._deadline = self._loop.call_later(seconds, late)
 
     def disarm(self) -> None:
-        """Nothing is waited for."""
+        """Cancel the deadline, if any."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

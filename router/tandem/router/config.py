@@ -368,7 +368,7 @@ def check_origins(origins: tuple[str, ...]) -> None:
 
 
 def check_endpoint(param: str, endpoint: str) -> str:
-    """The endpoint, or InvalidParameter unless it is ``host:port`` (``[v6]:port``)."""
+    """Return the endpoint. Raises InvalidParameter unless it is ``host:port`` (``[v6]:port``)."""
     host, colon, port = endpoint.rpartition(":")
     if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
         raise InvalidParameter(param, endpoint, "host:port")

@@ -213,7 +213,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
 
 
 def paths_of_workers() -> list[str]:
-    """Those that workers answer, as far as they are there and have the time."""
+    """Return the paths that workers answer, if any are up and have capacity."""
     return [path for (_, path), operation in OPERATIONS.items() if operation.errors is _GENERATING]
 
 

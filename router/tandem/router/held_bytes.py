@@ -52,7 +52,7 @@ class HeldBytes:
         return self._has_room(holding)
 
     def came_whole(self, holding: Holding) -> None:
-        """Nothing more of it is to come: it is not ended for another one."""
+        """Note that all of it has come: it is not ended for another one."""
         self._coming.pop(holding, None)
 
     def let_go(self, holding: Holding, num_bytes: int | None = None) -> None:
@@ -109,7 +109,7 @@ class Holding:
         self.tenant = tenant
         self.num_bytes = 0
         self.progress_at = now
-        """When it last had brought ``PROGRESS_BYTES`` more."""
+        """Time at which it last had brought ``PROGRESS_BYTES`` more."""
         self._fresh = 0
 
     def progressed(self, num_bytes: int, now: float) -> bool:

@@ -44,7 +44,7 @@ class Sketch:
         return found
 
     def count(self) -> float:
-        """The estimate."""
+        """Return the estimate."""
         ranks = Counter(self._registers)
         raw = _ALPHA * _REGISTERS**2 / sum(n * 2.0**-rank for rank, n in ranks.items())
         empty = ranks[0]
@@ -63,7 +63,7 @@ class HitCeiling:
         self._asked_now = self._asked_before = 0
 
     def add(self, hashes: tuple[bytes, ...]) -> None:
-        """The full blocks of a request's prompt, once a request."""
+        """Count the full blocks of a request's prompt, once a request."""
         self._turn()
         self._now.add(hashes)
         self._asked_now += len(hashes)

@@ -94,7 +94,7 @@ class EndingProtocol(JoinedProtocol):
         super().connection_made(self._outlet)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing more is due."""
+        """Cancel the deadlines."""
         self.closing.lost()
         self.ending.pop(self, None)
         self._outlet.lost()
@@ -118,18 +118,19 @@ class EndingProtocol(JoinedProtocol):
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
-        """An answer is out."""
+        """Remove the answered request."""
         if self.cycles:
             self.cycles.popleft()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """The client takes less than it is sent."""
+        """Watch the progress of writes: the client reads more slowly than it is sent to."""
         super().pause_writing()
         self.closing.watch()
 
     def resume_writing(self) -> None:
-        """The client reads on; of a connection that ends, all of the rest."""
+        """Stop the watch, since the client reads on; a connection that ends is watched until all is
+        sent."""
         if not self.closing.is_over():
             self.closing.disarm()
         super().resume_writing()

@@ -95,7 +95,7 @@ class GuardedProtocol(EndingProtocol):
             self._squeeze_in()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing more is due."""
+        """Cancel the deadline and stop counting the connection."""
         self._disarm()
         self._uncount()
         super().connection_lost(exc)
@@ -121,18 +121,18 @@ class GuardedProtocol(EndingProtocol):
             self._refuse(_mostly_framing())
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Begin a request."""
         super().on_message_begin()
         if self._phase is _Phase.IDLE:
             self._enter(_Phase.HEAD, self.limits.head_seconds)
 
     def on_url(self, url: bytes) -> None:
-        """A part of it."""
+        """Count a part of the URL."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One more, of the head or of the trailers."""
+        """Count a field, of the head or of the trailers."""
         self._num_headers += 1
         if self._num_headers > self.limits.headers:
             self._give_up(head_too_large(f"{self.limits.headers} headers"))
@@ -140,7 +140,7 @@ class GuardedProtocol(EndingProtocol):
         super().on_header(name, value)
 
     def on_head_again(self) -> None:
-        """The parts of this head come a second time, and count once."""
+        """Reset the counts, since the parts of this head come a second time and count once."""
         super().on_head_again()
         self._named = self._num_headers = 0
 
@@ -171,7 +171,7 @@ class GuardedProtocol(EndingProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Nothing is due from the client until it begins again."""
+        """End the request: nothing is due from the client until its next one."""
         super().on_message_complete()
         self._enter(_Phase.IDLE, None)
         self._named = self._num_headers = 0
@@ -194,7 +194,7 @@ class GuardedProtocol(EndingProtocol):
             self._arm_if_due()
 
     def send_400_response(self, msg: str) -> None:
-        """The parser gave up, by itself or for us."""
+        """Answer an error of the parser, or the refusal that was raised through it."""
         self._refuse(self._refusal or malformed(msg))
 
     def is_owed(self) -> bool:
@@ -239,7 +239,7 @@ class GuardedProtocol(EndingProtocol):
         self.timeout_keep_alive = 1
 
     def _uncount(self) -> None:
-        """It takes nothing of its client's share any more."""
+        """Remove the connection from its client's count."""
         if not self._is_counted:
             return
         self._is_counted = False
@@ -323,7 +323,7 @@ class _ProbesOnly:
 
 
 def guarded(limits: ConnectionLimits) -> type[GuardedProtocol]:
-    """The protocol of a server with these limits, for ``uvicorn.run(http=...)``."""
+    """Return the protocol of a server with these limits, for ``uvicorn.run(http=...)``."""
     return type(
         "GuardedProtocol",
         (GuardedProtocol,),

@@ -29,7 +29,7 @@ class ConnectionLimits:
 
 
 def written(answer: ErrorAnswer) -> bytes:
-    """The answer as the last of its connection."""
+    """Return the bytes of the answer, the last of its connection."""
     body = answer.body
     lines = [STATUS_LINE[answer.status], b"content-type: application/json\r\n"]
     lines += [

@@ -27,7 +27,7 @@ class Receiver(Protocol):
     def on_body(self, body: bytes) -> None: ...
     def on_message_complete(self) -> None: ...
     def on_head_again(self) -> None:
-        """The parts of this head come a second time."""
+        """Note that the parts of this head come a second time."""
 
 
 class RequestParser:

@@ -109,15 +109,15 @@ class JoinedProtocol(HttpToolsProtocol):
         self.parser: RequestParser = RequestParser(self)  # type: ignore[assignment]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing more is parsed."""
+        """Close the parser."""
         self.parser.close()
         super().connection_lost(exc)
 
     def on_head_again(self) -> None:
-        """The parts of this head come a second time."""
+        """Do nothing: the parts of this head come a second time."""
 
     def on_headers_complete(self) -> None:
-        """A request came, and its answer begins; its task has not run yet."""
+        """Prepare the answer to a request; its task has not run yet."""
         super().on_headers_complete()
         cycle = self.cycle
         if cycle is not None:

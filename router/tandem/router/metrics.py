@@ -42,7 +42,7 @@ _TOKENS = tuple(
     if step * 10**power <= 200000
 )
 DROPS = ("garbage", "reset", "stale", "unexpected")
-"""Why a frame of a worker is dropped."""
+"""Reasons for dropping a worker's frame."""
 SHAPES = ("whole", "handoff")
 RUNGS = ("first", "another_prefill", "local_prefill", "another_decode", "same")
 """Kinds of attempts: the names of the ladder's ``Rung``."""
@@ -94,7 +94,8 @@ class RouterMetrics:
             self._bind()
 
     def gauge(self, name: str, text: str, labels: tuple[str, ...], read: GaugeReader) -> None:
-        """A gauge whose values are read at each scrape; label values absent then are absent."""
+        """Register a gauge whose values are read at each scrape; label values absent then are
+        absent."""
         gauge = _ReadGauge(name, text, labels, read)
         self.registry.register(gauge)
         self._gauges.append(gauge)
@@ -116,7 +117,7 @@ class RouterMetrics:
             del _read_before.values
 
     def totals(self) -> Totals:
-        """The main counters as they stand: for a few reads a second, not for each token."""
+        """Return the main counters' values: for a few reads a second, not for each token."""
         next_outputs, next_output_seconds = self._h_itl.totals()
         return Totals(
             started=_sum(self._h_prompt, "_count"),
@@ -145,7 +146,7 @@ class RouterMetrics:
         self._came.inc()
 
     def request_started(self, *, num_prompt: int, num_choices: int, max_tokens: int | None) -> None:
-        """A request was admitted."""
+        """Count an admitted request."""
         self._prompt_tokens.inc(num_prompt)
         self._request_prompt.observe(num_prompt)
         self._params_n.observe(num_choices)
@@ -176,11 +177,12 @@ class RouterMetrics:
         self._prompt_cached.inc(count)
 
     def rejected(self, reason: str) -> None:
-        """The admission queue refused a request."""
+        """Count a request that the admission queue refused."""
         self._rejections.labels(self._model_name, reason).inc()
 
     def too_large_now(self) -> None:
-        """A request was refused before it could be queued: threads for large ones were taken."""
+        """Count a request that was refused before it could be queued: threads for large ones were
+        taken."""
         self.request_came()
         self.rejected(RejectReason.LARGE)
 
@@ -190,7 +192,7 @@ class RouterMetrics:
             self._http.labels(path, str(status))
 
     def http_answered(self, path: str, status: int) -> None:
-        """An answer's headers went out."""
+        """Count an answer whose headers were sent."""
         self._http.labels(path, str(status)).inc()
 
     def hints_ignored(self, names: Iterable[str]) -> None:
@@ -201,7 +203,7 @@ class RouterMetrics:
     # Dispatch, ours.
 
     def dropped(self, reason: str) -> None:
-        """A frame fitted nowhere."""
+        """Count a frame that was dropped."""
         self._dropped.labels(reason).inc()
 
     def discovery_failed(self) -> None:
@@ -209,7 +211,7 @@ class RouterMetrics:
         self._discovery_failed.inc()
 
     def attempt(self, shape: str, rung: str) -> None:
-        """An attempt was sent to its workers."""
+        """Count an attempt that was sent to its workers."""
         self._attempts.labels(shape, rung).inc()
 
     def forecast(self, way: str, error: float) -> None:
@@ -217,7 +219,7 @@ class RouterMetrics:
         self._forecast_errors.labels(way).observe(error)
 
     def attempt_failed(self, kind: str, reason: str) -> None:
-        """An attempt ended without finishing: refused or failed, and why."""
+        """Count an attempt that was refused or failed, by its reason."""
         self._attempt_failures.labels(kind, reason).inc()
 
     def request_failed(self, reason: str) -> None:
@@ -225,7 +227,7 @@ class RouterMetrics:
         self._failures.labels(reason).inc()
 
     def request_cancelled(self) -> None:
-        """The client left before the end."""
+        """Count a request whose client left before the end."""
         self._cancelled.inc()
 
     def first_token_from(self, role: str) -> None:
@@ -407,5 +409,5 @@ class _ReadGauge(Collector):
 
 
 def only(value: float) -> dict[tuple[str, ...], float]:
-    """The reading of a gauge without labels."""
+    """Return the reading of a gauge without labels."""
     return {(): value}

@@ -52,5 +52,5 @@ class DecayedRate:
         self._at = now
 
     def read(self, now: float) -> float:
-        """A second."""
+        """Return the rate per second."""
         return self._value * math.exp(-max(0.0, now - self._at) / self._seconds)

@@ -163,7 +163,7 @@ class Draining:
 
 
 def make_server(app: Any, config: RouterConfig, **options: Any) -> Server:
-    """A server of the app; ``options`` go to uvicorn."""
+    """Return a server of the app; ``options`` go to uvicorn."""
     settings = uvicorn.Config(
         app,
         host=config.host,

@@ -60,6 +60,6 @@ class TokenTimes:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """One more."""
+        """Count one observation."""
         self.counts[bisect_left(self._bounds, value)] += 1
         self.sum += value

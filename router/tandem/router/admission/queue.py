@@ -52,7 +52,7 @@ class RejectCounter(Protocol):
     """Counts rejections."""
 
     def rejected(self, reason: str) -> None:
-        """One more, for this reason."""
+        """Count one refusal, by its reason."""
         ...
 
 
@@ -173,7 +173,7 @@ class AdmissionQueue:
         self._let_in()
 
     def _fits(self, tokens: int, share: _Share) -> bool:
-        """An empty house takes a request of any size."""
+        """Return whether a request fits; one of any size does if nothing runs."""
         running, limits = self._running, self.limits
         if running.requests == 0:
             return True
@@ -236,7 +236,8 @@ class AdmissionQueue:
             raise
 
     def _give_back(self, waiting: _Waiting) -> None:
-        """The caller went away: out of the queue, or out of the place it was just given."""
+        """Remove a request whose caller left, from the queue, or from the place that it was just
+        given."""
         if waiting.number in self._members:
             self._forget(waiting)
             self._forget_if_gone(waiting.tenant)

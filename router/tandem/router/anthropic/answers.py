@@ -129,5 +129,5 @@ class TokenCount(Answer):
 
 
 def models() -> list[type[BaseModel]]:
-    """All that the document names."""
+    """Return the types that the document names."""
     return [MessageObject, MessageEvent, MessageError, TokenCount]

@@ -31,7 +31,7 @@ FAILED = "Error: "
 def messages_of(
     system: Content | None, messages: Sequence[Mapping[str, Any]], reading: Reading
 ) -> list[Message]:
-    """The chat. Raises InvalidParameter that names the place."""
+    """Return the messages of the chat. Raises InvalidParameter that names the place."""
     found: list[Message] = []
     if system:
         parts = _texts("system", _blocks("system", system, "system", reading))
@@ -57,7 +57,7 @@ def messages_of(
 
 
 def _blocks(where: str, content: object, role: str, reading: Reading) -> list[Mapping[str, Any]]:
-    """The blocks of a content, each of a kind that the role may have."""
+    """Return the blocks of a content, each of a kind that the role may have."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):

@@ -162,9 +162,9 @@ class CountBody(Body):
             raise InvalidParameter("tool_choice", given, allowed)
 
     def chat(self, **fields: Any) -> ChatBody:
-        """The chat that has the answer, with more ``fields``.
+        """Return the chat that has the answer, with more ``fields``.
 
-        Raises InvalidParameter in a chat's words.
+        Raises InvalidParameter with the names of a chat's parameters.
         """
         config = self.output_config or OutputConfig()
         goes_on = self._chat[-1]["role"] == "assistant"
@@ -241,7 +241,7 @@ def _json_schema(wanted: OutputFormat) -> dict[str, Any]:
 
 
 def bodies() -> tuple[type[Body], ...]:
-    """All that the document names."""
+    """Return the types that the document names."""
     return (
         *(MessagesBody, CountBody, Tool, ToolChoice, Thinking, OutputFormat, OutputConfig),
         Metadata,

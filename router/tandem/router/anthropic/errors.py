@@ -24,7 +24,7 @@ _TYPES = {
 
 
 def error_body(scope: Scope, answer: ErrorAnswer) -> bytes:
-    """The error as JSON."""
+    """Return the error as JSON."""
     path: str = scope.get("path", "")
     if path == PATH or path.startswith(f"{PATH}/"):
         return msgspec.json.encode(error_object(answer, _request_id(scope)))

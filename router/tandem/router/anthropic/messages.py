@@ -127,7 +127,7 @@ async def _read(
 
 
 async def _whole(asked: Asked, body: CountBody) -> Response:
-    """One JSON object."""
+    """Return one JSON object."""
     last: tuple[RequestOutput, CompletionOutput] | None = None
     async with aclosing(_read(asked, body)) as steps:
         async for _, output, choice in steps:

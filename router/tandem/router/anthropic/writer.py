@@ -38,7 +38,7 @@ class MessageWriter:
         self._is_open = False
 
     def begin(self, output: RequestOutput) -> bytes:
-        """The events before the first block."""
+        """Return the events before the first block."""
         usage = usage_of(output, None)
         self._say("message_start", message=self.message(None, None, {**usage, "output_tokens": 0}))
         self._say("ping")
@@ -61,7 +61,7 @@ class MessageWriter:
         return self._flushed()
 
     def end(self, reason: str, sequence: str | None, usage: dict[str, Any]) -> bytes:
-        """The last events."""
+        """Return the last events."""
         self._close()
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         self._say("message_delta", delta=delta, usage=usage)
@@ -69,19 +69,19 @@ class MessageWriter:
         return self._flushed()
 
     def failed(self, answer: ErrorAnswer) -> bytes:
-        """The last event of a stream that breaks off."""
+        """Return the last event of a stream that an error ends."""
         self._put("error", error_object(answer, self._request_id))
         return self._flushed()
 
     def message(
         self, reason: str | None, sequence: str | None, usage: dict[str, Any]
     ) -> dict[str, Any]:
-        """The whole message so far."""
+        """Return the whole message so far."""
         stop = {"stop_reason": reason, "stop_sequence": sequence}
         return {**self._head, "content": list(self._blocks), **stop, "usage": usage}
 
     def _go_on(self, kind: str, fields: dict[str, Any]) -> None:
-        """A block of this kind is open from now on."""
+        """Open a block of this kind, unless it is open already."""
         if not self._is_open or self._blocks[-1]["type"] != kind:
             self._begin(kind, fields)
 
@@ -98,7 +98,7 @@ class MessageWriter:
         self._say("content_block_delta", index=len(self._blocks) - 1, delta=delta)
 
     def _close(self) -> None:
-        """The block that is open is done."""
+        """Close the open block."""
         if not self._is_open:
             return
         self._is_open = False

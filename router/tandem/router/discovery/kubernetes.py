@@ -33,7 +33,7 @@ class ErrorCounter(Protocol):
     """Counter of errors between router and API server."""
 
     def discovery_failed(self) -> None:
-        """One more list or watch that failed."""
+        """Count one failed list or watch."""
         ...
 
 
@@ -84,7 +84,7 @@ class PodWatcher:
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     def _list(self) -> str:
-        """All pods; the version to watch from."""
+        """List all pods; return the version to watch from."""
         answer = self._api.list_namespaced_pod(
             **self._where, _request_timeout=(CONNECT_TIMEOUT, self._relist)
         )

@@ -87,7 +87,7 @@ class PodBook:
         self._pods = {facts.uid: facts for facts in map(facts_of, pods)}
 
     def apply(self, kind: str, pod: Pod) -> None:
-        """An event of a watch: ADDED, MODIFIED or DELETED."""
+        """Apply an event of a watch: ADDED, MODIFIED or DELETED."""
         if kind == "DELETED":
             self._pods.pop(pod["metadata"]["uid"], None)
         elif kind in ("ADDED", "MODIFIED"):

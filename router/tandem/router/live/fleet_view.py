@@ -40,7 +40,7 @@ class LiveFleet:
     rates: RouterRates
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as of now."""
+        """Return the current state of all of it."""
         now = time.monotonic()
         fleet, pool = self.fleet, self.fleet.pool
         underway = Underway.of(self.dispatcher.jobs)
@@ -59,7 +59,7 @@ class LiveFleet:
         }
 
     def fabric(self) -> dict[str, Any]:
-        """The part of it that is about links between workers: ``/debug/fabric``."""
+        """Return the part about links between workers: ``/debug/fabric``."""
         return self._fabric(Underway.of(self.dispatcher.jobs), time.monotonic())
 
     def _fabric(self, underway: Underway, now: float) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Underway:
         return found
 
     def to_json(self) -> dict[str, int]:
-        """All phases, in order."""
+        """Return all phases, in order."""
         return {phase: self.phases[phase] for phase in PHASES}
 
 

@@ -90,7 +90,7 @@ class _Upload:
             self._held.let_go(self._holding)
 
     async def receive(self) -> Message:
-        """The next part. Raises HttpProblem."""
+        """Return the next part. Raises HttpProblem."""
         if self._is_whole:
             return await self._source()
         if self._holding is None:

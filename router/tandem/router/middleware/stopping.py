@@ -48,7 +48,7 @@ class Ending:
         return task
 
     def end(self, task: asyncio.Task[object]) -> None:
-        """A request has been answered."""
+        """Forget an answered request."""
         self._answering.pop(task, None)
         self._told.pop(task, None)
 

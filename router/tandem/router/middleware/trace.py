@@ -21,7 +21,7 @@ command."""
 
 
 def _given_id(scope: Scope) -> str | None:
-    """The client's own id, if it is one that may be echoed."""
+    """Return the client's own id, if it may be echoed."""
     given: bytes = dict(scope["headers"]).get(b"x-request-id", b"")
     text = given.decode("latin-1")
     return text if is_request_id(text) else None

@@ -53,7 +53,7 @@ def _echoed(body: ChatBody) -> str:
 async def _whole(
     service: Service, body: ChatBody, request: Request, answer: Answer, reader: ChatReader | None
 ) -> Response:
-    """One JSON object."""
+    """Return one JSON object."""
     last: RequestOutput | None = None
     async with aclosing(chat_outputs(service, body, request, reader)) as outputs:
         async for _, output in outputs:
@@ -71,7 +71,7 @@ async def _whole(
 def _content(
     body: ChatBody, answer: Answer, last: RequestOutput, reader: ChatReader | None
 ) -> bytes:
-    """The whole answer; with log-probabilities it takes long."""
+    """Return the whole answer; with log-probabilities it takes long."""
     echoed = _echoed(body)
     content = {
         "id": answer.id,

@@ -19,7 +19,7 @@ _EFFORT = frozenset({"reasoning_effort", "enable_thinking"})
 
 
 def chat_options(body: ChatBody | TokenizeBody, service: Service) -> ChatOptions:
-    """The options of a chat. Raises InvalidParameter."""
+    """Return the options of a chat. Raises InvalidParameter."""
     if body.chat_template is not None and not service.trust_request_chat_template:
         raise InvalidParameter(
             "chat_template", body.chat_template, "leave it out: this server allows only the model's"

@@ -32,9 +32,10 @@ async def prepare_chat(
     reader: AnswerReader | None,
     messages: Sequence[dict[str, Any]] | None = None,
 ) -> PreparedRequest:
-    """The body's chat, or ``messages`` instead of its own, as a request that is not sent yet.
+    """Prepare the body's chat, or ``messages`` instead of its own, as a request that is not sent
+    yet.
 
-    Raises InvalidParameter in the words of a chat.
+    Raises InvalidParameter with the names of a chat's parameters.
     """
     kind = OutputKind.DELTA if body.stream or reader is not None else OutputKind.FINAL_ONLY
     options = input_options(body, request)

@@ -41,7 +41,7 @@ class Choices:
         return self.index(prompt, choice) not in self._shown
 
     def shown(self, choice: CompletionOutput) -> CompletionOutput:
-        """The choice, or none of it when only the prompt is wanted."""
+        """Return the choice, without its tokens when only the prompt is requested."""
         return without_tokens(choice) if self._body.prompt_only else choice
 
     def render(
@@ -82,7 +82,7 @@ class Choices:
 async def choices_of(
     llm: AsyncLLM, body: CompletionBody, prepared: Sequence[PreparedRequest]
 ) -> Choices:
-    """The choices of a call that begins."""
+    """Return the choices of a call that begins."""
     echoed = [await _echoed(llm, body, each) for each in prepared] if body.echo else []
     return Choices(llm.tokenizer, body, echoed)
 

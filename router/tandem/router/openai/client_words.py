@@ -45,7 +45,7 @@ def words_of_refusal(refusal: Refusal) -> str:
 
 
 def param_of(refusal: Refusal) -> str | None:
-    """The field to blame, as the client calls it."""
+    """Return the field that the refusal names, by the client's name for it."""
     if refusal.param is None:
         return "prompt" if refusal.code is RefusalCode.NEVER_FITS else None
     return _PARAMS.get(refusal.param, refusal.param)

@@ -82,7 +82,7 @@ async def _outputs(
 async def _whole(
     service: Service, body: CompletionBody, request: Request, answer: Answer
 ) -> Response:
-    """One JSON object."""
+    """Return one JSON object."""
     embeds = body.take_embeds()
     with service.embeds.holding(embeds):
         prepared = await _prepare(service, body, request, embeds)
@@ -102,7 +102,7 @@ async def _whole(
 def _content(
     choices: Choices, body: CompletionBody, answer: Answer, last: dict[int, RequestOutput]
 ) -> bytes:
-    """The whole answer; with log-probabilities it takes long."""
+    """Return the whole answer; with log-probabilities it takes long."""
     rendered = [
         _choice(choices, prompt, choices.shown(choice), last[prompt], body)
         for prompt in sorted(last)

@@ -62,7 +62,7 @@ class ErrorAnswer:
 
     @property
     def body(self) -> bytes:
-        """The error as JSON."""
+        """Return the error as JSON."""
         return msgspec.json.encode(self.content)
 
 

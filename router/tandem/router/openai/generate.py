@@ -40,12 +40,12 @@ class Answer:
 
 
 def begin(prefix: str, request_id: str, model: str) -> Answer:
-    """The frame of an answer that begins now."""
+    """Return the frame of an answer that begins now."""
     return Answer(id=f"{prefix}-{request_id}", model=model, created=int(time.time()))
 
 
 def begin_for(request: Request, body: Identified, prefix: str, model: str) -> Answer:
-    """The frame of a request's answer. Raises InvalidParameter for an id that is none."""
+    """Return the frame of a request's answer. Raises InvalidParameter for an invalid id."""
     answer = begin(prefix, request_id_of(request, body), model)
     note_answer(request, answer.id)
     return answer

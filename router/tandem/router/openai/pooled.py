@@ -67,7 +67,7 @@ class PooledCall:
     async def prepare(
         self, value: object, params: PoolingParams, *, param: str = "input"
     ) -> list[PreparedRequest]:
-        """A text, token ids, or a list of either. Raises InvalidParameter naming which."""
+        """Prepare a text, token ids, or a list of either. Raises InvalidParameter naming which."""
         prompts = await self._prompts(value, param)
         names = [f"{param}[{index}]" for index in range(len(prompts))]
         names = names if len(prompts) > 1 else [param]

@@ -90,7 +90,7 @@ async def rerank(request: Request) -> Response:
 async def _scores(
     call: PooledCall, body: PooledBody, first: Side, second: Side, activation: bool | None
 ) -> tuple[list[float], list[Any]]:
-    """A score for each pair, and the outputs that they are made of."""
+    """Return a score for each pair, and the outputs from which they are computed."""
     prepared = await prepare_scores(
         call.service.llm, first, second, options=call.options, activation=activation
     )

@@ -81,7 +81,7 @@ class Service:
         return self.metrics if context.route is None else self.canary_metrics
 
     def model_name(self, asked: str | None) -> str:
-        """The name to answer with, or HttpProblem 404."""
+        """Return the name to answer with. Raises HttpProblem 404."""
         names = self.names()
         if asked is None:
             return names[0] if names else ""
@@ -91,7 +91,7 @@ class Service:
 
 
 async def read(model: type[_AnyBody], request: Request) -> _AnyBody:
-    """The request's body as ``model``. Raises HttpProblem, InvalidParameter, ClientGone."""
+    """Return the request's body as ``model``. Raises HttpProblem, InvalidParameter, ClientGone."""
     service = service_of(request)
     with marked("read body"):
         body = await read_body(request)
@@ -107,7 +107,7 @@ async def read(model: type[_AnyBody], request: Request) -> _AnyBody:
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body. Raises HttpProblem (408) when it comes too slowly, ClientGone."""
+    """Return the whole body. Raises HttpProblem (408) when it comes too slowly, ClientGone."""
     seconds = service_of(request).body_seconds
     try:
         async with asyncio.timeout(seconds):
@@ -120,7 +120,7 @@ async def read_body(request: Request) -> bytes:
 
 
 def service_of(request: Request) -> Service:
-    """The app's service."""
+    """Return the app's service."""
     service: Service = request.app.state.service
     return service
 
@@ -157,16 +157,16 @@ def is_request_id(value: str) -> bool:
 
 
 def checked_id(param: str, value: str) -> str:
-    """A client's id. Raises InvalidParameter."""
+    """Return a client's id. Raises InvalidParameter."""
     if not is_request_id(value):
         raise InvalidParameter(param, value, f"1 to {MAX_REQUEST_ID} printable ASCII characters")
     return value
 
 
 def request_id_of(request: Request, body: Identified) -> str:
-    """The client's id (header first, then body), or one of our own; echoed in the answer.
+    """Return the client's id (header first, then body), or a new one; it is echoed in the answer.
 
-    A name for logs and clients, no key: calls with the same one may run side by side.
+    The id is a name for logs and clients, not a key: calls with the same one may run concurrently.
     """
     state: dict[str, Any] = request.scope["state"]
     given = request.headers.get("x-request-id")
@@ -181,7 +181,8 @@ def request_id_of(request: Request, body: Identified) -> str:
 
 
 def note_answer(request: Request, answer_id: str) -> None:
-    """A request's answer has an id now, by which it may be ended, too (``middleware/stopping``)."""
+    """Note the id of a request's answer, by which it may be ended, too
+    (``middleware/stopping``)."""
     request.scope["state"]["answer_id"] = answer_id
 
 
@@ -201,7 +202,7 @@ def input_options(body: GenerationBody | PooledBody, request: Request) -> InputO
 
 
 def options_of(body: GenerationBody | PooledBody, service: Service) -> InputOptions:
-    """The same, by the service alone."""
+    """Return the body's options, without the header of a deadline."""
     if body.cache_salt is not None and len(body.cache_salt) > MAX_CACHE_SALT:
         raise InvalidParameter(
             "cache_salt", body.cache_salt, f"a text of at most {MAX_CACHE_SALT} characters"

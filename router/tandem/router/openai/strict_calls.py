@@ -85,7 +85,7 @@ def _check_sizes(body: ChatBody, strict: Sequence[int]) -> None:
 
 
 def _words_of(body: ChatBody) -> dict[str, Any] | None:
-    """The form that ``response_format`` gives an answer without calls; None for any text."""
+    """Return the form that ``response_format`` gives an answer without calls; None for any text."""
     wanted = body.response_format
     if wanted is None or wanted.type not in ("json_schema", "json_object"):
         return None

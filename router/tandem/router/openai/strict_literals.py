@@ -54,7 +54,7 @@ class _Writer:
         self._deep = 0
 
     def arguments(self) -> Form:
-        """The arguments of the whole call."""
+        """Return the arguments of the whole call."""
         root = {key: value for key, value in self._root.items() if key not in _DEFINITIONS}
         _only(root, frozenset({"type", *_OF_TYPES["object"]}), "")
         return self._fields(root, self._text.key, "")
@@ -181,7 +181,7 @@ class _Writer:
     def _field(
         self, properties: Mapping[str, Any], name: str, key_text: str, at: str, *, needed: bool
     ) -> Form:
-        """A property after another one."""
+        """Return a property after another one."""
         written = self._written(properties, name, key_text, at)
         one = _sequence([_const(self._text.separator), written])
         return one if needed else _or([one, NOTHING])

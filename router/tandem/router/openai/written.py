@@ -20,7 +20,7 @@ _MAX_BITS = 1024
 
 
 def shortened(text: str, length: int) -> str:
-    """The text, or its beginning and three points when it is longer than ``length``."""
+    """Return the text, or its beginning and three points when it is longer than ``length``."""
     return text if len(text) <= length else text[: length - 3] + "..."
 
 

@@ -49,7 +49,8 @@ def failure_of(error: Exception) -> RpcError:
 
 
 def _metadata_of(answer: ErrorAnswer) -> Metadata:
-    """The field and the code of an error, and when to try again, for those that have them."""
+    """Return the field and the code of an error, and the time to retry, for those that have
+    them."""
     found = {
         "tandem-error-param": answer.param,
         "tandem-error-code": answer.code,
@@ -59,5 +60,6 @@ def _metadata_of(answer: ErrorAnswer) -> Metadata:
 
 
 def _ascii(text: str) -> str:
-    """A value that metadata may carry: a client ends the connection at a line break in one."""
+    """Return a value that metadata may carry: a client ends the connection at a line break in
+    one."""
     return text.encode("unicode_escape").decode().strip()

@@ -38,7 +38,7 @@ class Inference:
     async def generate(
         self, request: pb.GenerateRequest, context: Call
     ) -> AsyncGenerator[bytes, None]:
-        """A message a step, or one at the end, each as its bytes."""
+        """Yield a message a step, or one at the end, each as its bytes."""
         service, request_id = self._service, _id_of(request.request_id)
         with self._calls.running(request_id, context):
             body = await generation_body(service, request, context)
@@ -77,7 +77,7 @@ class Inference:
         return await service.llm.prepare_chat(body.messages, params, options=options, chat=chat)
 
     async def embed(self, request: pb.EmbedRequest, context: Call) -> pb.EmbedResponse:
-        """A vector for each input."""
+        """Return a vector for each input."""
         request_id = _id_of(request.request_id)
         with self._calls.running(request_id, context):
             body = await embedding_body(self._service, request, context)
@@ -91,7 +91,7 @@ class Inference:
             return response
 
     async def score(self, request: pb.ScoreRequest, context: Call) -> pb.ScoreResponse:
-        """A score for each pair."""
+        """Return a score for each pair."""
         request_id = _id_of(request.request_id)
         with self._calls.running(request_id, context):
             body = await score_body(self._service, request, context)

@@ -38,7 +38,7 @@ class Recorder:
         self._model = model
 
     def open(self, scope: Scope, request_id: str, now: float) -> Recording | None:
-        """A call has come; its record, if it is one that is recorded."""
+        """Begin a call; return its record, or None if it is not recorded."""
         path = scope["path"]
         if scope["method"] != "POST" or not path.startswith("/v1/"):
             return None
@@ -54,7 +54,7 @@ class Recorder:
         return recording
 
     def _join(self, recording: Recording, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """The call belongs to the trace that it names, or to one of its own."""
+        """Set the trace of a call: the one that it names, or, if spans are sent, a new one."""
         named = _all(headers, b"traceparent")
         given = traceparent_of(named[0]) if len(named) == 1 else ""
         recording.traceparent = given
@@ -68,7 +68,7 @@ class Recorder:
             recording.span = span
 
     def close(self, recording: Recording) -> None:
-        """A call is over."""
+        """End the record of a call."""
         recording.ended = time.monotonic()
         self.ring.close(recording)
         if self._spans is not None and recording.span is not None:
@@ -85,10 +85,10 @@ def _all(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[str]:
 
 
 def header_of(recording: Recording) -> tuple[bytes, bytes]:
-    """The record so far as a header of a whole answer."""
+    """Return the record so far as a header of a whole answer."""
     return ASKED, short(recording, time.monotonic())
 
 
 def comment_of(recording: Recording) -> bytes:
-    """The record so far as a comment in a stream of events, which clients skip."""
+    """Return the record so far as a comment in a stream of events, which clients skip."""
     return b": timeline " + short(recording, time.monotonic()) + b"\n\n"

@@ -75,7 +75,7 @@ class Ring:
         return len(self._kept) if reader.is_admin else self._parts.count(reader.id)
 
     def open(self, recording: Recording) -> None:
-        """A call has come; it is not among the last ones yet, but may be found."""
+        """Add a call; it is not among the last ones yet, but may be found."""
         self._open[id(recording)] = recording
 
     def close(self, recording: Recording) -> None:

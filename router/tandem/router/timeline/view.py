@@ -21,7 +21,7 @@ MAX_SHORT_PARTS = 48
 
 
 def short(recording: Recording, now: float) -> bytes:
-    """One line of JSON: parts in milliseconds, roles without addresses."""
+    """Return one line of JSON: parts in milliseconds, roles without addresses."""
     end = recording.ended if recording.ended is not None else now
     content = {
         "request_id": recording.request_id,
@@ -53,7 +53,7 @@ def listed(recording: Recording, now: float) -> dict[str, Any]:
 
 
 def full(recording: Recording, now: float) -> dict[str, Any]:
-    """All that is known."""
+    """Return all known facts of a call."""
     zero = recording.arrived
     end = recording.ended if recording.ended is not None else now
     return {

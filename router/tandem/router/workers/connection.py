@@ -58,7 +58,7 @@ class Listener(Protocol):
         ...
 
     def on_lost(self, connection: WorkerConnection, incarnation: Incarnation, reason: str) -> None:
-        """The link ended; every key on it has been failed. Follows ``on_up``, once."""
+        """Note that the link ended; every key on it has been failed. Follows ``on_up``, once."""
         ...
 
     def on_beat(self, connection: WorkerConnection, beat: WorkerBeat) -> None:
@@ -66,11 +66,11 @@ class Listener(Protocol):
         ...
 
     def on_blocks(self, connection: WorkerConnection, events: BlockEvents) -> None:
-        """The worker's prefix cache changed."""
+        """Note changes of the worker's prefix cache."""
         ...
 
     def on_draining(self, connection: WorkerConnection, grace_ms: int) -> None:
-        """The worker will end within ``grace_ms``."""
+        """Note that the worker will end within ``grace_ms``."""
         ...
 
 
@@ -218,7 +218,7 @@ class WorkerConnection:
             self._hello_delay = min(2 * self._hello_delay, _HELLO_RETRY_MAX)
 
     def _cancel_hello(self) -> None:
-        """None that is put off may come into the link that another one brings up."""
+        """Cancel a pending HELLO: it must not come into the link that another one brings up."""
         if self._hello_timer is not None:
             self._hello_timer.cancel()
             self._hello_timer = None

@@ -41,8 +41,8 @@ def controls_of(worker: Worker, workers: Iterable[Worker]) -> dict[str, Incarnat
 def handoff_peers(
     worker: Worker, workers: Mapping[Incarnation, Worker]
 ) -> Mapping[Incarnation, PeerHealth]:
-    """A worker's links by which prompts are handed over to it: a decode worker's to all but decode
-    workers, which only lend. Peers that are not known are taken for prefill workers."""
+    """Return a worker's links by which prompts are handed over to it: a decode worker's to all but
+    decode workers, which only lend. Unknown peers are taken for prefill workers."""
     if worker.role is not WorkerRole.DECODE:
         return {}
     if not worker.card.pull_peers:

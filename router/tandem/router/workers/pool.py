@@ -39,7 +39,7 @@ class PoolListener(Protocol):
     """Additional receiver of the pool's events; called in the loop, never blocks."""
 
     def worker_up(self, worker: Worker) -> None:
-        """A worker may be placed upon from now on."""
+        """Note that a worker may get requests from now on."""
         ...
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
@@ -47,7 +47,7 @@ class PoolListener(Protocol):
         ...
 
     def worker_blocks(self, worker: Worker, events: BlockEvents) -> None:
-        """A worker's prefix cache changed."""
+        """Note changes of a worker's prefix cache."""
         ...
 
 
@@ -55,7 +55,7 @@ class DropCounter(Protocol):
     """Counts frames that fit nowhere."""
 
     def dropped(self, reason: str) -> None:
-        """One more, for this reason."""
+        """Count one dropped frame, by its reason."""
         ...
 
 
@@ -258,8 +258,8 @@ class WorkerPool:
         self._announce()
 
     def _park(self, connection: WorkerConnection, other: str) -> None:
-        """A worker keeps one link to each router, the one that greeted last: two addresses of one
-        would end each other's for ever."""
+        """Park a connection to a worker that has a link at another address. A worker keeps one link
+        to each router, that of the last HELLO: two addresses would end each other's for ever."""
         why = f"it is the one at {other}"
         logger.warning("worker at %s is not used: %s", connection.endpoint, why)
         self._parked[connection.endpoint] = other
@@ -271,7 +271,7 @@ class WorkerPool:
         self._announce()
 
     def on_lost(self, connection: WorkerConnection, incarnation: Incarnation, reason: str) -> None:
-        """The link ended."""
+        """Note that the link ended."""
         worker = self.workers.get(incarnation)
         if worker is None or worker.connection is not connection:
             return
@@ -302,13 +302,13 @@ class WorkerPool:
             self._announce()
 
     def on_blocks(self, connection: WorkerConnection, events: BlockEvents) -> None:
-        """A worker's prefix cache changed."""
+        """Pass on changes of a worker's prefix cache."""
         worker = self._of(connection)
         if worker is not None and self._listener is not None:
             self._listener.worker_blocks(worker, events)
 
     def on_draining(self, connection: WorkerConnection, grace_ms: int) -> None:
-        """A worker will end: place nothing new there."""
+        """Mark a worker that will end: nothing new is placed on it."""
         worker = self._of(connection)
         if worker is not None:
             logger.info("%s drains, for at most %d ms", worker.name, grace_ms)

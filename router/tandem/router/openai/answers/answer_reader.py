@@ -64,7 +64,7 @@ class AnswerReader:
         return None if self._parsers.reasoning is None else self._num_reasoning
 
     def choice(self, index: int) -> ReadChoice:
-        """A choice of which something was read."""
+        """Return a choice that was read in part."""
         return self._read[index]
 
     def read(self, output: RequestOutput, choice: CompletionOutput) -> list[Event]:
@@ -96,7 +96,7 @@ class AnswerReader:
 
 
 def tools_of(body: ChatBody) -> Sequence[dict[str, Any]]:
-    """The tools that an answer may call."""
+    """Return the tools that an answer may call."""
     return () if body.tool_choice == "none" else body.tools or ()
 
 

@@ -45,7 +45,7 @@ class ChatReader(AnswerReader):
         self.choices: dict[int, KeptChoice] = {}
 
     def take(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
-        """The next delta of a choice, as a chunk's ``delta`` has it."""
+        """Return the next delta of a choice, as a chunk's ``delta`` has it."""
         events = self.read(output, choice)
         kept = self.choices.setdefault(choice.index, KeptChoice()) if self._keeps else None
         if kept is not None:
@@ -56,7 +56,7 @@ class ChatReader(AnswerReader):
         return self._delta(kept, events)
 
     def message(self, kept: KeptChoice, echoed: str) -> dict[str, Any]:
-        """The whole message of a choice that has ended."""
+        """Return the whole message of a choice that has ended."""
         content = echoed + "".join(kept.content)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if self._says_reasoning:

@@ -32,7 +32,7 @@ def usage(
 
 
 def event(content: object) -> bytes:
-    """One event with any content."""
+    """Return one event with any content."""
     return b"data: " + _encode(content) + b"\n\n"
 
 
@@ -62,7 +62,7 @@ class ChunkWriter:
         self._begin = [self._head + self._index + b"%d" % n + self._opening for n in range(8)]
 
     def text(self, index: int, text: str) -> bytes:
-        """A chunk of text and nothing else."""
+        """Return a chunk of text and nothing else."""
         begin = self._begin
         head = begin[index] if index < 8 else self._start(index)
         return head + _encode(text) + self._tail
@@ -78,7 +78,7 @@ class ChunkWriter:
         extras: dict[str, Any] | None = None,
         usage: object = None,
     ) -> bytes:
-        """A chunk with whatever else belongs to it."""
+        """Return a chunk with all of its other fields."""
         content = [self._start(index), _encode(text), self._closing]
         return self._with_end(content, logprobs, finish, stop_reason, extras, usage)
 
@@ -121,7 +121,7 @@ class ChunkWriter:
         return b"".join([*parts, self._close(usage)])
 
     def last_usage(self, usage: object) -> bytes:
-        """The chunk without choices that ends a stream with ``include_usage``."""
+        """Return the chunk without choices that ends a stream with ``include_usage``."""
         return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
 
     def _start(self, index: int) -> bytes:

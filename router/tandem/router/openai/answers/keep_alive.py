@@ -46,7 +46,7 @@ class KeepAlives:
             self._rest()
 
     def discard(self, stream: Stream) -> None:
-        """The stream ends. May be called for one that was never added."""
+        """Remove an ended stream. May be called for one that was never added."""
         self._streams.pop(stream, None)
 
     def _rest(self) -> None:

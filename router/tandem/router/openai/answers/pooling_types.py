@@ -98,5 +98,5 @@ class RerankList(PooledAnswer):
 
 
 def models() -> list[type[Any]]:
-    """All that the document names."""
+    """Return the types that the document names."""
     return [EmbeddingList, PoolingList, ClassificationList, ScoreList, RerankList]

@@ -278,6 +278,6 @@ class Status(BaseModel):
 
 
 def models() -> list[type[BaseModel]]:
-    """All that the document names."""
+    """Return the types that the document names."""
     found: list[type[Any]] = [ErrorBody, ChatCompletion, ChatChunk, Completion, CompletionChunk]
     return [*found, Model, ModelList, Tokens, Text, Status]

@@ -89,7 +89,7 @@ class RequestBounds:
 
 
 def too_many(name: str, value: object, most: int) -> InvalidParameter:
-    """A list or an object that is too long."""
+    """Return the error for a list or an object that is too long."""
     count = len(value) if isinstance(value, Sequence | Mapping) else 0
     return InvalidParameter(name, value, f"at most {most} entries; it has {count}")
 

@@ -76,8 +76,8 @@ class EmbedsIntake:
             del self._by_tenant[tenant]
 
     async def read(self, given: list[str], beside: Beside) -> list[EmbedsPrompt]:
-        """The prompts; each text is let go of when it is read. Raises InvalidParameter that names
-        the first that is none."""
+        """Return the prompts; each text is released when it is read. Raises InvalidParameter that
+        names the first invalid one."""
         several = len(given) > 1
         prompts: list[EmbedsPrompt] = []
         given.reverse()

@@ -89,7 +89,8 @@ def _call_of(option: int, tool: Mapping[str, Any], place: int) -> dict[str, Any]
 
 
 def _moved(schema: Any, to: str) -> Any:
-    """The schema with its references into itself as they are from within another, at ``to``."""
+    """Return the schema with its references into itself as they are from within another, at
+    ``to``."""
     if isinstance(schema, Mapping):
         moved = {key: _moved(value, to) for key, value in schema.items()}
         reference = schema.get("$ref")

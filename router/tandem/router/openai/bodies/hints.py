@@ -54,7 +54,7 @@ class Hint:
 
     @property
     def accepted(self) -> str:
-        """The values, in words."""
+        """Return the values, in words."""
         return self.allowed or " or ".join(_KINDS[each][1] for each in self.kinds)
 
     def schema(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ _AnyBody = TypeVar("_AnyBody", bound=Body)
 
 
 def parse(model: type[_AnyBody], body: bytes, reading: Reading) -> _AnyBody:
-    """The body as ``model``, checked. Raises HttpProblem 400 and InvalidParameter."""
+    """Return the body as ``model``, checked. Raises HttpProblem 400 and InvalidParameter."""
     try:
         parsed = model.model_validate_json(body)
     except ValidationError as error:

@@ -126,5 +126,5 @@ class RerankBody(PooledBody):
 
 
 def bodies() -> list[type[Body]]:
-    """All that the OpenAPI document names."""
+    """Return the bodies that the OpenAPI document names."""
     return [EmbeddingBody, PoolingBody, ClassifyBody, ScoreBody, RerankBody]

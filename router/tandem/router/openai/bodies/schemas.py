@@ -258,7 +258,7 @@ class ChatBody(GenerationBody):
 
     @property
     def effort_name(self) -> str:
-        """The request's name for ``reasoning_effort``."""
+        """Return the request's name for ``reasoning_effort``."""
         return self._effort_name
 
     def ignore(self, name: str) -> None:
@@ -328,7 +328,8 @@ class CompletionBody(GenerationBody):
 
     @property
     def prompt_only(self) -> bool:
-        """Nothing is to be generated: the prompt's own log-probabilities are wanted."""
+        """Return whether nothing is to be generated: only the prompt's log-probabilities are
+        requested."""
         return bool(self.echo) and self.max_tokens == 0
 
     def sampling(self) -> dict[str, Any]:
@@ -408,7 +409,7 @@ class DetokenizeBody(Body):
 
 
 def _by_token(biases: Mapping[str, float]) -> dict[int, float]:
-    """The biases by id; an error names every key that is none."""
+    """Return the biases by id. Raises InvalidParameter that names every key that is not an id."""
     wrong = [key for key in biases if not (key.isascii() and key.isdecimal() and len(key) <= 10)]
     if wrong:
         value = wrong if len(wrong) > 1 else wrong[0]

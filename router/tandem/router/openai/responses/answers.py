@@ -209,5 +209,5 @@ class DeletedResponse(Answer):
 
 
 def models() -> list[type[BaseModel]]:
-    """All that the document names."""
+    """Return the types that the document names."""
     return [ResponseObject, ResponseEvent, InputItems, DeletedResponse]

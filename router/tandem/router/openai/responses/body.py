@@ -153,7 +153,7 @@ class ResponsesBody(Body):
 
     @property
     def items(self) -> list[Item]:
-        """The input, plain; after ``check``."""
+        """Return the input, plain; after ``check``."""
         return self._items
 
     @property
@@ -198,7 +198,7 @@ class ResponsesBody(Body):
             raise InvalidParameter("tool_choice", choice, '"none" or "auto" with text.format')
 
     def _named(self, names: Sequence[str | None]) -> dict[str, Any]:
-        """A choice by name, of one of ``names``."""
+        """Return a choice by name, if it is one of ``names``; else {}."""
         name = self.tool_choice.get("name") if isinstance(self.tool_choice, dict) else None
         return {"type": "function", "name": name} if name in names else {}
 
@@ -208,7 +208,8 @@ class ResponsesBody(Body):
         return None if wanted is None or wanted.type == "text" else wanted
 
     def chat(self, messages: list[dict[str, Any]]) -> ChatBody:
-        """The chat that has the answer. Raises InvalidParameter in a chat's words."""
+        """Return the chat that has the answer. Raises InvalidParameter with the names of a chat's
+        parameters."""
         fields = {name: getattr(self, name) for name in self.PASSED}
         choice = self.tool_choice
         if isinstance(choice, Mapping):
@@ -242,5 +243,5 @@ class ResponsesBody(Body):
 
 
 def bodies() -> tuple[type[Body], ...]:
-    """All that the document names."""
+    """Return the types that the document names."""
     return (ResponsesBody, TextConfig, TextFormat, ReasoningConfig, FunctionTool)

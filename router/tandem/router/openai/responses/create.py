@@ -164,7 +164,7 @@ async def _read(
 
 
 async def _whole(asked: Asked) -> Response:
-    """One JSON object."""
+    """Return one JSON object."""
     last: tuple[RequestOutput, CompletionOutput] | None = None
     async with aclosing(_read(asked)) as steps:
         async for _, output, choice in steps:
@@ -190,7 +190,7 @@ async def _events(asked: Asked) -> AsyncGenerator[bytes, None]:
 async def _end(
     asked: Asked, output: RequestOutput, choice: CompletionOutput
 ) -> tuple[bytes, bytes]:
-    """The whole response as JSON, which is stored now, and the last events."""
+    """Return the whole response as JSON, which is stored now, and the last events."""
     beside = asked.service.llm.beside
     ended = await beside.run(asked.writer.end_weight, _ended, asked, output, choice)
     content, events, outputs = ended

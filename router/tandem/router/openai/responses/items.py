@@ -122,7 +122,7 @@ def _call_or_output(where: str, kind: str, item: Mapping[str, Any]) -> Item:
 
 
 def _output(where: str, kind: str, output: object) -> str | list[dict[str, Any]]:
-    """The result of a call: a text or parts; of a shell's commands as JSON."""
+    """Return the result of a call: a text or parts; of a shell's commands as JSON."""
     if kind == "apply_patch_call_output" and output is None:
         return ""
     if kind == "shell_call_output":
@@ -181,7 +181,7 @@ def _input_text(text: str) -> dict[str, Any]:
 
 
 def output_text(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """A part of an answer."""
+    """Return a part of an answer."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
@@ -241,7 +241,7 @@ def _add(messages: list[Message], item: Item, called: set[str]) -> None:
 
 
 def _function(item: Item) -> dict[str, str]:
-    """A call of any kind as that of a function."""
+    """Return a call of any kind as that of a function."""
     kind = item["type"]
     if kind == "function_call":
         return {"name": item["name"], "arguments": item["arguments"]}

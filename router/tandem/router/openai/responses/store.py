@@ -148,7 +148,7 @@ def encoded(items: list[Item]) -> bytes:
 
 
 def earlier_items(turn: Turn | None) -> list[Item]:
-    """All items up to a turn's answer, in order."""
+    """Return all items up to a turn's answer, in order."""
     turns: list[Turn] = []
     while turn is not None:
         turns.append(turn)
@@ -157,7 +157,7 @@ def earlier_items(turn: Turn | None) -> list[Item]:
 
 
 def input_items(turn: Turn) -> list[Item]:
-    """All items that a turn answered, in order."""
+    """Return all items that a turn answered, in order."""
     return [*earlier_items(turn.before), *_items(turn.inputs)]
 
 

@@ -21,7 +21,7 @@ MOST_ITEMS = 100
 
 
 def store_of(request: Request) -> ResponseStore:
-    """The app's store."""
+    """Return the app's store."""
     store: ResponseStore = request.app.state.responses
     return store
 

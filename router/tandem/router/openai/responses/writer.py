@@ -62,14 +62,14 @@ class ResponseWriter:
 
     @property
     def end_weight(self) -> int:
-        """The same of ``end``, with the response that is stored and sent then."""
+        """Return the cost of ``end``, with the response that is stored and sent then."""
         together = self._open_weight + self._closed_weight
         if not self._streams:
             return int(2 * together)
         return int(_CLOSED * self._open_weight + _ENDED * together)
 
     def begin(self) -> bytes:
-        """The events before the first item."""
+        """Return the events before the first item."""
         response = self._response("in_progress", None)
         self._say("response.created", response=response)
         self._say("response.in_progress", response=response)
@@ -100,7 +100,7 @@ class ResponseWriter:
         return self._flushed()
 
     def end(self, finish: FinishReason | None, usage: dict[str, Any]) -> bytes:
-        """The last events: the response is complete, or it was cut short."""
+        """Return the last events: the response is complete, or it was cut short."""
         whole = finish is FinishReason.STOP
         self._close("completed" if whole else "incomplete")
         status = "completed" if whole else "incomplete"
@@ -112,7 +112,7 @@ class ResponseWriter:
         return self._flushed()
 
     def failed(self, answer: ErrorAnswer) -> bytes:
-        """The last event of a stream that breaks off."""
+        """Return the last event of a stream that an error ends."""
         self._close("incomplete")
         code = "rate_limit_exceeded" if answer.status == 429 else "server_error"
         code = "invalid_prompt" if answer.status == 400 else code
@@ -162,7 +162,7 @@ class ResponseWriter:
         self._say("response.output_item.added", output_index=len(self.output) - 1, item=item)
 
     def _close(self, status: str) -> None:
-        """The item that is open is done."""
+        """Close the open item."""
         item = self._open
         if item is None:
             return
@@ -191,7 +191,7 @@ class ResponseWriter:
         self._tell("response.content_part.done", content_index=0, part=part)
 
     def _tell(self, kind: str, **fields: Any) -> None:
-        """An event of the item that is open."""
+        """Write an event of the open item."""
         assert self._open is not None
         where = {"item_id": self._open["id"], "output_index": len(self.output) - 1}
         self._say(kind, **where, **fields)

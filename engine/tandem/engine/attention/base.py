@@ -22,7 +22,7 @@ class Support:
     """Verdict on whether a backend can serve a model on a device."""
 
     reason: str | None = None
-    """Why not; None is yes."""
+    """Reason why not; None is yes."""
 
     @property
     def yes(self) -> bool:

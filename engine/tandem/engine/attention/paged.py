@@ -76,7 +76,8 @@ class PagedAttention:
 
 
 def _last_queries(step: StepSequences) -> Metadata | None:
-    """One query of each of ``logits_rows``, its last token, which sees all the row's keys."""
+    """Return one query of each of ``logits_rows``, its last token, which attends to all the row's
+    keys."""
     if step.logits_rows is None:
         return None
     lens, tables = step.seq_lens, step.block_tables

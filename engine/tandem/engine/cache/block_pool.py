@@ -29,7 +29,7 @@ class BlockEventLog:
         self._cleared = False
 
     def stored(self, digest: BlockHash) -> None:
-        """A block can be found under ``digest``."""
+        """Note that a block can be found under ``digest``."""
         self._last[digest] = True
 
     def removed(self, digest: BlockHash) -> None:
@@ -83,11 +83,11 @@ class BlockPool:
         return len(self._block_of)
 
     def cached(self) -> tuple[BlockHash, ...]:
-        """Every hash under which a block can be found."""
+        """Return every hash under which a block can be found."""
         return tuple(self._block_of)
 
     def find(self, digest: BlockHash) -> int | None:
-        """The block cached under ``digest``. It may be evicted unless held."""
+        """Return the block cached under ``digest``. It may be evicted unless held."""
         return self._block_of.get(digest)
 
     def is_free(self, block: int) -> bool:

@@ -82,7 +82,8 @@ class KVCacheManager:
         self.pool.evicting = tier.evicting
 
     def cached(self) -> tuple[BlockHash, ...]:
-        """Every hash under which a block can be found, here or in the tier; twice for both."""
+        """Return every hash under which a block can be found, here or in the tier; twice for
+        both."""
         own = self.pool.cached()
         return own if self._tier is None else own + self._tier.cached()
 
@@ -93,7 +94,8 @@ class KVCacheManager:
         return self._tier is not None and self._tier.holds(digest)
 
     def find_cached_prefix(self, request: Request, max_tokens: int) -> list[int]:
-        """Cached blocks of the request's first tokens, at most ``max_tokens`` of them. Not held."""
+        """Return cached blocks of the request's first tokens, at most ``max_tokens`` of them. Not
+        held."""
         if not self.enable_caching:
             return []
         hits = []
@@ -249,8 +251,8 @@ class KVCacheManager:
 
 
 def only_group(layout: KVLayout) -> KVGroup:
-    """The layers that share a block shape, of which a pool serves one kind; InvalidParameter when
-    there is not exactly one."""
+    """Return the layers that share a block shape, of which a pool serves one kind. Raises
+    InvalidParameter unless there is exactly one."""
     if len(layout.groups) != 1:
         raise InvalidParameter("layout.groups", len(layout.groups), "exactly one group of layers")
     return layout.groups[0]

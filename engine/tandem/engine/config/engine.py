@@ -157,14 +157,14 @@ class EngineConfig:
 
     @property
     def dtype(self) -> str:
-        """Resolved type of weights and activations, one of ``DTYPES``."""
+        """Return the resolved type of weights and activations, one of ``DTYPES``."""
         if self.model.dtype != "auto":
             return self.model.dtype
         return self.facts.dtype if self.facts.dtype in DTYPES else "float32"
 
     @property
     def kv_dtype(self) -> str:
-        """Resolved type of KV."""
+        """Return the resolved type of KV."""
         return self.dtype if self.cache.kv_cache_dtype == "auto" else self.cache.kv_cache_dtype
 
     @property
@@ -186,7 +186,7 @@ class EngineConfig:
         return self.model.revision or revision_of(self.model)
 
     def _check_step(self) -> None:
-        """A prompt of an encoder is one step's."""
+        """Raise InvalidParameter unless an encoder's whole prompt fits into one step."""
         asked, most = self.model.max_model_len, self.scheduler.max_num_batched_tokens
         if asked is not None and asked > most:
             allowed = (
@@ -206,7 +206,7 @@ class EngineConfig:
 
 
 def engine_settings() -> Iterator[Setting]:
-    """Every setting of the engine, section by section; names are unique over all of them."""
+    """Yield every setting of the engine, section by section; names are unique over all of them."""
     for section in SECTIONS.values():
         yield from settings_of(section)
     yield from settings_of(EngineConfig)

@@ -10,7 +10,7 @@ from tandem.protocol.errors import InvalidParameter
 
 
 def read_json(path: Path, *, needed: bool) -> dict[str, Any]:
-    """The object in the file; {} for a file that is not there, unless it is ``needed``.
+    """Return the object in the file; {} if the file does not exist, unless it is ``needed``.
 
     Raises InvalidParameter that names the file.
     """

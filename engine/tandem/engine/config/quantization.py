@@ -45,7 +45,7 @@ class QuantFacts:
 
 
 def quantization_of(config: Mapping[str, Any]) -> QuantFacts | None:
-    """The form of a parsed config.json's weights; None is plain. Raises InvalidParameter."""
+    """Return the form of a parsed config.json's weights; None is plain. Raises InvalidParameter."""
     found = config.get("quantization_config", config.get("compression_config"))
     if found is None:
         return None

@@ -54,7 +54,7 @@ class _Stream:
         self._waiting: asyncio.Future[None] | None = None
 
     def put(self, item: Item) -> None:
-        """Called in the loop."""
+        """Add an item. Called in the loop."""
         self._items.append(item)
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)

@@ -316,7 +316,7 @@ class EngineCore:
         return BlockEvents(stored=self.manager.cached(), cleared=True)
 
     def still_cached(self, hashes: tuple[BlockHash, ...]) -> tuple[BlockHash, ...]:
-        """Those of these that are in it now."""
+        """Return those of ``hashes`` that are cached now."""
         return tuple(filter(self.manager.is_cached, hashes))
 
     def load_report(self) -> LoadReport:

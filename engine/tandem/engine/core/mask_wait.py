@@ -43,7 +43,7 @@ class MaskWait:
         self._waited = min(time.monotonic(), self._until) - self._begun
 
     def updated(self, idle: float) -> None:
-        """A result was waited for; it took ``idle`` seconds to come."""
+        """Note that the wait for a result took ``idle`` seconds."""
         if self._overlaps:
             self._room.append(self._waited + idle - MARGIN_S)
         self._waited = 0.0

@@ -47,7 +47,7 @@ class Sleeper(Protocol):
         ...
 
     def wake_up(self) -> None:
-        """The engine takes requests again."""
+        """Take the memory again: the engine accepts requests."""
         ...
 
 

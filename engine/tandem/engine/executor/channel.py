@@ -78,7 +78,7 @@ class Channel:
         return descriptors[0]
 
     def close(self) -> None:
-        """The other end sees it at once. May be called twice."""
+        """Close this end; the other end sees it at once. May be called twice."""
         self._socket.close()
 
     def _take(self, count: int, deadline: float | None) -> bytes:
@@ -111,6 +111,6 @@ class Channel:
 
 
 def inherited(descriptor: int) -> Channel:
-    """The end that a parent process left open under ``descriptor``."""
+    """Return the end that a parent process left open under ``descriptor``."""
     os.set_inheritable(descriptor, False)
     return Channel(socket.socket(fileno=descriptor))

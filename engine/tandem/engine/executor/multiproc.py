@@ -105,7 +105,7 @@ class MultiprocExecutor:
         return self._capacity
 
     def launch(self, descriptor: int) -> subprocess.Popen[bytes]:
-        """The rank's process, which has its own end of the channel under ``descriptor``."""
+        """Start the rank's process, which has its own end of the channel under ``descriptor``."""
         command = [sys.executable, "-P", "-m", "tandem.engine.executor.rank", str(descriptor)]
         return subprocess.Popen(command, pass_fds=(descriptor,), stdin=subprocess.DEVNULL)
 
@@ -190,7 +190,7 @@ class MultiprocExecutor:
 
     @property
     def pid(self) -> int:
-        """The rank's process."""
+        """Return the id of the rank's process."""
         assert self._process is not None, "the executor has not started, or has stopped"
         return self._process.pid
 

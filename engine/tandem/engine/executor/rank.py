@@ -183,7 +183,7 @@ def _result_of(step: LaunchedStep | Exception) -> StepResult | Failed:
 
 
 def main(descriptor: int) -> int:
-    """The process; its exit status."""
+    """Run the process; return its exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the engine's process says when this one ends
         signal.signal(number, signal.SIG_IGN)
     channel = inherited(descriptor)

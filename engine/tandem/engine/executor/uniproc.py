@@ -113,6 +113,6 @@ class UniProcExecutor:
 
     @property
     def worker(self) -> Worker:
-        """The rank, once started."""
+        """Return the rank, once started."""
         assert self._worker is not None, "the executor has not started, or has stopped"
         return self._worker

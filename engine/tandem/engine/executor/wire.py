@@ -62,7 +62,7 @@ class Profiled(msgspec.Struct, frozen=True, tag=True):
 
     path: str
     error: str | None = None
-    """Why there is none."""
+    """Reason why there is none."""
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
@@ -96,7 +96,7 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
 
     @classmethod
     def of(cls, output: ModelRunnerOutput) -> StepResult:
-        """An output without its fence, which must be done."""
+        """Return an output without its fence, which must be done."""
         assert output.fence.done(), "a result is sent when its step's writes have landed"
         return cls(
             output.step,
@@ -142,7 +142,7 @@ def encode(message: ToRank | FromRank) -> bytes:
 
 
 def decode_start(data: bytes) -> Start:
-    """The first frame to a rank."""
+    """Decode the first frame to a rank."""
     return _start.decode(data)
 
 

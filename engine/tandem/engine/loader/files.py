@@ -66,7 +66,7 @@ class Place(NamedTuple):
 
 
 def places_in(path: Path) -> dict[str, Place]:
-    """Every tensor of the file. Raises BadWeightsFile."""
+    """Return every tensor of the file. Raises BadWeightsFile."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")

@@ -48,7 +48,7 @@ class SafetensorsWeights(Weights):
         )
 
     def names(self) -> Collection[str]:
-        """Every tensor of the files, sorted."""
+        """Return every tensor of the files, sorted."""
         return self._sorted
 
     def __contains__(self, name: str) -> bool:
@@ -87,7 +87,8 @@ class SafetensorsWeights(Weights):
         return cut(tensor, name, shard)
 
     def _upload(self, uploader: Uploader, path: Path, name: str, shard: Shard) -> Tensor:
-        """The part in device memory: rows are read alone, columns by way of the whole tensor."""
+        """Return the part in device memory: rows are read alone, columns through the whole
+        tensor."""
         if path not in self._places:
             self._places[path] = places_in(path)
         place = self._places[path][name]

@@ -30,7 +30,7 @@ class Shard:
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def part_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The part's shape."""
+        """Return the part's shape."""
         if self.count == 1:
             return shape
         span = self.span(name, shape[self.dim])

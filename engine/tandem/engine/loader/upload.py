@@ -99,7 +99,7 @@ class Uploader:
         return future
 
     def _work(self) -> None:
-        """One thread."""
+        """Run one thread."""
         while (job := self._jobs.get()) is not None:
             future, run = job
             try:

@@ -66,7 +66,7 @@ class Weights(ABC):
 
     @abstractmethod
     def _where(self, name: str) -> str:
-        """The file that holds a tensor of ``names()``, for errors."""
+        """Return the file that holds a tensor of ``names()``, for errors."""
 
     def get(
         self,
@@ -94,7 +94,7 @@ class Weights(ABC):
     def raw(
         self, name: str, dtype: torch.dtype, shape: Sequence[int], shard: Shard = WHOLE
     ) -> Tensor:
-        """One tensor of the codes of a form of weights, never cast: it must be of ``dtype``.
+        """Return one tensor of the codes of a form of weights, never cast: it must be of ``dtype``.
 
         As ``get`` otherwise. Raises UnsupportedTensor for a tensor of another type.
         """
@@ -163,7 +163,7 @@ def _explain(left: list[str], where: str) -> str:
 
 
 def cut(tensor: Tensor, name: str, shard: Shard) -> Tensor:
-    """A rank's part of a whole tensor, in the same memory."""
+    """Return a rank's part of a whole tensor, in the same memory."""
     if shard.count == 1:
         return tensor
     span = shard.span(name, tensor.shape[shard.dim])

@@ -61,11 +61,11 @@ class StepContext:
 
     @cached_property
     def rows(self) -> TokenRows:
-        """All of the step's tokens."""
+        """Return all of the step's tokens."""
         return TokenRows(self.positions, self.sequences, None)
 
     def rows_at(self, index: Tensor) -> TokenRows:
-        """The tokens of int64 ``index``."""
+        """Return the tokens of int64 ``index``."""
         return TokenRows(self.positions, self.sequences, index)
 
     @cached_property
@@ -81,7 +81,7 @@ class StepContext:
 
     @cached_property
     def prompts(self) -> WholePrompts:
-        """The step's sequences, all of whose tokens are the step's."""
+        """Return the step's sequences, whose tokens must all be the step's: whole prompts."""
         step = self.sequences
         heads = step.cu_seqlens_q[: step.num_decodes]
         starts = torch.cat((heads, step.chunk_cu_seqlens_q + step.num_decodes))
@@ -151,7 +151,7 @@ class CausalModel(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [rows, vocabulary] of hidden states [rows, hidden]."""
+        """Return float32 [rows, vocabulary] of hidden states [rows, hidden]."""
         ...
 
     def token_vectors(self, hidden: Tensor) -> Tensor:
@@ -160,7 +160,8 @@ class CausalModel(Protocol):
         ...
 
     def classify(self, hidden: Tensor) -> Tensor:
-        """float32 [rows, labels] of states float32 [rows, hidden]; for models with labels."""
+        """Return float32 [rows, labels] of states float32 [rows, hidden]; for models with
+        labels."""
         ...
 
     def probabilities(self, scores: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class DecoderBuilder:
         return PREFIX if f"{PREFIX}embed_tokens.weight" in self.weights else ""
 
     def build(self) -> Decoder:
-        """The model, every tensor of the checkpoint used. Raises a LoadError."""
+        """Build the model from every tensor of the checkpoint. Raises a LoadError."""
         facts, weights = self.facts, self.weights
         table_name = f"{self.prefix}embed_tokens.weight"
         table = weights.get(table_name, (facts.vocab_size, facts.hidden_size))
@@ -84,7 +84,7 @@ class DecoderBuilder:
         return model
 
     def layer(self, index: int) -> Layer:
-        """One block of the decoder."""
+        """Return one block of the decoder."""
         prefix = f"{self.prefix}layers.{index}"
         hidden = self.facts.hidden_size
         return Layer(
@@ -121,7 +121,7 @@ class DecoderBuilder:
         )
 
     def mlp(self, prefix: str) -> MLP:
-        """The gated MLP whose tensors begin with ``prefix``."""
+        """Return the gated MLP whose tensors begin with ``prefix``."""
         facts = self.facts
         inner, bias = facts.intermediate_size, facts.mlp_bias
         gate_up = {f"{prefix}.gate_proj": inner, f"{prefix}.up_proj": inner}
@@ -131,14 +131,14 @@ class DecoderBuilder:
         )
 
     def linear(self, parts: dict[str, int], width: int, *, bias: bool) -> Linear:
-        """The merged layer of ``parts``: name without suffix to outputs."""
+        """Return the merged layer of ``parts``: name without suffix to outputs."""
         wanted = [LinearPart(name, (out, width), bias) for name, out in parts.items()]
         return Linear.load(self.method, self.weights, wanted)
 
     def norm(self, prefix: str, width: int) -> RMSNorm:
-        """The norm whose gain is ``prefix``.weight [width]."""
+        """Return the norm whose gain is ``prefix``.weight [width]."""
         return RMSNorm(self.vector(f"{prefix}.weight", width), self.facts.rms_norm_eps)
 
     def vector(self, name: str, width: int) -> Tensor:
-        """A small tensor of its own memory, so that no file stays mapped for it."""
+        """Return a small tensor of its own memory, so that no file stays mapped for it."""
         return self.weights.get(name, (width,)).clone()

@@ -36,7 +36,8 @@ class Attention:
     qk_norm: QKNorm | None
 
     def __call__(self, stream: Tensor, norm: RMSNorm, step: StepContext) -> Tensor:
-        """The stream [tokens, hidden], normed, to [tokens, heads * head_dim], before ``out``."""
+        """Return the attention of the normed stream [tokens, hidden], [tokens, heads * head_dim],
+        before ``out``."""
         q = self._write(self.qkv.of_norm(stream, norm, step.rows), step)
         return step.attention.forward(q, step.kv[self.index], step.metadata).flatten(1)
 

@@ -40,7 +40,7 @@ class Embeddings:
     norm: LayerNorm
 
     def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        """int64 [tokens] to [tokens, hidden]."""
+        """Embed int64 [tokens] to [tokens, hidden]."""
         summed = self.words(token_ids).add_(self.positions.index_select(0, step.positions))
         if step.token_types is None:
             summed.add_(self.types[0])
@@ -82,7 +82,7 @@ class ClassificationHead:
     """Weight [labels, hidden] and bias, float32."""
 
     def __call__(self, states: Tensor) -> Tensor:
-        """float32 [rows, hidden] to float32 [rows, labels]."""
+        """Map float32 [rows, hidden] to float32 [rows, labels]."""
         return linear(linear(states, *self.dense).tanh(), *self.out)
 
 

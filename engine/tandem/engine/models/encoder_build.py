@@ -55,7 +55,7 @@ class EncoderBuilder:
         return f"{self.name}." if f"{self.name}.{WORDS}" in self.weights else ""
 
     def build(self) -> Encoder:
-        """The model, every tensor of the checkpoint used. Raises a LoadError."""
+        """Build the model from every tensor of the checkpoint. Raises a LoadError."""
         model = Encoder(
             facts=self.facts,
             embeddings=self.embeddings(),
@@ -68,7 +68,7 @@ class EncoderBuilder:
         return model
 
     def embeddings(self) -> Embeddings:
-        """The three tables and their norm."""
+        """Return the three tables and their norm."""
         facts, encoder, hidden = self.facts, self.encoder, self.facts.hidden_size
         prefix = f"{self.prefix}embeddings"
         rows = (encoder.num_positions, hidden)
@@ -82,7 +82,7 @@ class EncoderBuilder:
         )
 
     def layer(self, index: int) -> EncoderLayer:
-        """One block."""
+        """Return one block."""
         facts, prefix = self.facts, f"{self.prefix}encoder.layer.{index}"
         hidden, inner = facts.hidden_size, facts.intermediate_size
         qkv = [f"{prefix}.attention.self.{each}" for each in ("query", "key", "value")]
@@ -110,12 +110,12 @@ class EncoderBuilder:
         return self.weights.get("linear.weight", shape, dtype=torch.float32).clone()
 
     def linear(self, prefixes: list[str], outputs: int, width: int) -> Linear:
-        """The merged layer of parts that have ``outputs`` each, with biases."""
+        """Return the merged layer of parts that have ``outputs`` each, with biases."""
         parts = [LinearPart(prefix, (outputs, width), True) for prefix in prefixes]
         return Linear.load(self.method, self.weights, parts)
 
     def norm(self, prefix: str) -> LayerNorm:
-        """The norm of ``prefix``.weight and .bias [hidden]."""
+        """Return the norm of ``prefix``.weight and .bias [hidden]."""
         width = (self.facts.hidden_size,)
         gain, shift = (
             self.weights.get(self.one_of(prefix, *names), width)
@@ -124,7 +124,7 @@ class EncoderBuilder:
         return LayerNorm(gain.clone(), shift.clone(), self.encoder.layer_norm_eps)
 
     def one_of(self, prefix: str, name: str, older: str) -> str:
-        """The tensor's name; BERT's first checkpoints have TensorFlow's."""
+        """Return the tensor's name; BERT's first checkpoints have TensorFlow's."""
         usual = f"{prefix}.{name}"
         old = f"{prefix}.{older}"
         return old if usual not in self.weights and old in self.weights else usual

@@ -13,7 +13,7 @@ from tandem.engine.models.build import DecoderBuilder
 
 
 def load_model(facts: ModelFacts, weights: Weights) -> CausalModel:
-    """The model with its weights. Raises InvalidParameter or a LoadError."""
+    """Load the model with its weights. Raises InvalidParameter or a LoadError."""
     check_servable(facts)
     layers = family_of(facts.architecture).layers
     if layers is None:

@@ -24,5 +24,5 @@ class RobertaBuilder(EncoderBuilder):
 
 
 def load(facts: ModelFacts, weights: Weights) -> Encoder:
-    """The model with its weights. Raises a LoadError."""
+    """Load the model with its weights. Raises a LoadError."""
     return RobertaBuilder.of(facts, weights).build()

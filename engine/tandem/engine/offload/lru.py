@@ -34,11 +34,11 @@ class LRUBlocks:
         return len(self._block_of)
 
     def hashes(self) -> tuple[BlockHash, ...]:
-        """All that can be found."""
+        """Return all hashes that can be found."""
         return tuple(self._block_of)
 
     def find(self, digest: BlockHash) -> int | None:
-        """The block that holds ``digest``'s content, or None."""
+        """Return the block that holds ``digest``'s content, or None."""
         return self._block_of.get(digest)
 
     def touch(self, digest: BlockHash) -> None:
@@ -64,7 +64,7 @@ class LRUBlocks:
         return block, lost
 
     def forget(self, digest: BlockHash) -> bool:
-        """Nothing can be found under ``digest`` any more; False if nothing could."""
+        """Forget ``digest``; return False if nothing could be found under it."""
         block = self._block_of.pop(digest, None)
         if block is None:
             return False

@@ -26,12 +26,12 @@ class Rows(Protocol):
 
     @property
     def positions(self) -> Tensor:
-        """int64 [rows]: each row's position in its sequence."""
+        """Return int64 [rows]: each row's position in its sequence."""
         ...
 
     @property
     def sequences(self) -> Tensor:
-        """int64 [rows]: each row's sequence, counted in the step's order."""
+        """Return int64 [rows]: each row's sequence, counted in the step's order."""
         ...
 
 
@@ -67,7 +67,7 @@ class Product(Protocol):
         ...
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """The product as float32, not rounded to the type of x where the form can do without."""
+        """Return the product as float32, not rounded to the type of x if the form allows it."""
         ...
 
     def add_to(self, residual: Tensor, x: Tensor, rows: Rows | None = None) -> Tensor:
@@ -75,7 +75,7 @@ class Product(Protocol):
         ...
 
     def of_norm(self, x: Tensor, gain: Tensor, eps: float, rows: Rows | None = None) -> Tensor:
-        """The product of x after RMSNorm with ``gain`` [in]."""
+        """Return the product of x after RMSNorm with ``gain`` [in]."""
         ...
 
     def gated_of_norm(
@@ -85,8 +85,8 @@ class Product(Protocol):
         ...
 
     def part(self, outputs: slice) -> Product | None:
-        """The product that gives these outputs alone, in the same memory; None where the form
-        cannot be cut."""
+        """Return the product of these outputs alone, in the same memory; None if the form cannot be
+        cut."""
         ...
 
 
@@ -96,7 +96,7 @@ class LinearMethod(Protocol):
     name: str
 
     def load(self, source: Weights, parts: Sequence[LinearPart]) -> Product:
-        """The product whose outputs are those of ``parts``, side by side in order.
+        """Load the product whose outputs are those of ``parts``, concatenated in order.
 
         Reads all tensors that the form has of them. Raises a LoadError.
         """
@@ -110,7 +110,8 @@ class PlainMethod(ABC):
 
     @abstractmethod
     def hold(self, weight: Tensor, bias: Tensor | None) -> Product:
-        """The product with ``weight`` [out, in] plus ``bias`` [out]. May keep or repack them."""
+        """Return the product with ``weight`` [out, in] plus ``bias`` [out]. May keep or repack
+        them."""
 
     def load(self, source: Weights, parts: Sequence[LinearPart]) -> Product:
         """See LinearMethod."""

@@ -30,8 +30,8 @@ class AllowedTokens:
         return self.token_ids.numel() <= FEW
 
     def words_on(self, device: torch.device, vocabulary: int) -> Tensor:
-        """int32 [ceil(vocabulary / 32)] there, the lowest bit the lowest id: see ``keep_bits``.
-        One copy, the first time."""
+        """Return the bits as int32 [ceil(vocabulary / 32)] on ``device``, the lowest bit the lowest
+        id: see ``keep_bits``. Copied once."""
         if self._words is None or self._words.device != device:
             bits = np.zeros(-(-vocabulary // 32) * 32, dtype=np.bool_)
             bits[self.token_ids.numpy()] = True

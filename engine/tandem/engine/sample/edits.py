@@ -68,8 +68,8 @@ def bounded_rows(batch: SamplingBatch, rows: Sequence[int]) -> tuple[list[int], 
 
 
 def mask(logits: Tensor, rules: Sequence[RowRules | None], positions: Sequence[int]) -> None:
-    """Allowed ids, bad words and ends, in place on float32 [rows, vocabulary]; rules and positions
-    per row."""
+    """Mask allowed ids, bad words and ends, in place on float32 [rows, vocabulary]; rules and
+    positions per row."""
     keep_allowed(logits, rules)
     forbidden = [_forbidden(each, at) for each, at in zip(rules, positions, strict=True)]
     rows = [row for row, ids in enumerate(forbidden) if ids.numel()]

@@ -39,17 +39,17 @@ class LogprobTensors:
     """float32, parallel to ``top_ids``."""
 
     def to_host(self) -> LogprobTensors:
-        """A copy on its way to the host; wait for the device before it is read."""
+        """Return a copy on its way to the host; wait for the device before it is read."""
         names = ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs")
         moved = {each: getattr(self, each).to("cpu", non_blocking=True) for each in names}
         return replace(self, **moved)
 
     def by_draw(self) -> dict[int, TokenLogprobs]:
-        """The scores as the protocol has them; waits for the device."""
+        """Return the scores as the protocol has them; waits for the device."""
         return dict(zip(self.draws, self.as_list(), strict=True))
 
     def as_list(self) -> list[TokenLogprobs]:
-        """The scores in the order of ``draws``; waits for the device."""
+        """Return the scores in the order of ``draws``; waits for the device."""
         columns = zip(
             self.token_ids.tolist(),
             self.logprobs.tolist(),
@@ -104,5 +104,5 @@ def score_prompt(logits: Tensor, next_token_ids: Sequence[int], n: int) -> Logpr
 
 
 def prompt_logprobs(logits: Tensor, next_token_ids: Sequence[int], n: int) -> list[TokenLogprobs]:
-    """The scores of ``score_prompt``, of no position too. Waits for the device."""
+    """Return the scores of ``score_prompt``, also of no position. Waits for the device."""
     return score_prompt(logits, next_token_ids, n).as_list() if next_token_ids else []

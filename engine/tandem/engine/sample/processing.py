@@ -26,7 +26,7 @@ class RowProcessors:
     def add(
         self, row: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
     ) -> None:
-        """A sequence has come to a row that is free."""
+        """Add a sequence in a free row."""
         asked = [self._made[each] for each in self._classes.asked_by(params)]
         for each in asked:
             each.add(row, params, prompt, output)
@@ -34,7 +34,7 @@ class RowProcessors:
             self._asked[row] = asked
 
     def remove(self, row: int) -> None:
-        """The row is free; one that is may be freed again."""
+        """Free the row; a free one may be freed again."""
         for each in self._asked.pop(row, ()):
             each.remove(row)
 
@@ -53,8 +53,8 @@ class RowProcessors:
         return any(each.keeps_argmax is keeps_argmax for each in self._asked.get(row, ()))
 
     def apply(self, logits: Tensor, rows: Sequence[int], *, keeps_argmax: bool) -> None:
-        """All of this kind, in the order in which they were named, in place on float32
-        [rows, vocabulary]; ``rows`` are those of the batch."""
+        """Apply all processors of this kind, in the order in which they were named, in place on
+        float32 [rows, vocabulary]; ``rows`` are those of the batch."""
         for each in self._made.values():
             if each.keeps_argmax is not keeps_argmax:
                 continue

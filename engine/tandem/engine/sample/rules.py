@@ -94,7 +94,7 @@ class RequestRules:
         return self.prompt is None or self.prompt.prompt == prompt
 
     def of_row(self, output: Sequence[int]) -> RowRules | None:
-        """The rules of a row with this output so far, or None if it has none."""
+        """Return the rules of a row with this output so far, or None if it has none."""
         lookback = self.bad_words.lookback
         rules = RowRules(
             request=self,
@@ -130,13 +130,13 @@ class RowRules:
 
     @property
     def allowed_now(self) -> AllowedTokens | None:
-        """The only tokens that this draw may be; None allows all."""
+        """Return the only tokens that this draw may be; None allows all."""
         forced = None if self.thought is None else self.thought.forced
         return self.request.allowed if forced is None else forced
 
     @property
     def bias(self) -> tuple[Tensor, Tensor] | None:
-        """int64 tokens and float32 numbers to add to their logits."""
+        """Return int64 tokens and the float32 numbers to add to their logits."""
         return self.request.bias
 
     @property
@@ -158,7 +158,7 @@ class RowRules:
         return self.request.bad_words.forbidden(self.tail)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The row's output went on by these tokens."""
+        """Append tokens to the row's output."""
         if self._lookback:
             self.tail = [*self.tail, *tokens][-self._lookback :]
         if self.seen is not None:
@@ -170,7 +170,7 @@ class RowRules:
                 self.thought = None
 
     def copy(self) -> RowRules:
-        """A copy that is extended apart."""
+        """Return an independent copy."""
         return replace(
             self,
             seen=None if self.seen is None else self.seen.copy(),

@@ -47,8 +47,8 @@ class Draws:
         return cls(rows, np.array(flat, dtype=np.int64), bool((counts == 1).all()))
 
     def within(self, part: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The draws of the logits rows in ``part`` (ascending), and the place in ``part`` of each
-        one's row."""
+        """Return the draws of the logits rows in ``part`` (ascending), and the place in ``part`` of
+        each one's row."""
         if self.one_a_row:
             return part, np.arange(len(part))
         draws = np.flatnonzero(np.isin(self.rows, part))
@@ -210,7 +210,7 @@ def _edited(step: _Step, part: Numbers, *, drawn: bool = False) -> Tensor:
 
 
 def _draw(step: _Step, part: Numbers, *, keep_all: bool) -> Tensor:
-    """int64 [draws of the part]."""
+    """Return int64 [draws of the part]."""
     logits, device = _edited(step, part, drawn=True), step.logits.device
     draws, local = step.draws.within(part)
     rows, positions = step.rows[part], step.positions[part]
@@ -227,8 +227,8 @@ def _draw(step: _Step, part: Numbers, *, keep_all: bool) -> Tensor:
 def _drawn(
     logits: Tensor, columns: Columns, rows: Tensor, draws: Tensor, owners: Tensor, *, keep_all: bool
 ) -> Tensor:
-    """int64 [draws]. ``rows`` are those of the batch of each row of logits, ``owners`` the rows of
-    logits of each draw."""
+    """Return int64 [draws]. ``rows`` are the batch's row of each row of logits, ``owners`` the rows
+    of logits of each draw."""
     asked = gather(columns, rows, draws)
     floor = None
     if not keep_all:

@@ -30,7 +30,7 @@ class PromptTokens:
         return token in self._distinct
 
     def on(self, device: torch.device) -> Tensor:
-        """int64 [distinct] there; one copy, the first time."""
+        """Return int64 [distinct] on ``device``; copied once."""
         if self._tokens.device != device:
             self._tokens = on_device(self._tokens, device)
         return self._tokens
@@ -57,16 +57,16 @@ class SeenTokens:
 
     @property
     def counts(self) -> Tensor:
-        """float32 [emitted], parallel to ``tokens``."""
+        """Return float32 [emitted], parallel to ``tokens``."""
         return self._counts.values
 
     @property
     def new_tokens(self) -> Tensor:
-        """int64: the emitted tokens that the prompt does not have."""
+        """Return the emitted tokens (int64) that the prompt does not have."""
         return self._new.values
 
     def add(self, token: int) -> None:
-        """The token was emitted once more."""
+        """Count the token once more."""
         slot = self._slots.get(token)
         if slot is not None:
             self._counts.memory[slot] += 1
@@ -78,7 +78,7 @@ class SeenTokens:
             self._new.append(token)
 
     def copy(self) -> SeenTokens:
-        """A copy that tokens are added to apart."""
+        """Return an independent copy."""
         other = SeenTokens(self.prompt, ())
         other._slots = self._slots.copy()
         other._tokens, other._counts = self._tokens.copy(), self._counts.copy()
@@ -101,7 +101,7 @@ class _Numbers:
         return torch.from_numpy(self.memory[: self._count])
 
     def append(self, number: int) -> None:
-        """One more."""
+        """Append one number."""
         if self._count == len(self.memory):
             self.memory = np.concatenate([self.memory, np.zeros_like(self.memory)])
         self.memory[self._count] = number

@@ -36,7 +36,7 @@ class Thought:
 
     @property
     def forced(self) -> AllowedTokens | None:
-        """The one token that ends it now; None: it may go on."""
+        """Return the one token that ends it now; None if it may go on."""
         spent = self._has_begun and self._num_tokens >= self._budget
         return self._close if spent and not self.is_over else None
 
@@ -46,7 +46,7 @@ class Thought:
         return not self.is_over and self._num_tokens * self._has_begun + AHEAD >= self._budget
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The output went on by these tokens."""
+        """Append tokens to the output."""
         for token in tokens:
             if self.is_over:
                 return
@@ -57,7 +57,7 @@ class Thought:
                 self._look_for_begin(token)
 
     def copy(self) -> Thought:
-        """One that is extended apart."""
+        """Return an independent copy."""
         other = Thought(self._marks, self._budget)
         other._num_tokens, other._has_begun = self._num_tokens, self._has_begun
         other._tail, other.is_over = self._tail, self.is_over

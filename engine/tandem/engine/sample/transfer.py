@@ -21,14 +21,14 @@ def on_device(values: Tensor, device: torch.device) -> Tensor:
 
 
 def index_on(numbers: Sequence[int] | NDArray[np.int64], device: torch.device) -> Tensor:
-    """int64 ``numbers`` there, in their shape."""
+    """Return ``numbers`` as int64 on ``device``, in their shape."""
     if isinstance(numbers, np.ndarray):
         return on_device(torch.from_numpy(numbers), device)
     return on_device(torch.tensor(numbers, dtype=torch.int64), device)
 
 
 def counting(count: int, device: torch.device) -> Tensor:
-    """int64 0, 1, ... ``count`` - 1 there; not to be written to."""
+    """Return int64 0, 1, ... ``count`` - 1 on ``device``; not to be written to."""
     return _counted(max(_COUNTED, 1 << count.bit_length()), device)[:count]
 
 

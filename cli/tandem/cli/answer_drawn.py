@@ -16,8 +16,7 @@ _MARK = "[thought] "
 
 
 class AnswerDrawn:
-    """Writer of one answer. Call ``end`` after it, also after an error, or the terminal stays
-    dim."""
+    """Writer of one answer. Call ``end`` even after an error, or the terminal stays dim."""
 
     def __init__(self) -> None:
         self.text = ""

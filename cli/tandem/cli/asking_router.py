@@ -30,8 +30,8 @@ def check_url(param: str, url: str) -> None:
 
 
 def key_headers(key: str | None) -> dict[str, str]:
-    """Return headers with an API key, the environment's if none is given. Raises InvalidParameter
-    without showing the key."""
+    """Return headers with the API key, given or the environment's. InvalidParameter hides the
+    key."""
     key = api_key_of(key)
     if key is None:
         return {}

@@ -115,8 +115,7 @@ def _opening(system: str | None) -> list[dict[str, str]]:
 def _answer(
     client: httpx.Client, model: str, history: list[dict[str, str]], options: argparse.Namespace
 ) -> str | None:
-    """Write the answer as it arrives, and return its content. None after an error, which is
-    printed.
+    """Write the answer as it arrives. Return its content, or None after a printed error.
 
     Reasoning is left out, as templates leave it out of later turns.
     """

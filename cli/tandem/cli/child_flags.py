@@ -44,8 +44,7 @@ class ChildFlagsError(UsageError):
 def check_worker(
     role: str, flags: list[str], environ: Mapping[str, str]
 ) -> tuple[ServerConfig, dict[str, Any]]:
-    """Return the shell's settings, and the engine settings that were given. Raises
-    ChildFlagsError."""
+    """Return the shell's settings, and the given engine settings. Raises ChildFlagsError."""
     given = _read(role, flags, environ)
     engine = engine_values(given)
     with named(role):

@@ -122,8 +122,7 @@ def read_command_line(
 
 
 def _joined(argv: Sequence[str], sections: Sequence[Section]) -> list[str]:
-    """Return ``--worker-flags "--x"`` as ``--worker-flags=--x``. Otherwise --x would be read as
-    another flag."""
+    """Return ``--worker-flags "--x"`` as ``--worker-flags=--x``, or --x would be another flag."""
     names = {
         flag_of(each.name)
         for section in sections

@@ -1,5 +1,4 @@
-"""Bounds of mixed steps for the workers of a stack whose router places elastically. Pure; called by
-``up``."""
+"""Bounds of mixed steps for workers whose router places elastically. Pure; called by ``up``."""
 
 from __future__ import annotations
 

@@ -80,8 +80,7 @@ def resource_of(path: Path, name: str) -> dict[str, Any]:
 
 
 def operator_settings(cluster: Cluster, where: str) -> OperatorSettings:
-    """Return the settings of the operator in that Deployment: its flags, and variables with literal
-    values."""
+    """Return the settings of the operator in that Deployment: flags, and literal variables."""
     if where == NONE:
         return OperatorSettings()
     allowed = f"NAMESPACE[/NAME] of the operator's Deployment, or {NONE}"

@@ -172,8 +172,7 @@ def convert(name: str, value: Any, hint: Any, allowed: tuple[str, ...] = ()) -> 
 
 
 def _items(name: str, value: Any) -> tuple[str, ...]:
-    """Return a list's items. Raises InvalidParameter for an empty item: an intended key would be
-    missing."""
+    """Return a list's items. Raises InvalidParameter for an empty item, such as a missing key."""
     given = value if isinstance(value, list | tuple) else _split(name, str(value))
     items = [str(item).strip() for item in given]
     if not items or not all(items):

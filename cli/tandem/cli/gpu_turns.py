@@ -69,8 +69,7 @@ class Sharer:
 def sharers(
     children: Sequence[Child], gpus: Sequence[str], given: Mapping[str, Mapping[str, object]]
 ) -> Iterator[Sharer]:
-    """Yield the workers among ``children`` that compute on a GPU, assigned as by
-    ``gpus.environment_of``.
+    """Yield the ``children`` that compute on a GPU, assigned as by ``gpus.environment_of``.
 
     ``given`` are the engine settings that each role was given.
     """
@@ -161,8 +160,7 @@ class Turns:
     """Start order of workers. Other processes may start at any time."""
 
     def __init__(self, workers: Iterable[Sharer] = (), *, patience: float = 0.0):
-        """``patience``: seconds that other workers wait for one that has started and is not
-        ready."""
+        """``patience``: seconds to wait for a worker that has started and is not ready."""
         self._patience = patience
         self._groups = _groups(workers)
 

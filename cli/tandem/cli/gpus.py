@@ -24,8 +24,7 @@ def visible_gpus() -> list[str]:
 
 
 def used_share(gpu: str) -> float | None:
-    """Return the share of a GPU's memory in use by any process. None if the driver does not report
-    it."""
+    """Return the share of a GPU's memory in use. None if the driver does not report it."""
     values = "--query-gpu=memory.used,memory.total"
     answer = _ask(f"--id={gpu}", values, "--format=csv,noheader,nounits")
     try:

@@ -21,8 +21,7 @@ SECRET_BYTES = 32
 
 
 def handoff_config(given: dict[type, dict[str, Any]], server: ServerConfig) -> KVTransferConfig:
-    """Return the config with its secret. Raises InvalidParameter for a port that other hosts could
-    use."""
+    """Return the config with its secret. Raises InvalidParameter for an exposed port."""
     config = KVTransferConfig(**given[KVTransferConfig])
     host, curve = config.kv_control_host, server.has_curve
     plain = server.allow_plaintext

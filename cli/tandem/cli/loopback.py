@@ -15,8 +15,7 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def mounts(url: str) -> dict[str, None]:
-    """Return httpx's ``mounts`` without a proxy for the host of ``url``, if that is the
-    loopback."""
+    """Return httpx's ``mounts`` without a proxy, if the host of ``url`` is the loopback."""
     host = urlsplit(url).hostname or ""
     return {f"all://[{host}]" if ":" in host else f"all://{host}": None} if _is_own(host) else {}
 

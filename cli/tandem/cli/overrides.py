@@ -99,8 +99,7 @@ def take_roles(argv: Sequence[str], roles: Sequence[str]) -> tuple[list[str], di
 
 
 def environment_of(given: Mapping[type, Mapping[str, Any]], *own: type) -> dict[str, str]:
-    """Return variables of the given values, except for settings of the command's ``own``
-    classes."""
+    """Return variables of the given values, except those of the command's ``own`` classes."""
     return {
         ENV_PREFIX + name.upper(): _text(value)
         for settings, values in given.items()

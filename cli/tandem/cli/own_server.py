@@ -55,8 +55,7 @@ def command(port: int, ready_seconds: float, flags: Sequence[str]) -> list[str]:
 
 
 def check_flags(param: str, flags: Sequence[str]) -> None:
-    """Raise InvalidParameter for flags that change the server's address: the caller would wait at
-    the wrong one."""
+    """Raise InvalidParameter for flags that change the address at which the caller waits."""
     for word in flags:
         if word.partition("=")[0] in ("--host", "--port"):
             raise InvalidParameter(param, word, f"no address: it has a free port of {LOOPBACK}")

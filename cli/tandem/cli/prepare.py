@@ -82,8 +82,7 @@ def _facts(prepared: PreparedModel) -> dict[str, Any]:
 
 
 def fetched(config: PrepareConfig) -> dict[str, Any]:
-    """Return the report on ``--to``. Fills the folder first, unless an earlier or concurrent run
-    did."""
+    """Return the report on ``--to``. Fills the folder first, unless another run has."""
     target = Path(config.to)
     note = target / ".tandem-revision"
     if not target.is_dir():

@@ -37,8 +37,7 @@ def plan(
     gpus: list[str],
     overrides: Overrides = Overrides(),  # noqa: B008 - frozen, and holds nothing
 ) -> list[Child]:
-    """Return all processes of a stack, the router last. Raises InvalidParameter for an open
-    quote."""
+    """Return a stack's processes, the router last. Raises InvalidParameter for an open quote."""
     numbers = iter(ports)
     shared = ["--served-model-name", names[0], "--log-level", config.log_level]
     shared += ["--log-format", config.log_format]

@@ -29,8 +29,7 @@ _STATES = {"R": "runs", "S": "waits", "D": "waits for a device", "T": "stopped"}
 
 
 def dump_on_signal() -> None:
-    """Install the handler. Call it in the main thread; does nothing if the platform has no
-    SIGUSR1."""
+    """Install the handler, from the main thread. Does nothing if there is no SIGUSR1."""
     if not hasattr(signal, "SIGUSR1"):
         return
     signal.signal(signal.SIGUSR1, _dump)
@@ -39,8 +38,7 @@ def dump_on_signal() -> None:
 
 
 def _dump(_number: int, frame: FrameType | None) -> None:
-    """Write the dump unbuffered: the stream's own buffer may be half full when the signal
-    arrives."""
+    """Write the dump unbuffered: the stream's buffer may be half full at the signal."""
     words = memoryview("\n".join([*stacks(frame), ""]).encode(errors="replace"))
     try:
         while words:

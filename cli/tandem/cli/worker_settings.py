@@ -31,8 +31,7 @@ def worker_sections() -> list[Section]:
 
 
 def engine_sections(leave_out: frozenset[str] = frozenset()) -> list[Section]:
-    """Return the engine's settings without the fields in ``leave_out``, which the command has
-    itself."""
+    """Return the engine's settings, except the fields in ``leave_out``."""
     engine = [
         Section(_TITLES[name], settings, leave_out & _fields(settings))
         for name, settings in SECTIONS.items()

@@ -255,8 +255,7 @@ class AsyncLLM(Texts):
     async def check_pooling(
         self, prompts: Sequence[PromptLike], params: PoolingParams | None, names: Sequence[str]
     ) -> None:
-        """Raise what ``prepare_all_pooling`` would, as far as token ids show it without
-        tokenizing."""
+        """Raise what ``prepare_all_pooling`` would, except errors found by tokenizing."""
         inputs, _ = await self._pooling(params)
 
         def check() -> None:

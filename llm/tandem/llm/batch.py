@@ -71,8 +71,7 @@ def run_batch(
 def one_each(
     given: Params | Sequence[Params], count: int
 ) -> tuple[list[Params], list[InputOptions | None]]:
-    """Return verified parameters and options for each request, which is answered once, at the
-    end."""
+    """Return verified parameters and options for each request, which is answered at its end."""
     if not isinstance(given, Sequence):
         return [_at_the_end(given)] * count, [options_of(given)] * count
     if len(given) != count:
@@ -104,8 +103,7 @@ def options_of(given: Params) -> InputOptions | None:
 
 
 def _at_the_end(given: Params) -> Params:
-    """Return the parameters for one answer at the end. Fields that a mapping leaves open stay
-    open."""
+    """Return parameters for one answer at the end. Open fields of a mapping stay open."""
     checked = params_from(given)
     if isinstance(given, SamplingParams):
         if options_of(given) is not None:

@@ -82,8 +82,7 @@ class LateScores:
         raise RequestFailed(FailCause.INTERNAL, message)
 
     async def _keep(self, documents: list[int], pool: Pool) -> dict[int, PooledRequestOutput]:
-        """Have workers keep the queries of ``documents`` until these are scored. Return the outputs
-        by query."""
+        """Have workers keep the queries of ``documents``. Return the outputs by query."""
         uses = Counter(self.query_of[each] for each in documents)
         requests = [_for_uses(self.queries[query], count) for query, count in uses.items()]
         return dict(zip(uses, await pool(requests), strict=True))

@@ -104,8 +104,7 @@ class LLMEngine:
         return self._llm.num_outputs
 
     def get_metrics(self) -> list[Metric]:
-        """Return the metrics that the engine has counted so far; empty if it is in another
-        process."""
+        """Return the engine's metrics so far; empty if it is in another process."""
         return read(self._collect())
 
     def sleep(self, level: int, mode: str, timeout: float) -> None:
@@ -113,8 +112,7 @@ class LLMEngine:
         self._do(self._llm.sleep(level, mode, timeout))
 
     def wake_up(self, tags: Sequence[str] | None) -> None:
-        """Wake up as ``AsyncLLM.wake_up`` does. Raises RequestFailed if memory could not be
-        allocated."""
+        """Wake up as ``AsyncLLM.wake_up`` does. Raises RequestFailed if the allocation fails."""
         self._do(self._llm.wake_up(tags))
 
     @property
@@ -127,8 +125,8 @@ class LLMEngine:
         return self._call(self._llm.reset_prefix_cache()).ok
 
     def profile(self, name: CommandName) -> str:
-        """Start or stop a profile and return its file. Raises RequestFailed with the engine's
-        message."""
+        """Start or stop a profile and return its file. Raises RequestFailed if the engine
+        refuses."""
         reply = self._call(self._llm.call(name), timeout=PROFILE_SECONDS)
         if not reply.ok:
             raise RequestFailed(FailCause.INTERNAL, reply.message)
@@ -260,8 +258,7 @@ class LLMEngine:
         self._kept += told
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
-        """End one or several requests, known or not. Their outputs and errors that were not yet
-        returned are discarded."""
+        """End one or several requests, known or not, and drop their outputs and errors."""
         wanted = {request_id} if isinstance(request_id, str) else set(request_id)
         self._kept = [each for each in self._kept if each[0] not in wanted]
         if wanted and not self._gate.is_shut:
@@ -302,8 +299,7 @@ class LLMEngine:
         self._call(self._begin(prepared))
 
     async def _begin(self, prepared: PreparedRequest) -> None:
-        """Start and register a request in one call in the loop. Ctrl-C may interrupt the caller in
-        between."""
+        """Start and register a request in one call, which Ctrl-C in the caller cannot split."""
         task = asyncio.create_task(self._follow(prepared))
         self._running[prepared.request_id] = _Running(prepared, task)
 

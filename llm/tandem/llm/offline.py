@@ -315,8 +315,7 @@ class LLM:
     def reward(
         self, prompts: PromptLike | Sequence[PromptLike]
     ) -> list[ClassificationRequestOutput]:
-        """Return the numbers of the model's head, not converted to probabilities. Raises as
-        ``classify`` does."""
+        """Return the head's numbers, not as probabilities. Raises as ``classify`` does."""
         return self.classify(prompts, PoolingParams(task=PoolingTask.CLASSIFY, activation=False))
 
     def score(

@@ -89,8 +89,7 @@ async def score_batch(
     at_once: int,
     seconds: float,
 ) -> list[ScoringRequestOutput]:
-    """Return a score for each pair, in order. Raises as ``pool_batch`` does, without
-    ``answers``."""
+    """Return a score per pair, in order. Raises as ``pool_batch``, without ``answers``."""
     prepared = await prepare_scores(llm, first, second, activation=activation)
     seats = asyncio.Semaphore(at_once)
 
@@ -108,8 +107,7 @@ async def score_batch(
 
 @asynccontextmanager
 async def _patience(seconds: float) -> AsyncIterator[Patience]:
-    """Yield the ``Patience`` of a batch. Raises RequestFailed if no request was answered in
-    time."""
+    """Yield a batch's ``Patience``. Raises RequestFailed if no request was answered in time."""
     try:
         async with Patience(seconds) as patience:
             yield patience

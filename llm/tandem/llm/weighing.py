@@ -18,8 +18,7 @@ PROMPT_COSTS = 200
 """Cost of a pooled prompt, in characters, in addition to its length."""
 
 MOST_TOGETHER = 32
-"""Maximum number of prompts prepared together. Other requests wait no longer for them than for a
-long prompt."""
+"""Maximum number of prompts prepared together, about as long as one long prompt."""
 
 CHARACTERS_A_TOKEN = 4
 """Characters per token of English text. If every character is a token, an engine holds that much
@@ -36,8 +35,7 @@ def prompt_weight(prompt: PromptLike) -> int:
 
 
 def prompt_tokens(prompt: PromptLike) -> int:
-    """Return the approximate tokens of a prompt, at least 1: its ids, or a quarter of its
-    characters."""
+    """Return about how many tokens a prompt has, at least 1: ids, or a quarter of characters."""
     if isinstance(prompt, TokensPrompt):
         return max(1, len(prompt.token_ids))
     return max(1, prompt_weight(prompt) // CHARACTERS_A_TOKEN)
@@ -61,8 +59,7 @@ def parts_of(prompts: Sequence[PromptLike], tokens: int, most: int) -> Iterator[
 
 
 def chat_weight(messages: Sequence[Mapping[str, Any]], chat: ChatOptions | None) -> int:
-    """Return the cost of a chat. A request's own template is awaited in the loop: it runs in
-    another process."""
+    """Return the cost of a chat. A template of its own is awaited: it runs in another process."""
     if chat is None:
         return weight(messages)
     if chat.chat_template is not None:

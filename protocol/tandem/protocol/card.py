@@ -1,5 +1,4 @@
-"""Model cards of workers: the served model, and a fingerprint that shows whether KV is
-compatible."""
+"""Model cards: a worker's served model, and a fingerprint of its KV's compatibility."""
 
 from enum import StrEnum
 from hashlib import blake2b
@@ -63,8 +62,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """Description of a served model: result of ``EngineCoreClient.describe`` and content of a
-    worker's WELCOME."""
+    """Result of ``EngineCoreClient.describe``, and content of a worker's WELCOME."""
 
     model: str
     """Name under which the model is served."""
@@ -93,10 +91,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     pooling: ModelPooling | None = None
     """Tasks of the model other than generation. None from a worker of a version without pooling."""
     prompt_embeds: int | None = None
-    """Values of each vector of a prompt that is given as embeddings. None if such prompts are
-    refused."""
+    """Vector length of a prompt given as embeddings. None if such prompts are refused."""
     prefix_caching: bool = True
-    """True if it caches blocks. If False, a prompt's blocks need not be hashed before they are
-    sent."""
+    """False if it caches no blocks; then no prompt needs hashes."""
     ends_choices: bool = False
     """True if it supports ``Cancel.choices``. False from a worker of a version without it."""

@@ -35,8 +35,7 @@ class EngineCoreClient(Protocol):
         ...
 
     async def describe(self) -> ModelCard:
-        """Return the card of the served model. Waits until it is known. Raises RequestFailed at the
-        deadline."""
+        """Wait for and return the served model's card. Raises RequestFailed at the deadline."""
         ...
 
     async def close(self) -> None:

@@ -15,8 +15,7 @@ class CommandName(StrEnum):
     DRAIN = "drain"
     """Take nothing new, finish what runs."""
     SLEEP = "sleep"
-    """Free the engine's memory until ``WAKE_UP``. Sent again until no request runs (see
-    ``SleepMode``)."""
+    """Free memory until ``WAKE_UP``. Repeated until no request runs (see ``SleepMode``)."""
     WAKE_UP = "wake_up"
     """Allocate the memory again, all of it or the parts in ``tags``."""
     IS_SLEEPING = "is_sleeping"

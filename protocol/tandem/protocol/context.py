@@ -44,8 +44,8 @@ class RequestContext:
     route: Route | None = None
     """Route of an operator's canary, which is counted separately; None for users."""
     tells_accepted: bool = False
-    """True if the caller expects an ``Accepted`` before the outputs, once the request waits in a
-    queue or at a worker."""
+    """True if the caller expects an ``Accepted`` when the request waits in a queue or at a
+    worker."""
     takes_partial: bool = False
     """True if the caller accepts the partial output at the deadline as an answer."""
     ended: list[int] | None = None

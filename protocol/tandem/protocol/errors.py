@@ -84,8 +84,7 @@ class TandemError(Exception):
     exit_status = 1
     """Exit status of a command that ends with this error; 2 if the user's input is wrong."""
     answers: Mapping[int, Any] = MappingProxyType({})
-    """Answers of an offline batch that this error ended (``LLM.generate`` and similar calls), by
-    prompt index."""
+    """Answers by prompt index of an offline batch that this error ended, as in ``LLM.generate``."""
 
 
 def shown(value: object) -> str:

@@ -28,7 +28,6 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposed(param: str, host: str, *, curve: bool, allow_plaintext: bool) -> None:
-    """Raise InvalidParameter if ``host`` is not a loopback address, without CURVE or
-    ``allow_plaintext``."""
+    """Raise InvalidParameter for another host without CURVE or ``allow_plaintext``."""
     if not (curve or allow_plaintext or is_loopback(host)):
         raise InvalidParameter(param, host, f"a loopback address, {REMEDY}")

@@ -1,5 +1,4 @@
-"""Rule for the end of a sequence, shared by the scheduler, a prefill worker's first token and
-resume.
+"""End of a sequence: one rule for the scheduler, a prefill worker's first token and resume.
 
 Stop strings are not handled here: only text/ sees text.
 """

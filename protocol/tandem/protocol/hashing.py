@@ -71,8 +71,7 @@ def hash_blocks(
     block_size: int,
     embeds: PromptEmbeds | None = None,
 ) -> list[BlockHash]:
-    """Return the hashes of the full blocks of ``token_ids``, in order. ``embeds`` as in
-    ``extend_hashes``."""
+    """Return the hashes of the full blocks, in order. ``embeds`` as in ``extend_hashes``."""
     hashes: list[BlockHash] = []
     extend_hashes(hashes, root, token_ids, block_size, embeds)
     return hashes

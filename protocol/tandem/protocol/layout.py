@@ -60,8 +60,7 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_rows(self) -> int:
-        """Return the number of contiguous runs of a block's tokens: one per layer, K or V, and
-        head."""
+        """Return the contiguous runs of a block's tokens: one per layer, K or V, and head."""
         return self.num_layers * 2 * self.num_kv_heads
 
     @property
@@ -85,8 +84,7 @@ class Shard(msgspec.Struct, frozen=True):
         return f"rank {self.rank} of {self.size}"
 
     def heads(self, num_kv_heads: int) -> range:
-        """Return this rank's heads of a layer with ``num_kv_heads`` in all. ``size`` must divide
-        it."""
+        """Return this rank's heads of a layer with ``num_kv_heads``, a multiple of ``size``."""
         own = num_kv_heads // self.size
         return range(self.rank * own, (self.rank + 1) * own)
 

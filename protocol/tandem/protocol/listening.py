@@ -10,8 +10,7 @@ ANY_4, ANY_6 = "0.0.0.0", "::"
 
 
 def listening_host(host: str) -> str:
-    """Return the address to bind for ``host``, without brackets. `::` becomes 0.0.0.0 without
-    IPv6."""
+    """Return the address to bind, without brackets. `::` becomes 0.0.0.0 without IPv6."""
     bare = host.removeprefix("[").removesuffix("]")
     return ANY_4 if bare == ANY_6 and not has_ipv6() else bare
 

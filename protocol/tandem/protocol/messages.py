@@ -57,8 +57,7 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """Progress counters, sent in both directions. A peer with work whose counters stand still is
-    treated as lost."""
+    """Progress counters of both ends. A peer with work but no progress is treated as lost."""
 
     engine_step: Count = 0
     transfers: Count = 0
@@ -179,8 +178,7 @@ class Draining(msgspec.Struct, frozen=True, tag="draining"):
 
 
 class Reset(msgspec.Struct, frozen=True, tag="reset"):
-    """The link is closed, or does not exist. Its keys have failed; HELLO begins another. Sent in
-    both directions."""
+    """No link, sent by either end. Its keys have failed; HELLO begins another."""
 
     reason: Annotated[str, Meta(max_length=500)]
 

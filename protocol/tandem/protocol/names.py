@@ -82,15 +82,12 @@ AGENT_FOLDER = "agent"
 """Folder of the agent in the node's volume, next to those of services."""
 
 EXIT_MODEL_REFUSED = 3
-"""Exit status of ``tandem prepare`` if the model is missing or cannot be served. A retry is
-useless."""
+"""Exit status of ``tandem prepare`` if the model is missing or unsupported: do not retry."""
 
 HEADER_CANARY = "Tandem-Canary"
-"""Token of a canary. The request passes API keys, is left out of users' metrics, and may set the
-headers below."""
+"""Token of a canary, which passes API keys and user metrics and may set the headers below."""
 HEADER_SHAPE = "Tandem-Shape"
 """Requested and reported shape: ``disaggregated`` or ``aggregated``."""
 HEADER_PREFILL_REVISION = "Tandem-Prefill-Revision"
 HEADER_DECODE_REVISION = "Tandem-Decode-Revision"
-"""In a request: use only workers of this revision, admitted or not. In a response: the revision
-that served."""
+"""Request: use only workers of this revision. Response: the revision that served."""

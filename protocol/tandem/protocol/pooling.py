@@ -39,8 +39,7 @@ class PoolingType(StrEnum):
     LAST = "last"
     """The last token's hidden state."""
     MEAN = "mean"
-    """The mean over all of the prompt's tokens. Nothing of it comes from the prefix cache, which
-    keeps no hidden states."""
+    """The mean over all tokens. Uses nothing of the prefix cache, which has no hidden states."""
     CLS = "cls"
     """The first token's hidden state, which does not come from the prefix cache either."""
 
@@ -64,8 +63,7 @@ class LateInteractionParams(msgspec.Struct, frozen=True, kw_only=True):
 
     mode: LateInteractionMode
     query_key: str
-    """Name of the query. Any request with this key may score against it. Requests with one key go
-    to one worker."""
+    """Name of the query. Requests with one key go to one worker; any may score against it."""
     query_uses: int = 1
     """Number of documents for which a query is kept."""
 
@@ -93,8 +91,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     dimensions: int | None = None
     """Leading values of each vector that are kept, before it is normalized (Matryoshka)."""
     activation: bool | None = None
-    """Allowed with ``classify`` only. True returns probabilities; False returns the head's
-    numbers."""
+    """Allowed with ``classify`` only. True returns probabilities, False the head's numbers."""
     second_text_at: int | None = None
     """Position of the second text's first token, for a pair of texts in one prompt. Its tokens have
     another type. Allowed for models with token types (BERT) only."""
@@ -184,8 +181,7 @@ class ModelPooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     has_token_types: bool = False
     """True if tokens of a pair's second text have another type."""
     token_values: int | None = None
-    """Values of a token's vector, for a late-interaction model. It returns no other vectors, and
-    its scores use these."""
+    """Values of a late-interaction model's token vectors, its only vectors and scores."""
 
     @property
     def tasks(self) -> tuple[PoolingTask, ...]:
@@ -197,8 +193,7 @@ class ModelPooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED)
 
     def check_task(self, params: PoolingParams) -> PoolingParams:
-        """Return ``params``, verified. Raises InvalidParameter also for a task that the model does
-        not support."""
+        """Return verified ``params``. Raises InvalidParameter for an unsupported task."""
         params = params.verify()
         if params.task not in self.tasks:
             why = "this model has no classification head"

@@ -108,8 +108,7 @@ class Recording:
     finishes: list[str] = field(default_factory=list)
     """Finish reasons of choices."""
     rows: tuple[int, bytes] | None = None
-    """Number of legs whose times were known, and the encoded summary for lists. Set after the
-    end."""
+    """Legs with known times, and the encoded summary for lists. Set after the end."""
 
     def mark(self, name: str, begin: float, end: float) -> None:
         """Keep one interval; count it as dropped if there are too many."""
@@ -167,8 +166,7 @@ def begin(recording: Recording) -> None:
 
 
 class _Marked:
-    """Context manager of a mark. Not a generator: most calls are not recorded, and each pays for
-    it."""
+    """Context manager of a mark; cheaper than a generator, as each call pays for it."""
 
     __slots__ = ("_name", "_recording", "_started")
 

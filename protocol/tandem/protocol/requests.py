@@ -48,12 +48,10 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     prompt_token_ids: list[int]
     """Token ids of the prompt. A prompt of embeddings has a placeholder for each."""
     params: SamplingParams
-    """Sampling parameters with a seed. Stop strings and bad words are already ids or left to
-    text/."""
+    """Sampling parameters with a seed. Stop strings and bad words are ids or left to text/."""
     eos_token_ids: tuple[int, ...] = ()
     emitted: tuple[tuple[int, ...], ...] = ()
-    """Tokens per choice that a client may have received: forced, never sampled again. () is
-    none."""
+    """Tokens per choice that a client may have received: forced, not sampled again. () is none."""
     finished_choices: tuple[int, ...] = ()
     """Choices that ended in an earlier attempt and must not be continued."""
     block_hashes: tuple[BlockHash, ...] = ()
@@ -63,8 +61,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     priority: int = 0
     """Lower values are scheduled first under the priority policy."""
     tenant: str = ""
-    """Tenant of the request: tenants share an engine fairly. Empty if all requests have one
-    tenant."""
+    """Tenant of the request; tenants share an engine fairly. Empty if there is only one."""
     budget_ms: int | None = None
     """Rest of the request's deadline when it was sent; None is no deadline."""
     max_model_len: int | None = None

@@ -8,8 +8,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 StepTimes = Annotated[tuple[tuple[int, float], ...], Meta(max_length=32)]
-"""(size of a step, seconds), by size. A size is a number of decodes or prompt tokens; empty is
-unknown."""
+"""(size of a step, seconds), by size in decodes or prompt tokens; empty is unknown."""
 
 
 class Crowd(NamedTuple):

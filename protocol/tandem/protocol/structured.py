@@ -68,8 +68,7 @@ class StructuredOutputsParams(
         return next(name for name in KINDS if getattr(self, name) is not None)
 
     def verify(self) -> None:
-        """Raise InvalidParameter, named as a field of ``structured_outputs``, for a value that is
-        not allowed."""
+        """Raise InvalidParameter, named as a field of ``structured_outputs``, for a bad value."""
         given = [name for name in KINDS if getattr(self, name) is not None]
         if len(given) != 1:
             allowed = f"exactly one of {', '.join(KINDS[:-1])} and {KINDS[-1]}"

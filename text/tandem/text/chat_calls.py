@@ -70,8 +70,7 @@ def _check_name(where: str, name: object) -> None:
 
 
 def _arguments(where: str, arguments: object) -> object:
-    """Return the arguments as an object. A string that is not a JSON object is returned
-    unchanged."""
+    """Return arguments as an object. A string that is not a JSON object is unchanged."""
     if not arguments:
         return {}
     if isinstance(arguments, Mapping):

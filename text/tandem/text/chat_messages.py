@@ -54,8 +54,7 @@ def _plain(where: str, message: object) -> Message:
 
 
 def _plain_assistant(where: str, message: Message) -> None:
-    """Normalize a model's message: a refusal becomes content, reasoning gets one name, calls are
-    objects."""
+    """Normalize an assistant's message: its refusal, the name of reasoning, its calls."""
     refusal = message.pop("refusal", "")
     if message.get("content") in (None, ""):
         message["content"] = refusal

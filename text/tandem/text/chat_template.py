@@ -80,8 +80,7 @@ class ChatTemplates:
         self._sources = dict(sources)
         self._named_tokens = dict(named_tokens)
         self.isolated: Isolated | None = None
-        """Renderer of templates that are not the model's. None, for trusted callers: rendered
-        here."""
+        """Renderer of templates that are not the model's; None if callers are trusted."""
 
     def __bool__(self) -> bool:
         """Return whether the model has a template."""
@@ -120,8 +119,7 @@ class ChatTemplates:
         return _cut_at_mark(text) if options.continue_final_message else text
 
     def names_of(self, options: ChatOptions) -> frozenset[str]:
-        """Return the names that the template reads from outside, so that a caller knows which have
-        an effect.
+        """Return the template's free names, which are the options that have an effect.
 
         Raises InvalidParameter.
         """
@@ -203,8 +201,7 @@ def _compile(source: str, named_tokens: tuple[tuple[str, str], ...]) -> _Templat
 
 
 def _is_content(node: nodes.Node) -> bool:
-    """Return whether a node is ``message.content`` or ``message['content']``, also inside filters
-    and conditions."""
+    """Return whether a node is a message's ``content``, also inside filters and conditions."""
     if isinstance(node, nodes.Filter) and node.node is not None:
         return _is_content(node.node)
     if isinstance(node, nodes.CondExpr):

@@ -37,8 +37,7 @@ class TokenizerSettings:
 
 
 def read_settings(folder: Path) -> TokenizerSettings:
-    """Return the settings of the model in ``folder``. Raises UnusableFolder for a file that is not
-    JSON."""
+    """Return the settings of a model. Raises UnusableFolder for a file that is not JSON."""
     config = _read_json(folder / "tokenizer_config.json")
     generation = _read_json(folder / "generation_config.json")
     eos = _ids(generation.get("eos_token_id"))

@@ -58,8 +58,7 @@ class IsolatedTemplates:
         options: ChatOptions,
         named_tokens: Mapping[str, str],
     ) -> str:
-        """Return the prompt. Raises InvalidParameter, also for a template that takes too long or
-        uses too much memory."""
+        """Return the prompt. Raises InvalidParameter, also if the template exceeds a limit."""
         source = options.chat_template or ""
         if len(source) > MAX_SOURCE_CHARS:
             raise InvalidParameter(

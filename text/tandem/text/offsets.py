@@ -78,7 +78,7 @@ def _begins(pieces: Sequence[str]) -> list[int]:
 def _aligned(
     tokenizer: Tokenizer, text: str, token_ids: Sequence[int], pieces: Sequence[str]
 ) -> list[int] | None:
-    """Return offsets in ``text``, or None if it differs from the tokens' text by more than special
+    """Return offsets in ``text``. None if it differs from the tokens' text, except special
     tokens."""
     offsets: list[int] = []
     at = 0

@@ -27,8 +27,7 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     text: str
-    """New or whole text; may be empty while it could become a stop string or ends in part of a
-    character."""
+    """Text; may be empty while it could become a stop string or ends in part of a character."""
     token_ids: Sequence[int]
     """All tokens, including the one that ended the output and those of a stop string."""
     cumulative_logprob: float | None = None
@@ -81,8 +80,7 @@ class RequestState:
         ]
         self._running = self._computing = len(self.choices)
         self.ended: list[int] = []
-        """Choices that ended while the engine continues them. The client that cancels them removes
-        them."""
+        """Choices that ended while the engine continues them; removed when it is notified."""
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_generated_tokens = 0
         """Tokens of all choices so far, as usage counts them."""
@@ -98,13 +96,11 @@ class RequestState:
 
     @property
     def must_abort(self) -> bool:
-        """Return whether all tokens that the engine still computes for this request would be
-        dropped."""
+        """Return whether the engine still computes tokens, all of which would be dropped."""
         return self._running == 0 and self._computing > 0
 
     def feed(self, output: EngineCoreOutput) -> list[CompletionOutput]:
-        """Return the outputs to yield for ``output``: one choice, all at the end (FINAL_ONLY), or
-        none.
+        """Return the outputs for ``output``: one choice, all at the end (FINAL_ONLY), or none.
 
         Outputs of a choice that has ended return none.
         """
@@ -257,8 +253,7 @@ class ChoiceState:
         )
 
     def _read(self, output: EngineCoreOutput) -> tuple[Sequence[int], str]:
-        """Return the tokens that count and their text. Sets the finish reason if the output ends
-        here."""
+        """Return the tokens that count and their text. Sets the finish reason at the end."""
         token_ids: Sequence[int] = output.token_ids
         text = ""
         if self._detokenizer is not None:

@@ -10,8 +10,7 @@ from tandem.text.tokenizer import Tokenizer
 
 
 def check_spaces(params: SamplingParams, tokenizer: Tokenizer) -> None:
-    """Raise InvalidParameter if special tokens without spaces between them are requested, and the
-    tokenizer adds spaces."""
+    """Raise InvalidParameter if the tokenizer adds spaces that were disabled."""
     without = not (params.spaces_between_special_tokens or params.skip_special_tokens)
     if without and not tokenizer.spells_bytes:
         raise InvalidParameter(
@@ -20,8 +19,7 @@ def check_spaces(params: SamplingParams, tokenizer: Tokenizer) -> None:
 
 
 def with_bad_words(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-    """Return parameters with the ids of each bad word, both at the start of a text and after a
-    space."""
+    """Return parameters with ids of bad words, at the start of a text and after a space."""
     if not params.bad_words:
         return params
     found = dict.fromkeys(params.bad_words_token_ids)

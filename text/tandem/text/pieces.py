@@ -59,8 +59,7 @@ class WholeTexts(dict[int, str | None]):
 
 
 def bytes_rule(decoder: dict[str, Any] | None) -> BytesOf | None:
-    """Return the rule of the ``decoder`` part of tokenizer.json. None if tokens depend on each
-    other."""
+    """Return the rule of tokenizer.json's ``decoder``. None if tokens depend on each other."""
     steps = _steps(decoder)
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:
@@ -99,8 +98,7 @@ _LETTERS = _byte_letters()
 
 
 def _byte_level(entry: str) -> bytes:
-    """Return the bytes of an entry. One outside the alphabet (an added token with a space, say) is
-    encoded as UTF-8."""
+    """Return the bytes of an entry: UTF-8 for one outside the alphabet (added tokens)."""
     try:
         return bytes([_LETTERS[letter] for letter in entry])
     except KeyError:

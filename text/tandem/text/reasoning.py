@@ -12,8 +12,7 @@ from tandem.protocol.structured import ReasoningSpan
 from tandem.text.tokenizer import Tokenizer
 
 Reasoning = Callable[[str], ReasoningSpan | None]
-"""Function that returns the reasoning that may precede an answer, by the prompt's text; None for
-none."""
+"""Function from a prompt's text to the reasoning that may precede an answer, or None."""
 
 
 def with_thinking(

@@ -45,8 +45,7 @@ class StopMatcher:
         self.found: str | None = None
 
     def feed(self, text: str, *, armed: bool = True) -> str:
-        """Return the text that may be shown after ``text``. Must not be called once ``found`` is
-        set.
+        """Return the text that may be shown after ``text``. Not callable once ``found`` is set.
 
         Unarmed, a stop string that ends in ``text`` is ignored (``min_tokens``). One that only
         begins there is still held back.
@@ -73,8 +72,7 @@ class StopMatcher:
         return held
 
     def _first(self, window: str) -> tuple[int, str | None]:
-        """Return start and text of the match that ends first. Matches within the held text are
-        ignored."""
+        """Return start and text of the match that ends first, beyond the held text."""
         best_end, best_start, best = len(window) + 1, 0, None
         held = len(self._held)
         for stop in self._stops:

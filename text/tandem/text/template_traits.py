@@ -67,8 +67,7 @@ class TemplateTraits:
 
     @cached_property
     def knows_developer(self) -> bool:
-        """Return whether the template supports the role ``developer``. True also if it does not
-        show system messages."""
+        """Return whether ``developer`` is supported. True if no system messages are shown."""
         if not self._names_developer:
             return False
         rest = _said("user", _SECOND)
@@ -78,8 +77,7 @@ class TemplateTraits:
 
     @cached_property
     def knows_function(self) -> bool:
-        """Return whether results may have the role ``function``. True also if it does not show
-        results."""
+        """Return whether the role ``function`` is supported. True if no results are shown."""
         by_function = {**self._result(_FIRST), "role": "function", "name": "zqtool"}
         chat = [_said("user", "zqone"), self._calls()]
         if self._shows([*chat, by_function], _TOOLS, _FIRST):
@@ -131,8 +129,7 @@ class TemplateTraits:
 
     @cached_property
     def _call_forms(self) -> tuple[IdForm | None, bool]:
-        """Return the form of ids of the first accepted call, and whether its arguments are
-        texts."""
+        """Return the form of the first accepted call: of ids, and whether arguments are texts."""
         for written, form in product((False, True), FORMS):
             arguments = json.dumps(_ARGUMENTS) if written else _ARGUMENTS
             made = [form.make(each) for each in FOREIGN]

@@ -82,8 +82,7 @@ class Tokenizer:
 
     @property
     def spells_bytes(self) -> bool:
-        """Return whether a token has the same text at any position, without spaces between
-        tokens."""
+        """Return whether a token has the same text anywhere, without spaces between tokens."""
         return self._tables is not None
 
     @cached_property
@@ -179,8 +178,7 @@ class Tokenizer:
         return None
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of ``ids``, decoded as a separate text. Ids beyond the vocabulary have no
-        text."""
+        """Return the text of ``ids`` on their own. Ids beyond the vocabulary have no text."""
         for token_id in ids:
             if not 0 <= token_id < _MAX_ID:
                 raise InvalidParameter("tokens", token_id, "ids from 0 on, in 32 bits")
@@ -188,8 +186,7 @@ class Tokenizer:
 
     @cached_property
     def known_ids(self) -> frozenset[int]:
-        """Return the ids of all vocabulary entries. A padded vocabulary has more ids, without
-        text."""
+        """Return the ids of all vocabulary entries. A padded vocabulary has more, without text."""
         return frozenset(self._backend.get_vocab(with_added_tokens=True).values())
 
     def check_known(self, ids: Sequence[int], param: str) -> None:

@@ -22,8 +22,7 @@ OUTPUT = "--output-file"
 
 @contextmanager
 def opened(source: str) -> Iterator[BinaryIO]:
-    """Yield the input, at its start. A pipe or a device is first copied to an unnamed file. Raises
-    OSError."""
+    """Yield the input. A pipe or a device is first copied to an unnamed file. Raises OSError."""
     with open(source, "rb") as given:
         if Path(source).is_file():
             yield given

@@ -27,8 +27,7 @@ class BatchRequest(msgspec.Struct, frozen=True):
 
 
 def read_lines(source: BinaryIO) -> Iterator[BatchRequest]:
-    """Yield the requests of a file from its position, without blank lines. Raises InvalidParameter
-    that names the line."""
+    """Yield a file's requests, without blank lines. Raises InvalidParameter that names the line."""
     number = 0
     while line := source.readline(MAX_LINE_BYTES + 1):
         number += 1

@@ -87,8 +87,7 @@ class Target:
 
 
 async def send(session: aiohttp.ClientSession, target: Target, ask: Ask, started: float) -> Record:
-    """Send a request and read its answer to the end. An error is part of the record, never
-    raised."""
+    """Send a request and read its whole answer. An error is part of the record, never raised."""
     content = msgspec.json.encode(target.content(ask))
     headers = {"Content-Type": "application/json", **target.headers}
     record = Record(len(ask.prompt), time.perf_counter() - started)

@@ -126,8 +126,7 @@ def _share(bounds: Bounds, number: int, count: int) -> Bounds:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Agreement of processes on one start time of ``time.perf_counter``, a clock that they
-    share."""
+    """Agreement of processes on one start time of ``time.perf_counter``, a shared clock."""
 
     gate: Barrier
     said: MutableMapping[str, float]

@@ -67,8 +67,7 @@ class KernelsConfig:
 
 
 def run(argv: list[str]) -> int:
-    """Measure and print. Only flags count: environment variables such as TANDEM_BLOCK_SIZE are a
-    server's."""
+    """Measure and print. Only flags count: variables such as TANDEM_BLOCK_SIZE are a server's."""
     sections = [Section("Kernels", KernelsConfig)]
     given = read_command_line(
         "bench kernels", __doc__ or "", sections, argv, environ={}, takes_file=False

@@ -97,8 +97,7 @@ def asks(config: LoadConfig) -> list[Ask]:
 
 
 def arrivals(config: LoadConfig, draw: np.random.Generator) -> list[float | None]:
-    """Return the arrival times of an open loop, scaled so that the whole run has the rate. A closed
-    loop has None for each."""
+    """Return arrival times, scaled to the exact rate; None for each in a closed loop."""
     if config.request_rate == 0:
         return [None] * config.num_prompts
     gaps = draw.gamma(

@@ -29,8 +29,7 @@ class Arrival(NamedTuple):
 
 
 def arrivals_of(path: Path) -> Iterator[Arrival]:
-    """Yield the rows of a file in order, reading as needed. Raises InvalidParameter that names the
-    invalid line."""
+    """Yield the rows of a file in order. Raises InvalidParameter that names the invalid line."""
     first: datetime | None = None
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -54,8 +53,7 @@ def arrivals_of(path: Path) -> Iterator[Arrival]:
 
 
 def _time(cell: str | None, place: str) -> datetime:
-    """Return a cell's time. Without a zone it is UTC, so that rows with and without one can be
-    mixed."""
+    """Return a cell's time. It is UTC if it has no zone, so that rows can be mixed."""
     try:
         when = datetime.fromisoformat(cell or "")
     except ValueError:

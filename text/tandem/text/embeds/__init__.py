@@ -10,8 +10,7 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.text.embeds.safe import NotATensor, read_safetensors
 
 _CHUNK = 1 << 16
-"""Characters of base64 that are decoded at a time; other threads run in between. A multiple of
-4."""
+"""Characters of base64 decoded at a time, between other threads' turns. A multiple of 4."""
 
 
 def decoded(text: str, param: str, *, max_bytes: int) -> bytes:

@@ -161,8 +161,7 @@ class NamedJson:
     name_prefix: str = ""
     """Prefix of names that belongs to the id only."""
     says_id: bool = False
-    """True if the text at the name's place is ``prefix name:number``, which is also the call's
-    id."""
+    """True if the name is written as ``prefix name:number``, which is also the call's id."""
     id_mark: str = ""
     """Optional text after the name, followed by the call's id."""
     bare: bool = False

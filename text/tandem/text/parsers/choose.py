@@ -31,8 +31,7 @@ _TOOLS = (
     (('"parameters": dictionary of argument name',), "llama3_json"),
     (("[func_name1(",), "pythonic"),
 )
-"""Texts that a template must all contain, and the format that they identify. The first match
-counts."""
+"""Texts that identify a format if a template contains all. The first match counts."""
 
 _REASONING = (
     (("<|channel|>", "<|message|>"), "openai_gptoss"),

@@ -36,8 +36,7 @@ class Cursor:
         self.closed = False
         """True if no text follows."""
         self.opens: tuple[str, ...] = ()
-        """Texts that begin a call or a region of calls. If one comes, the open call is not
-        closed."""
+        """Texts that begin a call or a region of calls, and so break off the open call."""
         self.closes: tuple[str, ...] = ()
         """Texts that end the open call, or its region."""
 
@@ -227,8 +226,7 @@ def at_bound(cursor: Cursor) -> Reading:
 
 
 def scan(cursor: Cursor, say: Callable[[str], None]) -> Reading:
-    """Pass on one JSON value as it arrives. A value that a bound of the call interrupts is
-    closed."""
+    """Pass on one JSON value as it arrives. If a bound interrupts it, it is closed."""
     scanner = yield from _scan(cursor, say, None)
     if scanner.done or scanner.failed or cursor.full or cursor.pos == len(cursor.text):
         return scanner.done
@@ -247,8 +245,7 @@ def captured(cursor: Cursor) -> Generator[None, None, str | None]:
 def _scan(
     cursor: Cursor, say: Callable[[str], None], most: int | None
 ) -> Generator[None, None, JsonScanner]:
-    """Read one JSON value of at most ``most`` characters, up to its end or to a bound that
-    interrupts it."""
+    """Read one JSON value of at most ``most`` characters, or up to an interrupting bound."""
     find, beginnings, longest = _closes(cursor.bounds)
     scanner = JsonScanner()
     left = most

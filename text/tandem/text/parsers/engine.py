@@ -43,8 +43,7 @@ class StreamParser:
         self._cursor = Cursor()
         self._events: list[Event] = []
         self._held: list[str] = []
-        """Text after a call in reasoning, held until it is known whether the reasoning
-        continues."""
+        """Text after a call in reasoning, held until it is known to be reasoning or content."""
         self._calls = Calls(
             self._cursor, self._events, schemas or ToolSchemas(), new_id, self._say_held
         )
@@ -152,8 +151,7 @@ class StreamParser:
         return (yield from text_until(cursor, regions, self.say))
 
     def _spaces(self) -> Reading:
-        """Read white space at the start, which is content unless it is dropped. Return whether it
-        has ended."""
+        """Read white space at the start, content unless dropped. Return whether it has ended."""
         start = self._cursor.pos
         self._cursor.mark = start
         yield from spaces(self._cursor)

@@ -271,8 +271,7 @@ _MINIMAX = ToolFormat(
 
 
 def _gemma(opened: str, quote: str, closed: str) -> ToolFormat:
-    """Return the format of calls with bare keys and the given marks, which differ by Gemma
-    model."""
+    """Return the format of calls with bare keys and the marks of one Gemma model."""
     literals = LiteralText(
         key="{key}:",
         inner_key="{key}:",

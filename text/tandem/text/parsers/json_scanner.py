@@ -47,8 +47,7 @@ class JsonScanner:
         return other
 
     def rest(self) -> str | None:
-        """Return the text that completes the value that was passed on; None if closing marks do
-        not."""
+        """Return the text that completes the value passed on; None if closing marks do not."""
         closing = "".join("}" if each == "{" else "]" for each in reversed(self._stack))
         if self.in_text and not self._is_key:
             return f'"{closing}'
@@ -57,8 +56,7 @@ class JsonScanner:
         return closing if self._mode in (self._after, self._first_key, self._first_item) else None
 
     def feed(self, text: str, at: int, end: int | None = None) -> tuple[int, str]:
-        """Read ``text`` from ``at``. Return the position at which reading stopped, and the JSON
-        read."""
+        """Read ``text`` from ``at``. Return the position reached, and the JSON read."""
         end = len(text) if end is None else end
         out: list[str] = []
         while at < end and not (self.done or self.failed):

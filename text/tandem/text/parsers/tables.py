@@ -97,8 +97,7 @@ class ToolFormat:
     closes: tuple[str, ...] = ()
     """Optional texts that end a region."""
     at_start: tuple[str, ...] = ()
-    """Texts that begin a region only at the start of the answer. They are read again as part of the
-    region."""
+    """Texts that begin a region only at the start of the answer, and are part of it."""
 
     texts: tuple[CallText, ...] = ()
     """One for each mark that begins a region; only one if calls may begin without a mark."""
@@ -107,8 +106,7 @@ class ToolFormat:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Return all texts that identify the format. Special tokens among them must be kept in the
-        text."""
+        """Return all texts that identify the format; special tokens among them must be kept."""
         own = (*self.opens, *self.call_opens, self.call_close, *self.closes)
         return tuple(each for each in (*own, *self.body.marks) if each)
 

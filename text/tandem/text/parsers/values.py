@@ -135,8 +135,7 @@ def _value(text: str) -> object:
 
 
 def _is_json(value: object) -> bool:
-    """Return whether a value has the same meaning in JSON: no tuples, sets or bytes, and only text
-    keys."""
+    """Return whether a value is the same in JSON: no tuples, sets or bytes, only text keys."""
     if isinstance(value, dict):
         return all(isinstance(key, str) for key in value) and all(map(_is_json, value.values()))
     if isinstance(value, list):

@@ -1,8 +1,8 @@
-"""Engine's KVConnector over a HandoffConsumer: what a prefill worker computed, this one loads.
+"""Engine's KVConnector over a HandoffConsumer: this worker loads KV that a prefill worker computed.
 
 Called in the step loop, never blocks. A request with ``Consume`` is opened at admission, reserved
-at the first READY and joins the batch when its KV is committed; a failure is told to the router,
-which alone starts another attempt.
+at the first READY and joins the batch when its KV is committed. A failure is reported to the
+router, which alone starts another attempt.
 """
 
 from __future__ import annotations

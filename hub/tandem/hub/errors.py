@@ -12,7 +12,7 @@ from tandem.protocol.errors import TandemError
 
 
 class HubError(TandemError):
-    """Root of this portion's errors; the text says what to do next."""
+    """Root of this portion's errors; the text names the remedy."""
 
 
 class ModelNotFound(HubError, LookupError):

@@ -1,6 +1,6 @@
-"""ZMQ sockets as links want them: any number of them, bounded frames, nobody who lingers.
+"""ZMQ sockets for links: any number of them, bounded frames, no lingering.
 
-A socket belongs to one thread; who may call it is ``curve``'s business.
+A socket belongs to one thread; ``curve`` decides which peers may connect.
 """
 
 from __future__ import annotations

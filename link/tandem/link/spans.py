@@ -133,7 +133,7 @@ class Spans:
         self._thread.start()
         self._ending: threading.Thread | None = None
         self.dropped = 0
-        """Number of dropped calls, whose spans found no room."""
+        """Number of dropped calls, whose spans found no room in the queue."""
 
     def begin(
         self, name: str, begin: float, traceparent: str, tracestate: str = "", kind: str = "server"

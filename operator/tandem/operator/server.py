@@ -59,7 +59,7 @@ class Server:
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer nobody any more."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -87,4 +87,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name it overrides
-        """Probes come every few seconds; nobody wants them in the log."""
+        """Drop the log line: probes come every few seconds."""

@@ -1,8 +1,8 @@
-"""Engine's KVConnector over a HandoffProducer: what a prefill worker computes, it exports.
+"""Engine's KVConnector over a HandoffProducer: a prefill worker exports the KV that it computes.
 
-Called in the step loop, never blocks: the service queues everything for its own threads. The
-engine keeps the blocks of every admitted export until the service says ``Released``, whatever
-became of the request meanwhile.
+Called in the step loop, never blocks: the service queues everything for its own threads. The engine
+keeps the blocks of every admitted export until the service's ``Released``, even if the request has
+ended meanwhile.
 """
 
 from __future__ import annotations
@@ -86,12 +86,13 @@ class PrefillConnector:
     def first_tokens(
         self, request: Request, first: Sequence[FirstToken], finish: str | None
     ) -> None:
-        """Tell the consumer token 1 of each choice."""
+        """Send the consumer token 1 of each choice."""
         if request.key in self._exports:
             self._producer.final(request.key, first, finish)
 
     def finished(self, request: Request, why: str) -> Hold:
-        """The service frees the blocks when nobody may read them any more."""
+        """Return how to free the blocks: the service frees them when no peer may read them any
+        more."""
         if request.key not in self._exports:
             return Hold.FREE
         if why in (ABORT, FAILED):

@@ -328,7 +328,7 @@ class EngineCoreProc:
         return not self._core.has_work or self._drain.over(now)
 
     def _give_back(self, keys: list[RequestKey], reason: str) -> None:
-        """Drop requests and tell their routers, so that they can go on elsewhere."""
+        """Drop requests and notify their routers, so that they can go on elsewhere."""
         for key in keys:
             self._core.abort(key)
         self._tell(keys, FailCause.DRAINING, reason)

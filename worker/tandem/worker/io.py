@@ -1,12 +1,12 @@
 """The I/O thread of a worker: the ZMQ ROUTER socket that routers connect to.
 
-It decodes what comes, gives it to the links, and sends the beats. It lives outside the step loop so
-that a long step never looks like a dead worker; the beats carry the loop's progress so that a dead
+It decodes frames, passes them to the links, and sends the beats. It runs outside the step loop so
+that a long step never looks like a dead worker. The beats carry the loop's progress so that a dead
 loop does not look alive.
 
-On an idle machine a thread takes 50 us to wake, so two of its duties may be the step loop's: what
-the loop has to say it writes to the socket itself (``flush``), and while it has nothing to do it
-waits for the socket in this thread's place (``attend``).
+On an idle machine a thread takes 50 us to wake, so two of its duties may be the step loop's. The
+loop writes its own output to the socket (``flush``), and while it has no work it waits for the
+socket in this thread's place (``attend``).
 """
 
 from __future__ import annotations

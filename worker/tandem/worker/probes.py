@@ -1,7 +1,7 @@
 """HTTP for the kubelet and Prometheus: /health, /ready, /metrics, /debug of a worker.
 
 A thread of the standard library's server: it must answer while the step loop is busy, and costs
-nothing while nobody asks.
+nothing without requests.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ from collections import deque
 from tandem.protocol.timeline import Note
 
 TICK_SECONDS = 0.04
-"""The error of what it says about a stop, at most."""
+"""Largest error of a stop's recorded times."""
 STILL_SECONDS = 0.15
-"""Less than this is no stop: a busy machine is late by as much."""
+"""Shortest stop that counts: a busy machine is late by as much."""
 LINGER_SECONDS = 2.0
-"""It goes on for so long after the last word of one."""
+"""Seconds for which it goes on after the last call of ``watch``."""
 MAX_STOPS = 32
 
 
@@ -33,7 +33,7 @@ class Stillness(threading.Thread):
         self._over = False
 
     def watch(self) -> None:
-        """A request is watched; to be said again while one is, twice a second or so."""
+        """Watch for stops; to be called again while a request is watched, twice a second or so."""
         now = time.monotonic()
         self._until = now + LINGER_SECONDS
         if not self._watching.is_set():
@@ -54,7 +54,7 @@ class Stillness(threading.Thread):
         return tuple(self._stops)
 
     def run(self) -> None:
-        """Tick while somebody is watched."""
+        """Tick while a request is watched."""
         while not self._over:
             self._watching.wait()
             since = self._asleep_since or time.monotonic()

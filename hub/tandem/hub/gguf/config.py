@@ -36,9 +36,9 @@ _END_TEXTS = (
 """Control tokens that end a turn or a text by what they are called: a file's keys name one end,
 where the model's own generation_config.json often has two or three."""
 _BETWEEN_TEXTS = "<|endoftext|>"
-"""An end, too, where the file has it begin or pad texts, as Qwen's do. SmolLM2's have it for
-neither, and its own generation_config.json does not end there: nor does this one, so that answers
-are those of transformers."""
+"""Text that also ends an answer if the file has it begin or pad texts, as Qwen's do. SmolLM2's file
+has it for neither, and its own generation_config.json does not end there: nor does this one, so
+that answers are those of transformers."""
 
 _LLAMA3_FACTORS = (8.0, 32.0, 16.0, 4.0)
 _LLAMA3_TRAINED = 8192

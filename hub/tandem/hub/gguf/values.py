@@ -52,7 +52,7 @@ _SCALARS = {
     11: "q",
     12: "d",
 }
-"""struct's words for types of one size."""
+"""struct's format characters for types of one size."""
 
 
 class Values:

@@ -1,7 +1,7 @@
-"""Giving the pages under a host tensor back to the system, whose addresses stay.
+"""Pages under a host tensor, given back to the system; their addresses stay.
 
-Whoever holds the tensor, or has its address from it, goes on with it afterwards: the memory is
-there again, all zero, as it is touched. What other processes map of it to read stays with them.
+A holder of the tensor, or of its address, may go on with it afterwards: the memory exists again,
+all zero, as it is touched. Mappings of other processes to read it stay.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DONTNEED, _REMOVE = 4, 9
 
 
 class PagesKept(TandemError):
-    """The system does not take the pages back; the text says why."""
+    """The system does not take the pages back; the text has the reason."""
 
 
 def give_back(tensor: Tensor) -> int:

@@ -1,8 +1,8 @@
-"""Streams of a GPU for those who come again and again, and use them for a while.
+"""Streams of a GPU for users that come and go, with reuse.
 
-torch has 32 streams a device, and who makes a new one is given the next of them, for ever round: an
-engine that made its own at each wake-up had the transfer thread's in the end, and captured what
-that one queued. So who is through leaves its stream to the next. Called by any thread.
+torch has 32 streams a device, and a new one is the next of them in a circle: an engine that made
+its own at each wake-up had the transfer thread's in the end, and captured that one's copies. So a
+user returns its stream for the next one. Called by any thread.
 """
 
 from __future__ import annotations

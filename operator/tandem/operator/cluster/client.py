@@ -185,7 +185,7 @@ class Cluster:
         return self._call("PATCH", path, {"fieldManager": MANAGER}, steps, _STEPS)
 
     def delete(self, kind: str, namespace: str, name: str, *, uid: str | None = None) -> None:
-        """Delete an object and, in the background, its dependents; an absent object is no error.
+        """Delete an object and, in the background, its dependents; an absent object is accepted.
 
         With ``uid`` only that object is deleted: another one of its name stays.
         """

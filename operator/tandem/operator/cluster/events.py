@@ -1,6 +1,7 @@
-"""Kubernetes events: on transitions of conditions, and for what the operator had to do besides.
+"""Kubernetes events: on transitions of conditions, and for other actions of the operator.
 
-Called by ``reconcile`` and ``probes.reach``."""
+Called by ``reconcile`` and ``probes.reach``.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ _PASSING = {
 }
 """Reasons that pass by themselves or were asked for: no warning."""
 _UNREMARKABLE = _PASSING | {Reason.HEALTHY, Reason.NOT_NEEDED, Reason.STABLE}
-"""Reasons that nobody wants to hear of when a service is new."""
+"""Reasons without an event when a service is new."""
 _SILENT = {ConditionType.SCALING_ACTIVE, ConditionType.KV_FABRIC_READY}
 _MAX_NOTE = 1024
 
 
 def transitions(before: Iterable[Condition], after: Iterable[Condition]) -> list[Condition]:
-    """Conditions whose status or reason changed, and that a person wants to hear of."""
+    """Return the conditions whose status or reason changed, and that get an event."""
     known = {each.type: (each.status, each.reason) for each in before}
     changed = [each for each in after if known.get(each.type) != (each.status, each.reason)]
     return [
@@ -40,7 +41,7 @@ def transitions(before: Iterable[Condition], after: Iterable[Condition]) -> list
 
 
 def event(owner: Identity, condition: Condition, now: float) -> Manifest:
-    """An Event that says a condition's new state."""
+    """Return an Event with a condition's new state."""
     bad = condition.status == ("True" if condition.type in _BAD_WHEN_TRUE else "False")
     waiting = condition.type == ConditionType.PROGRESSING or condition.reason in _PASSING
     text = f"{condition.type}={condition.status}: {condition.message}"
@@ -49,7 +50,7 @@ def event(owner: Identity, condition: Condition, now: float) -> Manifest:
 
 
 def warning(owner: Identity, reason: str, text: str, now: float) -> Manifest:
-    """An Event that says what the operator had to do."""
+    """Return an Event with an action of the operator."""
     return _event(owner, reason, text, "Warning", now)
 
 

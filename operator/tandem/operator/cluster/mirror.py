@@ -1,5 +1,5 @@
-"""A client whose answers go into the store at once, so that no look acts on what was before its own
-last write, however late the watch is. Called as ``Cluster`` is."""
+"""A client whose answers go into the store at once, so that each look reads its own last write,
+however late the watch is. Called as ``Cluster`` is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.operator.desired.naming import Manifest
 
 
 class Mirror(Cluster):
-    """Writes and reads like ``Cluster``, and tells ``store`` what came back."""
+    """Client that writes and reads like ``Cluster``, and puts the answers into ``store``."""
 
     def __init__(self, store: Store, **given: Any) -> None:
         super().__init__(**given)
@@ -55,7 +55,7 @@ class Mirror(Cluster):
         return None if found is None else self._heard("Pod", found)
 
     def write_fields(self, item: Manifest, entries: list[Manifest]) -> Manifest:
-        """Say who manages which fields of an object."""
+        """Set the managers of an object's fields."""
         return self._heard(item["kind"], super().write_fields(item, entries))
 
     def _heard(self, kind: str, item: Manifest) -> Manifest:

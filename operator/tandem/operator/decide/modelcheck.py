@@ -41,8 +41,8 @@ def may_have_job(
 ) -> Reason | None:
     """Return None if the model's Job may exist, else the reason to wait.
 
-    ``made_of`` is the revision that its pods are to have: a Job of another one that has not begun,
-    or has failed, is replaced.
+    ``made_of`` is the revision that its pods are to have: a Job of another revision that has not
+    begun, or has failed, is replaced.
 
     ``others`` counts the Jobs of all services that run. A Job that runs when its service is
     suspended is deleted with the pods; one that has ended stays, so that nothing is read twice. Its

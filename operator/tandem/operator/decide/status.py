@@ -80,7 +80,7 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
 
     def counted(self, told: Links | None) -> Links | None:
         """Return ``told`` if it counts the pairs of workers that are ready now; None if it counted
-        others, and no links at all without a pair: then no router is there that would count
+        others. Return no links at all without a pair: no router is asked then that would count
         again."""
         asleep = self.decision.phase is Phase.SUSPENDED
         pairs = 0 if asleep else self.ready(Role.PREFILL) * self.ready(Role.DECODE)

@@ -1,4 +1,4 @@
-"""Whose turn it is where a quota has no room for two services that come up at once. Pure.
+"""Order of services if a quota has no room for two that come up at once. Pure.
 
 A quota is first come, first served, pod by pod: two services may each get half of a pair, and none
 serves. The older one goes first. A younger one that is not whole either gives its pods back, and
@@ -26,17 +26,18 @@ class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
     created: str
     has_served: bool
     has_failed: bool
-    """It did not come up by its deadline: it may never fit, and nobody waits for it any more."""
+    """Whether it did not come up by its deadline: it may never fit, and no service waits for it any
+    more."""
     workloads: Workloads
 
     @property
     def turn(self) -> tuple[bool, str, str]:
-        """Return what decides who goes first."""
+        """Return the sort key of the service's turn."""
         return self.has_failed, self.created, self.name
 
 
 def neighbour(resource: Manifest, workloads: Workloads) -> Neighbour | None:
-    """The view of a service; None for one that wants no pods."""
+    """Return the view of a service; None for one without wanted pods."""
     metadata = resource["metadata"]
     if "deletionTimestamp" in metadata or map_of(resource.get("spec")).get("suspend"):
         return None

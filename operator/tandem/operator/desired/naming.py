@@ -27,12 +27,12 @@ Manifest = dict[str, Any]
 
 
 def map_of(value: Any) -> Manifest:
-    """A map of what somebody wrote; an empty one where it is none."""
+    """Return a map of user input; an empty one if it is not a map."""
     return value if isinstance(value, dict) else {}
 
 
 def maps_of(value: Any) -> list[Manifest]:
-    """Those of a list that are maps; none where it is no list."""
+    """Return those of a list that are maps; none if it is not a list."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 

@@ -1,8 +1,8 @@
-"""NetworkPolicies: workers talk to routers and workers of their own service, and to nobody else.
+"""NetworkPolicies: workers connect only to routers and workers of their own service.
 
 Everything is denied that is not listed, both ways. A policy is a role's, whatever the revision: it
-opens what the spec needs and what revisions that are kept need, which may get pods again. Pure;
-called by ``compose``.
+opens the ports of the spec and of kept revisions, which may get pods again. Pure; called by
+``compose``.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _probe_ports(facts: Facts, role: Role) -> list[int]:
 
 
 def _spans(facts: Facts, role: Role) -> list[Manifest]:
-    """The way to whoever takes spans, whose address is not known here."""
+    """Return the rule for the collector of spans, whose address is not known here."""
     kept = [kept_tracing_port(main_of(each).get("args", ())) for each in facts.kept.get(role, ())]
     return [{"ports": [_tcp(port)]} for port in _once(tracing_port(facts.spec), *kept)]
 

@@ -1,4 +1,4 @@
-"""The folder of a node in which pods of one service meet, and what keeps those of others out of it.
+"""The folder of a node in which pods of one service meet, and its isolation from other services.
 
 Of the volume that all pods of a node share, a worker sees two folders: its service's own, named for
 the very resource, and the agent's, to be read. A podTemplate may not show more of the volume, nor

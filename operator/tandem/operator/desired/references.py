@@ -75,7 +75,7 @@ def _is_reference(key: str) -> bool:
 
 
 def named_secrets(spec: LLMServiceSpec) -> dict[str, str]:
-    """Return the Secrets that fields of their own name, with the field."""
+    """Return the Secrets that the spec names in fields of their own, with the field."""
     found = {}
     hub, auth = spec.model.source.hub, spec.router.auth
     if hub is not None and hub.token_secret_ref is not None:

@@ -39,7 +39,7 @@ def stored_template(facts: Facts, role: Role, revision: str, template: Manifest)
 def deployment(
     facts: Facts, role: Role, revision: str, replicas: int, template: Manifest
 ) -> Manifest:
-    """A Deployment of one revision, rolled by nobody but the operator."""
+    """Return the Deployment of one revision, which only the operator rolls."""
     owner = facts.owner
     labels = {names.LABEL_ROLE: role, names.LABEL_REVISION: revision}
     return {

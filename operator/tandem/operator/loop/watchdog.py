@@ -1,7 +1,7 @@
-"""Ends the process of a leader that has not renewed in time, whatever of it hangs.
+"""Ends the process of a leader that has not renewed in time, even if its threads hang.
 
 A renewal is a call, and calls may hang: in a server that sends a byte a second, in a file, in a
-lock. So the one who counts the time does nothing else. Should the interpreter itself be stuck, a
+lock. So the thread that counts the time does nothing else. If the interpreter itself is stuck, a
 thread without it (faulthandler's) ends the process a little later, still before the Lease is free.
 Started by ``leader``.
 """
@@ -22,7 +22,7 @@ EXIT_LOST = 3
 
 
 def end_process() -> None:
-    """Say so, with what every thread was doing, and end at once."""
+    """Log the stack of every thread, and end at once."""
     logger.error("the Lease could not be renewed: ending")
     faulthandler.dump_traceback()
     os._exit(EXIT_LOST)
@@ -55,7 +55,7 @@ class Watchdog:
                 faulthandler.dump_traceback_later(left, exit=True, file=self._silent)
 
     def stop(self) -> None:
-        """Watch no more, for good: a renewal that comes late feeds nobody."""
+        """Stop for good: a renewal that comes late has no effect."""
         with self._changed:
             self._stopped = True
             self._deadline = None

@@ -1,9 +1,9 @@
-"""Asks routers' addresses whether anybody is there, and takes those of a dead node out of Services.
+"""Checks of routers' addresses; routers of a dead node are taken out of Services.
 
-A connection is opened and closed: that a node's kernel answers is all that is asked, and a refusal
-is an answer. A pod that is taken out gets ``Ready=False``, as Kubernetes itself would give it
-later: every Service forgets it at once, and nothing of it ends. Fed by ``reconcile``; has a thread
-of its own. ``decide.silence`` judges.
+A connection is opened and closed: any answer of a node's kernel counts, a refusal too. A pod that
+is taken out gets ``Ready=False``, as Kubernetes itself would set it later: every Service drops it
+at once, and the pod itself goes on. Fed by ``reconcile``; has a thread of its own.
+``decide.silence`` judges.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REASON = "AddressSilent"
 AT_ONCE = 512
 """Addresses that are asked at the same time."""
 _RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: leave nothing behind of a connection that was only opened."""
+"""SO_LINGER: a connection that was only opened leaves no state."""
 _ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 
 
@@ -50,8 +50,9 @@ class Reach:
         taking_out: Beside = unrecorded,
         port: int = ROUTER_PORT,
     ) -> None:
-        """``patience``: seconds of silence until a router counts as gone; 0 asks nobody.
-        A pod is taken out within ``taking_out``, which takes whose it is and why."""
+        """Start without pods. ``patience``: seconds of silence until a router counts as gone; 0
+        checks none. A pod is taken out within ``taking_out``, which takes its service and the
+        reason."""
         self._cluster = cluster
         self._wake = wake
         self._metrics = metrics
@@ -80,7 +81,7 @@ class Reach:
             self._services.pop(key, None)
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Stop all checks."""
         self._stop.set()
 
     def _run(self) -> None:
@@ -115,7 +116,7 @@ class Reach:
             self._wake(key)
 
     def _take_out(self, owner: Identity, pod: PodView) -> bool:
-        """Say that a pod is not ready, and why; whether the API server took it."""
+        """Set a pod to not ready, with the reason; return whether the API server accepted it."""
         text = f"{pod.ip} on node {pod.node} has not answered for {self._patience:g} s"
         said = f"router {pod.name}: {text}, while a router on another node does"
         logger.warning("%s/%s: %s", owner.namespace, owner.name, said)

@@ -1,7 +1,7 @@
-"""Why routers are not ready: keys that workers refuse, another wire, or what else /ready says.
+"""Reasons why routers are not ready: keys that workers refuse, another wire, or the text of /ready.
 
-A router that no worker lets in is alive and never ready, and its pod's status says no more than
-that. Fed by ``reconcile``; asks in threads of its own.
+A router that every worker refuses is alive and never ready, and its pod's status has no reason. Fed
+by ``reconcile``; sends requests in threads of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SILENT = Problem(Reason.STARTING, "")
 
 
 class Refusals:
-    """Answers from memory; asks beside. Thread-safe."""
+    """Refusals of routers. Answers from memory, and sends requests in threads. Thread-safe."""
 
     def __init__(
         self, wake: Callable[[Key], None], workers: int = 2, port: int = ROUTER_PORT
@@ -44,7 +44,7 @@ class Refusals:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="refusals")
 
     def known(self, key: Key, pods: Iterable[PodView], token: str) -> dict[str, Problem]:
-        """Why routers are not ready, by the pod's UID, as far as they say so."""
+        """Return why routers are not ready, by the pod's UID, as far as they report it."""
         unready = [
             pod
             for pod in pods
@@ -81,13 +81,13 @@ class Refusals:
             self._asked.pop(key, None)
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Stop all requests."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def refusal_of(pod: PodView, token: str, port: int) -> Problem | None:
-    """Why a router is not ready, with an empty message if it does not say why. None if it does not
-    answer: what it said last still holds."""
+    """Return why a router is not ready, with an empty message if it gives none. None if it does not
+    answer: its last reason still holds."""
     host = f"[{pod.ip}]" if ":" in (pod.ip or "") else pod.ip
     url = f"http://{host}:{port}"
     try:

@@ -1,1 +1,1 @@
-"""One look at one service: ``reconciler`` goes through it; the others judge, write, ask, tell."""
+"""One look at one service: ``reconciler`` goes through it; the others judge, write, ask, report."""

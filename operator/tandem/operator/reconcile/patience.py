@@ -1,4 +1,4 @@
-"""When a service is looked at again though nothing tells of a change. Called by ``reconciler``."""
+"""Time of a service's next look without an event from a watch. Called by ``reconciler``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from tandem.operator.decide.rollout import Phase
 from tandem.operator.decide.status import Picture
 
 SOON = 5.0
-"""Seconds to the next look while something is under way that no watch tells of."""
+"""Seconds to the next look while a change is under way that no watch reports."""
 
 
 def next_look(picture: Picture, keys: KeyPlan, wait: float | None) -> float | None:
-    """Seconds until something may have changed of which no watch tells."""
+    """Return the seconds until a change is possible that no watch reports."""
     waits = [wait] if wait is not None else []
     if keys.waits > 0:  # pods are asked for them from the next look on, and no event brings that
         waits.append(min(keys.waits, SOON))

@@ -54,7 +54,7 @@ class Teller:
         return self._undeclared.declared(KIND, msgspec.to_builtins(status))
 
     def _warn(self, owner: Identity, now: float) -> None:
-        """Send one event a service for each set of fields that its status lacks."""
+        """Send one event a service for each set of fields that its status leaves out."""
         problem = self._undeclared.problem(KIND)
         if problem is None:
             self._warned.pop(owner.uid, None)

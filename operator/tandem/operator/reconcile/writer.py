@@ -1,7 +1,7 @@
 """Writes what a look decided: Secrets with keys, children, marks on pods; and prunes the rest.
 
-What the API server refuses keeps back what depends on it, and nothing else: ``resizing`` says what
-that is of Deployments.
+A refusal of the API server holds back only the writes that depend on the refused one: ``resizing``
+has these for Deployments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cached prefixes between peers: who pulls one, who lends one, and what joins both to a role.
+"""Cached prefixes between peers: pulling them, lending them, and both as parts of a role.
 
 The hand-off's own machines and threads do it; see docs/decisions/035.
 """

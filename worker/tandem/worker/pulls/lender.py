@@ -1,8 +1,8 @@
-"""Engine's KVConnector over a HandoffProducer: cached blocks, lent to peers that ask for them.
+"""Engine's KVConnector over a HandoffProducer: cached blocks, lent to peers on request.
 
 A loan is a hand-off whose prompt was computed before: admitted, announced and final in one turn of
-the loop, and given back by ``Released``. What is not cached any more, or is beyond the quota, is
-declined at once: the peer computes it. Nothing here holds up a request of this engine but the
+the loop, and given back by ``Released``. A block that is not cached any more, or is beyond the
+quota, is declined at once: the peer computes it. Loans delay a request of this engine only by the
 blocks that are lent, a share of all, for no longer than the peer's budget.
 """
 

@@ -56,7 +56,7 @@ def make_consumer(context: RoleContext, kv: KVTransferConfig) -> HandoffConsumer
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Both services of a worker, with their events told apart."""
+    """Both services of a worker, with their events split by kind."""
 
     producer: HandoffProducer
     consumer: HandoffConsumer
@@ -65,7 +65,7 @@ class Ends:
 
     @classmethod
     def of(cls, producer: HandoffProducer, consumer: HandoffConsumer) -> Ends:
-        """Whose ``poll`` nobody else calls from now on."""
+        """Return both services, whose ``poll`` only this class calls from now on."""
         given, taken = SplitEvents(producer.poll), SplitEvents(consumer.poll)
         return cls(producer, consumer, given, taken)
 

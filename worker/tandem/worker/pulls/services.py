@@ -1,4 +1,4 @@
-"""A worker that hands over and takes over, as its shell sees it: two services behind one face."""
+"""A worker that hands over and takes over: two services behind the interface of one."""
 
 from __future__ import annotations
 

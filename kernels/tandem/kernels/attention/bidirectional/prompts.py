@@ -10,9 +10,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class WholePrompts:
-    """Sequences laid end to end: what an encoder attends to.
+    """Sequences laid end to end: the keys and queries of an encoder.
 
-    Whoever computes a step makes one for all its layers; what a backend plans of it is kept here.
+    A step makes one for all its layers; a backend's plan of it is kept here.
     """
 
     cu_seqlens: Tensor

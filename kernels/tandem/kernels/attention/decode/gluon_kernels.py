@@ -163,8 +163,9 @@ def _attend(
 ):  # fmt: skip
     """Sum over tiles first..last - 1 as they come: O^T [D, N], maxima, masses, place in the ring.
 
-    A mass is the sum of a column's weights, kept as [TILE, N] until the end; `seen` [N] says how
-    many keys each column may look at. Q K^T of the next tile is issued behind P V of this one.
+    A mass is the sum of a column's weights, kept as [TILE, N] until the end; `seen` [N] is the
+    number of keys that each column may attend to. Q K^T of the next tile is issued after P V of
+    this one.
     """
     top = gl.full([N], -1e30, gl.float32, gl.SliceLayout(0, ML))
     mass = gl.zeros([TILE, N], gl.float32, ML)

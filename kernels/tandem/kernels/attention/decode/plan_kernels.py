@@ -3,9 +3,10 @@
 The work of a batch is a line of *units*: sequence by sequence, KV head by KV head, tile of `TILE`
 tokens by tile. The line is cut into equal shares, one a program, so that lengths that differ
 tenfold cost nothing (the idea of stream-K GEMM, Osama et al. 2023, on the split-KV attention of
-Flash-Decoding, Dao et al. 2023). A (sequence, head) that falls to one program is written at once;
-one that is cut leaves a piece (unnormalised rows, maxima, sums) for each share, and whoever arrives
-last at the counter of that (sequence, head) merges the pieces and sets the counter back to zero.
+Flash-Decoding, Dao et al. 2023). A (sequence, head) that falls to one program is written at once.
+One that is cut leaves a piece (unnormalised rows, maxima, sums) for each share. The program that
+arrives last at the counter of that (sequence, head) merges the pieces and sets the counter back to
+zero.
 
 A share touches at most two cut pairs, one at either end, hence two workspace slots a program: its
 size depends on the grid alone. Launched by plan.py.

@@ -121,7 +121,7 @@ class Router:
 
     @classmethod
     def of(cls, config: RouterConfig) -> Router:
-        """Compose. Raises UnusableFolder when the model folder has no tokenizer."""
+        """Compose the router. Raises UnusableFolder when the model folder has no tokenizer."""
         if not config.model:
             raise InvalidParameter("model", config.model, "a prepared model folder")
         metrics = RouterMetrics(next(iter(config.served_model_name), ""))
@@ -184,7 +184,7 @@ class Router:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Links up, deadlines watched; all let go of at the end."""
+        """Run with links up and deadlines watched; all are released at the end."""
         self.pool.start(self.fleet)
         self.dispatcher.start()
         finding = asyncio.create_task(self._find(), name="discovery")
@@ -201,7 +201,8 @@ class Router:
             await self.pool.close()
 
     async def _find(self) -> None:
-        """Discovery, begun again whenever it fails: without it no worker would ever be found."""
+        """Run discovery, and start it again whenever it fails: without it no worker would ever be
+        found."""
         while True:
             try:
                 await self._discovery().run()

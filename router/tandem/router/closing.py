@@ -63,7 +63,7 @@ class Closing:
         self._wait()
 
     def hurry(self) -> None:
-        """Whatever the client was given: it has as long as one that owes nothing."""
+        """Shorten the client's time to ``LINGER_SECONDS``."""
         if self._linger is not None and self._seconds > LINGER_SECONDS:
             self._linger.cancel()
             self._seconds = LINGER_SECONDS

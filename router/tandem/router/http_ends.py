@@ -69,7 +69,7 @@ class Outlet(asyncio.Transport):
         self.write = _nowhere  # type: ignore[method-assign, assignment]
 
     def lost(self) -> None:
-        """There is nothing to close any more."""
+        """Drop the connection: there is nothing to close any more."""
         self.ended()
         self._end = _nothing
 
@@ -190,4 +190,4 @@ def _nowhere(_: bytes | bytearray | memoryview) -> None:
 
 
 def _nothing() -> None:
-    """Is to be done."""
+    """Do nothing."""

@@ -145,7 +145,7 @@ class GuardedProtocol(EndingProtocol):
         self._named = self._num_headers = 0
 
     def on_headers_complete(self) -> None:
-        """Now the body has its time."""
+        """Begin the deadline of the body."""
         problem = framing_problem(self.parser.get_http_version(), self.headers)
         if problem is not None:
             self._give_up(malformed(problem))
@@ -255,7 +255,8 @@ class GuardedProtocol(EndingProtocol):
         self._arm_if_due()
 
     def _arm_if_due(self) -> None:
-        """Not while another request is answered: its client may be one that nothing is read of."""
+        """Arm the deadline, unless another request is answered: its client may be one that is not
+        read."""
         is_behind = self.cycles and (
             self._phase is not _Phase.BODY or self.cycles[0] is not self.cycle
         )

@@ -42,7 +42,7 @@ def written(answer: ErrorAnswer) -> bytes:
 
 
 def head_too_large(limit: str) -> ErrorAnswer:
-    """431."""
+    """Return the answer 431."""
     return ErrorAnswer(
         status=431,
         message=f"The request's head is larger than {limit}",
@@ -52,12 +52,12 @@ def head_too_large(limit: str) -> ErrorAnswer:
 
 
 def malformed(message: str) -> ErrorAnswer:
-    """400."""
+    """Return the answer 400."""
     return ErrorAnswer(status=400, message=message, type="invalid_request_error")
 
 
 def head_too_slow(seconds: float) -> ErrorAnswer:
-    """408."""
+    """Return the answer 408."""
     return ErrorAnswer(
         status=408,
         message=f"The request's head did not come within {seconds:g} s",
@@ -67,7 +67,7 @@ def head_too_slow(seconds: float) -> ErrorAnswer:
 
 
 def crowded(why: str) -> ErrorAnswer:
-    """503."""
+    """Return the answer 503."""
     return ErrorAnswer(
         status=503,
         message=f"The router is full: {why}",

@@ -132,7 +132,7 @@ class RouterMetrics:
         )
 
     def rejections(self) -> dict[str, int]:
-        """Requests that found no room, by reason."""
+        """Return the requests that found no room, by reason."""
         found: dict[str, int] = {}
         for reason, value in _samples(self._rejections, "_total", "reason"):
             if value:
@@ -173,7 +173,7 @@ class RouterMetrics:
             self._tpot.observe(decode_seconds / (num_tokens / num_choices - 1))
 
     def cached_tokens(self, count: int) -> None:
-        """Prompt tokens that a worker did not compute."""
+        """Count prompt tokens that a worker did not compute."""
         self._prompt_cached.inc(count)
 
     def rejected(self, reason: str) -> None:
@@ -207,7 +207,7 @@ class RouterMetrics:
         self._dropped.labels(reason).inc()
 
     def discovery_failed(self) -> None:
-        """Pods could not be listed or watched."""
+        """Count a failure to list or watch pods."""
         self._discovery_failed.inc()
 
     def attempt(self, shape: str, rung: str) -> None:
@@ -239,7 +239,7 @@ class RouterMetrics:
         self._repeated.inc(count)
 
     def contradicted(self) -> None:
-        """Two legs disagreed on a token: failed closed."""
+        """Count two legs that disagreed on a token: failed closed."""
         self._contradictions.inc()
 
     def _requests(self) -> None:
@@ -377,7 +377,7 @@ def _samples(metric: Counter | Histogram, ending: str, label: str) -> Iterator[t
 
 
 def _sum(metric: Counter | Histogram, ending: str) -> float:
-    """Over all labels."""
+    """Return the sum over all labels."""
     return sum(value for _, value in _samples(metric, ending, ""))
 
 

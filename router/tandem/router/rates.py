@@ -47,7 +47,7 @@ class DecayedRate:
         self._at = 0.0
 
     def note(self, amount: float, now: float) -> None:
-        """So much more happened just now."""
+        """Add ``amount`` at ``now``."""
         self._value = self.read(now) + amount / self._seconds
         self._at = now
 

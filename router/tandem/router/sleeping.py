@@ -97,7 +97,7 @@ def _pool(request: Request) -> WorkerPool:
 
 
 def _check_names(request: Request, *names: str) -> None:
-    """InvalidParameter for a name that is none of ``names``."""
+    """Raise InvalidParameter for a name that is not among ``names``."""
     for name, value in request.query_params.items():
         if name not in names:
             allowed = f"only {', '.join(names)} may be asked" if names else "nothing may be asked"

@@ -124,22 +124,22 @@ class AdmissionQueue:
 
     @property
     def num_running(self) -> int:
-        """Requests that run."""
+        """Return the number of requests that run."""
         return self._running.requests
 
     @property
     def running_tokens(self) -> int:
-        """Prompt tokens of those that run."""
+        """Return the prompt tokens of those that run."""
         return self._running.tokens
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for their turn."""
+        """Return the number of requests that wait for their turn."""
         return len(self._members)
 
     @property
     def waiting_tokens(self) -> int:
-        """Prompt tokens of those that wait."""
+        """Return the prompt tokens of those that wait."""
         return self._waits.tokens
 
     def oldest_wait(self, now: float) -> float:

@@ -37,7 +37,7 @@ def _request_id(scope: Scope) -> str:
 
 
 def error_object(answer: ErrorAnswer, request_id: str) -> dict[str, Any]:
-    """Anthropic's error object."""
+    """Return Anthropic's error object."""
     other = "invalid_request_error" if answer.status < 500 else "api_error"
     error = {"type": _TYPES.get(answer.status, other), "message": answer.message}
     return {"type": "error", "error": error, "request_id": request_id}

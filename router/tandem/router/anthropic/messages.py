@@ -162,7 +162,7 @@ def _ending(
 
 @contextmanager
 def _in_own_words(body: CountBody) -> Iterator[None]:
-    """Errors of the chat name parameters as messages do."""
+    """Rename parameters in the chat's errors as messages do."""
     names = dict(NAMES)
     if body.output_config is None or body.output_config.effort is None:
         names["reasoning_effort"] = "thinking.type"

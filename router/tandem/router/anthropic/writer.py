@@ -137,7 +137,7 @@ def _object(text: str) -> dict[str, Any]:
 def stop_of(
     choice: CompletionOutput, output: RequestOutput, *, num_calls: int, max_tokens: int
 ) -> tuple[str, str | None]:
-    """Why a message ended, in Anthropic's words, and the text that ended it."""
+    """Return the reason for a message's end, in Anthropic's terms, and the text that ended it."""
     if choice.finish_reason is not FinishReason.STOP:
         whole = output.num_generated_tokens >= max_tokens
         return "max_tokens" if whole else "model_context_window_exceeded", None
@@ -147,7 +147,7 @@ def stop_of(
 
 
 def usage_of(output: RequestOutput, num_reasoning: int | None) -> dict[str, Any]:
-    """Tokens of a message; those of the prompt that were cached are counted apart."""
+    """Return the tokens of a message; those of the prompt that were cached are counted apart."""
     num_cached = output.num_cached_tokens or 0
     details = {"output_tokens_details": {"thinking_tokens": num_reasoning}}
     return {

@@ -95,7 +95,7 @@ class PodWatcher:
         return version
 
     def _follow(self, version: str) -> None:
-        """Events from ``version`` on, until the next list is due."""
+        """Apply events from ``version`` on, until the next list is due."""
         from kubernetes.watch import Watch
 
         ends = time.monotonic() + self._relist

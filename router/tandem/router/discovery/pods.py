@@ -39,8 +39,8 @@ class PodFacts:
 
 
 def facts_of(pod: Pod, now: datetime | None = None) -> PodFacts:
-    """Facts of a pod; ``now`` is compared with its deletion's time, never to more than its grace
-    period, so that a clock that is off makes a drain shorter and not longer."""
+    """Return the facts of a pod. ``now`` is compared with its deletion's time. The rest is never
+    more than its grace period, so that a wrong clock makes a drain shorter and not longer."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     labels = metadata.get("labels") or {}
     annotations = metadata.get("annotations") or {}

@@ -21,7 +21,7 @@ class RouterRates:
         self._window = Window()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Sample until it is cancelled."""
         naps = Naps(asyncio.get_running_loop(), SAMPLE_SECONDS)
         while True:
             self.sample(time.monotonic())

@@ -15,7 +15,7 @@ EXPOSED = ("X-Request-Id", "X-Tandem-Ignored", "Retry-After")
 
 
 def cors_options(config: RouterConfig) -> dict[str, Any]:
-    """Arguments of Starlette's ``CORSMiddleware``."""
+    """Return the arguments of Starlette's ``CORSMiddleware``."""
     return {
         "allow_origins": config.allowed_origins,
         "allow_methods": config.allowed_methods,

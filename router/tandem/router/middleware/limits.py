@@ -128,7 +128,7 @@ class _Upload:
         return message
 
     def _end(self) -> None:
-        """Another body needs its bytes, and it stands still."""
+        """End the request, which stalls while another body needs its bytes."""
         self._made_room = True
         if self._timer is not None:
             self._timer.reschedule(asyncio.get_running_loop().time())

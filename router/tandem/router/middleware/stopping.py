@@ -41,7 +41,7 @@ class Ending:
         return len(wanted)
 
     def begin(self, scope: Scope) -> asyncio.Task[object]:
-        """This task answers from now on."""
+        """Note that the current task answers from now on."""
         task = asyncio.current_task()
         assert task is not None
         self._answering[task] = scope

@@ -117,7 +117,7 @@ def _read_choice(reader: ChatReader, index: int, echoed: str, body: ChatBody) ->
 async def _events(
     service: Service, body: ChatBody, request: Request, answer: Answer, reader: ChatReader | None
 ) -> AsyncGenerator[bytes, None]:
-    """Chunks, the usage if it is wanted, and the end."""
+    """Yield chunks, the usage if it is requested, and the end."""
     options = body.stream_options or StreamOptions()
     running = bool(options.continuous_usage_stats)
     writer = chat_writer(

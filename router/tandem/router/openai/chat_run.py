@@ -74,7 +74,7 @@ async def outputs_of(
 async def chat_outputs(
     service: Service, body: ChatBody, request: Request, reader: AnswerReader | None
 ) -> Outputs:
-    """Both of the above, without the generators between: each token would go through them."""
+    """Do both of the above, without the generators between: each token would go through them."""
     prepared, context = await prepare_chat(service, body, request, reader), context_of(request)
     metrics = service.counters(context)
     with blaming(body.client_names()):

@@ -24,7 +24,7 @@ class Choices:
     def __init__(
         self, tokenizer: Tokenizer, body: CompletionBody, echoed: Sequence[EchoedPrompt]
     ) -> None:
-        """``echoed`` is one per prompt, or nothing without echo."""
+        """Store the echoes; ``echoed`` is one per prompt, or nothing without echo."""
         self._tokenizer = tokenizer
         self._body = body
         self._echoed = echoed
@@ -47,7 +47,7 @@ class Choices:
     def render(
         self, prompt: int, choice: CompletionOutput, output: RequestOutput
     ) -> tuple[str, dict[str, Any] | None]:
-        """Text and logprobs, the echoed prompt before the first of a choice."""
+        """Return text and logprobs, the echoed prompt before the first of a choice."""
         index = self.index(prompt, choice)
         echoed = self._echoed[prompt] if self._echoed and index not in self._shown else None
         text = choice.text if echoed is None else echoed.text + choice.text

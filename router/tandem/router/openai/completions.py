@@ -154,7 +154,7 @@ def _usage(totals: Totals, body: CompletionBody) -> dict[str, Any]:
 async def _events(
     service: Service, body: CompletionBody, request: Request, answer: Answer
 ) -> AsyncGenerator[bytes, None]:
-    """Chunks, the usage if it is wanted, and the end."""
+    """Yield chunks, the usage if it is requested, and the end."""
     embeds = body.take_embeds()
     with service.embeds.holding(embeds):
         prepared = await _prepare(service, body, request, embeds)

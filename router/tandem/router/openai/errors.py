@@ -51,7 +51,7 @@ class ErrorAnswer:
 
     @property
     def content(self) -> dict[str, Any]:
-        """OpenAI's error object."""
+        """Return OpenAI's error object."""
         error = {
             "message": self.message,
             "type": self.type,
@@ -75,7 +75,7 @@ class HttpProblem(TandemError):
 
 
 def unknown_model(name: str) -> HttpProblem:
-    """404 for a model that is not served here."""
+    """Return the answer 404 for a model that is not served here."""
     return HttpProblem(
         ErrorAnswer(
             status=404,
@@ -88,7 +88,7 @@ def unknown_model(name: str) -> HttpProblem:
 
 
 def body_too_large(limit: int) -> ErrorAnswer:
-    """413."""
+    """Return the answer 413."""
     return ErrorAnswer(
         status=413,
         message=f"The body is larger than {limit} bytes",
@@ -99,7 +99,7 @@ def body_too_large(limit: int) -> ErrorAnswer:
 
 
 def body_too_slow(seconds: float) -> ErrorAnswer:
-    """408."""
+    """Return the answer 408."""
     return ErrorAnswer(
         status=408,
         message=f"The body did not come within {seconds:g} s",
@@ -110,7 +110,7 @@ def body_too_slow(seconds: float) -> ErrorAnswer:
 
 
 def not_authorized() -> ErrorAnswer:
-    """401."""
+    """Return the answer 401."""
     return ErrorAnswer(
         status=401,
         message="No or wrong API key: send one as `Authorization: Bearer KEY` or `x-api-key: KEY`",
@@ -121,7 +121,7 @@ def not_authorized() -> ErrorAnswer:
 
 
 def no_administration() -> ErrorAnswer:
-    """403."""
+    """Return the answer 403."""
     return ErrorAnswer(
         status=403,
         message="Administration is off: start the server with --admin-api-key or "
@@ -150,7 +150,7 @@ def answer_of(error: Exception) -> ErrorAnswer:
 
 
 def bad_request(message: str, param: str | None, code: str | None = None) -> ErrorAnswer:
-    """400."""
+    """Return the answer 400."""
     return ErrorAnswer(
         status=400, message=message, type="invalid_request_error", param=param, code=code
     )

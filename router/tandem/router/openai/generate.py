@@ -78,7 +78,7 @@ async def prepare_all(
 async def run(
     service: Service, prepared: Sequence[PreparedRequest], context: RequestContext
 ) -> Outputs:
-    """Outputs of all prompts, some of them at a time. Closing it aborts them all."""
+    """Yield the outputs of all prompts, some of them at a time. Closing it aborts them all."""
     metrics = service.counters(context)
     if len(prepared) == 1:
         async with aclosing(service.llm.stream(prepared[0], context)) as outputs:
@@ -95,7 +95,8 @@ async def run(
 async def _merged(
     service: Service, prepared: Sequence[PreparedRequest], context: RequestContext
 ) -> Outputs:
-    """Side by side through one bounded queue; the first error ends all."""
+    """Merge the outputs of concurrent prompts through one bounded queue; the first error ends
+    all."""
     turns = asyncio.Semaphore(service.max_parallel_prompts)
     queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(_QUEUE)
 
@@ -127,7 +128,7 @@ async def _merged(
 
 
 def count_finished(metrics: RouterMetrics, output: RequestOutput) -> None:
-    """Choices that end with this output, by why they do."""
+    """Count the choices that end with this output, by their reason."""
     for choice in output.outputs:
         if choice.finish_reason is not None:
             metrics.choice_finished(choice.finish_reason)

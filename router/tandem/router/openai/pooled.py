@@ -59,7 +59,8 @@ class PooledCall:
 
     @classmethod
     def of(cls, prefix: str, request: Request, body: PooledBody) -> PooledCall:
-        """Begun by ``request``. Raises HttpProblem for an unknown model, InvalidParameter."""
+        """Begin the call of ``request``. Raises HttpProblem for an unknown model,
+        InvalidParameter."""
         service = service_of(request)
         answer = begin_for(request, body, prefix, service.model_name(body.model))
         return cls(service, answer, context_of(request), input_options(body, request))
@@ -184,7 +185,7 @@ async def _coded(values: bytes) -> list[bytes]:
 
 
 async def _listed(values: bytes, size: int) -> list[bytes]:
-    """Lists of ``size`` bytes each, with commas between."""
+    """Return lists of ``size`` bytes each, with commas between."""
     parts, written = [], 0
     for at in range(0, len(values), size):
         parts.append(b",[" if at else b"[")

@@ -111,7 +111,7 @@ def _side(call: PooledCall, param: str, value: object) -> Side:
 
 
 def _texts_of(documents: object) -> list[str]:
-    """Texts, bare or under ``text``."""
+    """Return the texts, bare or under ``text``."""
     if not isinstance(documents, list) or not documents:
         raise InvalidParameter("documents", documents, "a list of texts, not empty")
     found = []

@@ -220,7 +220,7 @@ def options_of(body: GenerationBody | PooledBody, service: Service) -> InputOpti
 
 
 def _budget(param: str, seconds: float) -> int:
-    """Milliseconds of a client's own deadline. Raises InvalidParameter."""
+    """Return the milliseconds of a client's own deadline. Raises InvalidParameter."""
     if not 0.001 <= seconds <= MAX_TIMEOUT:
         allowed = f"seconds, 0.001 to {MAX_TIMEOUT:g}"
         raise InvalidParameter(param, None if math.isnan(seconds) else seconds, allowed)

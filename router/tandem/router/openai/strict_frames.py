@@ -52,7 +52,7 @@ def whole_form(
 
 
 def _calls_alone(format_: ToolFormat, tags: Sequence[Tag], *, parallel: bool) -> Form:
-    """Calls and nothing else."""
+    """Return the form of calls and nothing else."""
     if format_.start is not None:
         return _begun(format_.start, tags, parallel=parallel)
     return {
@@ -65,7 +65,7 @@ def _calls_alone(format_: ToolFormat, tags: Sequence[Tag], *, parallel: bool) ->
 
 
 def _begun(start: StartText, tags: Sequence[Tag], *, parallel: bool) -> Form:
-    """Calls that begin the answer, with or without a mark."""
+    """Return the form of calls that begin the answer, with or without a mark."""
     marks = [_const(mark) for mark, _ in start.marks]
     closers = [_const(closer) for _, closer in start.marks if closer]
     region = _region(start, tags, parallel=parallel)
@@ -84,7 +84,8 @@ def _region(start: StartText, tags: Sequence[Tag], *, parallel: bool) -> Form:
 
 
 def _from_start(start: StartText, tags: Sequence[Tag], *, parallel: bool) -> Form:
-    """Calls that begin the answer, with or without a mark; or words, and calls after a mark."""
+    """Return the form of calls that begin the answer, with or without a mark; or words, and calls
+    after a mark."""
     begun = _begun(start, tags, parallel=parallel)
     region = _region(start, tags, parallel=parallel)
     marked = [
@@ -102,7 +103,8 @@ def _from_start(start: StartText, tags: Sequence[Tag], *, parallel: bool) -> For
 
 
 def _of_messages(format_: ChannelFormat, tags: Sequence[Tag], words: Form) -> Form:
-    """Thoughts and words in messages of their own, then a call or the last words."""
+    """Return the form of thoughts and words in messages of their own, then a call or the last
+    words."""
     spoken = [
         {
             "begin": f"{format_.channel}{channel}{format_.message}",

@@ -268,7 +268,7 @@ def _elements(form: object) -> Iterator[None]:
 
 
 def _types_of(value: object) -> tuple[str, ...]:
-    """Types of a constant in JSON Schema's words."""
+    """Return the types of a constant by JSON Schema's names."""
     match value:
         case None:
             return ("null",)

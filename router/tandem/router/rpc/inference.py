@@ -111,7 +111,7 @@ class Inference:
         return PooledCall(service, answer, RequestContext(arrived=context.arrived), options)
 
     async def tokenize(self, request: pb.TokenizeRequest, call: Call) -> pb.TokenizeResponse:
-        """Ids of a text or of a chat."""
+        """Return the ids of a text or of a chat."""
         service = self._service
         body = await tokenize_body(service, request, call)
         service.model_name(body.model)
@@ -132,7 +132,7 @@ class Inference:
         return pb.AbortResponse(aborted=self._calls.abort(request_id, context))
 
     async def get_model_info(self, _: pb.GetModelInfoRequest, __: Call) -> pb.ModelInfo:
-        """Names and limits."""
+        """Return the names and limits."""
         card = await self._service.llm.card()
         return pb.ModelInfo(
             names=self._service.names(),

@@ -62,12 +62,12 @@ class Ring:
         self._parts: TenantParts[int] = TenantParts()
 
     def __len__(self) -> int:
-        """Records of calls that are over."""
+        """Return the number of records of ended calls."""
         return len(self._kept)
 
     @property
     def held(self) -> int:
-        """Bytes of all records of calls that are over."""
+        """Return the bytes of all records of ended calls."""
         return self._parts.num_bytes
 
     def num_kept(self, reader: Tenant) -> int:

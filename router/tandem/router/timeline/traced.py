@@ -31,7 +31,7 @@ def operation_of(path: str) -> str:
 
 
 def write_spans(recording: Recording, model: str) -> None:
-    """Everything below the call's own span, and its end."""
+    """Write all spans below the call's own, and its end."""
     root = recording.span
     offset = recording.started - recording.arrived
     end = recording.ended if recording.ended is not None else recording.arrived

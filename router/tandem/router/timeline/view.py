@@ -94,7 +94,8 @@ def _rows(recording: Recording, now: float) -> msgspec.Raw:
 
 
 def _encoded_rows(recording: Recording, now: float) -> bytes:
-    """Owner, name, begin and length of each part, in milliseconds; the many last ones as one."""
+    """Return the owner, name, begin and length of each part, in milliseconds; many last ones as a
+    single one."""
     parts = parts_of(recording, now)
     kept = parts[:MAX_SHORT_PARTS]
     rows: list[list[object]] = [[each.owner, each.name, *_times(each, recording)] for each in kept]
@@ -176,7 +177,7 @@ def _note(note: Note, came: float) -> dict[str, Any]:
 
 
 def _candidates(attempt: AttemptRecord) -> list[dict[str, Any]]:
-    """Each worker that was up when the attempt was placed, with the numbers that decided."""
+    """Return each worker that was up when the attempt was placed, with the numbers that decided."""
     scene = attempt.scene
     if not isinstance(scene, Scene):
         return []

@@ -118,8 +118,9 @@ class Dealer:
         return self._refusals > max(1, sum(len(self._curve.public_keys(r)) for r in _WORKERS))
 
     def _try_next_key_soon(self) -> None:
-        """Once a socket, however often ZMQ tries again with the same key meanwhile: counting those
-        tries too would skip keys, and by as many as there are, the same one for ever."""
+        """Schedule the next key, once a socket, however often ZMQ retries with the same key
+        meanwhile. Counting those tries too would skip keys; if it skipped as many as there are, the
+        same one would be tried for ever."""
         if self._next_key is None:
             self._failures += 1
             before, self._refusals = self.is_refused, self._refusals + 1

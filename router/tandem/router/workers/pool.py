@@ -136,8 +136,9 @@ class WorkerPool:
 
     @property
     def admitted(self) -> Admitted:
-        """Roles' revisions that serve users; None is all. Workers of another protocol do not count:
-        they serve other routers, and clients meet this one only with workers of its own."""
+        """Return the roles' revisions that serve users; None is all. Workers of another protocol do
+        not count: they serve other routers, and clients meet this one only with workers of its
+        own."""
         links = self._links
         return admitted_templates(
             note
@@ -179,15 +180,15 @@ class WorkerPool:
             self._links[endpoint].reconnect()
 
     def links(self) -> dict[str, LinkState]:
-        """State of every address."""
+        """Return the state of every address."""
         return {endpoint: link.state for endpoint, link in self._links.items()}
 
     def up(self, role: WorkerRole) -> list[Worker]:
-        """Workers of a role that take new requests."""
+        """Return the workers of a role that take new requests."""
         return [w for w in self.workers.values() if w.role is role and w.takes_new]
 
     def serving(self, role: WorkerRole) -> list[Worker]:
-        """Workers of a role whose revision is admitted."""
+        """Return the workers of a role whose revision is admitted."""
         admitted = self.admitted
         return [w for w in self.up(role) if admitted is None or w.note.template in admitted]
 
@@ -222,7 +223,7 @@ class WorkerPool:
     # What connections say.
 
     def _problem(self, connection: WorkerConnection, card: ModelCard) -> str | None:
-        """Why a card cannot be used, or None."""
+        """Return the reason why a card cannot be used, or None."""
         if card.role is None:
             return "it names no role"
         if card.fingerprint.version != PROTOCOL_VERSION:

@@ -37,7 +37,7 @@ class ReadChoice:
 
     @property
     def finish(self) -> str | None:
-        """Why it ended, in the words of OpenAI's chats."""
+        """Return the reason for the end, in the terms of OpenAI's chats."""
         reason = None if self.last is None else self.last.finish_reason
         called = self.num_calls > 0 and not self.is_named
         return "tool_calls" if reason is FinishReason.STOP and called else reason

@@ -20,7 +20,7 @@ DONE = b"data: [DONE]\n\n"
 def usage(
     num_prompt: int, num_generated: int, num_cached: int | None, num_reasoning: int | None = None
 ) -> dict[str, Any]:
-    """OpenAI's usage object."""
+    """Return OpenAI's usage object."""
     details = {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}
     return {
         "prompt_tokens": num_prompt,

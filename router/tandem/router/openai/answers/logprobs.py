@@ -20,7 +20,7 @@ def size_of(positions: Sequence[PositionLogprobs | None] | None) -> int:
 
 
 def chat_logprobs(positions: Sequence[PositionLogprobs] | None) -> dict[str, Any] | None:
-    """``choices[].logprobs`` of a chat."""
+    """Return ``choices[].logprobs`` of a chat."""
     if positions is None:
         return None
     content = [
@@ -70,7 +70,7 @@ def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 def prompt_logprobs(
     positions: Sequence[PositionLogprobs | None] | None,
 ) -> list[dict[str, Any] | None] | None:
-    """vLLM's ``prompt_logprobs``: per position a mapping by token id."""
+    """Return vLLM's ``prompt_logprobs``: per position a mapping by token id."""
     if positions is None:
         return None
     return [None if each is None else _by_id(each) for each in positions]

@@ -58,7 +58,7 @@ class Hint:
         return self.allowed or " or ".join(_KINDS[each][1] for each in self.kinds)
 
     def schema(self) -> dict[str, Any]:
-        """JSON Schema of the values that are accepted."""
+        """Return the JSON Schema of the accepted values."""
         described = {"description": f"No effect: {self.why}."}
         if self.fits is not None:
             return {"enum": [*self.neutral, None], **described}

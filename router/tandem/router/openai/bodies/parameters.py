@@ -30,7 +30,7 @@ class Refused:
         raise InvalidParameter(name, value, f"{self._allowed()}: {self.why}")
 
     def schema(self) -> dict[str, Any]:
-        """JSON Schema of the values that are accepted."""
+        """Return the JSON Schema of the accepted values."""
         return {"enum": [*self.neutral, None], "description": f"No effect: {self.why}."}
 
     def _allowed(self) -> str:

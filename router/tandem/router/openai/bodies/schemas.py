@@ -132,7 +132,8 @@ class GenerationBody(Body):
         super().check(reading, prefix)
 
     def sampling(self) -> dict[str, Any]:
-        """Sampling parameters that the client gave, by their names in ``SamplingParams``."""
+        """Return the sampling parameters that the client gave, by their names in
+        ``SamplingParams``."""
         given = {name: getattr(self, name) for name in self.PASSED}
         fields = {name: value for name, value in given.items() if value is not None}
         if self.logit_bias is not None:
@@ -145,7 +146,7 @@ class GenerationBody(Body):
         return fields
 
     def client_names(self) -> dict[str, str]:
-        """Sampling parameters that the client gave under another name, to that name."""
+        """Return the sampling parameters that the client gave under another name, to that name."""
         return {} if self.response_format is None else self.response_format.client_names()
 
 
@@ -249,7 +250,8 @@ class ChatBody(GenerationBody):
 
     @property
     def held_form(self) -> dict[str, Any] | None:
-        """Sampling parameters that hold calls of strict tools; None until they are made."""
+        """Return the sampling parameters that keep calls to strict tools; None until they are
+        made."""
         return self._held_form
 
     @held_form.setter
@@ -267,7 +269,7 @@ class ChatBody(GenerationBody):
 
     @property
     def ignored(self) -> list[str]:
-        """Names of hints that have no effect with this model."""
+        """Return the names of hints that have no effect with this model."""
         return [*self._ignored]
 
     @property
@@ -277,7 +279,7 @@ class ChatBody(GenerationBody):
 
     @property
     def last_text(self) -> str:
-        """Text of the last message, as chat templates have it."""
+        """Return the text of the last message, in the form of chat templates."""
         message = self.messages[-1]
         content = message.get("content")
         if content in (None, ""):
@@ -322,7 +324,7 @@ class CompletionBody(GenerationBody):
         super().check(reading, prefix)
 
     def take_embeds(self) -> list[str]:
-        """Prompts of embeddings, which are let go of here: they are large."""
+        """Return the prompts of embeddings and drop them here: they are large."""
         given, self.prompt_embeds = self.prompt_embeds, None
         return [given] if isinstance(given, str) and given else list(given or ())
 

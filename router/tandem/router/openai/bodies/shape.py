@@ -71,7 +71,7 @@ class _Counted:
 
 
 def too_many(what: str, limit: int) -> HttpProblem:
-    """413 for a body with more than it may hold."""
+    """Return the answer 413 for a body with more than it may hold."""
     return HttpProblem(
         ErrorAnswer(
             status=413,

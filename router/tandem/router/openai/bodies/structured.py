@@ -43,7 +43,7 @@ class StructuredOutputs(Body):
             raise InvalidParameter(prefix.rstrip("."), sorted(given), _KINDS)
 
     def given(self) -> dict[str, Any]:
-        """Fields of ``StructuredOutputsParams``; false is the same as absent."""
+        """Return the fields of ``StructuredOutputsParams``; false is the same as absent."""
         fields = self.model_dump(
             by_alias=True, exclude_none=True, include=set(type(self).model_fields)
         )

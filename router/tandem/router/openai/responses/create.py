@@ -90,7 +90,7 @@ async def _understand(service: Service, request: Request, body: ResponsesBody, m
 def _understood(
     service: Service, request: Request, body: ResponsesBody, before: Turn | None, model: str
 ) -> Asked:
-    """Understand a body. It may take long for a large one, and uses no event loop."""
+    """Make the chat of a body. It may take long for a large one, and uses no event loop."""
     most = service.bounds.entries["messages"]
     items = earlier_items(before)
     if len(items) + len(body.items) > most:
@@ -214,7 +214,7 @@ def _ended(
 
 @contextmanager
 def _in_own_words() -> Iterator[None]:
-    """Errors of the chat name parameters as responses do."""
+    """Rename parameters in the chat's errors as responses do."""
     try:
         with blaming(NAMES):
             yield

@@ -57,7 +57,7 @@ def _raw(value: object) -> msgspec.Raw:
 
 
 def usage_of(output: RequestOutput, num_reasoning: int | None) -> dict[str, Any]:
-    """Tokens of a response."""
+    """Return the tokens of a response."""
     num_prompt, num_generated = len(output.prompt_token_ids), output.num_generated_tokens
     return {
         "input_tokens": num_prompt,

@@ -34,12 +34,12 @@ class Turn:
 
     @property
     def size(self) -> int:
-        """Bytes that are counted for it."""
+        """Return the bytes that are counted for it."""
         return len(self.inputs) + len(self.outputs)
 
 
 def size_of(turn: Turn | None) -> int:
-    """Bytes of a turn and all before it."""
+    """Return the bytes of a turn and all before it."""
     total = 0
     while turn is not None:
         total, turn = total + turn.size, turn.before
@@ -76,7 +76,7 @@ class ResponseStore:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all that is stored."""
+        """Return the bytes of all that is stored."""
         return self._parts.num_bytes
 
     def __len__(self) -> int:
@@ -143,7 +143,7 @@ class ResponseStore:
 
 
 def encoded(items: list[Item]) -> bytes:
-    """Items as they are stored."""
+    """Return the items as they are stored."""
     return msgspec.json.encode(items)
 
 

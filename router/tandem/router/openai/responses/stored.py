@@ -27,7 +27,7 @@ def store_of(request: Request) -> ResponseStore:
 
 
 def not_stored(response_id: str, param: str) -> HttpProblem:
-    """404 for a response that is not, or not any more, in this router's memory."""
+    """Return the answer 404 for a response that is not (or no longer) in this router's memory."""
     name = shortened(response_id, MAX_NAME)
     message = f"{param}: no response `{name}` is stored: this router keeps some in its own memory"
     return HttpProblem(

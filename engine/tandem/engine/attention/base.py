@@ -26,7 +26,7 @@ class Support:
 
     @property
     def yes(self) -> bool:
-        """No reason against it."""
+        """Return whether the backend can: there is no reason against it."""
         return self.reason is None
 
 
@@ -83,7 +83,7 @@ class StepSequences:
 
     @property
     def num_chunks(self) -> int:
-        """Rows of more than one query."""
+        """Return the number of rows of more than one query."""
         return self.chunk_cu_seqlens_q.shape[0] - 1
 
 
@@ -97,14 +97,15 @@ class AttentionBackend(Protocol):
         ...
 
     def plan(self, step: StepSequences) -> Metadata:
-        """Metadata of one step, for all its layers. Never waits for a device."""
+        """Return the metadata of one step, for all its layers. Never waits for a device."""
         ...
 
     def forward(self, q: Tensor, kv: Tensor, meta: Metadata) -> Tensor:
-        """Attention of q [tokens, heads, head_dim] over one layer's pages; q's shape, dense."""
+        """Return the attention of q [tokens, heads, head_dim] over one layer's pages, in q's shape,
+        dense."""
         ...
 
     def whole(self, q: Tensor, k: Tensor, v: Tensor, prompts: WholePrompts) -> Tensor:
-        """Attention of [tokens, heads, head_dim] within each prompt, both ways; q's shape, dense.
-        No page is read or written."""
+        """Return the attention of [tokens, heads, head_dim] within each prompt, in both directions,
+        in q's shape, dense. No page is read or written."""
         ...

@@ -36,7 +36,8 @@ class PagedAttention:
         return Support()
 
     def plan(self, step: StepSequences) -> Metadata:
-        """Decodes and chunks as one batch each, of views; those of ``logits_rows`` are gathered."""
+        """Plan decodes and chunks as one batch each, of views; those of ``logits_rows`` are
+        gathered."""
         n = step.num_decodes
         decode_batch = prefill_batch = None
         if n:

@@ -33,16 +33,16 @@ class BlockEventLog:
         self._last[digest] = True
 
     def removed(self, digest: BlockHash) -> None:
-        """No block can be found under ``digest`` any more."""
+        """Note that no block can be found under ``digest`` any more."""
         self._last[digest] = False
 
     def cleared(self) -> None:
-        """No block can be found at all any more."""
+        """Note that no block can be found at all any more."""
         self._last.clear()
         self._cleared = True
 
     def drain(self) -> BlockEvents | None:
-        """Changes since the last call, or None."""
+        """Return the changes since the last call, or None."""
         if not self._last and not self._cleared:
             return None
         events = BlockEvents(
@@ -79,7 +79,7 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Blocks that can be found by hash."""
+        """Return the number of blocks that can be found by hash."""
         return len(self._block_of)
 
     def cached(self) -> tuple[BlockHash, ...]:
@@ -95,7 +95,7 @@ class BlockPool:
         return self._references[block] == 0
 
     def take(self, count: int) -> list[int]:
-        """``count`` blocks for one new holder, evicting cached ones if need be."""
+        """Allocate ``count`` blocks for one new holder, evicting cached ones if needed."""
         assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} are free"
         empty, references = self._empty, self._references
         taken = []

@@ -67,12 +67,12 @@ class KVCacheManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks that could be allocated now."""
+        """Return the number of blocks that could be allocated now."""
         return self.pool.num_free
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that are held, 0 to 1."""
+        """Return the share of the blocks that are held, 0 to 1."""
         return 1.0 - self.pool.num_free / self.pool.num_blocks
 
     def put_behind(self, tier: BlockTier) -> None:
@@ -128,7 +128,8 @@ class KVCacheManager:
         self._note_table(request, num_cached=len(hits))
 
     def grow(self, request: Request, num_tokens: int) -> tuple[int, ...] | None:
-        """Blocks appended so that ``num_tokens`` fit, or None when there are not enough."""
+        """Append blocks so that ``num_tokens`` fit; return them, or None when there are not
+        enough."""
         need = blocks_for(num_tokens, self.block_size) - len(request.block_ids)
         if need > self.pool.num_free:
             return None
@@ -152,7 +153,7 @@ class KVCacheManager:
             request.cache_due = (full + 1) * self.block_size
 
     def cache_later(self, request: Request) -> None:
-        """``cache_full`` is called for the blocks of now without a step that is due for it."""
+        """Call ``cache_full`` for the present blocks, in case no step will."""
         if self.enable_caching:
             request.cache_due = (request.num_computed // self.block_size + 1) * self.block_size
 
@@ -184,7 +185,7 @@ class KVCacheManager:
         return True
 
     def take_copies(self) -> tuple[tuple[int, int], ...]:
-        """(source, destination) of the copies that the next plan must carry."""
+        """Return (source, destination) of the copies that the next plan must carry."""
         if not self._copies:
             return ()
         pairs = tuple((source, copy) for copy, source in self._copies.items())

@@ -95,10 +95,11 @@ class EngineConfig:
 
     @classmethod
     def of(cls, model: str | Path, *, facts: ModelFacts | None = None, **flat: Any) -> EngineConfig:
-        """Config of the model in folder ``model``; ``flat`` are settings of any section by name.
+        """Return the config of the model in folder ``model``; ``flat`` are settings of any section
+        by name.
 
-        ``facts`` are read from the folder unless given. Raises InvalidParameter for an unknown
-        name or a value that is not allowed.
+        ``facts`` are read from the folder unless given. Raises InvalidParameter for an unknown name
+        or a value that is not allowed.
         """
         device = resolve_device(flat.pop("device", "auto"))
         given = {name: value for name, value in flat.items() if value is not None}
@@ -117,7 +118,7 @@ class EngineConfig:
         )
 
     def with_(self, **flat: Any) -> EngineConfig:
-        """This config with some settings of any section changed."""
+        """Return this config with some settings of any section changed."""
         device = resolve_device(flat.pop("device", self.device))
         changes: dict[str, Any] = {
             section: replace(getattr(self, section), **values)
@@ -128,7 +129,7 @@ class EngineConfig:
 
     @property
     def max_model_len(self) -> int:
-        """Prompt and output tokens together, at most."""
+        """Return the most tokens of prompt and output together."""
         asked = self.model.max_model_len or _longest(self.facts)
         if self.facts.encoder is None:
             return asked
@@ -141,7 +142,8 @@ class EngineConfig:
 
     @property
     def embeds_size(self) -> int | None:
-        """Values of each vector of a prompt that is given as embeddings; None: none is taken."""
+        """Return the values of each vector of a prompt that is given as embeddings; None if none is
+        accepted."""
         return self.facts.hidden_size if self.model.enable_prompt_embeds else None
 
     @property
@@ -169,7 +171,7 @@ class EngineConfig:
 
     @property
     def layout(self) -> KVLayout:
-        """Layout of one rank's slab. An encoder's blocks hold nothing; they are counted."""
+        """Return the layout of one rank's slab. An encoder's blocks are empty; they are counted."""
         facts = self.facts
         group = KVGroup(
             num_layers=facts.num_layers if facts.encoder is None else 0,
@@ -182,7 +184,7 @@ class EngineConfig:
 
     @property
     def revision(self) -> str:
-        """Digest of weights and config."""
+        """Return the digest of weights and config."""
         return self.model.revision or revision_of(self.model)
 
     def _check_step(self) -> None:
@@ -244,7 +246,7 @@ def _sort_into_sections(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _longest(facts: ModelFacts) -> int:
-    """Longest sequence that full attention computes rightly for this model."""
+    """Return the longest sequence for which full attention is right for this model."""
     window = facts.sliding_window
     return facts.derived_max_len if window is None else min(window, facts.derived_max_len)
 

@@ -43,7 +43,7 @@ def read_facts(folder: str | Path) -> ModelFacts:
 
 
 def facts_of(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelFacts:
-    """Facts of a parsed config.json and generation_config.json."""
+    """Return the facts of a parsed config.json and generation_config.json."""
     architecture = _architecture(config)
     family = family_of(architecture)
     config = {**config, **_absent(config, family.defaults)}
@@ -98,7 +98,8 @@ def _number(name: str, value: Any) -> float:
 
 
 def _check_causal(config: Mapping[str, Any]) -> None:
-    """Layers of decoders that were trained to see both ways would give other vectors here."""
+    """Raise InvalidParameter for decoders that were trained with bidirectional attention: their
+    vectors would differ here."""
     if config.get("is_causal") is False:
         allowed = "true: tokens of this architecture see earlier ones alone"
         raise InvalidParameter(f"{CONFIG}: is_causal", False, allowed)

@@ -19,7 +19,7 @@ _SAMPLE_BYTES = 4096
 
 
 def revision_of(model: ModelConfig) -> str:
-    """32 hex digits of the folder's content; dummy weights are named by their seed."""
+    """Return 32 hex digits of the folder's content; dummy weights are named by their seed."""
     digest = blake2b(digest_size=16, person=b"tandem-revision")
     folder = Path(model.model)
     config = folder / CONFIG
@@ -45,7 +45,7 @@ def _loaded(folder: Path) -> list[Path]:
 
 
 def _sampled(path: Path) -> bytes:
-    """Size, head and evenly spaced pieces of a file."""
+    """Return the size, head and evenly spaced pieces of a file."""
     size = path.stat().st_size
     digest = blake2b(str(size).encode(), digest_size=16)
     with path.open("rb") as file:

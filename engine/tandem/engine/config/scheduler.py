@@ -157,7 +157,7 @@ class SchedulerConfig:
         check_choices(self)
 
     def mixed_tokens(self, decodes: int) -> int:
-        """Tokens of a step in which so many sequences decode (at least one), at most."""
+        """Return the most tokens of a step in which ``decodes`` sequences decode (at least one)."""
         budget = self.max_num_batched_tokens
         if self.max_num_mixed_tokens is not None:
             return min(budget, self.max_num_mixed_tokens)

@@ -168,7 +168,7 @@ class EngineCore:
         return self.scheduler.keys()
 
     def waiting_keys(self) -> list[RequestKey]:
-        """Requests that have computed nothing and hold no block yet."""
+        """Return the requests that have computed nothing and hold no block yet."""
         return self.scheduler.waiting_keys()
 
     def holds(self, key: RequestKey) -> bool:
@@ -207,7 +207,7 @@ class EngineCore:
         self.draining = True
 
     def step(self) -> StepOutputs:
-        """``advance``, then ``observe``."""
+        """Call ``advance``, then ``observe``."""
         outputs = self.advance()
         self.observe()
         return outputs
@@ -293,7 +293,7 @@ class EngineCore:
             return Reply(id=command.id, ok=False, message=str(error))
 
     def stats(self) -> dict[str, float]:
-        """Gauges and counters, for tests and ``/debug``."""
+        """Return the gauges and counters, for tests and ``/debug``."""
         now = self.scheduler.make_stats()
         return {
             "running": now.running,

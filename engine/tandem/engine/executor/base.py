@@ -66,7 +66,7 @@ class Executor(Protocol):
         ...
 
     def processes(self) -> Mapping[int, int]:
-        """Process ids of ranks that run in processes of their own, by rank."""
+        """Return the process ids of ranks that run in processes of their own, by rank."""
         ...
 
     def check_health(self) -> None:

@@ -290,6 +290,7 @@ class MultiprocExecutor:
 
 
 def unreachable() -> InvalidParameter:
-    """Why the memory of a rank on a GPU is not to be had in another process."""
+    """Return the error that the memory of a rank on a GPU cannot be reached from another
+    process."""
     allowed = "uni for a hand-off on a GPU: memory there is not shared between processes yet"
     return InvalidParameter("distributed_executor_backend", "mp", allowed)

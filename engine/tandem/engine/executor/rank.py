@@ -130,7 +130,7 @@ class Rank:
             self._launched[-1] = error
 
     def _read(self) -> None:
-        """Plans are taken from the channel while a step runs, or sending one would block."""
+        """Read plans from the channel while a step runs; otherwise sending one would block."""
         try:
             while True:
                 self._plans.put(decode_plan(self._channel.receive(seconds=None)))

@@ -137,7 +137,7 @@ _from_rank = msgspec.msgpack.Decoder(FromRank)
 
 
 def encode(message: ToRank | FromRank) -> bytes:
-    """Any of them as bytes."""
+    """Encode any of the messages."""
     return _encoder.encode(message)
 
 
@@ -147,12 +147,12 @@ def decode_start(data: bytes) -> Start:
 
 
 def decode_plan(data: bytes) -> Planned:
-    """Any later frame to a rank."""
+    """Decode any later frame to a rank."""
     return _plan.decode(data)
 
 
 def decode_from_rank(data: bytes) -> FromRank:
-    """Any frame of a rank."""
+    """Decode any frame of a rank."""
     message: FromRank = _from_rank.decode(data)
     return message
 

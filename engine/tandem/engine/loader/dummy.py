@@ -43,7 +43,7 @@ class DummyWeights(Weights):
         return sorted(self._used)
 
     def __contains__(self, name: str) -> bool:
-        """Always: a model that may do without a tensor gets it."""
+        """Return True: a model with an optional tensor gets it."""
         return True
 
     def _where(self, name: str) -> str:
@@ -70,7 +70,7 @@ def _generator(seed: int, name: str) -> torch.Generator:
 
 
 def _spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Standard deviation and mean of a tensor's values."""
+    """Return the standard deviation and mean of a tensor's values."""
     if name.endswith(SCALE):
         return _VECTOR_SPREAD, 1.0
     if len(shape) > 1:

@@ -32,7 +32,7 @@ class SafetensorsWeights(Weights):
     def __init__(
         self, folder: Path, *, dtype: torch.dtype, device: torch.device, progress: bool = True
     ) -> None:
-        """Raises WeightsNotFound or BadWeightsFile."""
+        """Open the files. Raises WeightsNotFound or BadWeightsFile."""
         found = weight_files(folder)
         self._folder = folder
         self._open = {file: _open(file) for file in found.files}

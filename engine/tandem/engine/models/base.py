@@ -25,7 +25,7 @@ class EmbeddedTokens:
     """[.., hidden] each, of any float dtype; one after the other, parallel to ``index``."""
 
     def put(self, stream: Tensor) -> None:
-        """Into the stream [tokens, hidden], in its dtype, in place."""
+        """Write the vectors into the stream [tokens, hidden], in its dtype, in place."""
         rows = torch.cat([each.to(stream.dtype) for each in self.vectors])
         stream.index_copy_(0, self.index, rows)
 
@@ -146,8 +146,8 @@ class CausalModel(Protocol):
         ...
 
     def shortened(self, layers: int) -> CausalModel:
-        """This model with so many of its last layers alone; with three at least every kernel that
-        the whole one launches."""
+        """Return this model with only ``layers`` of its last layers; with three at least it
+        launches every kernel that the whole one does."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

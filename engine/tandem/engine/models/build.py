@@ -49,7 +49,8 @@ class DecoderBuilder:
 
     @property
     def prefix(self) -> str:
-        """Before the names of all but the heads; a model that was saved without one has none."""
+        """Return the prefix of the names of all but the heads; "" for a model that was saved
+        without one."""
         return PREFIX if f"{PREFIX}embed_tokens.weight" in self.weights else ""
 
     def build(self) -> Decoder:
@@ -95,7 +96,7 @@ class DecoderBuilder:
         )
 
     def attention(self, index: int, prefix: str) -> Attention:
-        """Attention of layer ``index``, whose tensors begin with ``prefix``."""
+        """Return the attention of layer ``index``, whose tensors begin with ``prefix``."""
         facts = self.facts
         hidden, dim = facts.hidden_size, facts.head_dim
         outs = {"q": facts.num_heads * dim, "k": facts.num_kv_heads * dim}

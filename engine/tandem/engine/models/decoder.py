@@ -42,7 +42,8 @@ class Attention:
         return step.attention.forward(q, step.kv[self.index], step.metadata).flatten(1)
 
     def of_rows(self, stream: Tensor, norm: RMSNorm, step: StepContext, rows: Tensor) -> Tensor:
-        """KV of all tokens; as a call, attention of ``rows`` [num_logits] alone."""
+        """Write the KV of all tokens; return as ``__call__`` does the attention of ``rows``
+        [num_logits] alone."""
         queries = step.metadata.logits_rows
         if queries is None:
             return self(stream, norm, step).index_select(0, rows)
@@ -94,7 +95,8 @@ class Layer:
         return self._add(stream, self.attention(stream, self.input_norm, step), step.rows)
 
     def of_rows(self, stream: Tensor, step: StepContext, rows: Tensor) -> Tensor:
-        """KV of the whole stream; the stream's ``rows`` [num_logits] alone, added to."""
+        """Write the KV of the whole stream; return the stream's ``rows`` [num_logits] alone, added
+        to."""
         attended = self.attention.of_rows(stream, self.input_norm, step, rows)
         stream = stream.index_select(0, rows)
         return self._add(stream, attended, step.rows_at(rows)) if rows.shape[0] else stream

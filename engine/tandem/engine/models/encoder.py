@@ -63,7 +63,7 @@ class EncoderLayer:
     num_heads: int
 
     def __call__(self, stream: Tensor, step: StepContext) -> Tensor:
-        """[tokens, hidden] to the same."""
+        """Map [tokens, hidden] to the same."""
         projected = self.qkv(stream, step.rows)
         q, k, v = projected.view(len(stream), 3, self.num_heads, -1).unbind(1)
         attended = step.attention.whole(q, k, v, step.prompts).flatten(1)

@@ -51,7 +51,7 @@ class EncoderBuilder:
 
     @property
     def prefix(self) -> str:
-        """Before the names of all but the heads."""
+        """Return the prefix of the names of all but the heads."""
         return f"{self.name}." if f"{self.name}.{WORDS}" in self.weights else ""
 
     def build(self) -> Encoder:
@@ -130,7 +130,7 @@ class EncoderBuilder:
         return old if usual not in self.weights and old in self.weights else usual
 
     def in_float32(self, prefix: str, outputs: int) -> tuple[Tensor, Tensor]:
-        """Weight [outputs, hidden] and bias of a layer of the head."""
+        """Return the weight [outputs, hidden] and bias of a layer of the head."""
         shape = (outputs, self.facts.hidden_size)
         weight = self.weights.get(f"{prefix}.weight", shape, dtype=torch.float32)
         bias = self.weights.get(f"{prefix}.bias", (outputs,), dtype=torch.float32)

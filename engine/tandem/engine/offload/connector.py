@@ -76,7 +76,7 @@ class OffloadConnector:
 
     @property
     def num_blocks(self) -> int:
-        """Host blocks, used or not."""
+        """Return the number of host blocks, used or not."""
         return self._blocks.num_blocks
 
     @property
@@ -176,7 +176,7 @@ class OffloadConnector:
         """Do nothing: a tier does not use tokens."""
 
     def finished(self, request: Request, why: str) -> Hold:
-        """Blocks that a load still writes stay until it has ended."""
+        """Hold blocks that a load still writes until it has ended."""
         self._missed.discard(request.key)
         ticket = self._ticket_of.get(request.key)
         if ticket is None:
@@ -188,7 +188,7 @@ class OffloadConnector:
         """Do nothing: a tier makes no promises."""
 
     def poll(self) -> Sequence[Event]:
-        """Loads that have ended."""
+        """Return the loads that have ended."""
         if not self._events:
             return ()
         events, self._events = self._events, []

@@ -42,7 +42,7 @@ class LRUBlocks:
         return self._block_of.get(digest)
 
     def touch(self, digest: BlockHash) -> None:
-        """``digest`` was used just now."""
+        """Mark ``digest`` as used just now."""
         self._aside.pop(self._block_of[digest], None)
         self._line[digest] = None
         self._line.move_to_end(digest)

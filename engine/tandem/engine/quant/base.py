@@ -48,8 +48,8 @@ class LinearPart:
     """Part of it that this rank holds."""
 
     def read_bias(self, source: Weights) -> Tensor | None:
-        """[out] of this rank's outputs. Of ranks that share the inputs, whose results are summed,
-        the first alone has it."""
+        """Return the bias [out] of this rank's outputs. If ranks share the inputs, and their
+        results are summed, only the first has it."""
         if not self.bias or (self.shard.count > 1 and self.shard.dim == INPUTS and self.shard.rank):
             return None
         shard = WHOLE if self.shard.dim == INPUTS else self.shard
@@ -63,7 +63,7 @@ class Product(Protocol):
     """
 
     def __call__(self, x: Tensor, rows: Rows | None = None) -> Tensor:
-        """[tokens, in] to [tokens, out]."""
+        """Map [tokens, in] to [tokens, out]."""
         ...
 
     def in_float32(self, x: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class Product(Protocol):
         ...
 
     def add_to(self, residual: Tensor, x: Tensor, rows: Rows | None = None) -> Tensor:
-        """residual [tokens, out] += the product, in place; returns it."""
+        """Add the product to residual [tokens, out] in place, and return it."""
         ...
 
     def of_norm(self, x: Tensor, gain: Tensor, eps: float, rows: Rows | None = None) -> Tensor:
@@ -81,7 +81,7 @@ class Product(Protocol):
     def gated_of_norm(
         self, x: Tensor, gain: Tensor, eps: float, rows: Rows | None = None
     ) -> Tensor:
-        """silu(first half) * second half of ``of_norm``: [tokens, out / 2]."""
+        """Return silu(first half) * second half of ``of_norm``: [tokens, out / 2]."""
         ...
 
     def part(self, outputs: slice) -> Product | None:
@@ -120,7 +120,7 @@ class PlainMethod(ABC):
 
 
 def merged_bias(source: Weights, parts: Sequence[LinearPart]) -> Tensor | None:
-    """Biases of all parts side by side; None where none has one."""
+    """Return the biases of all parts, concatenated; None if none has one."""
     biases = [each.read_bias(source) for each in parts]
     there = [each for each in biases if each is not None]
     assert len(there) in (0, len(parts)), "some parts have a bias and some have none"

@@ -187,7 +187,7 @@ class SamplingBatch:
         return self.processors is not None and self.processors.asks(row, keeps_argmax=True)
 
     def drawing_on(self, device: torch.device) -> Columns:
-        """``drawing`` on ``device``: one copy after rows have changed, none otherwise."""
+        """Return ``drawing`` on ``device``: one copy after rows have changed, none otherwise."""
         if device.type == "cpu":
             return self.drawing
         if self._there is None:
@@ -240,7 +240,7 @@ class SamplingBatch:
 
 
 def _columns(memory: Tensor, rows: int) -> Columns:
-    """Views of ``rows`` rows of bytes, the wide columns first."""
+    """Return views of ``rows`` rows of bytes, the wide columns first."""
     wide = memory[: rows * 16].view(torch.int64).view(2, rows)
     narrow = memory[rows * 16 :].view(torch.float32).view(3, rows)
     return Columns(*wide, *narrow)

@@ -41,7 +41,7 @@ class Bounds:
         return cls(index_on(rows, device), on_device(words, device))
 
     def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Each row's best token that is allowed (int64) and its logit: before other masks."""
+        """Return each row's best allowed token (int64) and its logit, before other masks."""
         found = []
         for rows, words in self._parts():
             part = logits.index_select(0, rows)

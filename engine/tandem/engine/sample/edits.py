@@ -78,7 +78,7 @@ def mask(logits: Tensor, rules: Sequence[RowRules | None], positions: Sequence[i
 
 
 def keep_allowed(logits: Tensor, rules: Sequence[RowRules | None]) -> None:
-    """-inf for every token that is not among its row's allowed ones, in place."""
+    """Set every token that is not among its row's allowed ones to -inf, in place."""
     allowed = {
         row: ids
         for row, each in enumerate(rules)
@@ -104,7 +104,7 @@ def _forbidden(rules: RowRules | None, position: int) -> Tensor:
 
 
 def _forbid(logits: Tensor, rows: Sequence[int], tokens: Sequence[Tensor]) -> None:
-    """-inf at the tokens of each row, but a row's best token comes back if nothing is left."""
+    """Set the tokens of each row to -inf, but restore a row's best token if nothing is left."""
     index = index_on(rows, logits.device)
     best = logits[index].argmax(-1)
     value = logits[index, best]
@@ -130,9 +130,10 @@ def add_bias(logits: Tensor, rules: Sequence[RowRules | None]) -> None:
 def add_penalties(
     logits: Tensor, rules: Sequence[RowRules | None], batch: SamplingBatch, rows: Sequence[int]
 ) -> None:
-    """Repetition (prompt and output), then frequency and presence (output), in place.
+    """Penalize repetition (prompt and output), then frequency and presence (output), in place.
 
-    ``logits`` are float32 [rows, vocabulary]; ``rules`` and ``rows`` (of the batch) go with them.
+    ``logits`` are float32 [rows, vocabulary]; ``rules`` and ``rows`` (of the batch) are parallel to
+    them.
     """
     seen = {
         row: each.seen
@@ -203,7 +204,8 @@ class Pairs(NamedTuple):
 
 
 def pairs_of(rows: Sequence[int], tokens: Sequence[Tensor], device: torch.device) -> Pairs:
-    """Each row of ``rows`` with each token of its entry in ``tokens`` (int64, at least one row)."""
+    """Pair each row of ``rows`` with each token of its entry in ``tokens`` (int64, at least one
+    row)."""
     counts = torch.tensor([each.numel() for each in tokens])
     repeated = torch.tensor(rows).repeat_interleave(counts)
     return Pairs(on_device(repeated, device), on_device(torch.cat(list(tokens)), device))

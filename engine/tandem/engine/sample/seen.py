@@ -108,7 +108,7 @@ class _Numbers:
         self._count += 1
 
     def copy(self) -> _Numbers:
-        """Numbers that grow apart."""
+        """Return an independent copy."""
         other = _Numbers(self.memory.dtype.type)
         other.memory, other._count = self.memory.copy(), self._count
         return other

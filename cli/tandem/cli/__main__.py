@@ -62,7 +62,7 @@ def missing_package(error: ModuleNotFoundError) -> str | None:
 
 
 def usage() -> str:
-    """The text of `tandem --help`."""
+    """Return the text of `tandem --help`."""
     rows = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
     return (
         "usage: tandem COMMAND [--help] [options]\n\n"

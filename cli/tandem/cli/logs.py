@@ -45,10 +45,10 @@ class About(logging.Filter):
 
 
 class JsonLines(logging.Formatter):
-    """An object a line."""
+    """Formatter that writes one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One record."""
+        """Return a record as one line."""
         said = _object(record.created, record.levelname.lower(), record.name, record.getMessage())
         for name in ("request_id", "trace_id"):
             if value := getattr(record, name, ""):
@@ -59,7 +59,7 @@ class JsonLines(logging.Formatter):
 
 
 def json_line(level: str, logger: str, message: str) -> str:
-    """Return a line as ``JsonLines`` writes it, for what is printed without a logger."""
+    """Return a line as ``JsonLines`` writes it, for output without a logger."""
     return json.dumps(_object(time.time(), level, logger, message), ensure_ascii=False)
 
 
@@ -73,12 +73,12 @@ def _object(when: float, level: str, logger: str, message: str) -> dict[str, str
 
 
 def set_up_logging(level: str, log_format: str = "text") -> None:
-    """One line a message, to standard error."""
+    """Log to standard error, one line per message."""
     logging.basicConfig(level=level.upper(), handlers=[handler_of(log_format)])
 
 
 def handler_of(log_format: str) -> logging.Handler:
-    """Writes lines of that format to standard error."""
+    """Return a handler that writes lines of that format to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(About())
     text = logging.Formatter(TEXT, datefmt="%H:%M:%S")

@@ -42,7 +42,7 @@ def run(argv: list[str]) -> int:
 
 @contextmanager
 def _shown(agent: NodeAgent, config: NodeAgentConfig) -> Iterator[None]:
-    """The agent's series at ``--probe-port``, if there is one. Raises OSError where it is taken."""
+    """Serve the agent's metrics at ``--probe-port``, if given. Raises OSError if it is in use."""
     if config.probe_port is None:
         yield
         return

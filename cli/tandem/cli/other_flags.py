@@ -63,7 +63,7 @@ def with_routers(
 
 
 def _long(words: Sequence[str], known: Collection[str]) -> Iterator[str]:
-    """The words, with short flags of other servers in their long form."""
+    """Yield the words, with short flags of other servers in their long form."""
     for word in words:
         found = _SHORT.fullmatch(word)
         if found is None or word in known:
@@ -75,7 +75,7 @@ def _long(words: Sequence[str], known: Collection[str]) -> Iterator[str]:
 
 
 def _after_value(rest: Iterator[str], *, is_switch: bool) -> str | None:
-    """Step over a flag's value; return the next word where it was none."""
+    """Step over a flag's value; return the next word if it has none."""
     word = next(rest, None)
     if word is None or word.startswith("--"):
         return word

@@ -32,7 +32,7 @@ def run(argv: list[str]) -> int:
 
 
 def router_sections() -> list[Section]:
-    """Settings of the command, as --help shows them."""
+    """Return the settings of the command, in the order of --help."""
     return [
         Section("Router", RouterConfig),
         Section("Model files", ModelFiles),
@@ -41,9 +41,9 @@ def router_sections() -> list[Section]:
 
 
 def prepared_config(given: Mapping[type, Mapping[str, Any]]) -> RouterConfig:
-    """The router's config, its model fetched or converted as far as a router reads it.
+    """Return the router's config. Fetches or converts the model, without weights.
 
-    A folder is taken as it is: the router's image has no hub.
+    A folder is used unchanged: the router's image has no hub.
     """
     config = RouterConfig(**with_limits(given[RouterConfig]))
     files = ModelFiles(**given[ModelFiles])

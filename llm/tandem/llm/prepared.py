@@ -1,4 +1,4 @@
-"""A request that may be sent, and those that are under way, by their callers' ids."""
+"""Prepared requests, and the running ones by their callers' ids."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Running:
         return len(self._by_id)
 
     def take(self, prepared: PreparedRequest) -> None:
-        """It is sent. Raises InvalidParameter if its id is that of another one."""
+        """Add a request that is sent. Raises InvalidParameter if another one has its id."""
         if prepared.request_id in self._by_id:
             raise InvalidParameter(
                 "request_id", prepared.request_id, "an id that no running request has"
@@ -35,6 +35,6 @@ class Running:
         self._by_id[prepared.request_id] = prepared
 
     def free(self, prepared: PreparedRequest) -> None:
-        """Its id may be used again, unless it may already, or is another request's by now."""
+        """Remove a request. Does nothing if it is not there or another one has its id."""
         if self._by_id.get(prepared.request_id) is prepared:
             del self._by_id[prepared.request_id]

@@ -46,7 +46,7 @@ class BatchProgress:
             self._lines = threading.Thread(target=self._print, name="progress", daemon=True)
 
     def done(self, num_tokens: int) -> None:
-        """One more request has ended, with ``num_tokens`` generated."""
+        """Count a request that has ended, with ``num_tokens`` generated."""
         self._tokens += num_tokens
         self._done += 1
         if self._bar is not None:

@@ -31,7 +31,7 @@ Params = SamplingParams | Mapping[str, Any] | None
 
 
 def defaults_of(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's own defaults; one that is not allowed here is left out with a warning."""
+    """Return the model's own defaults. One that is not allowed is left out with a warning."""
     found: dict[str, Any] = {}
     for theirs, ours in _FROM_GENERATION.items():
         value = generation.get(theirs)
@@ -49,7 +49,7 @@ def defaults_of(generation: Mapping[str, Any]) -> dict[str, Any]:
 def params_from(
     given: SamplingParams | Mapping[str, Any] | None, defaults: Mapping[str, Any] | None = None
 ) -> SamplingParams:
-    """Verified parameters. A struct counts as complete; a mapping is filled up with defaults.
+    """Return verified parameters. A struct is complete; a mapping is filled with defaults.
 
     ``stop`` and ``bad_words`` may be single strings. Raises InvalidParameter.
     """

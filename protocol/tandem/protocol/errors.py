@@ -88,7 +88,7 @@ class TandemError(Exception):
 
 
 def shown(value: object) -> str:
-    """``repr(value)`` cut to 120 characters, in a time that does not grow with the value."""
+    """Return ``repr(value)`` cut to 120 characters. The time does not grow with the value."""
     text = repr(_cut(value, _SHOWN_DEPTH))
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
 

@@ -15,7 +15,7 @@ KINDS = {
 
 
 def usage() -> str:
-    """The text of `tandem bench --help`."""
+    """Return the text of `tandem bench --help`."""
     rows = "\n".join(f"  {name:<11} {text}" for name, text in KINDS.items())
     what = __doc__.splitlines()[0]
     return f"usage: tandem bench KIND [--help] [options]\n\n{what}\n\nkinds:\n{rows}"

@@ -38,7 +38,7 @@ def check_fits(config: EngineConfig, tokens: int) -> None:
 
 
 class TimedEngine:
-    """Built on construction; ``close`` frees its memory."""
+    """Engine that is built on construction; ``close`` frees its memory."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._core = EngineCore.launch(config, make_executor(config))
@@ -46,9 +46,9 @@ class TimedEngine:
         self._count = 0
 
     def run(self, load: Sequence[Ask]) -> Timed:
-        """All requests at once, greedy, each to its full length.
+        """Run all requests at once, greedy, each to its full length.
 
-        Raises TandemError when one is refused or fails, or time runs out.
+        Raises TandemError if one is refused or fails, or after the time limit.
         """
         started = time.perf_counter()
         for ask in load:

@@ -52,7 +52,7 @@ def run(argv: list[str]) -> int:
 
 
 def measure(config: LatencyConfig, given: dict[type, dict[str, Any]]) -> dict[str, Any]:
-    """Times of each measured run. Every run has prompts of its own, so nothing is cached."""
+    """Return the times of each measured run. Each has its own prompts, so nothing is cached."""
     from tandem.cli.bench.inprocess import TimedEngine, check_fits
 
     started = time.perf_counter()

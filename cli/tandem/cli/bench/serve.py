@@ -65,7 +65,7 @@ class ServeConfig:
         self.ranks()
 
     def ranks(self) -> list[float]:
-        """The percentiles as numbers."""
+        """Return the percentiles as numbers."""
         try:
             ranks = [float(rank) for rank in self.metric_percentiles.split(",")]
         except ValueError:
@@ -77,7 +77,7 @@ class ServeConfig:
 
 
 def run(argv: list[str]) -> int:
-    """Measure; 1 when a request failed."""
+    """Measure. Return 1 if a request failed."""
     sections = [Section("Server and results", ServeConfig), Section("Load", LoadConfig)]
     given: dict[type, dict[str, Any]] = parse("bench serve", __doc__ or "", sections, argv)
     config, load = ServeConfig(**given[ServeConfig]), LoadConfig(**given[LoadConfig])
@@ -118,7 +118,7 @@ def measure(
 
 
 def _warming(load: LoadConfig, count: int) -> LoadConfig:
-    """Prompts of the same lengths that are none of the load's: a cache must not know those."""
+    """Return a load with other prompts of the same lengths, so that none of ``load`` is cached."""
     seed = load.seed + (1 << 32)
     return replace(load, num_prompts=count, seed=seed, request_rate=0.0, dataset_name="random")
 
@@ -173,5 +173,5 @@ class _Progress:
         self._bar.stop()
 
     def step(self, _: Record) -> None:
-        """One more has ended."""
+        """Count a request that has ended."""
         self._bar.advance(self._task)

@@ -21,7 +21,7 @@ NAMES = {
 
 
 def parse_goodput(given: Sequence[str]) -> dict[str, float]:
-    """``ttft:200`` (milliseconds) to bounds by metric. Raises InvalidParameter."""
+    """Return bounds in ms by metric, from ``ttft:200`` and so on. Raises InvalidParameter."""
     bounds = {}
     for each in given:
         name, colon, value = each.partition(":")
@@ -41,7 +41,7 @@ def summarize(
     percentiles: Sequence[float],
     goodput: Mapping[str, float],
 ) -> dict[str, Any]:
-    """The result that is printed and saved; times in milliseconds."""
+    """Return the result that is printed and saved; times in milliseconds."""
     good = [record for record in records if record.error is None]
     tokens = sum(record.num_tokens for record in good)
     prompts = sum(record.num_prompt for record in good)

@@ -13,7 +13,8 @@ left."""
 
 
 class Drain:
-    """``begin`` from any thread (a single assignment decides), the rest from the loop."""
+    """Drain of one worker. ``begin`` from any thread (a single assignment decides), the rest from
+    the loop."""
 
     def __init__(self) -> None:
         self._ends: tuple[float, float] | None = None
@@ -26,9 +27,9 @@ class Drain:
         return self._ends is not None
 
     def begin(self, now: float, grace: float) -> bool:
-        """Leave, with ``grace`` seconds for what runs; False if an earlier end stands.
+        """Begin to drain, with ``grace`` seconds for running requests; False if one ends earlier.
 
-        A grace of zero ends at once: peers are not waited for either.
+        A grace of zero ends at once: there is no wait for peers either.
         """
         hand_back = now + grace
         if self._ends is not None and self._ends[0] <= hand_back:

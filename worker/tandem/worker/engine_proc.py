@@ -1,8 +1,7 @@
 """The shell of a worker: EngineCore's step loop in the main thread, and everything around it.
 
 The same for both roles: I/O thread (routers), probes, signals, drain. The role comes in as a
-``KVConnector`` (inside the EngineCore) and a ``HandoffService``. Nothing here knows what a token
-is.
+``KVConnector`` (inside the EngineCore) and a ``HandoffService``. No code here reads a token.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ LOAD_SECONDS = 0.2
 
 
 class EngineCoreProc:
-    """Build, ``run`` until a signal; the exit status is 0 after a clean drain."""
+    """Worker process: build, ``run`` until a signal; the exit status is 0 after a clean drain."""
 
     def __init__(
         self,
@@ -90,8 +89,8 @@ class EngineCoreProc:
         self._load_at = 0.0
         self._steps = 0
         self._turns = 0
-        """Looks at the load while nothing could be computed: requests wait for peers' KV, if any
-        do, and the loop comes round, which is all the progress that can be."""
+        """Turns of the loop in which no step could be computed. Requests wait for peers' KV, if any
+        do, and a turn of the loop is all the progress that is possible."""
         self._unflushed = False
         """Whether output waits to be flushed after the next step's launch."""
         self._idle = IdlePoll(core.config.scheduler.idle_poll_ms / 1000)
@@ -126,7 +125,7 @@ class EngineCoreProc:
         return self._io.endpoint
 
     def run(self) -> int:
-        """The step loop, until ``stop`` or a signal (which only a main thread can get)."""
+        """Run the step loop until ``stop`` or a signal (which only a main thread can get)."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._on_signal)
@@ -289,7 +288,7 @@ class EngineCoreProc:
             self._handoff.note_progress(self._steps, self._core.has_work)
 
     def _beat(self) -> WorkerBeat:
-        """Called by the I/O thread; reads what the loop left."""
+        """Return the next beat, from values that the loop left; called by the I/O thread."""
         load = self._load
         report = structs.replace(
             load, leased_blocks=self._handoff.leased_blocks(), draining=self._drain.begun
@@ -304,8 +303,8 @@ class EngineCoreProc:
         self.stop(self._server.drain_seconds if self._signals == 1 else 0.0)
 
     def stop(self, grace: float) -> None:
-        """Take nothing new; what still runs after ``grace`` seconds goes back to the routers, and
-        the worker ends. Any thread; the earliest end that anyone named counts."""
+        """Take no new requests; those that run after ``grace`` seconds go back to the routers, and
+        the worker ends. Any thread; the earliest of all requested ends counts."""
         if not self._drain.begin(time.monotonic(), grace):
             return
         logger.info("draining for up to %g s", grace)
@@ -334,7 +333,8 @@ class EngineCoreProc:
         self._tell(keys, FailCause.DRAINING, reason)
 
     def _tell(self, keys: list[RequestKey], cause: FailCause, reason: str) -> None:
-        """Requests end here; the engine is not touched: it may be broken."""
+        """Report requests as failed to their routers. The engine is not touched: it may be
+        broken."""
         for key in keys:
             failed = Failed(key.request, key.attempt, cause, reason)
             self._io.send(Incarnation(key.router), Frame(step=self._steps, failed=(failed,)))

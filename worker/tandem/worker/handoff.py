@@ -14,18 +14,18 @@ from tandem.protocol.messages import PeerHealth
 
 
 class HandoffService(Protocol):
-    """Called by the shell; none of these blocks but ``close``."""
+    """Hand-off as the shell calls it; only ``close`` blocks."""
 
     def set_peers(self, controls: Mapping[str, Incarnation]) -> None:
         """Set the prefill workers that a router reports (control endpoint to incarnation)."""
         ...
 
     def peer_health(self) -> tuple[PeerHealth, ...]:
-        """Links to prefill workers as this worker sees them."""
+        """Return the links to prefill workers as this worker sees them."""
         ...
 
     def progress(self) -> int:
-        """A counter that grows while transfers move."""
+        """Return a counter that grows while transfers progress."""
         ...
 
     def expected(self) -> float:
@@ -132,6 +132,6 @@ class PeerSets:
         return union
 
     def forget(self, router: Incarnation) -> None:
-        """A router is gone. Links are kept until another router speaks: the same router, back
-        after a lost frame, would want them again."""
+        """Remove a router that is gone. Links are kept until the next report of a router: the same
+        router, back after a lost frame, would require them again."""
         self._by_router.pop(router, None)

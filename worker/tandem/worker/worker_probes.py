@@ -23,10 +23,10 @@ class _Attached:
 
 
 class WorkerProbes:
-    """The worker's probes from the first moment: loading, then serving.
+    """Probes of the worker from the first moment: loading, then serving.
 
     A draining worker stays ready: Kubernetes would delete unready pods before those that were
-    chosen by cost. So does one that sleeps: it can be woken up, and nothing is wrong with it.
+    chosen by cost. So does one that sleeps: it can be woken up, and has no fault.
     """
 
     def __init__(self, server: ServerConfig, registry: CollectorRegistry) -> None:

@@ -24,7 +24,7 @@ def register_gauges(
     *,
     ready_decode: int,
 ) -> None:
-    """Register all of them; ``ready_decode`` decode workers are wanted."""
+    """Register all of them; readiness requires ``ready_decode`` decode workers."""
 
     def workers() -> _Reading:
         return Counter((str(worker.role), _state(worker)) for worker in fleet.pool.workers.values())

@@ -48,7 +48,7 @@ class RequestParser:
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def close(self) -> None:
-        """Let go of the connection: nothing more is parsed."""
+        """Drop the reference to the connection: nothing more is parsed."""
         del self._parser
 
     def feed_data(self, data: bytes) -> None:

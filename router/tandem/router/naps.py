@@ -17,7 +17,7 @@ class Naps:
         self._seconds = seconds
 
     async def sleep(self) -> float:
-        """Sleep once; seconds by which it was longer than wanted."""
+        """Sleep once; return the seconds by which it was too long."""
         wake = self._loop.time() + self._seconds
         await asyncio.sleep(self._seconds)
         return max(0.0, self._loop.time() - wake)

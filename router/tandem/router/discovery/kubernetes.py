@@ -38,8 +38,8 @@ class ErrorCounter(Protocol):
 
 
 class PodWatcher:
-    """Thread that reads pods until stopped; ``told`` gets all of them after each change, in that
-    thread."""
+    """Reader of pods in a thread of its own, until stopped; ``told`` is called with all of them
+    after each change, in that thread."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""Live views of the fleet: made on request, from state that exists anyway."""
+"""Live views of the fleet: made on request, from state that is recorded anyway."""

@@ -21,9 +21,10 @@ PART_BYTES = 16_384
 
 
 class BodyLimit:
-    """A declared length is refused at once, an undeclared one when it has grown too large.
+    """Bound on request bodies: a declared length is refused at once, an undeclared one when it has
+    grown too large.
 
-    A body counts among all until its answer begins: by then it was understood and let go of.
+    A body counts among all until its answer begins: by then it was parsed and released.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Gives every request an id, echoes it, counts the answer, and logs a line if that is wanted."""
+"""Gives every request an id, echoes it, counts the answer, and logs a line if that is enabled."""
 
 from __future__ import annotations
 

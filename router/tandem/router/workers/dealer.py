@@ -137,7 +137,7 @@ class Dealer:
         self._open()
 
     def close(self) -> None:
-        """Let go of the socket. May be called twice."""
+        """Close the socket. May be called twice."""
         for timer in (self._again, self._next_key, self._retry):
             if timer is not None:
                 timer.cancel()

@@ -335,7 +335,7 @@ class CompletionBody(GenerationBody):
         return bool(self.echo) and self.max_tokens == 0
 
     def sampling(self) -> dict[str, Any]:
-        """See ``GenerationBody.sampling``. One token is drawn, and hidden, if none is wanted."""
+        """See ``GenerationBody.sampling``. If no token is requested, one is drawn and hidden."""
         fields = super().sampling()
         if self.prompt_only:
             fields["max_tokens"] = 1

@@ -194,7 +194,7 @@ class KVCacheManager:
         return pairs
 
     def free(self, request: Request) -> None:
-        """Let go of all blocks, the last first, so that tails are evicted before heads."""
+        """Release all blocks, the last first, so that tails are evicted before heads."""
         self._release(request.block_ids)
         request.block_ids = []
         self._note_table(request, num_cached=0)

@@ -56,7 +56,7 @@ class SafetensorsWeights(Weights):
         return name in self._owners
 
     def close(self) -> None:
-        """Let go of the files; tensors keep their own mapping."""
+        """Close the files; tensors keep their own mapping."""
         self._open.clear()
         if self._uploader is not None:
             self._uploader.close()

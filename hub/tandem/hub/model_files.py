@@ -101,7 +101,7 @@ def name_of(source: Path, files: ModelFiles, tokenizer: Path | None) -> str:
 
 
 def _replaced(source: Path, files: ModelFiles) -> dict[str, str]:
-    """Texts of the files that are written anew, by name."""
+    """Return the texts of the files that are replaced, by name."""
     found: dict[str, str] = {}
     if files.hf_overrides:
         own = read_json(source / CONFIG)
@@ -117,7 +117,7 @@ def _replaced(source: Path, files: ModelFiles) -> dict[str, str]:
 
 
 def _defaults(source: Path, given: str) -> dict[str, Any] | None:
-    """The sampling defaults to take in place of the model's; None leaves them."""
+    """Return the sampling defaults that replace the model's; None leaves them."""
     if given in OWN:
         return None
     path = source / GENERATION
@@ -133,7 +133,7 @@ def _defaults(source: Path, given: str) -> dict[str, Any] | None:
 
 
 def template_text(given: str) -> str:
-    """The template in the file ``given``, or ``given`` itself if it is one."""
+    """Return the template in the file ``given``, or ``given`` itself if it is one."""
     if len(given) <= _NAMES_A_FILE and "\n" not in given:
         path = Path(given).expanduser()
         if path.is_file():
@@ -149,7 +149,7 @@ def template_text(given: str) -> str:
 
 
 def _merged(own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """``own`` with the keys of ``given``; objects within are merged likewise."""
+    """Return ``own`` with the keys of ``given``; objects within are merged likewise."""
     result = dict(own)
     for key, value in given.items():
         inner = result.get(key)

@@ -11,7 +11,7 @@ from .errors import BadTensor
 
 
 def shape(name: str, tensor: Tensor, *want: int | None) -> None:
-    """`tensor` has as many dimensions as `want`, each of that size (None: any size)."""
+    """Check that `tensor` has as many dimensions as `want`, each of that size (None: any size)."""
     have = tensor.shape
     if len(have) == len(want):
         for size, wanted in zip(have, want, strict=True):
@@ -24,13 +24,13 @@ def shape(name: str, tensor: Tensor, *want: int | None) -> None:
 
 
 def kind(name: str, tensor: Tensor, *want: dtype) -> None:
-    """`tensor` is of one of the dtypes `want`."""
+    """Check that `tensor` is of one of the dtypes `want`."""
     if tensor.dtype not in want:
         raise BadTensor(f"{name} is {tensor.dtype}, expected {' or '.join(str(w) for w in want)}")
 
 
 def same(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
-    """`tensor` lies on the device of `other` and has its dtype."""
+    """Check that `tensor` lies on the device of `other` and has its dtype."""
     if tensor.dtype != other.dtype:
         raise BadTensor(f"{name} is {tensor.dtype}, but {other_name} is {other.dtype}")
     if tensor.device != other.device:
@@ -38,7 +38,7 @@ def same(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
 
 
 def stream(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
-    """`tensor` is a residual stream beside `other`: of its dtype, or of float32."""
+    """Check that `tensor` is a residual stream for `other`: of its dtype, or of float32."""
     if tensor.dtype != float32:
         same(name, tensor, other_name, other)
     elif tensor.device != other.device:
@@ -46,6 +46,6 @@ def stream(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
 
 
 def dense_last(name: str, tensor: Tensor) -> None:
-    """The last dimension of `tensor` lies without gaps."""
+    """Check that the last dimension of `tensor` lies without gaps."""
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
         raise BadTensor(f"{name} has stride {tensor.stride(-1)} in its last dimension, expected 1")

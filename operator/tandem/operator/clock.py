@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 
 
 def time_text(seconds: float) -> str:
-    """Seconds since the epoch as text."""
+    """Return seconds since the epoch as text."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def micro_time_text(seconds: float) -> str:
-    """A time with microseconds, as Leases want them."""
+    """Return a time with microseconds, as Leases require."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

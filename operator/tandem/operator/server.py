@@ -51,7 +51,7 @@ class Server:
 
     @property
     def port(self) -> int:
-        """The bound port."""
+        """Return the bound port."""
         return int(self._server.server_address[1])
 
     def start(self) -> None:

@@ -105,12 +105,12 @@ class PrefillConnector:
         self._producer.cancel(key)
 
     def poll(self) -> list[Loaded | LoadFailed | Released]:
-        """Exports that ended; one that was revoked has failed for the engine."""
+        """Return the exports that ended; one that was revoked has failed for the engine."""
         told = (self._told(event) for event in self._poll())
         return [each for each in told if each is not None]
 
     def has_pending(self) -> bool:
-        """Exports need no step of the engine: their ends wake the loop."""
+        """Return whether exports are left. They require no step: their ends wake the loop."""
         return bool(self._exports)
 
     def _told(self, event: events.ProducerEvent) -> Released | LoadFailed | None:

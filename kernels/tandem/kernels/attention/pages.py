@@ -45,7 +45,7 @@ def page_rows(shape: PageShape, tables: Tensor) -> Tensor:
 
 
 def layer_pages(kv: Tensor, shape: PageShape) -> Tensor:
-    """The slab from this layer's first page on, as rows of one page each."""
+    """Return the slab from this layer's first page on, as rows of one page each."""
     page = shape.block_size * shape.head_dim
     last = (
         (kv.shape[0] - 1) * shape.block_stride
@@ -56,6 +56,6 @@ def layer_pages(kv: Tensor, shape: PageShape) -> Tensor:
 
 
 def gather(kv: Tensor, shape: PageShape, rows: Tensor, sequences: int) -> Tensor:
-    """K and V of the pages `rows`: [2, sequences, kv_heads, tokens, head_dim], a copy."""
+    """Return K and V of the pages `rows`: [2, sequences, kv_heads, tokens, head_dim], a copy."""
     pages = torch.index_select(layer_pages(kv, shape), 0, rows)
     return pages.view(2, sequences, shape.num_kv_heads, -1, shape.head_dim)

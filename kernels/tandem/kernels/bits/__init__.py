@@ -16,7 +16,7 @@ _MASK = (1 << 64) - 1
 
 
 def signed(value: int) -> int:
-    """The int64 that has the bits of `value` mod 2^64."""
+    """Return the int64 that has the bits of `value` mod 2^64."""
     value &= _MASK
     return value - (1 << 64) if value >> 63 else value
 

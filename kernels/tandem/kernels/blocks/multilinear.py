@@ -75,7 +75,7 @@ def _words(data: Tensor) -> Tensor:
 
 @cache
 def chunk_keys(device: str) -> tuple[Tensor, Tensor]:
-    """K1 and K2, int64 [WORDS] each, on a device; made once for each."""
+    """Return K1 and K2, int64 [WORDS] each, on a device; made once for each."""
     values = [signed(mix_int(_SEED + i * GAMMA)) for i in range(1, 2 * WORDS + 1)]
     both = torch.tensor(values, dtype=torch.int64, device=device)
     return both[:WORDS].contiguous(), both[WORDS:].contiguous()

@@ -80,7 +80,7 @@ def _move(source: Tensor, target: Tensor, gather: Tensor | None, scatter: Tensor
 
 
 def _as_words(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows as int64 where both tensors are aligned to it, else as bytes."""
+    """Return rows as int64 if both tensors are aligned to it, else as bytes."""
     aligned = all(t.storage_offset() % 8 == 0 and t.data_ptr() % 8 == 0 for t in (source, target))
     if source.shape[1] % 8 or not aligned:
         return source, target

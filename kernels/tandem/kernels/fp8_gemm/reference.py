@@ -28,7 +28,7 @@ def fp8_linear(
 
 
 def scaled(weight: Tensor, scale: Tensor) -> Tensor:
-    """The weights in float32, from a first row that begins a block."""
+    """Return the weights in float32, from a first row that begins a block."""
     outputs, inner = weight.shape
     rows = scale.repeat_interleave(BLOCK, 0)[:outputs]
     return weight.float().mul_(rows.repeat_interleave(BLOCK, 1)[:, :inner])

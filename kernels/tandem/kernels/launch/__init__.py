@@ -20,7 +20,7 @@ def dependent(device: torch.device) -> dict[str, bool]:
 
 @cache
 def sm_count(device: torch.device) -> int:
-    """Multiprocessors of a CUDA device; a handful where Triton's interpreter stands in for one."""
+    """Return the multiprocessors of a CUDA device; a handful under Triton's interpreter."""
     if device.type != "cuda":
         return 3
     return torch.cuda.get_device_properties(device).multi_processor_count

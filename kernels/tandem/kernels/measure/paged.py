@@ -22,7 +22,7 @@ class Shape:
 
     @property
     def key_bytes(self) -> int:
-        """Bytes of one token's K and V in a layer."""
+        """Return the bytes of one token's K and V in a layer."""
         return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 
@@ -37,7 +37,7 @@ class Case:
     queries: list[int]
 
     def layer(self, index: int) -> Tensor:
-        """One layer's view of the slab: [blocks, K|V, kv_heads, page, head_dim]."""
+        """Return one layer's view of the slab: [blocks, K|V, kv_heads, page, head_dim]."""
         return self.slab[:, index]
 
 

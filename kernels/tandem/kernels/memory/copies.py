@@ -52,7 +52,7 @@ def copy_many(targets: Numbers, sources: Numbers, sizes: Numbers, stream: int) -
 
 
 def copy_in_turn(targets: Numbers, sources: Numbers, sizes: Numbers, stream: int) -> None:
-    """``copy_many`` by a call each."""
+    """Copy as ``copy_many``, by a call each."""
     rows = (each.tolist() for each in (targets, sources, sizes))
     for target, source, nbytes in zip(*rows, strict=True):
         call_driver(

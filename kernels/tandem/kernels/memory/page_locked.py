@@ -97,7 +97,7 @@ class HostMemory:
         self.tensor = tensor
 
     def free(self) -> int:
-        """Unlock the memory and give it back, if nothing else refers to the tensor; return its
+        """Unlock the memory and give it back, once nothing else refers to the tensor; return its
         bytes. May be called twice."""
         if self._release is not None:
             self._release()

@@ -48,7 +48,7 @@ def give_back(tensor: Tensor) -> int:
 
 
 def _advise(address: int, size: int, advice: int) -> int:
-    """The error's number; 0 for success."""
+    """Return the error's number; 0 for success."""
     status = _libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(advice))
     return ctypes.get_errno() if status else 0
 

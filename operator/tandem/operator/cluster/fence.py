@@ -29,7 +29,7 @@ class Fence:
         self._changed = threading.Condition()
 
     def open_until(self, moment: float) -> None:
-        """Writes may go on until ``moment`` by the monotonic clock."""
+        """Let writes go on until ``moment`` by the monotonic clock."""
         with self._changed:
             self._until = moment
 

@@ -24,7 +24,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 def admissions(pods: Iterable[PodView], admitted: set[RevisionKey]) -> list[Mark]:
-    """Marks of workers that routers may use from now on."""
+    """Return the marks of workers that routers may use from now on."""
     return [
         Mark(pod.name, {ANNOTATION_ADMITTED: "true"})
         for key, mine in _by_key(pods).items()
@@ -75,7 +75,7 @@ def _surplus(
 
 
 def _victims(pods: list[PodView], surplus: int) -> set[str]:
-    """Pods to leave: those already marked, then those not ready, then the youngest."""
+    """Return the pods to leave: those already marked, then those not ready, then the youngest."""
 
     def order(pod: PodView) -> tuple[bool, bool, float]:
         return pod.annotations.get(ANNOTATION_DRAINING) != "true", pod.ready, -pod.created

@@ -18,7 +18,7 @@ class Mirror(Cluster):
         self._store = store
 
     def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """One object, or None; what looks read is at least as new from now on."""
+        """Return one object, or None; the store is at least as new from now on."""
         before = self._store.known(kind, (namespace, name))
         found = super().get(kind, namespace, name)
         if found is not None:

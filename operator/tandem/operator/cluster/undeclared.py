@@ -33,7 +33,7 @@ class Undeclared:
     """Thread-safe; one for all services, as CRDs are."""
 
     def __init__(self, counted: Callable[[int], object] = lambda _number: None) -> None:
-        """``counted`` is called with the number of fields that are left out."""
+        """Start. ``counted`` is called with the number of fields that are left out."""
         self._counted = counted
         self._fields: dict[str, set[Path]] = {}
         self._since = 0.0
@@ -92,12 +92,12 @@ class Undeclared:
 
 
 def _path(named: str) -> Path:
-    """Names of the fields below the status: items of lists have none."""
+    """Return the names of the fields below the status: items of lists have none."""
     return tuple(_INDEX.sub("", named).split("."))[1:]
 
 
 def _without(value: Any, path: Path) -> Any:
-    """A copy of a value without the field at a path, in every item of a list on the way."""
+    """Return a copy of a value without the field at a path, in every item of a list on the way."""
     if isinstance(value, list):
         return [_without(each, path) for each in value]
     if not isinstance(value, dict) or path[0] not in value:

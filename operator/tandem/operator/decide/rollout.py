@@ -284,7 +284,7 @@ def _prefill_is_up(view: RolloutView) -> bool:
 
 
 def _pace(view: RolloutView) -> list[Role]:
-    """Roles that keep step with each other."""
+    """Return the roles that keep step with each other."""
     rolling = [role for role in _rolling(view) if view.roles[role].desired > 0]
     return [role for role in rolling if role in WORKERS] or rolling or [Role.ROUTER]
 

@@ -15,13 +15,13 @@ class Snapshot(msgspec.Struct, frozen=True):
     by_kind: dict[str, dict[str, Manifest]]
 
     def of(self, kind: str) -> Iterable[Manifest]:
-        """Objects of a kind."""
+        """Return the objects of a kind."""
         return self.by_kind.get(kind, {}).values()
 
     def names(self, kind: str) -> Iterable[str]:
-        """Names of the objects of a kind."""
+        """Return the names of the objects of a kind."""
         return self.by_kind.get(kind, {}).keys()
 
     def find(self, kind: str, name: str) -> Manifest | None:
-        """One object, or None."""
+        """Return one object, or None."""
         return self.by_kind.get(kind, {}).get(name)

@@ -52,7 +52,7 @@ def neighbour(resource: Manifest, workloads: Workloads) -> Neighbour | None:
 
 
 def goes_first(mine: Neighbour, others: Iterable[Neighbour]) -> str | None:
-    """Name of the service that ``mine`` gives way to; None if it gives way to none."""
+    """Return the name of the service that ``mine`` gives way to; None if it gives way to none."""
     if mine.has_served or _is_whole(mine):
         return None
     older = [

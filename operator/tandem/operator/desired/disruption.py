@@ -8,7 +8,7 @@ from tandem.operator.desired.policy import max_unavailable
 
 
 def budgets(facts: Facts) -> list[Manifest]:
-    """A budget a role; pods that are not ready may always be evicted."""
+    """Return a budget a role; pods that are not ready may always be evicted."""
     return [_budget(facts, role) for role in Role]
 
 

@@ -37,12 +37,13 @@ def elastic_step_flags(spec: LLMServiceSpec, role: Role) -> list[str]:
 
 
 def _settings_of(words: Sequence[str]) -> Iterator[str]:
-    """Names of settings whose flags are among the words."""
+    """Return the names of settings whose flags are among the words."""
     return (each[2:].split("=", 1)[0].replace("-", "_") for each in words if each[:2] == "--")
 
 
 def _settings_in(template: Manifest) -> Iterator[str]:
-    """Names of settings that a podTemplate's variables give; what is no pod template has none."""
+    """Return the names of settings in a podTemplate's variables; none if it is not a pod
+    template."""
     for container in maps_of(map_of(template.get("spec")).get("containers")):
         if container.get("name") != MAIN:
             continue

@@ -34,6 +34,6 @@ def with_extras(spec: LLMServiceSpec, settings: OperatorSettings, template: Mani
 
 
 def pull_secrets(spec: LLMServiceSpec, settings: OperatorSettings) -> list[Manifest]:
-    """Secrets for the images of a service's pods: the spec's, else the operator's."""
+    """Return the Secrets for the images of a service's pods: the spec's, else the operator's."""
     named = [each.name for each in spec.image_pull_secrets]
     return [{"name": name} for name in named or settings.service_pull_secrets]

@@ -66,7 +66,7 @@ class Identity(msgspec.Struct, frozen=True):
     """The service's Secrets have names without digits, as an earlier release gave them."""
 
     def child(self, *parts: str) -> str:
-        """Name of a child."""
+        """Return the name of a child."""
         return "-".join((self.name, *parts))
 
     def secret(self, *parts: str) -> str:
@@ -77,7 +77,7 @@ class Identity(msgspec.Struct, frozen=True):
         return self.child(*parts, hashlib.sha256(self.uid.encode()).hexdigest()[:_UID_DIGITS])
 
     def labels(self, component: str | None = None) -> dict[str, str]:
-        """Labels that every child carries."""
+        """Return the labels that every child carries."""
         labels = {
             LABEL_APP: APP,
             LABEL_INSTANCE: self.name,
@@ -87,12 +87,12 @@ class Identity(msgspec.Struct, frozen=True):
         return labels | ({LABEL_COMPONENT: component} if component else {})
 
     def selector(self, component: str, revision: str | None = None) -> dict[str, str]:
-        """Labels by which a child finds its pods."""
+        """Return the labels by which a child finds its pods."""
         labels = {LABEL_APP: APP, LABEL_INSTANCE: self.name, LABEL_COMPONENT: component}
         return labels | ({LABEL_REVISION: revision} if revision else {})
 
     def pod_labels(self, role: Role, revision: str, model: str) -> dict[str, str]:
-        """Labels of a pod, the selector's among them."""
+        """Return the labels of a pod, the selector's among them."""
         return {
             **self.labels(role),
             LABEL_ROLE: role,

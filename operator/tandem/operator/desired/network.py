@@ -21,7 +21,7 @@ _NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 
 
 def network_policies(facts: Facts) -> list[Manifest]:
-    """A policy per component; none where the spec disables them."""
+    """Return a policy per component; none if the spec disables them."""
     if not has_network_policies(facts.spec):
         return []
     policies = [_policy(facts, role, _worker(facts, role)) for role in WORKERS]
@@ -94,7 +94,7 @@ def _fetching(facts: Facts) -> list[Manifest]:
 
 
 def _own_fetch(facts: Facts, role: Role) -> list[Manifest]:
-    """The way of pods that fetch the model for themselves."""
+    """Return the rules of pods that fetch the model for themselves."""
     now = fetch_ports(facts.spec, role) if delivery(facts.spec).in_pods else []
     kept = [port for each in facts.kept.get(role, ()) for port in kept_fetch_ports(each)]
     ports = _once(*now, *kept)
@@ -102,7 +102,7 @@ def _own_fetch(facts: Facts, role: Role) -> list[Manifest]:
 
 
 def _once(*ports: int | None) -> list[int]:
-    """Each port that is one, in the order of their first."""
+    """Return each port once, without None, in the order of their first."""
     return list(dict.fromkeys(port for port in ports if port is not None))
 
 

@@ -26,7 +26,7 @@ def digest(value: Any) -> str:
 
 
 def source_digest(spec: LLMServiceSpec) -> str:
-    """The files that are asked for; routers and workers of one model share it."""
+    """Return a digest of the wanted files; routers and workers of one model share it."""
     return digest([spec.model.source, spec.model.cache])
 
 
@@ -90,5 +90,5 @@ def _worker_inputs(spec: LLMServiceSpec, role: Role) -> list[Any]:
 
 
 def service_revision(revisions: dict[str, str]) -> str:
-    """One name for the revisions of all roles."""
+    """Return one name for the revisions of all roles."""
     return digest(sorted(revisions.items()))

@@ -15,7 +15,7 @@ SCALED = {Role.PREFILL: ScaledRole.PREFILL, Role.DECODE: ScaledRole.DECODE}
 
 
 def scalers(facts: Facts) -> dict[Role, Manifest]:
-    """A scaler for each role that is scaled from outside."""
+    """Return a scaler for each role that is scaled from outside."""
     return {role: _scaler(facts, role) for role in WORKERS if is_external(facts.spec, role)}
 
 

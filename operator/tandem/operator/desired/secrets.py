@@ -18,7 +18,7 @@ ANNOTATION_PUBLIC = "tandem.dev/curve-public"
 
 
 def keys(facts: Facts, role: Role, public: str, secret: str) -> Manifest:
-    """A role's key pair of the current generation."""
+    """Return the Secret with a role's key pair of the current generation."""
     labels = {LABEL_GENERATION: str(facts.key_generation), names.LABEL_ROLE: role}
     metadata = facts.owner.metadata(
         keys_secret(facts, role),
@@ -31,13 +31,13 @@ def keys(facts: Facts, role: Role, public: str, secret: str) -> Manifest:
 
 
 def public_of(secret: Manifest) -> str:
-    """The public key of a Secret with a key pair."""
+    """Return the public key of a Secret with a key pair."""
     public: str = secret["metadata"]["annotations"][ANNOTATION_PUBLIC]
     return public
 
 
 def canary_token(facts: Facts, token: str) -> Manifest:
-    """The token that canaries bring."""
+    """Return the Secret with the token of canaries."""
     metadata = facts.owner.metadata(canary_secret(facts.owner), Role.ROUTER)
     return labelled(facts.spec, _secret(metadata, {names.CANARY_TOKEN_FILE: token}))
 

@@ -68,7 +68,7 @@ def kept_probe_port(template: Manifest) -> int | None:
 
 
 def worker_arguments(facts: Facts, role: Role) -> list[str]:
-    """The worker's command line."""
+    """Return the worker's command line."""
     given = {
         **_shell_flags(facts, role),
         **_engine_flags(facts, role),

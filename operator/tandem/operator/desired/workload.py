@@ -24,7 +24,7 @@ def rendered(facts: Facts, role: Role) -> Manifest:
 
 
 def stored_template(facts: Facts, role: Role, revision: str, template: Manifest) -> Manifest:
-    """The ControllerRevision that keeps a template."""
+    """Return the ControllerRevision that keeps a template."""
     owner = facts.owner
     labels = {names.LABEL_ROLE: role, names.LABEL_REVISION: revision}
     return {

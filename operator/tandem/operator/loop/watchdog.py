@@ -44,7 +44,7 @@ class Watchdog:
         self._thread.start()
 
     def feed(self, deadline: float) -> None:
-        """All is well until ``deadline``, by the monotonic clock."""
+        """Set the deadline to ``deadline``, by the monotonic clock."""
         with self._changed:
             if self._stopped:
                 return

@@ -67,7 +67,7 @@ class Reach:
             self._thread.start()
 
     def look(self, owner: Identity, pods: Iterable[PodView]) -> None:
-        """The pods of a service as they are now."""
+        """Take the pods of a service as they are now."""
         key = (owner.namespace, owner.name)
         with self._lock:
             known = self._services.get(key)
@@ -76,7 +76,7 @@ class Reach:
             known[1].see(pods)
 
     def forget(self, key: Key) -> None:
-        """The service is gone."""
+        """Forget a service that is gone."""
         with self._lock:
             self._services.pop(key, None)
 

@@ -75,7 +75,7 @@ class Refusals:
             self._wake(key)
 
     def forget(self, key: Key) -> None:
-        """The service is gone."""
+        """Forget a service that is gone."""
         with self._lock:
             self._found.pop(key, None)
             self._asked.pop(key, None)
@@ -106,7 +106,7 @@ def refusal_of(pod: PodView, token: str, port: int) -> Problem | None:
 
 
 def _said_by_probe(url: str) -> str:
-    """The reason that ``/ready`` gives, of any release; empty without one."""
+    """Return the reason that ``/ready`` gives, of any release; empty without one."""
     try:
         with urllib.request.urlopen(f"{url}/ready", timeout=TIMEOUT):
             return ""

@@ -59,7 +59,7 @@ class ToldProbes(Probes):
 
 
 class ToldKeys(KeyWatch):
-    """Keys that the status has as read; others count as unread."""
+    """Stand-in for reads of keys: no pod has read keys that the status does not list."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster, _nobody)
@@ -67,7 +67,7 @@ class ToldKeys(KeyWatch):
     def all_read(
         self, key: Key, pods: Iterable[PodView], wanted: frozenset[str], door: Door
     ) -> bool:
-        """Return whether the status has them; no pod is asked."""
+        """Return whether there are no pods; none is asked."""
         return not list(pods)
 
 

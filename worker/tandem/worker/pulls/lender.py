@@ -107,7 +107,7 @@ class LendConnector:
         return given_back
 
     def has_pending(self) -> bool:
-        """Return False: loans require no step of the engine, as their ends wake the loop."""
+        """Return whether blocks are lent. Loans require no step: their ends wake the loop."""
         return bool(self._lent)
 
     def _answer(self, wanted: events.Wanted) -> list[Event]:

@@ -49,7 +49,7 @@ class BothWays:
         return self._gives.keeps_awake() or self._takes.keeps_awake()
 
     def sleep(self) -> int:
-        """Put both services to sleep."""
+        """Put both services to sleep; return the bytes that they gave back."""
         return self._gives.sleep() + self._takes.sleep()
 
     def wake_up(self) -> None:

@@ -31,7 +31,7 @@ from tandem.kernels.launch.gluon_kernels import load_box
 
 @gluon.jit
 def _rounds(items):
-    """Items that this program takes: one a round, in a snake over the grid."""
+    """Return the number of items that this program takes: one a round, in a snake over the grid."""
     grid = gl.num_programs(0)
     whole = items // grid
     return whole + (_item(whole) < items).to(gl.int32)
@@ -39,7 +39,7 @@ def _rounds(items):
 
 @gluon.jit
 def _item(turn):
-    """The item of this program in round `turn`."""
+    """Return the item of this program in round `turn`."""
     me = gl.program_id(0)
     grid = gl.num_programs(0)
     return turn * grid + gl.where(turn % 2 == 0, me, grid - 1 - me)

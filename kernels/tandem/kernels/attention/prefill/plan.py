@@ -25,12 +25,13 @@ class Tiles:
 
     @property
     def most(self) -> int:
-        """Tiles that there can be, known without reading the device."""
+        """Return the largest possible number of tiles, known without reading the device."""
         return self.rows.shape[0]
 
 
 def tiles_of(batch: PagedBatch, tokens: int, rows: int) -> Tiles:
-    """The batch's queries (`tokens` in all) in tiles of `rows`; made by the first layer to ask."""
+    """Return the batch's queries (`tokens` in all) in tiles of `rows`; the first layer makes
+    them."""
     key = ("prefill.tiles", rows)
     if key not in batch.memo:
         batch.memo[key] = _plan(batch, tokens, rows)

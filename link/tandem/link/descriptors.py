@@ -19,8 +19,7 @@ from contextlib import suppress
 from tandem.protocol.errors import TandemError
 
 ENOUGH = 1 << 20
-"""Highest soft limit that is set: more is of no use, and some programs walk through all
-descriptors."""
+"""Highest soft limit that is set: more is of no use, and some programs walk through all of it."""
 LEAST = 1024
 """Least limit with which a small fleet can be served."""
 

@@ -72,8 +72,7 @@ class Terms:
     secret: str | None = None
     """Secret of the callers that may connect; None allows any caller."""
     forgiving: bool = False
-    """Whether an invalid payload is ignored; else it counts as lost, and the next frame shows the
-    gap."""
+    """Whether an invalid payload is ignored; else it counts as lost, which the next frame shows."""
 
     def hello(self, connectors: Sequence[str] = ()) -> Hello:
         """Return the HELLO, a caller's first message."""

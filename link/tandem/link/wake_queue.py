@@ -23,8 +23,7 @@ _ONCE = (1).to_bytes(8, sys.byteorder)
 SHORT_SECONDS = 0.02
 """A nap that is shorter is measured in microseconds."""
 MOST_ITEMS = 100_000
-"""Most items from unauthenticated peers, so that they never fill the memory: beyond this their
-links end."""
+"""Most items that ``offer`` queues, so that peers never fill the memory: above it links end."""
 
 
 class WakeQueue(Generic[Item]):

@@ -18,8 +18,7 @@ from tandem.operator.desired.naming import Manifest
 from tandem.protocol.names import LABEL_COMPONENT, LABEL_ROLE, LABEL_SERVICE
 
 _REMEMBERED = 50_000
-"""Containers of deleted pods that are remembered; one that only seemed deleted is not counted
-twice."""
+"""Remembered containers of deleted pods; one that only seemed deleted is not counted twice."""
 _Container = tuple[str, str]
 """UID of its pod, and its name."""
 Total = tuple[Key, str]
@@ -38,8 +37,7 @@ class Restarts:
         self._lock = threading.Lock()
 
     def look(self, pods: Iterable[Manifest], services: set[Key]) -> dict[Total, int]:
-        """Return the totals of ``services`` after the pods' counts; those of others are
-        forgotten."""
+        """Return the totals of ``services`` after the pods' counts; others are forgotten."""
         with self._lock:
             num_now = 0
             for total, container, count, created in _counts(pods):
@@ -59,8 +57,7 @@ class Restarts:
 
 
 def _counts(pods: Iterable[Manifest]) -> Iterator[tuple[Total, _Container, int, float]]:
-    """Yield for each container its total, its key, its restarts, and the creation time of its
-    pod."""
+    """Yield each container's total, key, restarts, and the creation time of its pod."""
     for pod in pods:
         metadata, status = pod["metadata"], pod.get("status") or {}
         labels = metadata.get("labels") or {}

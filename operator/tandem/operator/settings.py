@@ -114,8 +114,7 @@ class OperatorSettings(TracingConfig):
 
     @property
     def listening_host(self) -> str:
-        """Return the address to listen on, of the pods' family; IPv4's if the API server is not
-        known."""
+        """Return the address to listen on, of the pods' family; IPv4's if that is not known."""
         return self.pod_host or ANY_4
 
 
@@ -140,6 +139,5 @@ def _check_secrets(param: str, secrets: tuple[str, ...]) -> None:
 
 
 def usual_pod_host(environment: Mapping[str, str]) -> str:
-    """Return the host by the API server's address in the cluster, whose family the pods' addresses
-    have."""
+    """Return the host by the API server's address in the cluster, which has the pods' family."""
     return ANY_6 if ":" in environment.get("KUBERNETES_SERVICE_HOST", "") else ANY_4

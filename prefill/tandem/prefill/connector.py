@@ -91,8 +91,7 @@ class PrefillConnector:
             self._producer.final(request.key, first, finish)
 
     def finished(self, request: Request, why: str) -> Hold:
-        """Return how to free the blocks: the service frees them when no peer may read them any
-        more."""
+        """Return how blocks are freed: by the service, when no peer may read them any more."""
         if request.key not in self._exports:
             return Hold.FREE
         if why in (ABORT, FAILED):

@@ -8,18 +8,15 @@ from __future__ import annotations
 RELEASE_SECONDS = 10.0
 """Seconds after the hand-back in which peers can fetch KV that is leased to them."""
 KILL_MARGIN = 30.0
-"""Seconds before a known kill that are reserved for hand-back and release; at most half of the time
-left."""
+"""Seconds before a known kill for hand-back and release; at most half of the time left."""
 
 
 class Drain:
-    """Drain of one worker. ``begin`` from any thread (a single assignment decides), the rest from
-    the loop."""
+    """Drain of a worker. ``begin`` from any thread (one assignment decides), else from the loop."""
 
     def __init__(self) -> None:
         self._ends: tuple[float, float] | None = None
-        """Times at which running requests are handed back, and at which the worker stops waiting
-        for peers."""
+        """Times of the hand-back of running requests, and of the end of the wait for peers."""
 
     @property
     def begun(self) -> bool:

@@ -333,8 +333,7 @@ class EngineCoreProc:
         self._tell(keys, FailCause.DRAINING, reason)
 
     def _tell(self, keys: list[RequestKey], cause: FailCause, reason: str) -> None:
-        """Report requests as failed to their routers. The engine is not touched: it may be
-        broken."""
+        """Report requests as failed to their routers; leave the engine alone: it may be broken."""
         for key in keys:
             failed = Failed(key.request, key.attempt, cause, reason)
             self._io.send(Incarnation(key.router), Frame(step=self._steps, failed=(failed,)))

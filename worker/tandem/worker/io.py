@@ -75,8 +75,7 @@ class IOThread(threading.Thread):
         self._closed = False
         self._pulse = Pulse(TIMES.beat_interval)
         self._more = False
-        """Whether more frames may be queued than one turn read: the socket does not signal them
-        again."""
+        """Whether more frames may be queued than a turn read: the socket signals them only once."""
         self._socket = _bound(endpoint, guard)
         self._links = RouterLinks(
             card, incarnation, inbox=inbox, metrics=metrics, write=self._write

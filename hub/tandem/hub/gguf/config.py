@@ -45,8 +45,7 @@ _LLAMA3_TRAINED = 8192
 
 
 def model_config(model: GgufModel, tensors: Mapping[str, GgufTensor], dtype: str) -> dict[str, Any]:
-    """Return the content of config.json. Raises UnsupportedModel for another family or rotary
-    scaling."""
+    """Return the content of config.json. Raises UnsupportedModel for other families or scalings."""
     family = model.architecture
     if family not in ARCHITECTURES:
         raise UnsupportedModel(

@@ -24,8 +24,7 @@ LEAST_DIM = 16
 MOST_BYTES = 512
 """Most bytes of a head: 256 numbers in 16 bits, 128 in float32."""
 FEW_PAIRS = 64
-"""Number of (sequence, KV head) pairs below which plain Triton's decode kernel has another
-launch."""
+"""Number of (sequence, KV head) pairs below which Triton's decode kernel has another launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,7 @@ class PagedBatch:
     seq_lens: Tensor
     """int32 [sequences]: keys of sequence s, cached context and this call's tokens together."""
     block_tables: Tensor
-    """int32 [sequences, max_blocks]: blocks of each sequence in token order; later entries are
-    never read."""
+    """int32 [sequences, max_blocks]: blocks in token order; entries after the last are not read."""
     max_query_len: int
     """Queries of the longest sequence; 1 in a decode batch."""
     max_seq_len: int
@@ -65,8 +63,7 @@ class PagedBatch:
 
 
 def sequence_class(count: int) -> int:
-    """Return the power of four, from 16 on, that holds `count` sequences: plans are built for
-    each."""
+    """Return the power of four, from 16 on, that holds `count` sequences: each has its plans."""
     most = 16
     while most < count:
         most *= 4

@@ -28,8 +28,7 @@ from .table import Algorithm
 logger = logging.getLogger(__name__)
 
 ASKED_ROWS = (4096, 1024, 2048, 8192)
-"""Numbers of rows for which the library is asked for its algorithms; each takes any number of
-rows."""
+"""Numbers of rows for which the library names its algorithms; each takes any number of rows."""
 MOST_ASKED = 64
 _FLOAT32, _COMPUTE_FLOAT32 = 0, 68
 _TYPES = {torch.float16: 2, torch.bfloat16: 14}
@@ -86,7 +85,7 @@ class Multiply:
         return x.is_contiguous() and weight.is_contiguous()
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Multiply [rows, in], [out, in] to [rows, out], on the current stream. Raises
+        """Multiply [rows, in], [out, in] to [rows, out] on the current stream. Raises
         CublasError."""
         rows = x.shape[0]
         out = torch.empty(rows, self._shape.outputs, dtype=x.dtype, device=x.device)
@@ -162,8 +161,7 @@ class Library:
         return found
 
     def products(self, shape: Shape, rows: int) -> Iterator[tuple[Algorithm, Multiply]]:
-        """Return the library's algorithms for ``rows`` rows that require no workspace, its
-        favourite first."""
+        """Yield the library's algorithms for ``rows`` rows without workspace, the best first."""
         preference, most, count = c_void_p(), c_uint64(0), c_int()
         create = self._lib.cublasLtMatmulPreferenceCreate
         self._check("preference", create(byref(preference)))
@@ -203,7 +201,7 @@ class Library:
 
 
 def multiply(x: Tensor, weight: Tensor, algorithm: Algorithm) -> Tensor | None:
-    """Return x [rows, in] @ weight [out, in].T, or None if the library has no such algorithm.
+    """Return x [rows, in] @ weight [out, in].T, or None if the algorithm does not take them.
 
     Raises CublasError if the library refuses the call.
     """

@@ -21,8 +21,7 @@ from .gluon_kernels import multiply_stream
 SHARED_BYTES = 227 << 10
 """Shared bytes of a multiprocessor, for one program."""
 REGISTERS = 128
-"""Registers of a thread, of eight warps: half of the file is left to the small kernels that run at
-the same time."""
+"""Registers of a thread, of eight warps: half of the file is left to simultaneous kernels."""
 _BARRIERS = 1 << 10
 
 

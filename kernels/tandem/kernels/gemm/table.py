@@ -40,8 +40,7 @@ class Algorithm:
 Key = tuple[Kind, int, int, int]
 """Kind, outputs, inner size, row class."""
 Algorithms = dict[tuple[int, int], list[tuple[int, Algorithm | None]]]
-"""Algorithms by (outputs, inner size), as ranges with the most rows first: (fewest rows,
-algorithm)."""
+"""Algorithms by (outputs, inner size), in ranges, most rows first: (fewest rows, algorithm)."""
 
 
 def form_for(device: torch.device, kind: Kind, outputs: int, inner: int, rows: int) -> Form | None:

@@ -194,8 +194,7 @@ def _streams(x: Tensor, weight: Tensor) -> bool:
 
 @cache
 def _room(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the partial sums and counters of a device. Products of one stream at a time share
-    them."""
+    """Return the partial sums and counters of a device, shared by products of one stream."""
     return (
         torch.empty(PARTIAL_BYTES // 4, dtype=torch.float32, device=device),
         torch.zeros(_COUNTERS, dtype=torch.int32, device=device),

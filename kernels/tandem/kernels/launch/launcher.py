@@ -48,8 +48,7 @@ class Launcher:
         """Compiled kernels by key, each with its constants in the order of the parameters."""
 
     def __call__(self, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
-        """Launch the kernel: ``args`` without a name, constants and options of the build by
-        name."""
+        """Launch the kernel: ``args`` without a name, constants and build options by name."""
         key = None if Launcher._asking else self._key(args, named)
         known = None if key is None else self._builds.get(key)
         if known is None:

@@ -86,8 +86,7 @@ class MappedAllocator:
     """A ``SlabAllocator`` on one device, whose memory ``descriptor_of`` finds."""
 
     def __init__(self, device: torch.device) -> None:
-        """Make an allocator. Raises DeviceMemoryError if the driver or the device lacks the
-        functions."""
+        """Make an allocator. Raises DeviceMemoryError if driver or device lack the functions."""
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self._device = device
         self._index = device.index if device.index is not None else torch.cuda.current_device()
@@ -267,8 +266,7 @@ def _properties_of(device: int) -> _Properties:
 
 
 def _whole_grains(size: int, properties: _Properties) -> int:
-    """Return the bytes of the grains that ``size`` bytes of such memory take: no less can be
-    mapped."""
+    """Return the bytes of the grains that ``size`` bytes take: no less can be mapped."""
     grain = ctypes.c_size_t()
     call_driver(
         "cuMemGetAllocationGranularity",

@@ -1,5 +1,4 @@
-"""Reference in plain torch, on any device. A block at a time, so that intermediate tensors are one
-block's."""
+"""Reference in plain torch, on any device, a block at a time to bound the intermediate tensors."""
 
 from __future__ import annotations
 

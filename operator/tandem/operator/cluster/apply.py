@@ -152,8 +152,7 @@ class Applier:
         return found
 
     def strangers(self, wanted: Iterable[Manifest], live: Snapshot) -> list[Taken]:
-        """Return the names of ``wanted`` that belong to another owner, without writing. Raises
-        ClusterError."""
+        """Return the names of ``wanted`` with another owner; write nothing. Raises ClusterError."""
         absent = [
             each for each in wanted if live.find(each["kind"], each["metadata"]["name"]) is None
         ]

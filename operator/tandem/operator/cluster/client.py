@@ -105,8 +105,7 @@ class Cluster:
     def page(
         self, kind: str, namespace: str | None, *, selector: str, limit: int, token: str
     ) -> Manifest:
-        """Return at most ``limit`` objects of a list, with the token of the next page in its
-        metadata."""
+        """Return at most ``limit`` objects of a list; its metadata has the next page's token."""
         query = {"limit": str(limit), "labelSelector": selector, "continue": token}
         given = {name: value for name, value in query.items() if value}
         return self._call("GET", _path(kind, namespace), given)

@@ -90,8 +90,7 @@ class References:
 
 
 def missing_reference(cluster: Cluster, namespace: str, spec: LLMServiceSpec) -> str | None:
-    """Return a Secret or claim that the spec names and that does not exist, as ``Reason:
-    message``."""
+    """Return a Secret or claim of the spec that does not exist, as ``Reason: message``."""
     for name, key, field in _secrets(spec):
         secret = cluster.get("Secret", namespace, name)
         if secret is None:

@@ -50,8 +50,7 @@ class Repairs:
         metrics: OperatorMetrics,
         repairing: Beside = unrecorded,
     ) -> None:
-        """Start without children. Each repair runs within ``repairing``, which takes service and
-        reason."""
+        """Start without children. Each repair runs in ``repairing``, given service and reason."""
         self._cluster = cluster
         self._applier = applier
         self._wake = wake
@@ -110,8 +109,8 @@ class Repairs:
             self._wake(key)
 
     def _put_right(self, key: Key, kind: str, name: str, live: Manifest | None) -> bool:
-        """Write one child as the last look wanted it; return whether that was necessary, and
-        succeeded."""
+        """Write one child as the last look wanted it; return whether it was wrong and is
+        repaired."""
         if self._is_over(key):
             return False
         there = Snapshot({} if live is None else {kind: {name: live}})

@@ -40,8 +40,7 @@ CHILDREN = (
 """Kinds of children, all found by one label."""
 KINDS = (SERVICE, *CHILDREN)
 _GONE = 20_000
-"""Number of UIDs of deleted objects that are remembered; an event is late by seconds, not by so
-many."""
+"""Number of remembered UIDs of deleted objects; an event is late by seconds, not by so many."""
 
 
 class _Entry(msgspec.Struct, frozen=True):

@@ -167,8 +167,7 @@ def _has_leaving_routers(view: RolloutView, revisions: Revisions) -> bool:
 
 
 def leaving_routers(view: RolloutView) -> int:
-    """Return the pods of routers that answered, that leave with this rollout, and that still
-    exist."""
+    """Return the existing pods of routers that answered and that leave with this rollout."""
     routers = view.roles[Role.ROUTER]
     return sum(routers.of(name).present for name in former(view, Role.ROUTER))
 

@@ -259,8 +259,7 @@ def _is_long(since: float | None, now: float, patience: float) -> bool:
 def kept(
     wanted_now: Mapping[RevisionKey, int], seen: Seen, memory_names: set[RevisionKey]
 ) -> set[RevisionKey]:
-    """Return the revisions whose Deployment and template stay: wanted, remembered, or with pods
-    left."""
+    """Return the revisions whose Deployment and template stay: wanted, remembered, or with pods."""
     left = {(pod.role, pod.revision) for pod in seen.pods}
     return {key for key, count in wanted_now.items() if count > 0} | left | memory_names
 
@@ -276,8 +275,7 @@ def _remembered(memory: RolloutStatus) -> set[RevisionKey]:
 
 
 def judged(decided: Decision) -> dict[str, dict[Role, str]]:
-    """Return the sets of revisions that canaries check, by name: the serving one, and the next
-    one."""
+    """Return the sets of revisions that canaries check, by name: serving ones and the targets."""
     memory = decided.memory
     given_up = decided.phase is Phase.FAILED and bool(memory.stable)
     sets = [memory.stable] if given_up else [memory.targets, memory.stable]

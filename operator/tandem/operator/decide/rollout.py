@@ -118,8 +118,7 @@ def token_name(memory: RolloutStatus) -> str:
 
 
 def _progress(view: RolloutView, memory: RolloutStatus) -> RolloutStatus:
-    """Return the memory after an observation: progress, the canary's verdict, the deadline, a full
-    quota."""
+    """Return the memory after a look: progress, the canary's verdict, deadline, a full quota."""
     token = service_revision(memory.targets)
     ready = sum(role.of(role.target).ready for role in view.roles.values())
     changes: dict[str, object] = {}
@@ -150,8 +149,7 @@ def _needs_place(view: RolloutView, memory: RolloutStatus) -> bool:
 
 
 def _coming(view: RolloutView, memory: RolloutStatus) -> list[RevisionView]:
-    """Return the revisions that others give way to: targets, and the stable one if it has to come
-    back."""
+    """Return the revisions that others give way to: targets, and a stable one that comes back."""
     names = [memory.targets, *([memory.stable] if memory.served else [])]
     return [role.of(each.get(its)) for its, role in view.roles.items() for each in names]
 
@@ -176,8 +174,7 @@ def _is_late(view: RolloutView, memory: RolloutStatus, token: str) -> bool:
 
 
 def _rolling(view: RolloutView) -> list[Role]:
-    """Return the roles whose stable revision is not their target, or that gave its places to
-    others."""
+    """Return the roles whose stable revision is not their target, or gave its places to others."""
     return [
         role
         for role, each in view.roles.items()
@@ -297,8 +294,7 @@ def _share(view: RolloutView, role: Role) -> float:
 
 
 def _taken_back(view: RolloutView) -> dict[RevisionKey, int]:
-    """Return no replica of the targets, and all of the stable revisions, as far as places are
-    free."""
+    """Return no replica of the targets, and all of the stable revisions, as room permits."""
     back = restored(view)
     return dict.fromkeys(_existing(view), 0) | _moved(back)[0]
 

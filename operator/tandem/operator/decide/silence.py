@@ -41,8 +41,7 @@ class Silence:
         self._quiet: dict[str, _Quiet] = {}
         self._taken: set[str] = set()
         self._objected: set[str] = set()
-        """Routers that were taken out and are reported ready again, without an answer of their
-        own."""
+        """Routers that were taken out and are reported ready again, without their own answer."""
         self._last: tuple[str | None, float] = (None, float("-inf"))
         """The node that was judged last, and the time."""
 
@@ -80,8 +79,7 @@ class Silence:
                 self._quiet.setdefault(pod.uid, _Quiet(began)).tries += 1
 
     def gone(self, now: float) -> list[PodView]:
-        """Return the routers to take out now: all of one node, and never those of the last that
-        answers."""
+        """Return the routers to take out now: of one node, and never the last that answer."""
         judged, when = self._last
         on_their_way = self._taken - self._objected  # no look has told of them yet
         left = [pod for pod in self._routers if pod.uid not in on_their_way]

@@ -26,8 +26,7 @@ class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
     created: str
     has_served: bool
     has_failed: bool
-    """Whether it did not come up by its deadline: it may never fit, and no service waits for it any
-    more."""
+    """Whether it missed its deadline: it may never fit, and no service waits for it any more."""
     workloads: Workloads
 
     @property

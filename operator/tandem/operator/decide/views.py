@@ -52,7 +52,6 @@ class RolloutView(msgspec.Struct, frozen=True, kw_only=True):
     """Whether another service comes up first: the first revision has no pods meanwhile."""
     paused: bool = False
     non_retryable: bool = False
-    """Whether the targets cannot come up before a person changes something: no deadline is
-    awaited."""
+    """Whether the targets cannot come up before a person acts: no deadline is awaited."""
     surge: Surge = Surge.AUTO
     deadline: float = 1200.0

@@ -48,8 +48,7 @@ CONTAINERS = ("containers", "initContainers", "ephemeralContainers")
 
 
 def beyond_baseline(pod: Manifest) -> str | None:
-    """Return the first field of a pod's spec that is beyond the profile, with its value; or
-    None."""
+    """Return the first field of a pod's spec beyond the profile, with its value, or None."""
     return next(_findings(pod), None)
 
 

@@ -43,8 +43,7 @@ def _role_fields() -> Iterator[tuple[str, Question, str]]:
 
 
 def _connector(spec: LLMServiceSpec) -> object:
-    """Return the connector of a resource that was made before the API server checked for the
-    volume."""
+    """Return the connector of a resource from before the API server checked for the volume."""
     value = spec.kv_transfer.connector
     return value if value is Connector.CUDA_P2P and node_local_volume(spec) is None else None
 

@@ -42,8 +42,7 @@ def _settings_of(words: Sequence[str]) -> Iterator[str]:
 
 
 def _settings_in(template: Manifest) -> Iterator[str]:
-    """Return the names of settings in a podTemplate's variables; none if it is not a pod
-    template."""
+    """Return the names of settings in a podTemplate's variables; none for another shape."""
     for container in maps_of(map_of(template.get("spec")).get("containers")):
         if container.get("name") != MAIN:
             continue

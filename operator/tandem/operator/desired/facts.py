@@ -1,5 +1,4 @@
-"""Inputs of the builders in addition to the spec: observed or decided elsewhere, given as
-values."""
+"""Inputs of the builders besides the spec: observed or decided elsewhere, given as values."""
 
 from __future__ import annotations
 

@@ -35,8 +35,7 @@ _RESOURCES: Manifest = {
     "requests": {"cpu": "100m", "memory": "512Mi"},
     "limits": {"cpu": "4", "memory": "16Gi"},
 }
-"""Default resources: a namespace with a quota takes no pod without them. Converting holds some
-GiB."""
+"""Default resources: a quota takes no pod without them. Converting holds some GiB."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 

@@ -69,8 +69,7 @@ def secrets_note(owner: Identity, template: Manifest) -> dict[str, dict[str, str
 
 
 def _is_reference(key: str) -> bool:
-    """Return whether a field is secretKeyRef, secretRef, nodePublishSecretRef or the like, or a
-    projection's secret."""
+    """Return whether a field is secretKeyRef, secretRef or the like, or a projection's secret."""
     return key == "secret" or key.lower().endswith(("secretref", "secretkeyref"))
 
 

@@ -28,8 +28,7 @@ def tracing_flags(spec: LLMServiceSpec) -> dict[str, object]:
 
 
 def sampling_flags(spec: LLMServiceSpec) -> dict[str, object]:
-    """Return the router's further flag: the share of calls without a trace for which it begins
-    one."""
+    """Return the router's further flag: the share of calls without a trace that begin one."""
     if spec.observability.tracing.endpoint is None:
         return {}
     return {"traces-sample-ratio": (spec.observability.tracing.sample_percent or 0) / 100}

@@ -93,8 +93,7 @@ class Leader:
             self._stop.wait(self._settings.retry_seconds)
 
     def _renewed(self, deadline: float) -> None:
-        """Record that the Lease is ours; another replica may take it some time after
-        ``deadline``."""
+        """Record that the Lease is ours; others may take it some time after ``deadline``."""
         if not self.acquired.is_set() and time.monotonic() > deadline:
             return  # took so long that it may be over already: renew first
         self._fence.open_until(deadline)
@@ -156,8 +155,7 @@ class Leader:
         return time.monotonic() - self._absent > self._settings.lease_seconds
 
     def _is_free(self, lease: Manifest) -> bool:
-        """Return whether the Lease is ours, given back, never held, or unchanged for its
-        duration."""
+        """Return whether the Lease is ours, given back, never held, or unchanged for its term."""
         self._absent = None
         holder = _holder(lease)
         version, now = lease["metadata"]["resourceVersion"], time.monotonic()

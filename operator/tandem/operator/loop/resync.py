@@ -50,8 +50,7 @@ class Resync:
         wake: Callable[..., None],
         metrics: OperatorMetrics,
     ) -> None:
-        """Start without lists. ``wake`` takes a service and the seconds after which to look at
-        it."""
+        """Start without lists. ``wake`` takes a service and the seconds until its look."""
         self._cluster = cluster
         self._store = store
         self._period = settings.resync_seconds
@@ -185,8 +184,7 @@ class Resync:
                 self._wake(key, random.random() * self._period * _SPREAD)
 
     def _list(self, kind: str, namespace: str | None) -> tuple[list[Manifest], str]:
-        """Return all objects of a kind with our label, in pages of one moment, and the list's
-        version."""
+        """Return all objects of a kind with our label, in pages of one moment, and the version."""
         selector = "" if kind == SERVICE else LABEL_SERVICE
         items: list[Manifest] = []
         token = ""

@@ -60,8 +60,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ask(question: Question, now: float) -> Verdict:
-    """Send the question, compare, and judge. Never raises for a router's answer, or the lack of
-    one."""
+    """Send the question, compare, and judge. Never raises for a router's answer, or none."""
     try:
         if question.task is Task.GENERATE:
             reason, message = _judge(question)
@@ -93,8 +92,7 @@ def _judge(question: Question) -> tuple[Reason, str]:
 
 
 def complete(question: Question, shape: str) -> tuple[str, str | None]:
-    """Return the text of one completion and the shape in which it was served. Raises
-    CanaryError."""
+    """Return the text of one completion and its serving shape. Raises CanaryError."""
     body = {"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
     content, served = post(question, "/v1/completions", body, shape)
     try:

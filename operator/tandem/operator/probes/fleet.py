@@ -25,8 +25,7 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 def read_links(base_url: str, expected: int, token: str) -> Links | None:
-    """Return the links of the router at ``base_url``; ``expected`` pairs at least. None: no
-    answer."""
+    """Return the links of the router at ``base_url``, at least ``expected``; None: no answer."""
     try:
         return links_of(read_fleet(base_url, token, TIMEOUT), expected)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):

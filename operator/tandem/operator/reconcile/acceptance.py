@@ -101,8 +101,7 @@ class Acceptance:
         )
 
     def _secrets(self, facts: Facts) -> Word | None:
-        """Return a Secret that is named and that does not exist, or whose owner has not allowed
-        it."""
+        """Return a Secret that is named and does not exist, or whose owner has not allowed it."""
         if facts.settings.allow_any_secret:
             return None
         for name, field in _foreign_secrets(facts).items():

@@ -1,5 +1,4 @@
-"""Questions to pods that the API server cannot answer: canaries, and the keys that pods have
-read."""
+"""Questions to pods that the API server cannot answer: canaries, and the keys that they read."""
 
 from __future__ import annotations
 

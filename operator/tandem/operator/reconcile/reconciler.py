@@ -50,8 +50,7 @@ from tandem.operator.settings import OperatorSettings
 logger = logging.getLogger(__name__)
 
 REFERENCE_SECONDS = 300.0
-"""Seconds, or twice as many, for which Secrets and claims of a spec count as existing after a
-read."""
+"""Seconds, or twice as many, for which Secrets and claims of a spec count as existing."""
 
 
 class Reconciler:

@@ -134,8 +134,7 @@ class Resizing:
             self._blocked.add(size.key[0])
 
     def _is_kept(self, size: Size, templates: Mapping[str, Manifest]) -> bool:
-        """Store its template, without which a Deployment could not be repaired; return whether it
-        is stored."""
+        """Store its template, which a repair of the Deployment requires; return the success."""
         template = templates.get(size.manifest["metadata"]["name"])
         said = self._applier.create([] if template is None else [template], self._live)
         if said:

@@ -44,8 +44,7 @@ def _stays(init: Manifest) -> bool:
 
 
 def _asked(holder: Manifest) -> Asked:
-    """Return the amounts of a container, or of a pod as a whole. A limit alone is a request,
-    too."""
+    """Return the amounts of a container, or of a whole pod. A limit alone is a request, too."""
     given = holder.get("resources") or {}
     limits = given.get("limits") or {}
     said = {"limits": limits, "requests": {**limits, **(given.get("requests") or {})}}

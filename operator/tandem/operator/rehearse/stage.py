@@ -32,8 +32,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stage(Cluster):
-    """Stand-in of a cluster that keeps changes in the order in which the operator would make
-    them."""
+    """Stand-in of a cluster that keeps changes in the order in which the operator makes them."""
 
     def __init__(self, *, kubeconfig: Path | None = None) -> None:
         super().__init__(pool=2, kubeconfig=kubeconfig)

@@ -33,8 +33,7 @@ TILE = 64
 ROWS_MAX = 16
 """Query rows (tokens × query heads of a KV head) for which two programs fit a multiprocessor."""
 REGISTERS = 128
-"""Registers of a thread, of eight warps; the four that multiply take those that the producer
-leaves."""
+"""Registers of a thread, of eight warps; the four that multiply take those left by the producer."""
 
 
 @dataclass(frozen=True, slots=True)

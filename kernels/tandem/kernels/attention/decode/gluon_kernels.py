@@ -36,8 +36,7 @@ def _next(i, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def _place(plan, FIELDS: gl.constexpr):
-    """Return the start of this program's share: sequence, head, tile, units; keys and queries
-    there."""
+    """Return this program's share: sequence, head, tile, units; keys and queries there."""
     mine = plan + gl.program_id(0) * FIELDS
     return (
         gl.load(mine), gl.load(mine + 1), gl.load(mine + 2), gl.load(mine + 3),
@@ -47,8 +46,7 @@ def _place(plan, FIELDS: gl.constexpr):
 
 @gluon.jit
 def _reach(tile, left, length, TILE: gl.constexpr):
-    """Return the pair's tiles, those within a share with `left` units, and the end of their
-    keys."""
+    """Return the pair's tiles, those within a share with `left` units, and their end."""
     tiles = gl.maximum(gl.cdiv(length, TILE), 1)
     take = gl.minimum(left, tiles - tile)
     return tiles, take, gl.where(length > 0, tile + take, tile)  # an empty sequence has no key
@@ -144,8 +142,7 @@ def _weigh(
     s, top, mass, ps, key0, seen, scale,
     TILE: gl.constexpr, N: gl.constexpr, ML: gl.constexpr,
 ):  # fmt: skip
-    """Take one step of the online softmax: weights to ps [N, TILE]; return new maxima, masses,
-    factor."""
+    """Take one step of the online softmax: weights to ps [N, TILE]; new maxima, masses, factor."""
     key = gl.expand_dims(key0 + gl.arange(0, TILE, gl.SliceLayout(1, ML)), 1)
     visible = key < gl.expand_dims(seen, 0)
     s = gl.where(visible, s * scale, -1e30)

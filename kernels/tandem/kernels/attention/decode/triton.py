@@ -56,8 +56,7 @@ def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
 
 
 def fits(q: Tensor, kv: Tensor, batch: PagedBatch) -> bool:
-    """Return whether the batch's queries fit in the rows of a program, and its heads are in
-    tiles."""
+    """Return whether the batch's queries fit in a program's rows, and its heads are in tiles."""
     rows = batch.max_query_len * (q.shape[1] // kv.shape[2])
     return rows <= SHORT_ROWS and in_tiles(kv.shape[4], kv.dtype)
 

@@ -30,8 +30,7 @@ class Tiles:
 
 
 def tiles_of(batch: PagedBatch, tokens: int, rows: int) -> Tiles:
-    """Return the batch's queries (`tokens` in all) in tiles of `rows`; the first layer makes
-    them."""
+    """Return the batch's queries (`tokens` in all) in tiles of `rows`; the first layer makes it."""
     key = ("prefill.tiles", rows)
     if key not in batch.memo:
         batch.memo[key] = _plan(batch, tokens, rows)

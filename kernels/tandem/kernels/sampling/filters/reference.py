@@ -43,8 +43,7 @@ def _row_floor(row: Tensor, min_p: float, top_k: int, top_p: float) -> float:
 
 
 def _nucleus(row: Tensor, floor: float, top_p: float) -> float:
-    """Return the lowest logit of the smallest set of best tokens whose probability reaches
-    `top_p`."""
+    """Return the lowest logit of the smallest set of best tokens with probability `top_p`."""
     left = row if floor == -math.inf else row.masked_fill(row < floor, -math.inf)
     total = left.logsumexp(-1)
     for size in (*_PREFIXES, row.numel()):

@@ -13,8 +13,7 @@ def penalize_pairs(
     logits, rows, tokens, counts, repetition, frequency, presence, row_stride, pairs,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Penalize float32 [rows, vocabulary] in place; pairs are distinct. Grid: (cdiv(pairs,
-    BLOCK),)."""
+    """Penalize float32 [rows, vocabulary] in place; distinct pairs. Grid: (cdiv(pairs, BLOCK),)."""
     follow(PDL)
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     keep = pair < pairs

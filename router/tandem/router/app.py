@@ -201,8 +201,7 @@ class Router:
             await self.pool.close()
 
     async def _find(self) -> None:
-        """Run discovery, and start it again whenever it fails: without it no worker would ever be
-        found."""
+        """Run discovery, and start it again whenever it fails: without it no worker is found."""
         while True:
             try:
                 await self._discovery().run()

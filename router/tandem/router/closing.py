@@ -14,8 +14,7 @@ from collections.abc import Callable
 MIN_DRAINED = 16 << 10
 """Bytes that a slow reader must take in each period in which a write waits for it."""
 LINGER_SECONDS = 1.0
-"""Seconds that a client may take to close its half, once it has received everything and has nothing
-left to send."""
+"""Seconds that a client may take to close its half after it has sent and received all."""
 LINGER_BYTES = 1 << 20
 """Bytes that the client may send meanwhile."""
 

@@ -341,8 +341,8 @@ class RouterConfig(TracingConfig, Limits):
                 raise InvalidParameter(name, value, "only with placement elastic")
 
     def _check_secrets(self) -> None:
-        """Raise InvalidParameter for empty keys and paths, and for plaintext links to workers of
-        other machines."""
+        """Raise InvalidParameter for empty keys and paths, and for plaintext links to other
+        hosts."""
         for name in ("api_key", "admin_api_key"):
             if not all(key.strip() for key in getattr(self, name)):
                 raise InvalidParameter(name, "", "a key of one character or more")

@@ -136,8 +136,7 @@ def _limit(asked: str | None) -> int:
 
 
 async def _shared(request: Request, name: str, read: Callable[[], object]) -> Response:
-    """Return the result of ``read``, called in the loop's thread, shared by all calls of this
-    tenant."""
+    """Return the result of ``read``, called in the loop's thread, shared by this tenant's calls."""
     answers: SharedAnswers = request.app.state.answers
     tenant = current_tenant.get()
     owner = f"{tenant.id} {tenant.is_admin}"

@@ -249,8 +249,7 @@ def document(
 
 
 def _describe(endpoint: Endpoint, guards: tuple[int, ...]) -> dict[str, Any]:
-    """Describe an endpoint. ``guards``: statuses of the answers to a request without the right
-    key."""
+    """Describe an endpoint. ``guards``: statuses of answers to requests without the right key."""
     (method,) = map(str.lower, endpoint.methods or ())
     operation, name = OPERATIONS[method, endpoint.path_format], endpoint.name
     described: dict[str, Any] = {
@@ -306,8 +305,7 @@ def _answer(operation: Operation, description: str) -> dict[str, Any]:
 
 
 def _event(model: type[BaseModel], has_name: bool) -> dict[str, Any]:
-    """Return the schema of one server-sent event; a stream's schema is that of its events before
-    OpenAPI 3.2."""
+    """Return the schema of one server-sent event: a stream's own before OpenAPI 3.2."""
     data = {
         "type": "string",
         "contentMediaType": "application/json",

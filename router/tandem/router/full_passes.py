@@ -21,8 +21,7 @@ NEVER = 2**31 - 1
 WORTH = 10
 """Passes over the younger generations after which a full one is worth a quiet moment."""
 MOST = 2_000
-"""Passes after which a full one is made even under load: at most some 4 million objects came by
-then."""
+"""Passes after which a full one is made even under load: some 4 million objects came by then."""
 
 
 @asynccontextmanager

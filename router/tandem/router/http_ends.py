@@ -129,8 +129,7 @@ class EndingProtocol(JoinedProtocol):
         self.closing.watch()
 
     def resume_writing(self) -> None:
-        """Stop the watch, since the client reads on; a connection that ends is watched until all is
-        sent."""
+        """Stop the watch, since the client reads on; an ending connection is watched to its end."""
         if not self.closing.is_over():
             self.closing.disarm()
         super().resume_writing()
@@ -172,8 +171,7 @@ class EndingProtocol(JoinedProtocol):
         return isinstance(answer, UnchunkedCycle) and answer.would_seem_whole()
 
     def _give_up_requests(self) -> None:
-        """Disconnect all requests: no client reads an answer any more, and no next request is
-        awaited."""
+        """Disconnect all requests: no answer is read any more, and no next request is awaited."""
         for cycle in self.cycles:
             cycle.disconnected = True
             cycle.message_event.set()

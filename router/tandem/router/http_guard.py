@@ -37,8 +37,7 @@ MAX_PIPELINED = 16
 MAX_FRAMING = 9
 """Bytes of chunk framing for each byte of a body: chunks of one byte need six."""
 SPARE_CHUNKS = 1024
-"""Chunks of any size that a body may have, together with the bodies before it: each costs the loop
-a call."""
+"""Chunks of any size that a body and those before it may have: each costs the loop a call."""
 MIN_CHUNK = 64
 """Bytes that those beyond them have on average, or more."""
 SMALL = 4 << 10
@@ -255,8 +254,7 @@ class GuardedProtocol(EndingProtocol):
         self._arm_if_due()
 
     def _arm_if_due(self) -> None:
-        """Arm the deadline, unless another request is answered: its client may be one that is not
-        read."""
+        """Arm the deadline, unless another request is answered: its client may not be read."""
         is_behind = self.cycles and (
             self._phase is not _Phase.BODY or self.cycles[0] is not self.cycle
         )
@@ -264,8 +262,7 @@ class GuardedProtocol(EndingProtocol):
             self._arm(self._seconds)
 
     def _forget_parts(self) -> None:
-        """Drop the counts of bodies whose answers are complete, except for the last: it may not be
-        complete itself."""
+        """Drop the counts of bodies whose answers are complete, except for the last one's."""
         while len(self._parts_before) > max(1, len(self.cycles)):
             self._parts_before.popleft()
 
@@ -297,7 +294,7 @@ class GuardedProtocol(EndingProtocol):
         raise _OverLimitError(answer.message)
 
     def _refuse(self, answer: ErrorAnswer) -> None:
-        """Send the error, unless the client would take it for the answer to another request; then
+        """Send the error, unless the client would take it for another request's answer; then
         end."""
         if self.transport.is_closing():
             return

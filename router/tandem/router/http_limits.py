@@ -20,8 +20,7 @@ class ConnectionLimits:
     unwanted_seconds: float = 5.0
     """Seconds for the rest of a body whose request has its answer."""
     unwanted_bytes: int = 64 << 20
-    """Bytes of such a rest after the connection ends: many clients read nothing before all is
-    sent."""
+    """Bytes of such a rest after the connection ends: many clients read nothing before that."""
     write_seconds: float = 30.0
     connections: int = 4096
     connections_per_client: int = 0

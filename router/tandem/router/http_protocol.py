@@ -91,8 +91,7 @@ class UnchunkedCycle(RequestResponseCycle):
         await super().send(message)
 
     def would_seem_whole(self) -> bool:
-        """Return whether the client would take the part it has for the whole answer after an
-        orderly close."""
+        """Return whether the client would take its part for the whole after an orderly close."""
         return self.response_started and not self.response_complete and not self.is_measured
 
     def _reset_at_close(self, is_reset: bool) -> None:

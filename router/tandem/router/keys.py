@@ -67,8 +67,8 @@ class KeyFolder:
         self._path = path
         self._keys: list[bytes] = []
         self._files: dict[str, tuple[_Seen | None, bytes]] = {}
-        """Version and content by name; no version for a file that was changed just before it was
-        read."""
+        """Version and content by name; no version for a file that was changed just before its
+        reading."""
         self._changed = -1
         """Time of the last change of the folder's entries."""
         self._next = 0.0

@@ -105,8 +105,7 @@ _RANGES: dict[str, tuple[int, int | None]] = {
     "max_stored_responses": (0, 1 << 20),
     "max_stored_response_bytes": (1 << 10, None),
 }
-"""Least and largest value of each limit that is a whole number. All other limits are seconds above
-0."""
+"""Least and largest value of each limit that is a whole number; others are seconds above 0."""
 
 
 def with_limits(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,8 +48,7 @@ RUNGS = ("first", "another_prefill", "local_prefill", "another_decode", "same")
 """Kinds of attempts: the names of the ladder's ``Rung``."""
 _CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 STATUSES = (200, 429, 500, 503, 504)
-"""Counted statuses of answers that workers give, or fail to give. A client's own mistakes are not
-counted."""
+"""Counted statuses of answers that workers give, or fail to give; not a client's mistakes."""
 
 MISTAKES = frozenset({RefusalCode.INVALID, RefusalCode.NEVER_FITS, RefusalCode.UNSUPPORTED})
 """Refusals of a client's mistakes (400): the service has not failed."""
@@ -76,8 +75,8 @@ class RouterMetrics:
     """Everything under ``/metrics``. Called in the loop's thread."""
 
     next_token: Callable[[float], None]
-    """Observes the seconds between two outputs of one choice. Called once a token; bound again with
-    the labels."""
+    """Observes the seconds between two outputs of a choice, once a token; bound again with
+    labels."""
 
     def __init__(self, model_name: str = "") -> None:
         self.registry = CollectorRegistry()
@@ -94,8 +93,7 @@ class RouterMetrics:
             self._bind()
 
     def gauge(self, name: str, text: str, labels: tuple[str, ...], read: GaugeReader) -> None:
-        """Register a gauge whose values are read at each scrape; label values absent then are
-        absent."""
+        """Register a gauge that is read at each scrape; label values absent then are absent."""
         gauge = _ReadGauge(name, text, labels, read)
         self.registry.register(gauge)
         self._gauges.append(gauge)
@@ -105,8 +103,7 @@ class RouterMetrics:
         return generate_latest(self.registry)
 
     def reading(self) -> Callable[[], bytes]:
-        """Read all gauges, and return the function that writes the exposition: it may run in a
-        thread."""
+        """Read all gauges, and return the function that writes the exposition, in any thread."""
         return partial(self._written, {gauge.name: dict(gauge.read()) for gauge in self._gauges})
 
     def _written(self, readings: Mapping[str, GaugeReading]) -> bytes:
@@ -181,8 +178,7 @@ class RouterMetrics:
         self._rejections.labels(self._model_name, reason).inc()
 
     def too_large_now(self) -> None:
-        """Count a request that was refused before it could be queued: threads for large ones were
-        taken."""
+        """Count a request that was refused before it could be queued: no thread was free."""
         self.request_came()
         self.rejected(RejectReason.LARGE)
 

@@ -20,11 +20,10 @@ routes = Routes("operation")
 
 
 class Readiness:
-    """Readiness: it waits for the whole configured fleet once, and from then on for any workers
-    that can serve."""
+    """Readiness: it waits for the configured fleet once, and later for any that can serve."""
 
     def __init__(self, fleet: Fleet, *, prefill: int, decode: int, health_waits: bool) -> None:
-        """Store the roles' numbers of workers. ``health_waits``: ``/health`` waits for the fleet,
+        """Store the roles' worker counts. ``health_waits``: ``/health`` waits for the fleet,
         too."""
         self._fleet = fleet
         self._prefill = prefill

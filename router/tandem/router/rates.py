@@ -25,7 +25,7 @@ class Window:
             self._samples.popleft()
 
     def differences(self) -> tuple[float, tuple[float, ...]]:
-        """Return the seconds between the oldest and the latest sample, and the counters'
+        """Return the seconds from the oldest to the latest sample, and the counters'
         differences."""
         if len(self._samples) < 2:
             return 0.0, ()

@@ -20,8 +20,7 @@ MOST_OWNERS = 4_096
 """Owners whose pace is kept; the one with the oldest request is dropped first."""
 
 Prepare = Callable[[], Callable[[], bytes]]
-"""Callback that runs on the loop, where it reads changing state; the function that it returns runs
-in a thread."""
+"""Callback that runs on the loop, where state changes; it returns one that runs in a thread."""
 
 
 class SharedAnswers:

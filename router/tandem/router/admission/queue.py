@@ -104,8 +104,7 @@ class _Share:
     running: _Amount = field(default_factory=_Amount)
     waiting: _Amount = field(default_factory=_Amount)
     heap: list[_Waiting] = field(default_factory=list)
-    """Requests that wait, the first to run at the head; abandoned ones are skipped when they come
-    up."""
+    """Requests that wait, the first to run at the head; abandoned ones are skipped at the head."""
 
 
 class AdmissionQueue:
@@ -185,8 +184,7 @@ class AdmissionQueue:
         return self._is_below(share, tokens)
 
     def _is_below(self, share: _Share, tokens: int) -> bool:
-        """Return whether one more request leaves a tenant within its part of the bounds, if there
-        are other tenants."""
+        """Return whether one more request leaves a tenant within its part of the shared bounds."""
         limits, tenants = self.limits, len(self._shares)
         return (
             tenants > 1
@@ -236,8 +234,7 @@ class AdmissionQueue:
             raise
 
     def _give_back(self, waiting: _Waiting) -> None:
-        """Remove a request whose caller left, from the queue, or from the place that it was just
-        given."""
+        """Remove a request whose caller left, from the queue or from its new place."""
         if waiting.number in self._members:
             self._forget(waiting)
             self._forget_if_gone(waiting.tenant)

@@ -19,8 +19,7 @@ from tandem.router.openai.bodies.reading import Reading
 from tandem.router.openai.bodies.schemas import ChatBody, Information, Messages
 
 CacheControl = dict[str, Any]
-"""Cache marks, which have no effect: prefixes are cached for all requests, and no answer
-changes."""
+"""Cache marks, without effect: prefixes are cached for all requests, and no answer changes."""
 NAMES: Mapping[str, str] = {
     "response_format.json_schema.schema": "output_config.format.schema",
     "reasoning_effort": "output_config.effort",

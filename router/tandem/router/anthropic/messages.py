@@ -109,8 +109,7 @@ def _understood(body: MessagesBody, service: Service) -> tuple[ChatBody, AnswerR
 async def _read(
     asked: Asked, body: CountBody
 ) -> AsyncGenerator[tuple[bytes, RequestOutput, CompletionOutput | None], None]:
-    """Yield events and the outputs that they are from, step by step. Closing it aborts the
-    request."""
+    """Yield events and the outputs that they are from. Closing it aborts the request."""
     begun = False
     with _in_own_words(body):
         outputs = chat_outputs(asked.service, asked.chat, asked.request, asked.reader)

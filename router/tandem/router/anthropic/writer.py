@@ -125,8 +125,7 @@ class MessageWriter:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Return the arguments of a call; {} if the text is not a JSON object, as after an early
-    end."""
+    """Return the arguments of a call; {} unless the text is a JSON object (an early end)."""
     try:
         found = msgspec.json.decode(text or "{}")
     except msgspec.DecodeError:

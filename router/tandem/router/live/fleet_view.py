@@ -182,8 +182,7 @@ class LiveFleet:
     def standing(
         self, pair: Pair, health: PeerHealth, quarantined: Mapping[Pair, FailCause], now: float
     ) -> tuple[str, str]:
-        """Return a link's state, and the reason if it is not ``up`` or uses a slower transport than
-        possible."""
+        """Return a link's state, and the reason if it is not ``up`` or slower than possible."""
         if (cause := quarantined.get(pair)) is not None:
             return "quarantined", str(cause)
         if not health.up:
@@ -203,8 +202,7 @@ def _kv_use(load: LoadReport | None) -> float | None:
 
 
 def _transport(fleet: Fleet) -> str | None:
-    """Return the transports that move KV over the links that are up, joined by commas; None if
-    there is none."""
+    """Return the transports of KV over the links that are up, joined by commas, or None."""
     known = fleet.pool.workers
     links = (state for each in known.values() for state in handoff_peers(each, known).values())
     return ", ".join(sorted({each.transport for each in links if each.up} - {""})) or None

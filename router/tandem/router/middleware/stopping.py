@@ -53,8 +53,7 @@ class Ending:
         self._told.pop(task, None)
 
     def told(self, task: asyncio.Task[object]) -> ErrorAnswer | None:
-        """Return the error to send to the task's client, if the task was cancelled here; else
-        None."""
+        """Return the error for the task's client, if the task was cancelled here; else None."""
         return self._told.get(task)
 
     def _end(self, task: asyncio.Task[object], answer: ErrorAnswer) -> None:

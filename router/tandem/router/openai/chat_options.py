@@ -56,8 +56,8 @@ def _effort(body: ChatBody | TokenizeBody) -> dict[str, Any]:
 
 
 def _check_read(body: ChatBody | TokenizeBody, options: ChatOptions, service: Service) -> None:
-    """Refuse arguments that the model's template does not read; a template that the client sends is
-    not checked."""
+    """Refuse arguments that the model's template does not read; a client's template is not
+    checked."""
     wanted: dict[str, tuple[object, frozenset[str]]] = {}
     if options.tools:
         wanted["tools"] = (body.tools, frozenset({"tools"}))

@@ -62,8 +62,7 @@ class Choices:
         return text, joined(before, logprobs)
 
     def _places(self, prompt: int, choice: CompletionOutput, output: RequestOutput) -> list[int]:
-        """Return the text offsets of the tokens of ``choice``; at most the end of a text that has
-        ended."""
+        """Return the text offsets of the tokens of ``choice``; at most the end of an ended text."""
         index = self.index(prompt, choice)
         if index not in self._offsets:
             self._offsets[index] = AnswerOffsets(

@@ -95,8 +95,7 @@ async def run(
 async def _merged(
     service: Service, prepared: Sequence[PreparedRequest], context: RequestContext
 ) -> Outputs:
-    """Merge the outputs of concurrent prompts through one bounded queue; the first error ends
-    all."""
+    """Merge the outputs of concurrent prompts through a bounded queue; the first error ends all."""
     turns = asyncio.Semaphore(service.max_parallel_prompts)
     queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(_QUEUE)
 
@@ -147,8 +146,7 @@ class Totals:
             self.put(prompt, output)
 
     def put(self, prompt: int, output: RequestOutput) -> None:
-        """Count the newest output of a prompt instead of the one before, without reading any
-        other."""
+        """Count the newest output of a prompt instead of the one before; read no other."""
         before = self._counted.get(prompt, (0, 0, 0))
         now = (
             len(output.prompt_token_ids),

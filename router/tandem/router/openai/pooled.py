@@ -42,8 +42,7 @@ _OURS = "prompt_token_ids"
 AT_ONCE = 8_192
 """Tokens of inputs that are prepared together."""
 AT_A_TIME = 8_192
-"""Numbers that are written before other requests have their turn: they take about half a
-millisecond."""
+"""Numbers that are written before other requests have their turn, in about half a millisecond."""
 CODED_AT_A_TIME = 3 << 16
 """Bytes as base64, the same; a multiple of three, so that parts stand side by side."""
 
@@ -59,8 +58,7 @@ class PooledCall:
 
     @classmethod
     def of(cls, prefix: str, request: Request, body: PooledBody) -> PooledCall:
-        """Begin the call of ``request``. Raises HttpProblem for an unknown model,
-        InvalidParameter."""
+        """Begin the call of ``request``. Raises HttpProblem (no such model), InvalidParameter."""
         service = service_of(request)
         answer = begin_for(request, body, prefix, service.model_name(body.model))
         return cls(service, answer, context_of(request), input_options(body, request))

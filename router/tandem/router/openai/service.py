@@ -187,8 +187,7 @@ def note_answer(request: Request, answer_id: str) -> None:
 
 
 def input_options(body: GenerationBody | PooledBody, request: Request) -> InputOptions:
-    """Return the options of a body other than prompt and sampling parameters, with the deadline of
-    the header."""
+    """Return the options of a body and of the deadline's header, but no sampling parameters."""
     options = options_of(body, service_of(request))
     given = request.headers.get(TIMEOUT_HEADER)
     if given is None:

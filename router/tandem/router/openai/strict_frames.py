@@ -84,8 +84,7 @@ def _region(start: StartText, tags: Sequence[Tag], *, parallel: bool) -> Form:
 
 
 def _from_start(start: StartText, tags: Sequence[Tag], *, parallel: bool) -> Form:
-    """Return the form of calls that begin the answer, with or without a mark; or words, and calls
-    after a mark."""
+    """Return the form of calls that begin the answer, or of words with calls after a mark."""
     begun = _begun(start, tags, parallel=parallel)
     region = _region(start, tags, parallel=parallel)
     marked = [
@@ -103,8 +102,7 @@ def _from_start(start: StartText, tags: Sequence[Tag], *, parallel: bool) -> For
 
 
 def _of_messages(format_: ChannelFormat, tags: Sequence[Tag], words: Form) -> Form:
-    """Return the form of thoughts and words in messages of their own, then a call or the last
-    words."""
+    """Return the form of thoughts and words in own messages, then a call or the last words."""
     spoken = [
         {
             "begin": f"{format_.channel}{channel}{format_.message}",

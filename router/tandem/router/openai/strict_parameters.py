@@ -29,8 +29,8 @@ _NOTHING: Form = {"type": "const_string", "value": ""}
 
 
 class NotFollowed(ValueError):
-    """Error: a schema that this way of writing cannot follow. It has the place, and what is allowed
-    there."""
+    """Error: a schema that this way of writing cannot follow, with the place and what is
+    allowed."""
 
     def __init__(self, at: str, allowed: str) -> None:
         super().__init__(f"{at}: {allowed}")
@@ -147,8 +147,8 @@ def _constants_of_all(several: Sequence[Any], at: str) -> list[Any] | None:
 
 
 def _listed(schema: Mapping[str, Any], keyword: str, at: str) -> list[Any] | None:
-    """Return the list of a keyword; None if the keyword is absent. Raises NotFollowed unless it is
-    a list."""
+    """Return the list of a keyword; None if it is absent. Raises NotFollowed unless it is a
+    list."""
     listed = schema.get(keyword)
     if listed is not None and not isinstance(listed, list):
         raise NotFollowed(f"{at}/{keyword}", "a list")
@@ -156,8 +156,7 @@ def _listed(schema: Mapping[str, Any], keyword: str, at: str) -> list[Any] | Non
 
 
 def _length(schema: Mapping[str, Any], keyword: str, at: str) -> int | None:
-    """Return the number of characters that a keyword states. Raises NotFollowed unless it is a
-    count."""
+    """Return the number of characters that a keyword states. Raises NotFollowed for others."""
     length = schema.get(keyword)
     if length is None:
         return None

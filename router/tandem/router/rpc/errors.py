@@ -49,8 +49,7 @@ def failure_of(error: Exception) -> RpcError:
 
 
 def _metadata_of(answer: ErrorAnswer) -> Metadata:
-    """Return the field and the code of an error, and the time to retry, for those that have
-    them."""
+    """Return the field and the code of an error, and the time to retry, if it has them."""
     found = {
         "tandem-error-param": answer.param,
         "tandem-error-code": answer.code,
@@ -60,6 +59,5 @@ def _metadata_of(answer: ErrorAnswer) -> Metadata:
 
 
 def _ascii(text: str) -> str:
-    """Return a value that metadata may carry: a client ends the connection at a line break in
-    one."""
+    """Return a value that metadata may carry: a client ends the connection at a line break."""
     return text.encode("unicode_escape").decode().strip()

@@ -131,8 +131,7 @@ async def _understood(
     request: _AnyRequest,
     entries: int,
 ) -> _AnyBody:
-    """Return the body of a request with ``entries`` messages; from then on its bytes are not held
-    any more."""
+    """Return the body of a request with ``entries`` messages; then release its bytes."""
     beside = service.llm.beside
     size = max(call.num_taken, _ENTRY_WEIGHT * entries)
     body = await beside.run(size, _encoded, fields_of, request)

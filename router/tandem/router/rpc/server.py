@@ -34,8 +34,7 @@ _MAX_AGE = 1_800.0
 _MIN_PING_SECONDS = 10.0
 """A client that pings more often while nothing is sent is disconnected."""
 _AT_ONCE = (pb.AbortRequest, pb.GetModelInfoRequest, health_pb2.HealthCheckRequest)
-"""Requests that skip the queue of turns: they cost little, and may end what other requests wait
-for."""
+"""Requests that skip the queue of turns: they cost little, and may end waits of others."""
 _Answer = Callable[[Call], Awaitable[None]]
 
 

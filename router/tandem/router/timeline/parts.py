@@ -104,8 +104,7 @@ class _Run:
         return Part(cover.owner, cover.name, self.begin, self.seconds, cover.worker, cover.amount)
 
     def goes_on(self, cover: _Cover) -> bool:
-        """Return whether a stretch of ``cover`` continues this run; each chunk is a run of its
-        own."""
+        """Return whether a stretch of ``cover`` continues this run; a chunk never does."""
         mine = self.cover
         return (
             mine.name == cover.name != "chunk"
@@ -132,8 +131,8 @@ class _Sweep:
         self.edges = {at for each in self._coming for at in each[:2]}
         self._active: _Heap = []
         self._stopped: dict[str, _Heap] = {}
-        """Stopped stretches by worker: which of them counts depends on the request's holder at that
-        time."""
+        """Stopped stretches by worker: which of them counts depends on the request's holder
+        then."""
         self._holds: list[tuple[float, str]] = []
         """Ends of attempts' stretches with a worker, the earliest first."""
         self._holders: Counter[str] = Counter()

@@ -29,8 +29,7 @@ _ROW_BYTES = 60
 
 
 def weigh(recording: Recording) -> int:
-    """Return an estimate of a record's bytes of memory, with the rows that a view may make of
-    it."""
+    """Return an estimate of a record's bytes of memory, with the rows that a view may make."""
     num_covers = len(recording.marks)
     size = _CALL_BYTES + _MARK_BYTES * len(recording.marks)
     size += len(recording.request_id) + len(recording.path)
@@ -79,8 +78,7 @@ class Ring:
         self._open[id(recording)] = recording
 
     def close(self, recording: Recording) -> None:
-        """Close the recording of a call. One without a key is not kept, so that it evicts no
-        tenant's record."""
+        """Close the recording of a call. One without a key is not kept, and evicts no record."""
         name = id(recording)
         self._open.pop(name, None)
         if recording.status == UNAUTHORIZED:
@@ -97,8 +95,7 @@ class Ring:
         return list(islice(self._seen_by(reader), most))
 
     def find(self, request_id: str, reader: Tenant) -> Recording | None:
-        """Return the latest call with that name, or with an answer of that id, if ``reader`` may
-        see it."""
+        """Return the latest call with that name or answer's id, if ``reader`` may see it."""
         for recording in self._seen_by(reader):
             name = recording.request_id
             if name == request_id or request_id.endswith(f"-{name}"):

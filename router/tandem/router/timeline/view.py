@@ -94,8 +94,7 @@ def _rows(recording: Recording, now: float) -> msgspec.Raw:
 
 
 def _encoded_rows(recording: Recording, now: float) -> bytes:
-    """Return the owner, name, begin and length of each part, in milliseconds; many last ones as a
-    single one."""
+    """Return owner, name, begin and length of each part, in milliseconds; many last ones as one."""
     parts = parts_of(recording, now)
     kept = parts[:MAX_SHORT_PARTS]
     rows: list[list[object]] = [[each.owner, each.name, *_times(each, recording)] for each in kept]

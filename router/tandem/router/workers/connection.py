@@ -130,7 +130,7 @@ class WorkerConnection:
         return False
 
     def release(self, request: str, attempt: int, *, cancel: bool) -> None:
-        """Drop further events of a key, also an unknown one; ``cancel`` also cancels it on the
+        """Drop further events of a key, also an unknown one; ``cancel`` cancels it on the
         worker."""
         self._sinks.pop((request, attempt), None)
         if cancel and self.state is LinkState.UP:
@@ -167,8 +167,7 @@ class WorkerConnection:
             self._send(PeerSet(controls))
 
     def tick(self, late: float = 0.0) -> None:
-        """Send due frames, notice overdue ones. ``late``: seconds that the loop was blocked since
-        the last tick."""
+        """Send due frames, notice overdue ones. ``late``: seconds that the loop was blocked."""
         now = self._loop.time()
         self._session.alive.overslept(late)
         if self.state is LinkState.DOWN:
@@ -181,8 +180,8 @@ class WorkerConnection:
             self._write(_BEAT)
 
     def park(self, why: str) -> None:
-        """Connect to nothing until ``reconnect``: the worker here has a link already, and a second
-        one would end that."""
+        """Connect to nothing until ``reconnect``: a second link to this worker would end its
+        first."""
         self._down(why, expected=True)
         self._dealer.close()
 

@@ -58,8 +58,7 @@ class Dealer:
         self._disconnected = disconnected
         self._curve = curve
         self._failures = 0
-        """Number of sockets whose handshake failed: each tries the next of the workers' known
-        keys."""
+        """Number of sockets whose handshake failed: each tries the next of the workers' keys."""
         self._refusals = 0
         """Number of sockets whose handshake failed since the last success."""
         self._next_key: asyncio.TimerHandle | None = None
@@ -181,8 +180,7 @@ class Dealer:
             self._look_again(socket)
 
     def _drain(self, socket: Socket, limit: int) -> bool:
-        """Deliver up to ``limit`` frames, fewer if they are large; return whether there may be
-        more."""
+        """Deliver up to ``limit`` frames, fewer if large; return whether there may be more."""
         left = _BATCH_BYTES
         for _ in range(limit):
             if socket.closed:

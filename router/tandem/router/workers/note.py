@@ -32,6 +32,5 @@ Admitted = frozenset[tuple[str, str]] | None
 
 
 def admitted_templates(notes: Iterable[WorkerNote]) -> Admitted:
-    """Return the admitted templates of all known pods, also of those that are not up; None if none
-    is."""
+    """Return the admitted templates of all known pods, up or not; None if none is."""
     return frozenset(note.template for note in notes if note.admitted) or None

@@ -170,8 +170,7 @@ class WorkerPool:
             logger.info("a worker that leaves did not answer: %s", task.exception())
 
     def reconnect(self, endpoint: str) -> None:
-        """Resolve the address again, if no worker answers there and its worker has no link at
-        another address."""
+        """Resolve the address again, unless a worker answers there or is linked at another one."""
         other = self._links.get(self._parked.get(endpoint, ""))
         if other is not None and other.state is LinkState.UP:
             return
@@ -193,8 +192,7 @@ class WorkerPool:
         return [w for w in self.up(role) if admitted is None or w.note.template in admitted]
 
     async def wait_change(self, timeout: float) -> bool:
-        """Wait until a worker is up, lost, or has changed its links; return False at the
-        timeout."""
+        """Wait until a worker is up, lost, or has changed its links; False at the timeout."""
         try:
             # Not wait_for, which swallows a cancel that comes right behind the change (3.11).
             async with asyncio.timeout(timeout):
@@ -267,8 +265,7 @@ class WorkerPool:
         connection.park(why)
 
     def on_refused(self, connection: WorkerConnection) -> None:
-        """Note that the worker has another protocol, or has no longer: other workers may serve
-        now."""
+        """Note that the worker has another protocol, or has no longer: others may serve now."""
         self._announce()
 
     def on_lost(self, connection: WorkerConnection, incarnation: Incarnation, reason: str) -> None:
@@ -332,6 +329,5 @@ class WorkerPool:
 
 
 def _standing(peers: Mapping[Incarnation, PeerHealth]) -> dict[Incarnation, tuple[bool, str]]:
-    """Return the parts of the peers' health whose change is announced: not the links' speed or
-    load."""
+    """Return the announced parts of the peers' health: not the links' speed or load."""
     return {peer: (health.up, health.reason) for peer, health in peers.items()}

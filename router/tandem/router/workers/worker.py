@@ -60,8 +60,7 @@ class Worker:
 
     @property
     def sleeps(self) -> bool:
-        """Return whether the worker last reported that it sleeps: it accepts nothing until it is
-        woken."""
+        """Return whether the worker last reported that it sleeps: it accepts nothing then."""
         return self.load is not None and self.load.sleeping
 
     @property

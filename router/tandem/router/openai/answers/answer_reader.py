@@ -30,8 +30,7 @@ class ReadChoice:
 
     parser: StreamParser
     is_named: bool = False
-    """Set if the one call was requested by name: its end is then not reported (OpenAI's reason is
-    stop)."""
+    """Set if the one call was requested by name: its end is not reported (OpenAI: stop)."""
     num_calls: int = 0
     last: CompletionOutput | None = None
 

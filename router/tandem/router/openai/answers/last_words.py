@@ -18,7 +18,6 @@ def end_with(scope: Scope, words: Callable[[ErrorAnswer], bytes]) -> None:
 
 
 def last_words(scope: Scope, answer: ErrorAnswer) -> bytes:
-    """Return the last events of the request's API, or else an event with OpenAI's error object and
-    the end."""
+    """Return the last events of the request's API, or else OpenAI's error object and the end."""
     words: Callable[[ErrorAnswer], bytes] | None = scope.get("state", {}).get(_KEY)
     return event(answer.content) + DONE if words is None else words(answer)

@@ -61,8 +61,7 @@ class Body(BaseModel):
     """One that is answered with 200, without ``model``."""
 
     def check(self, reading: Reading, prefix: str = "") -> None:
-        """Raise InvalidParameter for unsupported fields, here and in the objects below, and note
-        hints."""
+        """Raise InvalidParameter for unsupported fields, here and in objects below; note hints."""
         for name in type(self).model_fields:
             value = getattr(self, name)
             if isinstance(value, Body):

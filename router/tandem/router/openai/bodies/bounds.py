@@ -107,7 +107,7 @@ def understand(
 
 
 def _check_before(body: bytes, bounds: RequestBounds) -> None:
-    """Check the counts of a body's fields; a body that is not JSON is left to ``parse``, which
+    """Check the counts of a body's fields; one that is not JSON is left to ``parse``, which
     raises."""
     try:
         fields = pydantic_core.from_json(body)

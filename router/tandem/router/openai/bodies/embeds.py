@@ -64,8 +64,7 @@ class EmbedsIntake:
             self._hold(tenant, -size)
 
     def _has_room(self, tenant: str, size: int) -> bool:
-        """Return whether ``size`` more bytes may be held. A tenant leaves some free for other
-        tenants."""
+        """Return whether ``size`` more bytes may be held. A tenant leaves some to other tenants."""
         free = self.max_held_bytes - self.held_bytes - size
         return free >= 0 and (not tenant or self._by_tenant[tenant] + size <= FREE_FACTOR * free)
 

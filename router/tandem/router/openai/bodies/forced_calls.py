@@ -89,8 +89,7 @@ def _call_of(option: int, tool: Mapping[str, Any], place: int) -> dict[str, Any]
 
 
 def _moved(schema: Any, to: str) -> Any:
-    """Return the schema with its references into itself as they are from within another, at
-    ``to``."""
+    """Return the schema with its references into itself moved to ``to`` in another."""
     if isinstance(schema, Mapping):
         moved = {key: _moved(value, to) for key, value in schema.items()}
         reference = schema.get("$ref")
@@ -107,8 +106,7 @@ def _name(tool: Mapping[str, Any]) -> str:
 
 
 def _name_of(choice: object) -> str | None:
-    """Return the name of the tool that a choice names; "" if it names none, None if it is
-    ``required``."""
+    """Return the name of a choice's tool; "" if it names none, None if it is ``required``."""
     if not isinstance(choice, Mapping):
         return None if choice == "required" else ""
     function = choice.get("function")

@@ -1,5 +1,4 @@
-"""Parse bodies from bytes to objects; errors are 400 and name field, value and the allowed
-values."""
+"""Parse bodies from bytes to objects; errors are 400 and name field, value and allowed values."""
 
 from __future__ import annotations
 

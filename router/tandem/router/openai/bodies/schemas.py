@@ -132,8 +132,7 @@ class GenerationBody(Body):
         super().check(reading, prefix)
 
     def sampling(self) -> dict[str, Any]:
-        """Return the sampling parameters that the client gave, by their names in
-        ``SamplingParams``."""
+        """Return the client's sampling parameters, by their names in ``SamplingParams``."""
         given = {name: getattr(self, name) for name in self.PASSED}
         fields = {name: value for name, value in given.items() if value is not None}
         if self.logit_bias is not None:
@@ -250,8 +249,7 @@ class ChatBody(GenerationBody):
 
     @property
     def held_form(self) -> dict[str, Any] | None:
-        """Return the sampling parameters that keep calls to strict tools; None until they are
-        made."""
+        """Return the sampling parameters that keep calls to strict tools; None until made."""
         return self._held_form
 
     @held_form.setter
@@ -330,8 +328,7 @@ class CompletionBody(GenerationBody):
 
     @property
     def prompt_only(self) -> bool:
-        """Return whether nothing is to be generated: only the prompt's log-probabilities are
-        requested."""
+        """Return whether only the prompt's log-probabilities are requested."""
         return bool(self.echo) and self.max_tokens == 0
 
     def sampling(self) -> dict[str, Any]:

@@ -110,8 +110,7 @@ class ResponseFormat(Body):
         return {"json_object": True} if self.type == "json_object" else {}
 
     def client_names(self) -> dict[str, str]:
-        """Return the client's names for fields of ``structured_outputs`` that it did not write
-        itself."""
+        """Return the client's names for fields of ``structured_outputs`` that it did not write."""
         if self.json_schema is not None:
             return {"structured_outputs.json": _SCHEMA}
         if self.type == "structural_tag":

@@ -208,8 +208,7 @@ class ResponsesBody(Body):
         return None if wanted is None or wanted.type == "text" else wanted
 
     def chat(self, messages: list[dict[str, Any]]) -> ChatBody:
-        """Return the chat that has the answer. Raises InvalidParameter with the names of a chat's
-        parameters."""
+        """Return the chat that has the answer. Raises InvalidParameter with a chat's names."""
         fields = {name: getattr(self, name) for name in self.PASSED}
         choice = self.tool_choice
         if isinstance(choice, Mapping):

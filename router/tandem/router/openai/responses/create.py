@@ -138,8 +138,7 @@ async def _prepare(asked: Asked) -> PreparedRequest:
 async def _read(
     asked: Asked,
 ) -> AsyncGenerator[tuple[bytes, RequestOutput, CompletionOutput | None], None]:
-    """Yield events and the outputs that they are from, step by step. Closing it aborts the
-    request."""
+    """Yield events and the outputs that they are from. Closing it aborts the request."""
     begun = False
     with _in_own_words():
         prepared = await _prepare(asked)
@@ -204,8 +203,7 @@ async def _end(
 def _ended(
     asked: Asked, output: RequestOutput, choice: CompletionOutput
 ) -> tuple[bytes, bytes, bytes]:
-    """Return the same, and the items as they are stored. With log-probabilities it takes long; it
-    uses no event loop."""
+    """Return the same, and the stored items. With log-probabilities it takes long; uses no loop."""
     usage = usage_of(output, asked.reader.num_reasoning)
     events = asked.writer.end(choice.finish_reason, usage)
     content = msgspec.json.encode(asked.writer.final)

@@ -253,8 +253,7 @@ def _function(item: Item) -> dict[str, str]:
 
 
 def _assistant(messages: list[Message], *taken: str) -> Message:
-    """Return the assistant's message to continue, or a new one if it has one of ``taken``
-    already."""
+    """Return the assistant's message to continue, or a new one if it has one of ``taken``."""
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or any(name in last for name in taken):
         messages.append({"role": "assistant"})

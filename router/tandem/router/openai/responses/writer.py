@@ -76,8 +76,7 @@ class ResponseWriter:
         return self._flushed()
 
     def take(self, events: Sequence[Event], logprobs: Logprobs = ()) -> bytes:
-        """Return the events of a step's output, whose log-probabilities are ``logprobs``; often
-        none."""
+        """Return the events of a step's output with its log-probabilities; often none."""
         kind = None if self._open is None else self._open["type"]
         if kind in (None, "message") or any(isinstance(each, ContentDelta) for each in events):
             self._waiting += logprobs

@@ -1,5 +1,4 @@
-"""Attention of a model's layers, over the paged cache or the prompt itself: one backend a device,
-chosen at start."""
+"""Attention over the paged cache or the prompt itself: one backend a device, chosen at start."""
 
 from tandem.engine.attention.base import (
     AttentionBackend,

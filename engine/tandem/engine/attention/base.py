@@ -39,8 +39,7 @@ class Metadata:
     decode: PagedBatch | None
     prefill: PagedBatch | None
     logits_rows: Metadata | None = None
-    """Metadata of the last tokens of StepSequences.logits_rows alone, each the one query of its
-    sequence."""
+    """Metadata of the last tokens of StepSequences.logits_rows alone, each one query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +100,7 @@ class AttentionBackend(Protocol):
         ...
 
     def forward(self, q: Tensor, kv: Tensor, meta: Metadata) -> Tensor:
-        """Return the attention of q [tokens, heads, head_dim] over one layer's pages, in q's shape,
-        dense."""
+        """Return the attention of q [tokens, heads, head_dim] over a layer's pages, dense."""
         ...
 
     def whole(self, q: Tensor, k: Tensor, v: Tensor, prompts: WholePrompts) -> Tensor:

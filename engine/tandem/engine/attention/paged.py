@@ -36,8 +36,7 @@ class PagedAttention:
         return Support()
 
     def plan(self, step: StepSequences) -> Metadata:
-        """Plan decodes and chunks as one batch each, of views; those of ``logits_rows`` are
-        gathered."""
+        """Plan decodes and chunks as a batch of views each; ``logits_rows`` are gathered."""
         n = step.num_decodes
         decode_batch = prefill_batch = None
         if n:
@@ -77,8 +76,7 @@ class PagedAttention:
 
 
 def _last_queries(step: StepSequences) -> Metadata | None:
-    """Return one query of each of ``logits_rows``, its last token, which attends to all the row's
-    keys."""
+    """Return one query of each of ``logits_rows``, its last token, over all the row's keys."""
     if step.logits_rows is None:
         return None
     lens, tables = step.seq_lens, step.block_tables

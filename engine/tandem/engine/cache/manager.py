@@ -27,8 +27,7 @@ class BlockTier(Protocol):
     routers: it logs their begin and end in the manager's log."""
 
     def evicting(self, block: int, digest: BlockHash) -> None:
-        """Note that ``block``, cached under ``digest``, is allocated and will be overwritten in a
-        coming step."""
+        """Note that ``block``, cached under ``digest``, will be overwritten in a coming step."""
         ...
 
     def cached(self) -> tuple[BlockHash, ...]:
@@ -82,8 +81,7 @@ class KVCacheManager:
         self.pool.evicting = tier.evicting
 
     def cached(self) -> tuple[BlockHash, ...]:
-        """Return every hash under which a block can be found, here or in the tier; twice for
-        both."""
+        """Return every hash of a block here or in the tier; twice if it is in both."""
         own = self.pool.cached()
         return own if self._tier is None else own + self._tier.cached()
 
@@ -94,8 +92,7 @@ class KVCacheManager:
         return self._tier is not None and self._tier.holds(digest)
 
     def find_cached_prefix(self, request: Request, max_tokens: int) -> list[int]:
-        """Return cached blocks of the request's first tokens, at most ``max_tokens`` of them. Not
-        held."""
+        """Return cached blocks of the request's first tokens, at most ``max_tokens``. Not held."""
         if not self.enable_caching:
             return []
         hits = []
@@ -110,8 +107,7 @@ class KVCacheManager:
     def can_start(
         self, hits: Sequence[int], num_tokens: int, *, extra: int = 0, keep_spare: bool = False
     ) -> bool:
-        """Return whether blocks for ``num_tokens`` tokens and ``extra`` blocks are available, with
-        ``hits`` reused."""
+        """Return whether ``num_tokens`` tokens and ``extra`` blocks fit, with ``hits`` reused."""
         pool = self.pool
         need = blocks_for(num_tokens, self.block_size) + extra - len(hits)
         need += sum(1 for block in hits if pool.is_free(block))
@@ -128,8 +124,7 @@ class KVCacheManager:
         self._note_table(request, num_cached=len(hits))
 
     def grow(self, request: Request, num_tokens: int) -> tuple[int, ...] | None:
-        """Append blocks so that ``num_tokens`` fit; return them, or None when there are not
-        enough."""
+        """Append blocks so that ``num_tokens`` fit; return them, or None if there are too few."""
         need = blocks_for(num_tokens, self.block_size) - len(request.block_ids)
         if need > self.pool.num_free:
             return None

@@ -142,8 +142,7 @@ class EngineConfig:
 
     @property
     def embeds_size(self) -> int | None:
-        """Return the values of each vector of a prompt that is given as embeddings; None if none is
-        accepted."""
+        """Return the values of each vector of a prompt of embeddings; None if none is accepted."""
         return self.facts.hidden_size if self.model.enable_prompt_embeds else None
 
     @property
@@ -197,8 +196,7 @@ class EngineConfig:
             raise InvalidParameter("max_model_len", asked, allowed)
 
     def fingerprint(self, layout: KVLayout | None = None) -> Fingerprint:
-        """Return the fingerprint that another worker must match before KV is exchanged. Reads
-        files: call once."""
+        """Return the fingerprint that workers must share to exchange KV. Reads files: call once."""
         return Fingerprint(
             revision=self.revision,
             dtype=self.dtype,
@@ -215,8 +213,7 @@ def engine_settings() -> Iterator[Setting]:
 
 
 def resolve_device(device: str) -> str:
-    """Resolve ``auto`` to this machine's device, found without loading torch; else return it
-    unchanged."""
+    """Resolve ``auto`` to this machine's device, found without torch; else return it."""
     if device != "auto":
         return device
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):

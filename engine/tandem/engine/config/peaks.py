@@ -31,13 +31,11 @@ _PEAKS = (
     ("L40S", Peak(362e12, 0.864e12)),
     ("L4", Peak(121e12, 0.3e12)),
 )
-"""Peaks by a part of the driver's name of the device; whole words, so that L4 does not match
-L40S."""
+"""Peaks by a part of the driver's name of the device; whole words: L4 does not match L40S."""
 
 
 def peak_of(device_name: str) -> Peak | None:
-    """Return the peak of the device whose driver reports that name; None for an unknown one, or a
-    CPU."""
+    """Return the peak of the device with that driver's name; None for an unknown one, or a CPU."""
     words = f" {device_name} "
     longest = sorted(_PEAKS, key=lambda entry: -len(entry[0]))
     return next((peak for name, peak in longest if f" {name} " in words), None)

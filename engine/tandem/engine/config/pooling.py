@@ -141,8 +141,7 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _activation(config: Mapping[str, Any], num_labels: int) -> Activation:
-    """Return the activation by a cross-encoder's own key, else by the kind of problem, else by the
-    number of labels."""
+    """Return a cross-encoder's own activation, else by the kind of problem, else by the labels."""
     own = config.get("sentence_transformers")
     said = {
         "activation_fn": own.get("activation_fn") if isinstance(own, dict) else None,

@@ -27,8 +27,7 @@ _ROPE_MAIN = frozenset({"rope_theta", "rope_type", "type", "partial_rotary_facto
 
 
 def read_facts(folder: str | Path) -> ModelFacts:
-    """Return the facts of the model in ``folder``; InvalidParameter names the missing or wrong
-    key."""
+    """Return the facts of the model in ``folder``; InvalidParameter names the wrong key."""
     path = Path(folder)
     config: Mapping[str, Any] = read_json(path / CONFIG, needed=True)
     family = family_of(_architecture(config))
@@ -134,8 +133,7 @@ def _head_dim(config: Mapping[str, Any], hidden_size: int, num_heads: int) -> in
 
 
 def _rope(config: Mapping[str, Any]) -> RopeFacts:
-    """Return the rope facts as transformers 5 reads them: a non-empty rope_scaling replaces
-    rope_parameters."""
+    """Return the rope facts as in transformers 5: rope_scaling replaces rope_parameters."""
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     said = config.get(key) or {}
     if not isinstance(said, Mapping) or any(isinstance(each, Mapping) for each in said.values()):
@@ -160,8 +158,8 @@ def _sliding_window(config: Mapping[str, Any]) -> int | None:
 
 
 def _eos(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the ids that end a sequence; generation_config has the end of a chat turn, so it comes
-    first."""
+    """Return the ids that end a sequence; first generation_config's, with the end of a chat
+    turn."""
     for source in (generation, config):
         value = source.get("eos_token_id")
         if isinstance(value, int):

@@ -62,8 +62,7 @@ def shape_of(folder: Path, tensor: str) -> tuple[int, ...] | None:
 
 
 def stored_in(folder: Path, tensor: str) -> Stored | None:
-    """Return the location of a tensor. None if no file has it or can be read: the loader reports
-    the reason."""
+    """Return the location of a tensor. None if no file has it; the loader reports the reason."""
     try:
         owners = indexed(folder)
         files = unindexed(folder) if owners is None else [owners[tensor]]

@@ -204,8 +204,7 @@ class InprocClient:
             return
 
     def _drain_inbox(self) -> None:
-        """Run what was posted before the end, so that streams are registered and receive the end
-        too."""
+        """Run what was posted before the end, so that its streams receive the end too."""
         while True:
             try:
                 work = self._inbox.get_nowait()

@@ -159,8 +159,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Return whether there are requests, steps in flight, unsent outputs, or pending
-        transfers."""
+        """Return whether there are requests, steps in flight, outputs, or pending transfers."""
         return bool(self._in_flight) or self.scheduler.has_work or self.scheduler.has_pending
 
     def keys(self) -> list[RequestKey]:
@@ -383,8 +382,7 @@ class EngineCore:
         self._executor.stop()
 
     def _put_behind(self, capacity: Capacity) -> OffloadConnector | None:
-        """Make the offload tier, which receives all blocks that the cache evicts; None if no rank
-        holds one."""
+        """Make the offload tier for blocks that the cache evicts; None if no rank holds one."""
         if not capacity.num_cpu_blocks:
             return None
         pool, layout = self.manager.pool, capacity.layout

@@ -19,8 +19,7 @@ STEPS = 4
 
 
 class MaskWait:
-    """Deadline of the step loop's waits for masks, from its past waits. Uses the clock of thread
-    waits."""
+    """Deadline of the step loop's waits for masks, from its past waits. Uses threads' clock."""
 
     def __init__(self, *, overlaps: bool) -> None:
         """``overlaps``: the device computes a step while the step loop waits."""
@@ -38,8 +37,7 @@ class MaskWait:
         return self._until
 
     def over(self) -> None:
-        """End the wait: the masks are there, or late. Time past the deadline does not count as
-        spare."""
+        """End the wait: the masks are there, or late. Time past the deadline is not spare."""
         self._waited = min(time.monotonic(), self._until) - self._begun
 
     def updated(self, idle: float) -> None:

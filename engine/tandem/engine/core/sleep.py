@@ -82,7 +82,7 @@ class Sleep:
         return self._reply(command)
 
     def fall(self, command: Command) -> Reply:
-        """Sleep if the engine is idle, else let its requests end; ``asleep`` of the reply states
+        """Sleep if the engine is idle, else let its requests end; the reply's ``asleep`` states
         which."""
         try:
             level, mode, seconds = _asked(command)
@@ -126,8 +126,7 @@ class Sleep:
         return self._reply(command)
 
     def _give_back(self, command: Command, level: int) -> Reply:
-        """Give back the parts that are awake: all, or those that a partial or failed wake-up
-        took."""
+        """Give back the parts that are awake: all, or those of a partial or failed wake-up."""
         self._engine.manager.reset_prefix_cache()
         try:
             given = self._executor.sleep(level)

@@ -19,8 +19,7 @@ class WrittenAhead(Protocol):
     the head and the draws are still to come then."""
 
     def wait_nearly(self, seconds: float) -> Fence:
-        """Return the fence of the step's KV once all of it is written, or will be within moments.
-        Raises TimeoutError."""
+        """Return the fence of the step's KV once all is written, or nearly. Raises TimeoutError."""
         ...
 
 
@@ -38,8 +37,7 @@ class Executor(Protocol):
         ...
 
     def draw(self, masks: TokenMasks) -> None:
-        """Draw the tokens of the step launched last, which awaits these masks. Errors are in the
-        step's future."""
+        """Draw the tokens of the step launched last, under its masks. Errors are in its future."""
         ...
 
     def regions(self) -> tuple[KVRegion, ...]:

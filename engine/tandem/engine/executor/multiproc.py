@@ -129,8 +129,7 @@ class MultiprocExecutor:
             self._open.send(encode(masks), seconds=STEP_SECONDS)
 
     def regions(self) -> tuple[KVRegion, ...]:
-        """See Executor. On a GPU the child's memory cannot be reached from here: raises
-        InvalidParameter."""
+        """See Executor. Raises InvalidParameter on a GPU: the child's memory is unreachable."""
         assert self._capacity is not None, "the executor has not started, or has stopped"
         if self._memory is None:
             raise unreachable()
@@ -195,8 +194,7 @@ class MultiprocExecutor:
         return self._process.pid
 
     def take_result(self, seconds: float) -> None:
-        """Set the result of the oldest step. Raises RankError when the rank has ended, or is silent
-        for ``seconds``."""
+        """Set the result of the oldest step. Raises RankError if the rank ended, or is silent."""
         self._take(self._receive(seconds))
 
     def _take(self, message: FromRank) -> None:
@@ -290,7 +288,6 @@ class MultiprocExecutor:
 
 
 def unreachable() -> InvalidParameter:
-    """Return the error that the memory of a rank on a GPU cannot be reached from another
-    process."""
+    """Return the error that a rank's memory on a GPU is unreachable from another process."""
     allowed = "uni for a hand-off on a GPU: memory there is not shared between processes yet"
     return InvalidParameter("distributed_executor_backend", "mp", allowed)

@@ -74,8 +74,8 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """Error that a rank raised. The rank continues after a step's failure, and ends if its start
-    failed."""
+    """Error that a rank raised. The rank goes on after a step's failure, and ends after its
+    start's."""
 
     kind: str
     """Name of the error's class."""
@@ -121,8 +121,7 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
 
 
 class RankError(TandemError):
-    """Error of a rank in another process: it failed, or is gone. The text names the rank and the
-    error."""
+    """Error of a rank in another process, which failed or is gone. The text names it."""
 
 
 Planned = SchedulerOutput | TokenMasks | MoveMemory | Profile
@@ -176,8 +175,7 @@ class _Shown:
 
 
 def error_of(failure: Failed, rank: int) -> TandemError:
-    """Return the error to raise here: InvalidParameter for a wrong setting, else RankError with the
-    rank's number."""
+    """Return the error to raise here: InvalidParameter for a wrong setting, else RankError."""
     if failure.param is not None:
         param, value, allowed = failure.param
         told: Any = _Shown(value)

@@ -31,8 +31,7 @@ class MissingTensor(LoadError):
 
 
 class UnexpectedTensors(LoadError):
-    """The files hold tensors that the model does not use: another architecture, or a lost
-    feature."""
+    """The files hold tensors without a use: another architecture, or a lost feature."""
 
 
 class WrongShape(LoadError):

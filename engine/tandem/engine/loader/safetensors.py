@@ -26,8 +26,7 @@ from tandem.engine.loader.weights import TensorSpec, Weights, cut
 
 
 class SafetensorsWeights(Weights):
-    """The weight files of one folder. Files are opened at once, tensors mapped when they are
-    requested."""
+    """The weight files of one folder. Files are opened at once, tensors mapped on request."""
 
     def __init__(
         self, folder: Path, *, dtype: torch.dtype, device: torch.device, progress: bool = True
@@ -87,8 +86,7 @@ class SafetensorsWeights(Weights):
         return cut(tensor, name, shard)
 
     def _upload(self, uploader: Uploader, path: Path, name: str, shard: Shard) -> Tensor:
-        """Return the part in device memory: rows are read alone, columns through the whole
-        tensor."""
+        """Return the part in device memory: rows are read alone, columns with the whole tensor."""
         if path not in self._places:
             self._places[path] = places_in(path)
         place = self._places[path][name]

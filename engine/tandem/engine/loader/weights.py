@@ -122,8 +122,8 @@ class Weights(ABC):
         return tensor
 
     def unused(self, ignore: Collection[str] = ()) -> list[str]:
-        """Return the tensors that were not requested and that no pattern of ``ignore`` (as of a
-        shell) covers."""
+        """Return the tensors that were neither requested nor match a shell pattern of
+        ``ignore``."""
         return [
             name
             for name in self.names()

@@ -160,8 +160,7 @@ class CausalModel(Protocol):
         ...
 
     def classify(self, hidden: Tensor) -> Tensor:
-        """Return float32 [rows, labels] of states float32 [rows, hidden]; for models with
-        labels."""
+        """Return float32 [rows, labels] of states float32 [rows, hidden], if it has labels."""
         ...
 
     def probabilities(self, scores: Tensor) -> Tensor:

@@ -49,8 +49,7 @@ class DecoderBuilder:
 
     @property
     def prefix(self) -> str:
-        """Return the prefix of the names of all but the heads; "" for a model that was saved
-        without one."""
+        """Return the prefix of the names of all but the heads; "" if it was saved without one."""
         return PREFIX if f"{PREFIX}embed_tokens.weight" in self.weights else ""
 
     def build(self) -> Decoder:

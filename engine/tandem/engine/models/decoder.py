@@ -95,8 +95,7 @@ class Layer:
         return self._add(stream, self.attention(stream, self.input_norm, step), step.rows)
 
     def of_rows(self, stream: Tensor, step: StepContext, rows: Tensor) -> Tensor:
-        """Write the KV of the whole stream; return the stream's ``rows`` [num_logits] alone, added
-        to."""
+        """Write the KV of the whole stream; return its ``rows`` [num_logits] alone, added to."""
         attended = self.attention.of_rows(stream, self.input_norm, step, rows)
         stream = stream.index_select(0, rows)
         return self._add(stream, attended, step.rows_at(rows)) if rows.shape[0] else stream

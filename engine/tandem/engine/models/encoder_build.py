@@ -102,8 +102,7 @@ class EncoderBuilder:
         raise NotImplementedError
 
     def projection(self) -> Tensor | None:
-        """Return the matrix that projects states to tokens' vectors; None if the states are the
-        vectors."""
+        """Return the matrix that projects states to tokens' vectors; None if there is none."""
         if self.encoder.token_values is None:
             return None
         shape = (self.encoder.token_values, self.facts.hidden_size)

@@ -85,7 +85,7 @@ class Product(Protocol):
         ...
 
     def part(self, outputs: slice) -> Product | None:
-        """Return the product of these outputs alone, in the same memory; None if the form cannot be
+        """Return the product of these outputs alone, in the same memory; None if it cannot be
         cut."""
         ...
 
@@ -110,8 +110,7 @@ class PlainMethod(ABC):
 
     @abstractmethod
     def hold(self, weight: Tensor, bias: Tensor | None) -> Product:
-        """Return the product with ``weight`` [out, in] plus ``bias`` [out]. May keep or repack
-        them."""
+        """Return the product with ``weight`` [out, in] plus ``bias`` [out]. May repack them."""
 
     def load(self, source: Weights, parts: Sequence[LinearPart]) -> Product:
         """See LinearMethod."""
@@ -132,8 +131,7 @@ def _merged(tensors: Sequence[Tensor]) -> Tensor:
 
 
 class ComposedProduct(ABC):
-    """Product whose neighbours are separate ops: the default of a form of weights without fused
-    kernels."""
+    """Product whose neighbours are separate ops: the default without fused kernels."""
 
     @abstractmethod
     def __call__(self, x: Tensor, rows: Rows | None = None) -> Tensor:

@@ -10,8 +10,7 @@ from tandem.kernels.gemm import linear, linear_add, norm_gated, norm_linear
 
 
 class DenseProduct(ComposedProduct):
-    """A plain weight. An op that folds a neighbour in only without a bias is composed if there is
-    one."""
+    """A plain weight. An op that folds a neighbour in only without a bias is composed with one."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = weight

@@ -64,8 +64,7 @@ class SideBySide(ComposedProduct):
 
 
 class FP8Method:
-    """Reads weight and weight_scale_inv; layers that the checkpoint left plain have the plain
-    method."""
+    """Reads weight and weight_scale_inv; plain layers of the checkpoint have the plain method."""
 
     name = "fp8"
 

@@ -16,7 +16,7 @@ FP8_CAPABILITY = (8, 9)
 
 
 def select_method(device: torch.device, dtype: torch.dtype) -> PlainMethod:
-    """Return the method for plain weights: packed on a CPU that has oneDNN for ``dtype``, else
+    """Return the method for plain weights: packed on a CPU with oneDNN for ``dtype``, else
     dense."""
     if device.type == "cpu" and PackedMethod.available(dtype):
         return PackedMethod()

@@ -141,8 +141,7 @@ class SamplingBatch:
             self.processors.remove(row)
 
     def mask(self, row_of: Mapping[SeqId, int], masks: TokenMasks | None) -> None:
-        """Set the masks that bound the draws of the coming step; the last step's masks are
-        dropped."""
+        """Set the masks that bound the draws of the coming step; the last step's are dropped."""
         self.masks = {}
         if masks is not None and masks.seqs:
             self.masks = {row_of[seq]: at for at, seq in enumerate(masks.seqs)}

@@ -32,7 +32,7 @@ class Bounds:
     rows: Tensor
     """int64 [bounded]."""
     words: Tensor
-    """Words, int32 [bounded, ceil(vocabulary / 32)], the lowest bit the lowest id; on the logits'
+    """Words, int32 [bounded, ceil(vocabulary / 32)], lowest bit lowest id; on the logits'
     device."""
 
     @classmethod
@@ -112,13 +112,11 @@ class BoundsStage:
         self._rows.copy_(host, non_blocking=True)
 
     def all_of(self, rows: int) -> Bounds:
-        """Return the bounds that a graph of ``rows`` rows of logits reads; unused words have row
-        -1."""
+        """Return the bounds that a graph of ``rows`` rows of logits reads; unused words have -1."""
         return Bounds(self._rows[:rows], self._words[:rows])
 
     def of(self, rows: Sequence[int], places: Sequence[int]) -> Bounds:
-        """Return the bounds of the logits' rows ``rows``: the words at ``places``, for this
-        step."""
+        """Return the bounds of the logits' rows ``rows``: this step's words at ``places``."""
         device = self._words.device
         if all(map(eq, places, range(len(places)))):
             words = self._words[: len(places)]

@@ -204,8 +204,7 @@ class Pairs(NamedTuple):
 
 
 def pairs_of(rows: Sequence[int], tokens: Sequence[Tensor], device: torch.device) -> Pairs:
-    """Pair each row of ``rows`` with each token of its entry in ``tokens`` (int64, at least one
-    row)."""
+    """Pair each row of ``rows`` with each token of its entry in ``tokens`` (int64, not empty)."""
     counts = torch.tensor([each.numel() for each in tokens])
     repeated = torch.tensor(rows).repeat_interleave(counts)
     return Pairs(on_device(repeated, device), on_device(torch.cat(list(tokens)), device))

@@ -51,8 +51,7 @@ class SeenTokens:
 
     @property
     def tokens(self) -> Tensor:
-        """Return the distinct emitted tokens, int64 [emitted]; valid until the next ``add``, as are
-        the others."""
+        """Return the distinct emitted tokens, int64 [emitted]; valid until the next ``add``."""
         return self._tokens.values
 
     @property

@@ -14,8 +14,7 @@ _COUNTED = 4096
 
 
 def on_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy ``values`` to ``device``, from pinned memory: a copy from other memory waits for the
-    stream."""
+    """Copy ``values`` to ``device``, from pinned memory: other copies wait for the stream."""
     if device.type != "cuda":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)

@@ -31,13 +31,11 @@ class Family:
     None is the decoder that families share."""
 
     def completed(self, config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-        """Return ``config`` with defaults for what it lacks and facts from other files of the
-        model's folder."""
+        """Return ``config`` with defaults and facts from other files of the model's folder."""
         return config
 
     def facts(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the fields of ModelFacts that do not follow from the keys of ``config``
-        directly."""
+        """Return the fields of ModelFacts that do not follow directly from ``config``."""
         return {}
 
     def check(self, facts: ModelFacts) -> None:

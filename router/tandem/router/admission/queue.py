@@ -184,7 +184,7 @@ class AdmissionQueue:
         return self._is_below(share, tokens)
 
     def _is_below(self, share: _Share, tokens: int) -> bool:
-        """Return whether one more request leaves a tenant within its part of the shared bounds."""
+        """Return whether one more request leaves one of several tenants within its part."""
         limits, tenants = self.limits, len(self._shares)
         return (
             tenants > 1

@@ -100,7 +100,7 @@ class AttentionBackend(Protocol):
         ...
 
     def forward(self, q: Tensor, kv: Tensor, meta: Metadata) -> Tensor:
-        """Return the attention of q [tokens, heads, head_dim] over a layer's pages, dense."""
+        """Return the attention of q [tokens, heads, head_dim] over a layer's pages: dense, as q."""
         ...
 
     def whole(self, q: Tensor, k: Tensor, v: Tensor, prompts: WholePrompts) -> Tensor:

@@ -133,7 +133,7 @@ def _head_dim(config: Mapping[str, Any], hidden_size: int, num_heads: int) -> in
 
 
 def _rope(config: Mapping[str, Any]) -> RopeFacts:
-    """Return the rope facts as in transformers 5: rope_scaling replaces rope_parameters."""
+    """Return the rope facts of transformers 5: rope_scaling, if set, replaces rope_parameters."""
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     said = config.get(key) or {}
     if not isinstance(said, Mapping) or any(isinstance(each, Mapping) for each in said.values()):

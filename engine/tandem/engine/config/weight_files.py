@@ -62,7 +62,7 @@ def shape_of(folder: Path, tensor: str) -> tuple[int, ...] | None:
 
 
 def stored_in(folder: Path, tensor: str) -> Stored | None:
-    """Return the location of a tensor. None if no file has it; the loader reports the reason."""
+    """Return the location of a tensor; None if no readable file has it: the loader reports why."""
     try:
         owners = indexed(folder)
         files = unindexed(folder) if owners is None else [owners[tensor]]

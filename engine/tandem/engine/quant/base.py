@@ -110,7 +110,7 @@ class PlainMethod(ABC):
 
     @abstractmethod
     def hold(self, weight: Tensor, bias: Tensor | None) -> Product:
-        """Return the product with ``weight`` [out, in] plus ``bias`` [out]. May repack them."""
+        """Return the product with ``weight`` [out, in] plus ``bias`` [out], kept or repacked."""
 
     def load(self, source: Weights, parts: Sequence[LinearPart]) -> Product:
         """See LinearMethod."""

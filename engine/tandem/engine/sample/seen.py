@@ -51,7 +51,7 @@ class SeenTokens:
 
     @property
     def tokens(self) -> Tensor:
-        """Return the distinct emitted tokens, int64 [emitted]; valid until the next ``add``."""
+        """Return the distinct emitted tokens, int64 [emitted]; all are valid until ``add``."""
         return self._tokens.values
 
     @property

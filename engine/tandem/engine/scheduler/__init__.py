@@ -1,1 +1,1 @@
-"""What one step computes: the plan loop, its queues and its seams. No torch."""
+"""The scheduler: the plan loop, its queues and its interfaces. No torch."""

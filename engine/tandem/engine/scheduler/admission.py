@@ -1,6 +1,6 @@
-"""What is refused before any work is done, and how a message becomes Requests.
+"""Checks that refuse a request before any work is done, and the making of its Requests.
 
-Pure: nothing is queued or held here. Messages name both lengths where a length is the reason.
+Pure: nothing is queued or held here. Messages name both lengths if a length is the reason.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ _SEED_STEP = 0x9E3779B97F4A7C15
 """An odd number near 2**64 over the golden ratio: multiples of it spread over all seeds."""
 
 MAX_PROMPT_LOGPROBS_BYTES = 48 << 20
-"""Of one request's, which go to its router in one frame: its link takes 64 MiB."""
+"""Most bytes of one request's prompt logprobs, sent to its router in one frame of at most 64
+MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this engine can take."""
+    """Limits of the requests that this engine accepts."""
 
     max_model_len: int
     """Prompt and output tokens of one sequence: the model's context or all of the KV cache."""
@@ -42,19 +43,20 @@ class Limits:
     hidden_size: int = 1 << 20
     """Values of a hidden state."""
     pooling: ModelPooling = field(default_factory=ModelPooling)
-    """What the model gives beside tokens."""
+    """What the model computes in addition to tokens."""
     processors: ProcessorClasses = field(default_factory=lambda: ProcessorClasses(()))
-    """What may change logits when a request asks for it."""
+    """Classes that may change logits when a request asks for it."""
     computes_whole: bool = False
-    """Whether a prompt is computed in one step, whatever its length: an encoder's is."""
+    """Whether each prompt is computed in one step, as an encoder's is."""
     embeds_size: int | None = None
-    """Values of each vector of a prompt of embeddings; None takes none."""
+    """Values of each vector of a prompt of embeddings; None: such prompts are refused."""
     max_held_embeds_bytes: int = 1 << 30
-    """Of all such prompts that live here."""
+    """Most bytes of all such prompts in the engine."""
 
     @classmethod
     def of(cls, config: EngineConfig, max_model_len: int) -> Limits:
-        """Those of an engine whose KV cache holds sequences of ``max_model_len`` tokens."""
+        """Return the limits of an engine whose KV cache holds sequences of ``max_model_len``
+        tokens."""
         facts = config.facts
         return cls(
             max_model_len,
@@ -70,8 +72,7 @@ class Limits:
 
 
 def admitted(request: EngineCoreRequest, limits: Limits) -> EngineCoreRequest | Refusal:
-    """``request`` with all that its ``pooling`` leaves open, or why this engine will never run
-    it."""
+    """Return ``request`` with its ``pooling`` completed, or the reason to refuse it."""
     pooling = request.pooling
     try:
         if pooling is None:
@@ -110,8 +111,8 @@ def admitted(request: EngineCoreRequest, limits: Limits) -> EngineCoreRequest | 
 def embeds_refusal(
     came: PromptEmbeds | None, lives: Iterable[PromptEmbeds | None], most: int
 ) -> Refusal | None:
-    """Why no room is left for a prompt of embeddings beside those that live here: vectors are a
-    thousand times what ids are. One that would be alone is taken, whatever its size."""
+    """Return a refusal if a prompt of embeddings does not fit next to those in the engine. A single
+    one is accepted, whatever its size. Vectors take a thousand times the bytes of ids."""
     if came is None:
         return None
     held = sum(len(each.values) for each in lives if each is not None)
@@ -122,8 +123,8 @@ def embeds_refusal(
 
 
 def _length_refusal(request: EngineCoreRequest, max_model_len: int) -> Refusal | None:
-    """A producer has to hold what was emitted, too, and knows nothing of where that ends; who goes
-    on ends a choice that is as long as can be."""
+    """Return a refusal if the request is too long. A producer also holds the emitted tokens and
+    does not know the consumer's limit; the consumer ends a choice at its longest length."""
     count = len(request.prompt_token_ids)
     if isinstance(request.kv, Produce):
         count += max(map(len, request.emitted), default=0)
@@ -140,7 +141,7 @@ def _length_refusal(request: EngineCoreRequest, max_model_len: int) -> Refusal |
 
 
 def _check_embeds(request: EngineCoreRequest, embeds: PromptEmbeds, hidden_size: int) -> None:
-    """Values were looked at by who took the request from a client."""
+    """Check shape and parameters; the values were checked when the client's request came."""
     embeds.verify_shape("prompt_embeds", hidden_size)
     if embeds.num_tokens != len(request.prompt_token_ids):
         allowed = f"a vector for each of {len(request.prompt_token_ids)} placeholders"
@@ -161,7 +162,7 @@ def _check_tokens(param: str, ids: list[int] | tuple[int, ...], vocab_size: int)
 
 
 def _check_prompt_logprobs(request: EngineCoreRequest) -> None:
-    """A longer prompt may have fewer of them."""
+    """Raise InvalidParameter if the prompt logprobs do not fit in one answer."""
     top, count = request.params.prompt_logprobs, len(request.prompt_token_ids)
     if top is None:
         return
@@ -191,7 +192,7 @@ def _check_choices(request: EngineCoreRequest, vocab_size: int) -> None:
 
 
 def _pooling(request: EngineCoreRequest, pooling: PoolingParams, limits: Limits) -> PoolingParams:
-    """``pooling`` with all that it leaves open."""
+    """Return ``pooling`` with its open fields filled in."""
     if msgspec.structs.replace(request.params, seed=None) != NO_SAMPLING:
         allowed = "those of NO_SAMPLING beside pooling, which draws no token"
         raise InvalidParameter("params", request.params, allowed)
@@ -202,7 +203,7 @@ def _pooling(request: EngineCoreRequest, pooling: PoolingParams, limits: Limits)
 
 
 def open_choices(request: EngineCoreRequest) -> tuple[int, ...]:
-    """Choices that are to be continued."""
+    """Return the choices that are to be continued."""
     choices = tuple(range(request.params.n))
     if not request.finished_choices:
         return choices
@@ -210,14 +211,14 @@ def open_choices(request: EngineCoreRequest) -> tuple[int, ...]:
 
 
 def _shares_prefix(request: EngineCoreRequest) -> bool:
-    """Whether all open choices go on from the same tokens (usually: from the prompt's end)."""
+    """Return whether all open choices continue from the same tokens (usually the prompt's end)."""
     choices = open_choices(request)
     return len(choices) == 1 or not any(request.emitted_of(choice) for choice in choices)
 
 
 def end_of(source: EngineCoreRequest, max_model_len: int) -> int:
-    """Prompt and output tokens at which a choice ends by length. A producer goes by the request
-    alone: it draws token 1, and its own limit is not that of who goes on."""
+    """Return the prompt and output tokens at which a choice ends by length. A producer uses the
+    request's limit alone: its own limit is not the consumer's."""
     asked = source.max_model_len
     if asked is None:
         return max_model_len
@@ -231,7 +232,8 @@ def requests_of(
     hashes: list[BlockHash],
     next_seq: Callable[[], SeqId],
 ) -> list[Request]:
-    """One Request that will fork where all choices start alike, else one for each open choice."""
+    """Return one Request that will fork if all choices start alike, else one for each open
+    choice."""
     source = group.source
     choices = open_choices(source)
     bundles = [choices] if _shares_prefix(source) else [(choice,) for choice in choices]
@@ -254,14 +256,14 @@ def requests_of(
 
 
 def longest(source: EngineCoreRequest, num_prompt: int, max_model_len: int) -> int:
-    """Tokens of prompt and output at which a choice ends by length."""
+    """Return the tokens of prompt and output at which a choice ends by length."""
     if source.params.max_tokens is None:
         return max_model_len
     return min(max_model_len, num_prompt + source.params.max_tokens)
 
 
 def ended_before(request: Request) -> Finish | None:
-    """The verdict on a forced prefix: an earlier attempt may have ended it unheard."""
+    """Return the end of a forced prefix, if an earlier attempt ended with it unreported."""
     if request.num_output == 0:
         return None
     return finish_of(
@@ -275,14 +277,14 @@ def ended_before(request: Request) -> Finish | None:
 
 
 class SeedSource:
-    """Seeds for requests that bring none, all different and the same in each run: the router always
-    gives one, ``LLM`` does not."""
+    """Seeds for requests without one, all different and the same in each run. The router always
+    sets one, ``LLM`` does not."""
 
     def __init__(self, seed: int) -> None:
         self._next = seed * _SEED_STEP
 
     def seeded(self, request: EngineCoreRequest) -> EngineCoreRequest:
-        """The request with a seed, if it draws."""
+        """Return the request with a seed, if it samples."""
         if request.params.has_seed or request.pooling is not None:
             return request
         self._next += _SEED_STEP

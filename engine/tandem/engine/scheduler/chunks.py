@@ -1,8 +1,8 @@
-"""How many tokens of a prompt one step takes. Pure.
+"""Sizes of prompt chunks. Pure.
 
-A prompt that is handed over wants chunks: what is computed travels meanwhile, and what is left to
-travel at the end is the last one. Prompts that wait for it want them, too. One that is alone does
-not: each chunk more costs it a launch and a part of the device's speed.
+A prompt that is handed over is cut into chunks: computed ones are sent meanwhile, and only the last
+is left to send at the end. It is cut as well if other prompts wait. A prompt that is alone is not:
+each further chunk costs it a launch and a part of the device's speed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tandem.engine.config.scheduler import SchedulerConfig
 
 
 class Chunks:
-    """Counts of one scheduler's steps."""
+    """Sizes of chunks in the steps of one scheduler."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         whole = config.max_num_batched_tokens
@@ -22,12 +22,11 @@ class Chunks:
 
     def count(self, remaining: int, most: int, *, alone: bool) -> int:
         """Return the tokens of the next chunk of a prompt with ``remaining`` tokens to compute, at
-        most ``most``. ``alone``: no other prompt waits or is in the
-        step."""
+        most ``most``. ``alone``: no other prompt waits or is in the step."""
         return min(remaining, most, self._alone if alone else self._usual)
 
 
 def cost_behind(start: int, count: int, steepness: float) -> float:
-    """What ``count`` tokens behind ``start`` take, in tokens of a prompt's start: each looks back
-    at all before it, which costs ``steepness`` of a token for each."""
+    """Return the cost of ``count`` tokens after ``start``, in tokens of a prompt's start. Each
+    attends to all tokens before it, at ``steepness`` of a token for each."""
     return count * (1 + steepness * (start + count / 2))

@@ -1,6 +1,6 @@
-"""The scheduler's hook for KV that comes from or goes to somewhere else.
+"""The scheduler's interface for KV that is loaded from, or sent to, another place.
 
-Engine owns this seam and knows nothing of peers or bytes: a hand-off (prefill/, decode/) and an
+The engine owns it and knows nothing of peers or bytes: a hand-off (prefill/, decode/) and an
 offload tier each implement it. Every method is called in the step loop and never blocks.
 """
 
@@ -20,10 +20,10 @@ from tandem.protocol.timeline import Note
 
 
 class Lookup(Enum):
-    """Whether KV of a request lies elsewhere."""
+    """Whether KV of a request is stored elsewhere."""
 
     NOTHING = "nothing"
-    """Compute it here, like any other."""
+    """No KV elsewhere: compute it here."""
     LATER = "later"
     """KV will come, or none may be computed yet: park the request outside the waiting queue and ask
     again later."""
@@ -39,15 +39,15 @@ class Remote:
     num_tokens: int = 0
     """Tokens from the start of the prompt whose KV the other side will deliver (READY)."""
     in_step: bool = False
-    """Whether it comes within steps, from an ``InStepConnector``."""
+    """Whether the KV comes within steps, from an ``InStepConnector``."""
     announced: bool = False
-    """Of LATER: an ``Announced`` follows when there is more to say, and nobody need ask before."""
+    """Only for LATER: an ``Announced`` follows any change, so no lookup is needed before it."""
     lent: bool = False
-    """Of LATER: a peer was asked, and what it lends is held there until it is read."""
+    """Only for LATER: a peer was asked, and holds what it lends until it is read."""
 
     @property
     def brings(self) -> bool:
-        """Whether KV is to come: who waits for a place under a quota alone is computed here."""
+        """Return whether KV is to come. A request that only waits for a quota is computed here."""
         return self.lookup is Lookup.READY or self.announced or self.lent
 
 
@@ -64,12 +64,12 @@ class Loaded:
     blocks_free: bool = True
     """False (only with ``usable=False``): writes may still land; a ``Released`` follows."""
     notes: tuple[Note, ...] = ()
-    """Where the time of the load went, on this process's monotonic clock."""
+    """Times of the load's parts, on this process's monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """``lookup`` has something new to say of the request."""
+    """The answer of ``lookup`` for the request has changed."""
 
     key: RequestKey
 
@@ -84,50 +84,51 @@ class LoadMissed:
 
 
 Event = Loaded | LoadMissed | LoadFailed | Released | Announced
-"""What a connector may say."""
+"""An event that a connector may report."""
 
 
 class Hold(Enum):
-    """Who frees a finished request's blocks."""
+    """Which side frees a finished request's blocks."""
 
     FREE = "free"
     """The engine, now."""
     KEPT = "kept"
-    """The connector promised them to somebody; a ``Released`` follows."""
+    """The connector promised them to a peer; a ``Released`` follows."""
 
 
 class KVConnector(Protocol):
-    """Called by the scheduler in its step loop, in this order for one request."""
+    """A connector; the scheduler calls it in its step loop, in this order for one request."""
 
     def admit(self, request: Request) -> Refusal | None:
-        """Once, before the request is queued: a quota may refuse it, nothing is held yet."""
+        """Return a refusal, as by a quota. Called once, before the request is queued or holds
+        anything."""
         ...
 
     def lookup(self, request: Request, num_local: int) -> Remote:
-        """Each step while the request waits, unless the answer was ``announced``; ``num_local``
-        tokens are cached here. Who has nothing to bring beyond them says NOTHING, and the next
-        connector is asked."""
+        """Return where KV of a waiting request is; ``num_local`` tokens are cached here. Called
+        each step unless the answer was ``announced``. On NOTHING, which means no KV beyond the
+        cached, the next connector is asked."""
         ...
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
-        """Once: ``block_ids`` (the whole table, hits first) are reserved; bring ``tokens``.
+        """Start to bring ``tokens`` into ``block_ids`` (the whole table, hits first). Called once.
 
-        An empty range is a full hit: only token 1 is wanted. Until ``Loaded`` or ``LoadFailed``
+        An empty range is a full hit: only token 1 is missing. Until ``Loaded`` or ``LoadFailed``
         the engine neither reads nor frees the blocks.
         """
         ...
 
     def started(self, request: Request) -> None:
-        """The request has blocks for its whole prompt, and the coming step computes the first of it
-        here; again after a preemption."""
+        """Note that the request has blocks for its whole prompt, and that the coming step computes
+        its first tokens here. Called again after a preemption."""
         ...
 
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
     ) -> None:
-        """For each step that computed prompt ``tokens`` here (a cached prefix comes first, with the
-        first chunk), as soon as their KV is written or will be within moments: maybe before the
-        step's result. ``done`` fences all of them; nothing may be announced before it."""
+        """Note prompt ``tokens`` computed here by one step (a cached prefix comes with the first
+        chunk). Called when their KV is written or soon will be, maybe before the step's result.
+        ``done`` fences all of them; nothing may be announced before it."""
         ...
 
     def first_tokens(
@@ -138,51 +139,52 @@ class KVConnector(Protocol):
         ...
 
     def finished(self, request: Request, why: str) -> Hold:
-        """Exactly once for every admitted request, when the scheduler lets go of it."""
+        """Return which side frees the blocks. Called once for every admitted request, at its
+        end."""
         ...
 
     def cancelled(self, key: RequestKey) -> None:
-        """The router wants no more of a key that the engine no longer has, or never had: what is
-        still promised to a peer under it ends now."""
+        """End what is promised to a peer under a key that the router cancelled, and that the engine
+        no longer has or never had."""
         ...
 
     def poll(self) -> Sequence[Event]:
-        """Once a step: what happened since."""
+        """Return the events since the last call. Called once a step."""
         ...
 
     def has_pending(self) -> bool:
-        """Whether anything is promised or on its way (keeps the step loop awake)."""
+        """Return whether anything is promised or in transfer (keeps the step loop awake)."""
         ...
 
 
 @runtime_checkable
 class ComposedConnector(KVConnector, Protocol):
-    """Several connectors behind the face of one."""
+    """Several connectors behind the interface of one."""
 
     def lookup_again(self, request: Request, num_local: int) -> Remote:
-        """Of a parked request: ``lookup`` of whoever said LATER alone. After its NOTHING the
-        request goes back to the queue, where the others are asked in its turn."""
+        """Return ``lookup`` of the connector alone that answered LATER for a parked request. After
+        NOTHING the request goes back to the queue, where the other connectors are asked in its
+        turn."""
         ...
 
 
 @runtime_checkable
 class InStepConnector(KVConnector, Protocol):
-    """A connector whose blocks are moved by the ranks, in order with their steps: what a step
-    carries runs behind all that earlier steps write and before what later ones do. Hands nothing
-    over to peers, and loads for requests alone that are the only sequence of their key."""
+    """A connector whose blocks are moved by the ranks, in order with their steps. Its transfers run
+    after all writes of earlier steps and before those of later steps. It hands nothing over to
+    peers, and loads only for requests that are the only sequence of their key."""
 
     @property
     def queued(self) -> bool:
-        """Whether the next step has something to carry. Blocks that were taken since the last one
-        may be written out of order with steps only once that next one is through, and its fence is
-        done."""
+        """Return whether the next step has transfers. Blocks taken since the last step may be
+        written out of order only once that next step has ended and its fence is done."""
         ...
 
     def transfers(self, *, idle: bool) -> BlockTransfers | None:
-        """Once a plan: what it carries. ``idle`` says that it computes nothing, and is only made
-        if this is something: then a load under way is reason enough."""
+        """Return the transfers of a plan; called once for each. ``idle``: the plan computes
+        nothing, and is made only for transfers; a load in progress is then enough."""
         ...
 
     def moved(self, report: TransferReport) -> None:
-        """What a step's result said."""
+        """Take the transfer report of a step's result."""
         ...

@@ -1,8 +1,7 @@
-"""Several connectors of one scheduler, asked in order, behind the face of one.
+"""Several connectors of one scheduler, asked in order, behind the interface of one.
 
-A hand-off, an offload tier and a peer to pull from each know of the requests that they have to do
-with; what one says of a request, the others need not know. An engine with one connector has none of
-this: ``compose`` gives that one back as it is.
+A hand-off, an offload tier and a pull from a peer each know only their own requests. With one
+connector, ``compose`` returns it unchanged.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ _NOTHING = Remote(Lookup.NOTHING)
 
 
 def compose(connectors: Sequence[KVConnector]) -> KVConnector | None:
-    """One connector that is all of them, in this order; None of none."""
+    """Return one connector that stands for all, in this order; None if there are none."""
     if len(connectors) < 2:
         return connectors[0] if connectors else None
     return Connectors(connectors)
 
 
 class Connectors:
-    """Two connectors or more. Implements ComposedConnector; see there."""
+    """Two connectors or more. Implements ComposedConnector."""
 
     def __init__(self, connectors: Sequence[KVConnector]) -> None:
         self._all = tuple(connectors)
         self._chosen: dict[RequestKey, KVConnector] = {}
-        """Who said last that a request's KV lies there."""
+        """The connector that last reported KV for a request."""
         self._holds: dict[RequestKey, int] = {}
-        """How many keep the blocks of a request that is gone."""
+        """Number of connectors that keep the blocks of an ended request."""
 
     def admit(self, request: Request) -> Refusal | None:
-        """The first refusal; those asked before it hear that the request has ended."""
+        """Return the first refusal; connectors asked before it are called with ``finished``."""
         for index, each in enumerate(self._all):
             refusal = each.admit(request)
             if refusal is not None:
@@ -53,7 +52,7 @@ class Connectors:
         return None
 
     def lookup(self, request: Request, num_local: int) -> Remote:
-        """The first answer that is not NOTHING."""
+        """Return the first answer that is not NOTHING."""
         for each in self._all:
             remote = each.lookup(request, num_local)
             if remote.lookup is not Lookup.NOTHING:
@@ -62,7 +61,7 @@ class Connectors:
         return _NOTHING
 
     def lookup_again(self, request: Request, num_local: int) -> Remote:
-        """Of whoever said last that it is there."""
+        """Return the answer of the connector that last reported KV."""
         chosen = self._chosen.get(request.key)
         if chosen is None:
             return self.lookup(request, num_local)
@@ -71,30 +70,30 @@ class Connectors:
         return chosen.lookup(request, num_local)
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
-        """By whoever said that it is there."""
+        """Load by the connector that reported KV."""
         self._chosen[request.key].begin_load(request, block_ids, tokens)
 
     def started(self, request: Request) -> None:
-        """To all."""
+        """Call all connectors."""
         for each in self._all:
             each.started(request)
 
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
     ) -> None:
-        """To all."""
+        """Call all connectors."""
         for each in self._all:
             each.computed(request, block_ids, tokens, done)
 
     def first_tokens(
         self, request: Request, first: Sequence[FirstToken], finish: str | None
     ) -> None:
-        """To all."""
+        """Call all connectors."""
         for each in self._all:
             each.first_tokens(request, first, finish)
 
     def finished(self, request: Request, why: str) -> Hold:
-        """Kept until the last of those that keep them lets go."""
+        """Return KEPT if any connector keeps the blocks, until the last of these releases them."""
         self._chosen.pop(request.key, None)
         holds = sum(each.finished(request, why) is Hold.KEPT for each in self._all)
         if not holds:
@@ -103,16 +102,16 @@ class Connectors:
         return Hold.KEPT
 
     def cancelled(self, key: RequestKey) -> None:
-        """To all."""
+        """Call all connectors."""
         for each in self._all:
             each.cancelled(key)
 
     def poll(self) -> Sequence[Event]:
-        """What all say; of several who let go of a request's blocks, the last."""
+        """Return all events; of several ``Released`` for one request, only the last."""
         return [event for each in self._all for event in each.poll() if self._counts(event)]
 
     def has_pending(self) -> bool:
-        """Whether any has."""
+        """Return whether any connector has pending work."""
         return any(each.has_pending() for each in self._all)
 
     def _counts(self, event: Event) -> bool:

@@ -1,9 +1,9 @@
-"""Requests whose tokens are constrained: planned as any other, drawn when their masks are made.
+"""Constrained requests: planned as any other, sampled once their masks are made.
 
-The mask of a token depends on the token before, so that masks of a step are made while its forward
-runs, and its draws are told of them apart from its plan. Who is late then draws nothing, and its
-position is computed again: in the next step, and who is late again, when its mask is made. Nothing
-here is asked of a request without a constraint, and the planner knows of one by its ``plan_limit``.
+The mask of a token depends on the token before it. Masks of a step are therefore made while its
+forward runs, and sent apart from its plan. A request whose mask is late samples nothing, and its
+position is computed again in the next step. If late again, it is computed once its mask is made.
+Requests without a constraint are not touched. The planner sees a constraint only by ``plan_limit``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from tandem.engine.step import SeqId, StepRow, TokenMasks
 from tandem.protocol.errors import Refusal, TandemError
 
 IDLE_WAIT_SECONDS = 0.005
-"""Seconds to wait for a mask where nobody else is kept from anything by it."""
+"""Seconds to wait for a mask if the wait delays no other request."""
 MASK_SECONDS = 10.0
-"""A request whose next mask is not made by then is refused."""
+"""Seconds after which a request whose next mask is not made is refused."""
 
 Ending = tuple[Request, Refusal | None]
-"""A request that ends here: with None whose answer can only end, else why it cannot go on."""
+"""A request that ends here. None: its answer can only end; else the refusal."""
 
 
 class EveryToken:
-    """Holds every token: any may end an answer that is constrained."""
+    """A container of every token: any may end a constrained answer."""
 
     def __contains__(self, token: object) -> bool:
         return True
@@ -40,37 +40,38 @@ class Constrained:
     def __init__(self) -> None:
         self._requests: dict[SeqId, Request] = {}
         self._slow: set[SeqId] = set()
-        """Those who were late when they were looked at last: no step waits for them."""
+        """Requests that were late at the last look: no step waits for them."""
         self._late: dict[SeqId, tuple[Request, int, float]] = {}
-        """Requests that are not planned before their next mask is made, with the limit that they
-        had, and since when, by the engine's clock."""
+        """Requests that are not planned before their next mask is made; each with its former limit
+        and the start of its wait, by the engine's clock."""
         self._drawing: list[Request] = []
-        """Those that draw in the step that awaits masks."""
+        """Requests that sample in the step that awaits masks."""
         self._others_draw = False
-        """Whether that step draws for requests without a constraint, too."""
+        """Whether that step also samples for requests without a constraint."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of constrained requests."""
         return len(self._requests)
 
     @property
     def awaits_masks(self) -> bool:
-        """Whether a planned step has not been told its masks."""
+        """Return whether a planned step has not received its masks."""
         return bool(self._drawing)
 
     def add(self, request: Request) -> None:
-        """A request with a constraint is let in; the mask of its next token is made."""
+        """Add a request with a constraint; the mask of its next token is being made."""
         request.enders = EVERY_TOKEN
         self._requests[request.seq] = request
 
     def remove(self, request: Request) -> None:
-        """A request ended."""
+        """Remove a request that ended."""
         del self._requests[request.seq]
         self._late.pop(request.seq, None)
         self._slow.discard(request.seq)
 
     def begin(self, rows: Iterable[StepRow]) -> bool:
-        """A step is planned: whether it awaits masks, for rows that draw under a constraint."""
+        """Return whether the step that was planned awaits masks, for rows that sample under a
+        constraint."""
         if not self._requests:
             return False
         assert not self._drawing, "a step is planned before the last one has its masks"
@@ -81,8 +82,8 @@ class Constrained:
         return bool(self._drawing)
 
     def look(self, step: int, now: float, until: float) -> tuple[TokenMasks, list[Ending]]:
-        """The masks of the step that awaits them, as far as they are made by ``until`` (seconds of
-        ``time.monotonic``), and who ends here: end them all."""
+        """Return the masks of the waiting step that are made by ``until`` (seconds of
+        ``time.monotonic``), and the requests that the caller has to end."""
         drawing, self._drawing = self._drawing, []
         made, late, ended = [], [], list[Ending]()
         patient = not self._others_draw and not any(map(_is_made, drawing))
@@ -111,8 +112,8 @@ class Constrained:
         return TokenMasks(step, tuple(each.seq for each in made), words, tuple(late)), ended
 
     def look_at_late(self, now: float, seconds: float) -> Iterator[Ending]:
-        """Let those be planned whose mask is made, and wait ``seconds`` for it. Yields those who
-        end here."""
+        """Allow planning of requests whose mask is made, waiting up to ``seconds``. Yield those
+        that end."""
         until = time.monotonic() + seconds
         for seq, (request, limit, since) in list(self._late.items()):
             constraint = request.constraint
@@ -135,12 +136,12 @@ class Constrained:
 
     @property
     def has_late(self) -> bool:
-        """Whether anybody is not planned for want of a mask."""
+        """Return whether a request is not planned because its mask is not made."""
         return bool(self._late)
 
     def _take_back(self, request: Request, now: float) -> None:
-        """The request draws nothing in the step: its last token is computed once more, and not
-        before its mask is made if it was late the last time, too."""
+        """Undo the request's row: its last token is computed again. If it was late the last time
+        too, that happens only once its mask is made."""
         assert request.constraint is not None
         request.num_pending -= 1
         request.num_computed -= 1
@@ -152,7 +153,7 @@ class Constrained:
 
 
 def _is_made(request: Request) -> bool:
-    """Whether a request's mask is made, or will never be."""
+    """Return whether a request's mask is made, or will never be."""
     constraint = request.constraint
     try:
         return request.finished or constraint is None or constraint.is_ready()

@@ -1,8 +1,8 @@
-"""Drafts: tokens that somebody proposes to follow the last known one of a sequence that decodes.
+"""Drafts: tokens proposed to follow the last known one of a sequence that decodes.
 
-They are computed and checked in one row of the next step. Until its result is settled the sequence
-is in no other step, since nobody knows how many of them stand. The planner knows of it by
-``plan_limit`` alone, so that a step without drafts runs the very code that it ran before.
+They are computed and checked in one row of the next step. Until its result is applied the sequence
+is in no other step, since the number of accepted drafts is unknown. The planner knows of it by
+``plan_limit`` alone, so that a step without drafts runs unchanged code.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tandem.engine.request import Request, RequestState
 from tandem.engine.step import SeqId
 
 MOST_DRAFTS = 128
-"""Drafts in one step, forced ones included: each has a row of logits, and those of so many
-positions exist at a time where a prompt is scored."""
+"""Drafts in one step, forced ones included: each has a row of logits, and so many positions' logits
+exist at a time if a prompt is scored."""
 
 
 class Held(NamedTuple):
@@ -28,21 +28,21 @@ class Held(NamedTuple):
 
 
 class Drafts:
-    """The drafts that are proposed and not yet planned."""
+    """Drafts that are proposed and not yet planned."""
 
     def __init__(self) -> None:
         self._proposed: dict[SeqId, tuple[Request, tuple[int, ...]]] = {}
 
     def __len__(self) -> int:
-        """Of how many sequences."""
+        """Return the number of sequences with drafts."""
         return len(self._proposed)
 
     def propose(self, request: Request, token_ids: Sequence[int]) -> bool:
-        """Have the next step check ``token_ids``, at least one, behind the last known token.
+        """Have the next step check ``token_ids``, at least one, after the last known token.
 
-        False, and nothing is done, unless the sequence decodes, no step in flight draws for it,
-        nothing constrains its tokens (a mask is of one position, and so is what a logits processor
-        knows) and it does not end sooner.
+        Return False and do nothing unless the sequence decodes, no step in flight samples for it,
+        it does not end sooner, and nothing constrains its tokens. A mask is of one position, and a
+        logits processor knows one.
         """
         known = len(request.token_ids)
         decodes = request.state is RequestState.RUNNING and request.num_generated > 0
@@ -56,13 +56,14 @@ class Drafts:
         return True
 
     def drop(self, request: Request) -> None:
-        """The sequence ends, or loses its blocks: what was proposed for it is forgotten."""
+        """Forget the drafts of a sequence that ends or loses its blocks."""
         if self._proposed.pop(request.seq, None) is not None:
             release(request)
 
     def take(self, manager: KVCacheManager, budget: int) -> Iterator[Held]:
-        """Drafts that go with the coming step, with blocks for all their tokens, ``budget`` tokens
-        at most. Drafts take nobody's blocks: the others are forgotten, to be planned as ever."""
+        """Yield drafts of the coming step, with blocks for all their tokens, ``budget`` tokens at
+        most. Drafts take no sequence's blocks: those without room are dropped, and planned as
+        usual."""
         left = MOST_DRAFTS
         for request, tokens in list(self._proposed.values()):
             known = len(request.token_ids)
@@ -76,18 +77,19 @@ class Drafts:
             yield Held(request, tokens, added)
 
     def planned(self, held: Sequence[Held]) -> Iterator[Held]:
-        """The drafts of ``held`` that still have their blocks; they are not proposed any more."""
+        """Yield the drafts of ``held`` that still have their blocks; they are no longer
+        proposed."""
         for each in held:
             if self._proposed.pop(each.request.seq, None) is not None:
                 yield each
 
 
 def draws_several(request: Request) -> bool:
-    """Whether a row of it may draw behind several positions: a grammar's mask is of one, and so is
-    what a logits processor knows."""
+    """Return whether a row of the request may sample at several positions. A grammar's mask is of
+    one position, and a logits processor knows one."""
     return request.constraint is None and not request.group.source.params.extra_args
 
 
 def release(request: Request) -> None:
-    """Plan the sequence as ever."""
+    """Plan the sequence as usual again."""
     request.plan_limit = request.max_len

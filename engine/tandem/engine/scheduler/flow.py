@@ -1,7 +1,7 @@
-"""How far steps have come: planned, through, and the fence behind what is through.
+"""Progress of steps: planned, updated, and the fence of the last result.
 
-Blocks are cached when the step that writes them is planned, so whoever reads cached blocks outside
-of steps waits for that step. Written by the engine's thread, read by any.
+Blocks are cached when the step that writes them is planned, so a reader of cached blocks outside of
+steps waits for that step. Written by the engine's thread, read by any.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from tandem.protocol.kv import Fence
 
 @dataclass(slots=True)
 class Flow:
-    """Numbers of steps; they run in order, so that a fence is behind all before it, too."""
+    """Numbers of steps; they run in order, so that a fence also covers all steps before it."""
 
     planned: int = 0
     """The last step that was planned."""
     updated: int = 0
-    """The last one whose result was taken in ..."""
+    """The last step whose result was applied."""
     fence: Fence = field(default_factory=FenceDone)
-    """... and the end of what it writes."""
+    """Fence of the writes of step ``updated``."""
 
     def came_through(self, step: int, fence: Fence) -> None:
-        """A result was taken in. The fence first: who sees the number has that fence or a later."""
+        """Apply a result. The fence is set first: a reader of the number has that fence or a later
+        one."""
         self.fence = fence
         self.updated = step
 
     def behind_planned(self) -> Fence:
-        """Done when all steps planned so far have written what they write."""
+        """Return a fence that is done when all steps planned so far have written their blocks."""
         return _Behind(self, self.planned)
 
 

@@ -1,9 +1,9 @@
-"""What a request waits for before anything is reserved for it, or holds while it lives.
+"""Conditions that a request waits for before blocks are reserved, or that it holds while it runs.
 
-A gate is one slow or scarce thing: a grammar that is compiled, later an adapter's weights, media, a
-share of an encoder. The plan loop knows none of them: a request whose gates are not all open is in
-no queue, so that nobody behind it waits because of it, and then takes the place that its arrival
-gives it. A request that no gate asks for passes them all at once.
+A gate is one slow or scarce resource: a grammar that is compiled, an adapter's weights, media, a
+share of an encoder. The plan loop knows none of them. A request with a closed gate is in no queue,
+so that no later request waits because of it. After its gates open, it takes the place of its
+arrival. A request that needs no gate passes at once.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from tandem.protocol.requests import EngineCoreRequest
 
 
 class Gates:
-    """The gates of one engine, and who waits at them."""
+    """The gates of one engine, and the requests that wait at them."""
 
     def __init__(self, gates: Sequence[Gate] = ()) -> None:
         self._gates = tuple(gates)
         self.waiting: dict[SeqId, tuple[Request, float]] = {}
-        """With the time from which each is charged for its waiting, by the engine's clock."""
+        """Each request with the start of its charged wait, by the engine's clock."""
         self.num_tokens = 0
-        """Prompt and forced tokens of all that wait."""
+        """Prompt and forced tokens of all waiting requests."""
         self._behind: set[SeqId] = set()
-        """Of those, who waited for others when last looked at."""
+        """Waiting requests that waited for other requests at the last look."""
 
     def admit(self, source: EngineCoreRequest, requests: Sequence[Request]) -> Refusal | None:
-        """Bring the sequences of a request to the gates that ask for it, or say why not."""
+        """Bring the sequences of a request to the gates that it needs, or return a refusal."""
         asked = tuple(gate for gate in self._gates if gate.asks(source))
         if not asked:
             return None
@@ -51,8 +51,8 @@ class Gates:
         self.num_tokens += request.num_prefill
 
     def look(self, now: float) -> Iterator[tuple[Request, Refusal | None]]:
-        """Requests whose waiting is over, in the order in which they came: let in, or why they are
-        not. Each is seen once."""
+        """Yield each request whose wait has ended, once, in order of arrival, with its refusal if
+        it is not admitted."""
         for request, since in list(self.waiting.values()):
             if request.seq not in self.waiting:
                 continue  # it ended with another choice of its request
@@ -68,30 +68,30 @@ class Gates:
             yield request, refusal
 
     def leave(self, request: Request) -> None:
-        """A request that has gates ended."""
+        """Remove a request that has gates and has ended."""
         self._forget(request)
         self.release((request,))
 
     @staticmethod
     def release(requests: Sequence[Request]) -> None:
-        """Let go of what sequences hold."""
+        """Release what sequences hold."""
         for request in requests:
             for gate in request.group.gates:
                 gate.release(request)
 
     def close(self) -> None:
-        """The engine ends. May be called twice."""
+        """Close all gates. May be called twice."""
         for gate in self._gates:
             gate.close()
 
     def _forget(self, request: Request) -> None:
-        """A request no longer waits, if it did."""
+        """Remove a request from the waiting ones, if it is one."""
         if self.waiting.pop(request.seq, None) is not None:
             self.num_tokens -= request.num_prefill
         self._behind.discard(request.seq)
 
     def _begins(self, request: Request) -> bool:
-        """Whether a request waited for others until now, and no longer does."""
+        """Return whether a request waited for other requests until now, and no longer does."""
         if any(gate.waits(request) for gate in request.group.gates):
             self._behind.add(request.seq)
             return False

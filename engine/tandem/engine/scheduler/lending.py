@@ -1,8 +1,8 @@
-"""Cached blocks for somebody beside the engine: found by hash, held, given back by ``Released``.
+"""Cached blocks lent to a peer: found by hash, held, given back by ``Released``.
 
-A peer that pulls a prefix reads blocks that nobody computes for it. They are held under a key as
-those of a request that is gone are, so that the same accounts, checks and ends hold for both.
-Called in the step loop, while a connector is polled.
+A peer that pulls a prefix reads blocks that are not computed for it. They are held under a key, as
+those of an ended request are, so that the same accounts, checks and ends apply. Called in the step
+loop, while a connector is polled.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ class Loan:
 
     block_ids: tuple[int, ...]
     fence: Fence
-    """Done when they hold what they are cached as: the step that writes them may be under way."""
+    """Done when the blocks hold their cached content: the step that writes them may be in
+    flight."""
 
 
 class CachedPrefixes:
-    """One engine's prefix cache, to be lent from."""
+    """Lends blocks of one engine's prefix cache."""
 
     def __init__(self, scheduler: Scheduler, *, closed: Callable[[], bool] = lambda: False) -> None:
-        """``closed``: whether the engine takes nothing new, and lends nothing."""
+        """``closed``: whether the engine accepts nothing new, and lends nothing."""
         self._scheduler = scheduler
         self.closed = closed
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block."""
+        """Return the tokens of a block."""
         return self._scheduler.manager.block_size
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the engine."""
+        """Return the number of the engine's blocks."""
         return self._scheduler.manager.pool.num_blocks
 
     @property
     def is_short(self) -> bool:
-        """Whether who goes first here, of the queue or of hand-offs, finds too few blocks free."""
+        """Return whether the first of the queue or of the hand-offs finds too few free blocks."""
         roster, manager = self._scheduler.roster, self._scheduler.manager
         first = roster.waiting.peek()
         if roster.is_short or first is None:
@@ -53,8 +54,8 @@ class CachedPrefixes:
         return not manager.can_start(hits, len(first.token_ids), keep_spare=roster.busy)
 
     def lend(self, key: RequestKey, hashes: Sequence[BlockHash]) -> Loan | None:
-        """What is cached of these leading blocks, without a gap; None when nothing is, or the key
-        is in use already: then nothing is held."""
+        """Lend the cached blocks among these leading ones, without a gap. Return None and hold
+        nothing if none is cached or the key is in use."""
         scheduler = self._scheduler
         held = scheduler.roster.held
         if scheduler.holds(key) or key in held:

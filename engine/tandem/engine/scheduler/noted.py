@@ -1,4 +1,4 @@
-"""Notes of where a watched request's time went in this engine; others pay a comparison."""
+"""Notes of the time of a watched request in this engine; other requests cost a comparison."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from tandem.protocol.timeline import Note, NoteBook
 
 
 def note_chunk(request: Request, start: int, end: int, now: float) -> None:
-    """A step over prompt tokens [start, end) is through. It began when the one before it ended,
-    or when the request's first tokens were planned."""
+    """Note the end of a step over prompt tokens [start, end). It began when the step before it
+    ended, or when the request's first tokens were planned."""
     group = request.group
     book = group.notes
     if book is None:
@@ -22,13 +22,13 @@ def note_chunk(request: Request, start: int, end: int, now: float) -> None:
 
 
 def note_preemption(request: Request, now: float) -> None:
-    """Its blocks were taken: what was computed is computed again."""
+    """Note that its blocks were taken, so that its tokens are computed again."""
     if request.group.notes is not None:
         request.group.notes.add("preempted", now, now, 1)
 
 
 def closed(group: RequestGroup, why: str, now: float) -> NoteBook:
-    """All notes of a request that ended at ``now``."""
+    """Return all notes of a request that ended at ``now``."""
     book = group.notes
     assert book is not None, "only watched requests have notes"
     scheduled, first = group.scheduled, group.first_token

@@ -1,7 +1,7 @@
-"""How many tokens a step's products compute, and what a step still has room for. Pure.
+"""Number of tokens that a step computes with padding, and the room that a step has left. Pure.
 
-Where ranks have graphs, a step is padded to the smallest that holds it: one prompt token too many
-for a graph costs as much as the next graph's tokens. Who bounds a step's time has to know it.
+If ranks have graphs, a step is padded to the smallest that holds it: one prompt token too many for
+a graph costs as much as the next graph's tokens. A bound on a step's time has to count them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tandem.engine.scheduler.chunks import cost_behind
 
 
 class Padding:
-    """Of the steps of ranks that have graphs of ``sizes``, in the order in which they are chosen;
-    without any, a step is computed as it is."""
+    """Padding of steps to graphs of ``sizes``, in the order in which they are chosen. Without
+    graphs, a step is not padded."""
 
     def __init__(self, sizes: Sequence[StepSize] = ()) -> None:
         self._sizes = tuple(each for each in sizes if each.chunks)
 
     def tokens(self, decodes: int, chunk_tokens: int, chunks: int) -> int | None:
-        """Tokens that are computed of a step with prompts; None if no graph holds it."""
+        """Return the computed tokens of a step with prompts; None if no graph holds it."""
         for size in self._sizes:
             if (
                 decodes <= size.decodes
@@ -32,18 +32,18 @@ class Padding:
         return None
 
     def weight(self, decodes: int, chunk_tokens: int, chunks: int) -> int:
-        """Tokens beside the decodes, padding counted as what it stands beside."""
+        """Return the tokens in addition to the decodes, padding included."""
         return (self.tokens(decodes, chunk_tokens, chunks) or decodes + chunk_tokens) - decodes
 
     def has_beside(self, decodes: int) -> bool:
-        """Whether a graph holds so many decodes with the least of a prompt."""
+        """Return whether a graph holds so many decodes and the smallest chunk of a prompt."""
         return self.tokens(decodes, LEAST_CHUNK_TOKENS, 1) is not None
 
 
 class StepRoom:
-    """What a step beside decodes still has room for, if it may take the time of so many tokens of
-    a prompt's start. A step that graphs could hold is kept within one: launching it kernel by
-    kernel takes the host longer than any bound of gaps."""
+    """Room for prompts in a step with decodes whose time is bounded, in tokens of a prompt's start.
+    A step that graphs can hold is kept within one: launching each kernel takes the host longer than
+    any bound of gaps."""
 
     def __init__(self, padding: Padding, decodes: int, budget: int, steepness: float) -> None:
         self._padding, self._decodes = padding, decodes
@@ -52,11 +52,11 @@ class StepRoom:
         self._tokens = self._chunks = 0
         self._full = False
         self._seen = 0.0
-        """What attention to the tokens before them takes, in tokens of a prompt's start."""
+        """Cost of attention to the tokens before the chunks, in tokens of a prompt's start."""
 
     def most(self, start: int, limit: int) -> int:
-        """Tokens behind ``start`` of one more prompt, ``limit`` at most. The first of a step gets
-        as many as let a prompt get on."""
+        """Return the tokens after ``start`` that one more prompt may have, ``limit`` at most. The
+        first prompt of a step gets at least the smallest chunk."""
         low, high = 0, limit
         if not self._chunks:
             low = min(limit, LEAST_CHUNK_TOKENS)
@@ -71,11 +71,12 @@ class StepRoom:
 
     @property
     def is_full(self) -> bool:
-        """Whether the least of another prompt does not fit, or did not when it was tried."""
+        """Return whether the smallest chunk of another prompt does not fit, or did not at the last
+        try."""
         return self._full or (self._chunks > 0 and not self._fits(0, LEAST_CHUNK_TOKENS))
 
     def take(self, start: int, count: int) -> None:
-        """So many tokens of a prompt are in the step."""
+        """Add so many tokens of a prompt to the step."""
         self._seen += cost_behind(start, count, self._steepness) - count
         self._tokens += count
         self._chunks += 1

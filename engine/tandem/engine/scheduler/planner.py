@@ -56,7 +56,7 @@ class Draft:
         self.budget = budget
         """Tokens that still fit."""
         self.room: StepRoom | None = None
-        """What a step that is bounded in time has room for."""
+        """Room of a step that is bounded in time."""
         self.context = 0
         """Tokens before those of the decodes, all together."""
         self.num_tokens = 0
@@ -66,11 +66,11 @@ class Draft:
         self.new: list[NewSequence] = []
         self.chunks: list[Chunk] = []
         self.due: list[Request] = []
-        """Sequences with one more full block to cache once the plan stands."""
+        """Sequences with one more full block to cache once the plan is final."""
         self.drafts: list[RowDraft] = []
         self.drafts_left = MOST_DRAFTS
         self.parts: dict[str, int] | None = None
-        """Prompt tokens that are left for each tenant, where several have some to compute."""
+        """Prompt tokens left for each tenant, if several have some to compute."""
 
 
 class Planner:
@@ -87,8 +87,8 @@ class Planner:
         *,
         computes_whole: bool = False,
     ) -> None:
-        """``measured`` and ``padding`` are what ``max_itl_ms`` goes by; ``computes_whole``: no
-        prompt is cut."""
+        """``measured`` and ``padding`` are used for ``max_itl_ms``; ``computes_whole``: no prompt
+        is cut."""
         self._roster = roster
         self._in_step = in_step
         self._manager = roster.manager
@@ -105,7 +105,7 @@ class Planner:
         self._now = 0.0
 
     def draft(self, now: float) -> Draft:
-        """The rows of the next step."""
+        """Return the rows of the next step."""
         self._now = now
         draft = Draft(self._budget)
         shares = self._share()
@@ -136,9 +136,8 @@ class Planner:
             draft.budget, draft.parts = budget, parts
 
     def _is_shared(self, prompts: Sequence[Request]) -> bool:
-        """Return whether several tenants send requests, and more prompt tokens are here than a
-        step takes: a request of another tenant then waits for one short step, not for a full
-        one."""
+        """Return whether several tenants send requests, and more prompt tokens wait than a step
+        takes. A request of another tenant then waits for one short step, not for a full one."""
         changed = self._roster.tenants_changed
         if changed is None or self._now - changed > RECENT_SECONDS:
             return False
@@ -151,8 +150,8 @@ class Planner:
         return min(draft.budget, max(1, self._mixed(rows + 1) - rows))
 
     def _share(self) -> Shares | None:
-        """If several tenants have requests here: have those that hold less than their part go
-        first, and make room for the first of them."""
+        """If several tenants have requests, let those that hold less than their part go first, and
+        make room for the first of them."""
         roster, waiting = self._roster, self._roster.waiting
         waiting.first_tenants = waiting.passed_over = frozenset()
         if len(roster.tenants) < 2:
@@ -182,7 +181,7 @@ class Planner:
         return manager.can_start(hits, len(request.token_ids), keep_spare=roster.busy)
 
     def seal(self, draft: Draft, step: int) -> SchedulerOutput | None:
-        """The finished plan, or None when there is nothing to compute."""
+        """Return the finished plan, or None if there is nothing to compute."""
         idle = not draft.decodes and not draft.prompts
         transfers = None
         if self._in_step is not None:
@@ -209,8 +208,8 @@ class Planner:
         )
 
     def _draft_decodes(self, draft: Draft) -> tuple[list[Request], bool]:
-        """One token for each running sequence that has one to compute; who has more, and whether
-        anybody was preempted. Decodes behind a prompt leave it a token at least."""
+        """Draft one token for each running sequence with one to compute. Return those with more,
+        and whether a sequence was preempted. Decodes after a prompt leave it at least one token."""
         running = self._roster.running
         prompts: list[Request] = []
         preempted = False
@@ -260,8 +259,8 @@ class Planner:
         return prompts, preempted
 
     def mixed_prompt_tokens(self, crowd: Crowd) -> int:
-        """Tokens of one prompt, from its start, in a step beside these decodes, at most; of a step
-        without any, all."""
+        """Return the most tokens of one prompt, from its start, in a step with these decodes; of a
+        step without any, all."""
         if not crowd.streams:
             return self._budget
         if self._max_itl is not None:
@@ -269,22 +268,23 @@ class Planner:
         return self._mixed(crowd.streams) - crowd.streams
 
     def _room(self, crowd: Crowd, seconds: float) -> StepRoom:
-        """Of a step of these decodes that may take so long."""
+        """Return the room of a step of these decodes that may take ``seconds``."""
         steps = self._measured
         fitting = steps.prompt_tokens_within(crowd, seconds, 2 * self._budget)
         return StepRoom(self._padding, crowd.streams, fitting, steps.steepness)
 
     def _hold_drafted(self, draft: Draft) -> list[Held]:
-        """Tokens and blocks for sequences with drafts, before the others; one token is left."""
+        """Reserve tokens and blocks for sequences with drafts, before the others; one token is
+        left."""
         held = list(self._roster.drafts.take(self._manager, draft.budget - 1))
         draft.drafts_left -= sum(len(each.draft_token_ids) for each in held)
         draft.budget -= len(held) + MOST_DRAFTS - draft.drafts_left
         return held
 
     def _draft_drafted(self, draft: Draft, held: Sequence[Held]) -> None:
-        """A row of several tokens for each of ``held`` that nobody's want of blocks has hit. Behind
-        the decodes, as chunks are. ``num_computed`` moves by what is certain, the last known token;
-        the rest is ``Updater``'s."""
+        """Draft a row of several tokens for each of ``held`` that still has its blocks, after the
+        decodes, like chunks. ``num_computed`` advances by the last known token, which is certain;
+        ``Updater`` adds the rest."""
         for request, tokens, added in self._roster.drafts.planned(held):
             if not request.on_rank:
                 added = self._introduce(draft, request)
@@ -298,7 +298,8 @@ class Planner:
             draft.num_tokens += count
 
     def _make_room(self, running: list[Request], index: int) -> tuple[int, ...] | None:
-        """Blocks for ``running[index]``, taken from those after it; None if it had to go itself."""
+        """Return blocks for ``running[index]``, taken from those after it; None if it was
+        preempted."""
         request = running[index]
         while True:
             victim = choose_victim(running, index)
@@ -311,8 +312,8 @@ class Planner:
                 return room
 
     def _draft_prompt(self, draft: Draft, request: Request, most: int | None = None) -> None:
-        """The next chunk of a sequence with several tokens to compute, of ``most`` at most, unless
-        it is alone: then nobody is done sooner for it."""
+        """Draft the next chunk of a sequence with several tokens to compute, of ``most`` at most.
+        If it is alone, ``most`` is ignored, as the limit would help no other request."""
         remaining = request.num_uncomputed
         alone = not draft.prompts and self._roster.waiting.peek() is None
         most = draft.budget if most is None or alone else min(draft.budget, most)
@@ -345,9 +346,9 @@ class Planner:
         draft.num_tokens += count
 
     def _replay_last(self, draft: Draft, request: Request, most: int) -> None:
-        """Have the last chunk of a resumed sequence draw behind its last emitted tokens as well,
-        ``most`` of them. Not under a grammar or a logits processor, which know one position, nor
-        where a thought was bounded: a rank forgets what ended it once it is over."""
+        """Have the last chunk of a resumed sequence also sample after its last ``most`` emitted
+        tokens. Not with a grammar or a logits processor, which know one position, nor with bounded
+        thinking: a rank forgets what ended the thinking once it is over."""
         count = min(self._replay, request.num_output, most, draft.drafts_left)
         bounded = request.group.source.params.thinking is not None
         if count > 0 and not bounded and draws_several(request):
@@ -386,7 +387,8 @@ class Planner:
         roster.waiting.passed_over = frozenset()
 
     def _start(self, request: Request, now: float) -> bool:
-        """Blocks for all known tokens of the first in the queue, or False."""
+        """Start the first of the queue with blocks for all its known tokens; return False without
+        room."""
         roster, manager = self._roster, self._manager
         hits = manager.find_cached_prefix(request, request.max_cached_tokens)
         count = len(request.token_ids)
@@ -414,18 +416,18 @@ class Planner:
         stats.computed_tokens += request.num_prefill - request.num_computed
 
     def _introduce(self, draft: Draft, request: Request) -> tuple[int, ...]:
-        """Tell the ranks all about a sequence; its row then adds no blocks."""
+        """Send the ranks all data of a sequence; its row then adds no blocks."""
         draft.new.append(request.as_new())
         request.on_rank = True
         return ()
 
 
 def choose_victim(running: Sequence[Request], first: int) -> int:
-    """Index of the request to preempt so that ``running[first]`` may grow, or ``first`` itself.
+    """Return the index of the request to preempt so that ``running[first]`` may grow, or ``first``.
 
     ``running`` is sorted, best first: the victim is the last one (lowest priority, then latest
-    arrival) whose blocks are not promised to a peer. Nobody before ``first`` is touched, so the
-    first of all always gets on.
+    arrival) whose blocks are not promised to a peer. None before ``first`` is preempted, so the
+    first of all always makes progress.
     """
     for index in range(len(running) - 1, first, -1):
         if running[index].preemptible:

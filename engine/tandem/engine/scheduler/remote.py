@@ -1,9 +1,9 @@
 """Requests whose KV comes from elsewhere: parked, then reserved and loading, then running.
 
-They live outside the waiting queue, so that one whose KV is late holds up nobody; for blocks and
-seats they stand in one line with those that wait there (``Turns``). What comes within steps comes
-at once: it is never parked, but starts to load from the queue's head. Talks to the ``KVConnector``;
-engines without one have none of this.
+They are outside the waiting queue, so that late KV delays no other request; for blocks and seats
+they share one order with the queue (``Turns``). KV within steps comes at once: its request is never
+parked, but loads from the queue's head. Calls the ``KVConnector``; engines without one have none of
+this.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _NOTHING = Remote(Lookup.NOTHING)
 
 
 class Way(Enum):
-    """What becomes of the request at the head of the queue."""
+    """Decision on the request at the head of the queue."""
 
     COMPUTE = "compute"
     """The request may start here."""
     GONE = "gone"
     """The request has left the queue: its KV comes from elsewhere."""
     WAIT = "wait"
-    """It is not the request's turn, or it found no room; nor has anybody behind it."""
+    """It is not the request's turn, or it found no room; nor does any request after it."""
 
 
 class RemoteKV:
-    """The scheduler's dealings with its connector."""
+    """The scheduler's use of its connector."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class RemoteKV:
         vocab_size: int,
         in_step: InStepConnector | None = None,
     ) -> None:
-        """``in_step`` is ``connector``, or among those that it is composed of."""
+        """``in_step`` is ``connector``, or one of those that it is composed of."""
         self._connector = connector
         self._look_again = (
             connector.lookup_again if isinstance(connector, ComposedConnector) else connector.lookup
         )
-        """How parked requests are looked up."""
+        """Function that looks parked requests up."""
         self._in_step = in_step
         self._roster = roster
         self._manager = roster.manager
@@ -70,21 +70,21 @@ class RemoteKV:
         self._vocab_size = vocab_size
         self._turns = Turns(roster, max_num_seqs)
         self._to_load: deque[tuple[int, Request, range]] = deque()
-        """Reserved while that step was the last one planned; begun once it is through, because
-        its rows may still write blocks that were freed before."""
+        """Loads reserved while that step was the last one planned. They begin once it has ended,
+        because its rows may still write blocks that were freed before."""
         self.awaits_fence = False
-        """Whether a load waits for nothing but the fence of a step that is through."""
+        """Whether a load waits only for the fence of a step that has ended."""
         self._to_ask: dict[int, Request] = {}
-        """By ``seq``: parked, and to be looked up in the next step; the others are announced."""
+        """Parked requests by ``seq`` to look up in the next step; the others are announced."""
         self._asked: list[Request] = []
-        """Parked in their turn, what peers lend for them is held there: blocks are free for them,
+        """Requests parked in their turn, whose peers hold what they lend: blocks are free for them,
         and not yet reserved."""
         self._joined: list[Request] = []
-        """Running, with blocks that are yet to be made findable."""
+        """Running requests whose blocks are not yet in the prefix cache."""
 
     def park(self, request: Request, *, comes: bool = True) -> None:
-        """Keep a request aside until its KV comes, or until it may be computed here where none
-        ``comes``. It is in no queue."""
+        """Keep a request in no queue until its KV comes, or until it may be computed here if no KV
+        ``comes``."""
         hits = self._manager.find_cached_prefix(request, request.num_prefill)
         request.group.num_hit = len(hits) * self._manager.block_size
         request.state = RequestState.REMOTE
@@ -92,7 +92,7 @@ class RemoteKV:
         self._to_ask[request.seq] = request
 
     def poll(self, now: float) -> None:
-        """Act on what the connector has to say."""
+        """Apply the connector's events."""
         while self._joined:
             request = self._joined.pop()
             if request.state is RequestState.RUNNING:  # whoever left was cached as it went
@@ -112,7 +112,7 @@ class RemoteKV:
                 self._roster.stats.late_events += 1
 
     def ask(self, planned: int, now: float) -> None:
-        """Look up the parked requests of which there may be news; reserve for those that are ready.
+        """Look up the parked requests that may have changed, and reserve for those that are ready.
         ``planned`` is the last step that was planned."""
         ready = []
         for request in sorted(self._to_ask.values(), key=lambda each: each.order):
@@ -138,9 +138,9 @@ class RemoteKV:
                 return  # nobody behind it gets room; each look costs as much as its prompt is long
 
     def way_of(self, request: Request) -> Way:
-        """Decide on the request at the head of the queue, and take it from there if it goes. A
-        peer is asked when the request's turn has come and its blocks are free: what is lent is held
-        there until it is read."""
+        """Decide on the request at the head of the queue, and remove it if it leaves. A peer is
+        asked once it is the request's turn and its blocks are free, as the peer holds what it
+        lends."""
         if request.source.pull is not None and not self._may_ask(request):
             return Way.WAIT
         remote = self._lookup(request)
@@ -155,11 +155,11 @@ class RemoteKV:
         return Way.GONE if may else Way.WAIT
 
     def started(self, request: Request) -> None:
-        """A request starts to be computed here."""
+        """Report to the connector that a request starts to be computed here."""
         self._connector.started(request)
 
     def begin_loads(self, updated: int, fence: Fence) -> None:
-        """Begin loads whose blocks no step in flight can write any more."""
+        """Begin loads whose blocks no step in flight can still write."""
         while self._to_load and self._to_load[0][0] <= updated and fence.done():
             _, request, tokens = self._to_load.popleft()
             if request.state is RequestState.LOADING:
@@ -167,8 +167,8 @@ class RemoteKV:
         self.awaits_fence = bool(self._to_load) and self._to_load[0][0] <= updated
 
     def _may_ask(self, request: Request) -> bool:
-        """Whether it is the turn of the first in the queue, and it finds room beside those that
-        have asked before it."""
+        """Return whether it is the turn of the first in the queue, and it finds room next to those
+        that have asked before it."""
         roster, manager, size = self._roster, self._manager, self._manager.block_size
         if not self._turns.may_start(request):
             return False
@@ -180,8 +180,8 @@ class RemoteKV:
         return manager.can_start(hits, count, extra=asked, keep_spare=roster.busy)
 
     def _lookup(self, request: Request) -> Remote:
-        """Whether the KV of a request in the queue lies elsewhere. What was preempted, or has come
-        already, is computed again unless a step can bring it."""
+        """Return where KV of a queued request is. A preempted request, or one whose KV came, is
+        computed again unless a step can bring it."""
         connector: KVConnector | None = self._connector
         if request.remote_done or request.num_preemptions:
             connector = self._in_step
@@ -192,8 +192,8 @@ class RemoteKV:
         return connector.lookup(request, len(hits) * self._manager.block_size)
 
     def _load_at_once(self, request: Request, remote: Remote) -> bool:
-        """Take blocks for all known tokens of the first in the queue, and have what is elsewhere
-        brought with the step that is being planned; or False."""
+        """Take blocks for all known tokens of the first in the queue, and load its remote KV with
+        the step being planned; return False without room."""
         roster, manager = self._roster, self._manager
         assert self._in_step is not None, "nobody brings KV within steps"
         hits = manager.find_cached_prefix(request, request.max_cached_tokens)
@@ -224,7 +224,7 @@ class RemoteKV:
         del self._to_ask[request.seq]
 
     def _announced(self, event: Announced) -> bool:
-        """There is news of a request, which is looked up again once it is parked."""
+        """Mark a request to be looked up again, if it is parked; return whether it is known."""
         group = self._roster.groups.get(event.key)
         if group is None:
             return False
@@ -234,8 +234,8 @@ class RemoteKV:
         return True
 
     def _reserve(self, request: Request, remote: Remote, planned: int) -> bool:
-        """Pin local hits and take all other blocks, with one to decode into; False leaves it
-        parked for want of room."""
+        """Pin local hits and take all other blocks, with one to decode into. Return False, and
+        leave the request parked, without room."""
         manager = self._manager
         count = request.num_prefill
         fits = blocks_for(count, manager.block_size) < manager.pool.num_blocks
@@ -282,8 +282,8 @@ class RemoteKV:
         return True
 
     def _join(self, request: Request, event: Loaded, now: float) -> None:
-        """The KV is committed: emit the first tokens again, run, and cache it behind the launch of
-        the step that is planned."""
+        """Run a request whose KV is committed: emit its first tokens again, and cache its blocks
+        after the launch of the step that is planned."""
         manager = self._manager
         request.remote_done = True
         if request.group.notes is not None:
@@ -313,7 +313,7 @@ class RemoteKV:
         assert room is not None, "at least as many blocks were given back just now"
 
     def _count(self, request: Request) -> None:
-        """Once for each request, by where its prompt's KV comes from."""
+        """Count a request once, by the sources of its prompt's KV."""
         if request.num_preemptions:
             return
         stats, group = self._roster.stats, request.group
@@ -327,7 +327,7 @@ class RemoteKV:
         group.num_hit = request.num_computed  # what clients are told to be cached
 
     def _missed(self, event: LoadMissed, now: float) -> bool:
-        """Back to the queue, at the place that its arrival gives it."""
+        """Return the request to the queue, at the place of its arrival."""
         group = self._roster.groups.get(event.key)
         if group is None:
             return False

@@ -1,8 +1,7 @@
-"""All requests that live in this engine, by what they are doing, and the one way out for each.
+"""All requests of this engine by place, and the one way to end each.
 
 The scheduler, the remote half and the updater move requests between these places through the
-methods below, so that blocks, rows on the ranks and the connector's promises are let go
-of in one place.
+methods below. Blocks, rows on the ranks and the connector's promises are so released in one place.
 """
 
 from __future__ import annotations
@@ -32,17 +31,16 @@ from tandem.protocol.timeline import NoteBook
 ABORT = "abort"
 FAILED = "error"
 HANDED_OVER = "handed_over"
-"""Why a request ended, beside the words of ``FinishReason``."""
+"""Reasons of a request's end, in addition to those of ``FinishReason``."""
 
 _AWAITS_KV = (RequestState.REMOTE, RequestState.LOADING)
 
 _Deadline = tuple[float, int, RequestKey]
-"""With the number of its group."""
+"""Deadline, number of its group, and key."""
 
 
 class Outbox:
-    """What a step has to say to routers, by incarnation, in the order in which it happened, until
-    the engine takes it along."""
+    """Messages of a step to routers, by incarnation and in order, until the engine takes them."""
 
     def __init__(self) -> None:
         self.outputs: dict[bytes, list[EngineOutput]] = {}
@@ -52,48 +50,49 @@ class Outbox:
         """Notes of watched requests that have ended."""
 
     def emit(self, router: bytes, output: EngineOutput) -> None:
-        """Tokens of one choice, or a vector."""
+        """Add tokens of one choice, or a vector."""
         self.to(router).append(output)
 
     def to(self, router: bytes) -> list[EngineOutput]:
-        """What a router is to hear, to be added to until the next ``take``."""
+        """Return the list of a router's outputs, which may be extended until the next ``take``."""
         told = self.outputs.get(router)
         if told is None:
             told = self.outputs[router] = []
         return told
 
     def fail(self, key: RequestKey, cause: FailCause, message: str) -> None:
-        """The attempt ended without an answer."""
+        """Report that the attempt ended without an answer."""
         failed = Failed(key.request, key.attempt, cause, message)
         self.failed.setdefault(key.router, []).append(failed)
 
     def refuse(self, key: RequestKey, refusal: Refusal) -> None:
-        """The request was taken, and turned out to be one that cannot be."""
+        """Report the refusal of a request that had been accepted."""
         self.refused.setdefault(key.router, []).append(Refused(key.request, key.attempt, refusal))
 
     def take_refused(self) -> dict[bytes, list[Refused]]:
-        """Refusals since the last call, by incarnation."""
+        """Return refusals since the last call, by incarnation."""
         taken = self.refused
         if taken:
             self.refused = {}
         return taken
 
     def take_ended(self) -> list[NoteBook]:
-        """Notes since the last call."""
+        """Return notes since the last call."""
         taken = self.ended
         if taken:
             self.ended = []
         return taken
 
     def take(self) -> tuple[dict[bytes, list[EngineOutput]], dict[bytes, list[Failed]]]:
-        """Everything since the last call."""
+        """Return outputs and failures since the last call."""
         taken = self.outputs, self.failed
         self.outputs, self.failed = {}, {}
         return taken
 
 
 class Roster:
-    """Places: waiting (queue), parked (remote), loading, running; and blocks handed out."""
+    """Sequences by place: waiting (queue), parked (remote), loading, running; and blocks handed
+    out."""
 
     def __init__(
         self,
@@ -112,7 +111,7 @@ class Roster:
         self.stats = StepStats()
         self.groups: dict[RequestKey, RequestGroup] = {}
         self.tenants: Counter[str] = Counter()
-        """Requests that live here, by tenant."""
+        """Requests in the engine, by tenant."""
         self.tenants_changed: float | None = None
         """Time of the last request of another tenant than the request before it."""
         self._last_tenant: str | None = None
@@ -124,27 +123,28 @@ class Roster:
         self.running: list[Request] = []
         """Best order first."""
         self.held: dict[RequestKey, list[int]] = {}
-        """Blocks that the connector keeps for requests that are gone."""
+        """Blocks that the connector keeps for requests that have ended."""
         self.is_short = False
-        """A hand-off that was ready found no room when it last asked."""
+        """Whether a hand-off that was ready found no room at its last try."""
         self.dropped: list[SeqId] = []
         """Sequences whose rows the ranks must forget."""
         self._numbers = itertools.count()
         self._deadlines: list[_Deadline] = []
-        """A heap; some are of groups that have ended."""
+        """A heap; some entries are of groups that have ended."""
         self._left_running = False
 
     @property
     def busy(self) -> bool:
-        """Whether anybody has blocks who may want more: then a start leaves some to spare."""
+        """Return whether a sequence with blocks may need more: then a start leaves some to
+        spare."""
         return bool(self.running or self.loading)
 
     def next_seq(self) -> SeqId:
-        """A number never used before."""
+        """Return a number that was never used before."""
         return SeqId(next(self._numbers))
 
     def admit(self, group: RequestGroup) -> None:
-        """A new request is here."""
+        """Add a new request."""
         self.groups[group.key] = group
         tenant = group.source.tenant
         self.tenants[tenant] += 1
@@ -160,12 +160,12 @@ class Roster:
         heapq.heappush(self._deadlines, (group.deadline, group.number, group.key))
 
     def enter(self, request: Request) -> None:
-        """A new sequence of a group that is here; it has no place yet."""
+        """Add a new sequence of a known group; it has no place yet."""
         self.by_seq[request.seq] = request
         request.group.live[request.choice] = request
 
     def fork(self, parent: Request, child: Request) -> None:
-        """``child`` holds what ``parent`` came through its gates for."""
+        """Give ``child`` what ``parent`` holds of its gates."""
         for gate in parent.group.gates:
             gate.forked(parent, child)
         if child.constraint is not None:
@@ -177,13 +177,13 @@ class Roster:
         self.gates.wait(request, now)
 
     def let_in(self, request: Request) -> None:
-        """A request has passed its gates; it has no place yet."""
+        """Mark a request as past its gates; it has no place yet."""
         request.state = RequestState.WAITING
         if request.constraint is not None:
             self.constrained.add(request)
 
     def join(self, request: Request) -> None:
-        """To the running ones, at the place that its order gives it."""
+        """Add a sequence to the running ones, at the place of its order."""
         request.state = RequestState.RUNNING
         self.turns.begin(request.group.turn)
         running = self.running
@@ -199,7 +199,7 @@ class Roster:
         self.queue_again(request)
 
     def queue_again(self, request: Request) -> None:
-        """Have a sequence that is nowhere computed anew in its turn, without its blocks if it has
+        """Queue a sequence that has no place to be computed again, without its blocks if it has
         any."""
         if self.drafts:
             self.drafts.drop(request)
@@ -213,7 +213,7 @@ class Roster:
         self.waiting.push(request)
 
     def let_go(self, request: Request, why: str, now: float, *, keep: bool = False) -> None:
-        """End a sequence wherever it is. ``keep``: somebody may still write its blocks."""
+        """End a sequence wherever it is. ``keep``: a peer may still write its blocks."""
         if request.state is RequestState.RUNNING:
             self._left_running = True
             self.manager.cache_full(request)
@@ -240,9 +240,9 @@ class Roster:
             self.manager.free(request)
 
     def end_choices(self, key: RequestKey, choices: Iterable[int], now: float) -> None:
-        """End choices whose reader has found their end; others of the request go on. One that has
-        no sequence of its own yet, or whose KV is to come, ends with its next token; one that has
-        ended, or a request that is not here, is nothing."""
+        """End choices whose reader has found their end; the request's other choices go on. A choice
+        without a sequence of its own, or whose KV is to come, ends with its next token. Ended
+        choices and unknown requests are ignored."""
         group = self.groups.get(key)
         if group is None:
             return
@@ -254,19 +254,19 @@ class Roster:
         self.sweep()
 
     def end_cut(self, request: Request, now: float) -> None:
-        """End a sequence whose reader has found its end, unless it stands for others, too, or its
+        """End a sequence whose reader has found its end, unless it stands for other choices or its
         blocks are promised to a peer."""
         alone = len(request.choices) == 1 and request.preemptible and not request.finished
         if alone and request.choice in request.group.cut:
             self.let_go(request, ABORT, now)
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError unless every block is free or held by who is known to hold it."""
+        """Raise IntegrityError unless every block is free or held by a known owner."""
         tables = [request.block_ids for request in self.by_seq.values()]
         self.manager.check([*tables, *self.held.values()])
 
     def check_count(self) -> None:
-        """Check the number of blocks alone, where no request lives: cheap at every end of work."""
+        """Check the number of blocks alone, if no request is here: cheap at every end of work."""
         assert not self.by_seq, "blocks are counted when nothing runs"
         held = {block for blocks in self.held.values() for block in blocks}
         self.manager.check_count(len(held))
@@ -280,19 +280,20 @@ class Roster:
         *,
         keep: bool = False,
     ) -> None:
-        """End all choices of a request and tell the router why; ``keep`` as for ``let_go``."""
+        """End all choices of a request and report the cause to its router; ``keep`` as for
+        ``let_go``."""
         for request in list(group.live.values()):
             self.let_go(request, FAILED, now, keep=keep)
         self.outbox.fail(group.key, cause, message)
 
     def refuse(self, group: RequestGroup, refusal: Refusal, now: float) -> None:
-        """End all choices of a request that cannot be, as any worker would say."""
+        """End all choices of a request and report its refusal."""
         for request in list(group.live.values()):
             self.let_go(request, FAILED, now)
         self.outbox.refuse(group.key, refusal)
 
     def released(self, key: RequestKey) -> bool:
-        """Blocks that were handed out come back; False if none were."""
+        """Take back blocks that were handed out; return False if none were."""
         blocks = self.held.pop(key, None)
         if blocks is None:
             return False
@@ -300,14 +301,14 @@ class Roster:
         return True
 
     def sweep(self) -> None:
-        """Take those that ended out of ``running``."""
+        """Remove ended sequences from ``running``."""
         if self._left_running:
             running = RequestState.RUNNING
             self.running = [each for each in self.running if each.state is running]
             self._left_running = False
 
     def expired(self, now: float) -> list[RequestGroup]:
-        """Groups whose budget is spent, each once."""
+        """Return groups whose budget is spent, each once."""
         spent = []
         while self._deadlines and self._deadlines[0][0] <= now:
             group = self._group_of(heapq.heappop(self._deadlines))
@@ -316,7 +317,7 @@ class Roster:
         return spent
 
     def _group_of(self, deadline: _Deadline) -> RequestGroup | None:
-        """Whose deadline it is, while that group lives: a later one may have its key."""
+        """Return the group of a deadline if it has not ended; a later group may have its key."""
         _, number, key = deadline
         group = self.groups.get(key)
         return group if group is not None and group.number == number else None
@@ -327,7 +328,7 @@ class Roster:
             request.on_rank = False
 
     def _end_group(self, request: Request, why: str, now: float) -> bool:
-        """The last choice ended; whether the connector keeps its blocks."""
+        """End a group after its last choice; return whether the connector keeps its blocks."""
         group = request.group
         del self.groups[group.key]
         tenant = group.source.tenant
@@ -342,7 +343,7 @@ class Roster:
 
 
 def record_of(group: RequestGroup, num_prompt: int, why: str, now: float) -> FinishedRecord:
-    """What metrics want to know of a request that ended at ``now``."""
+    """Return the record for metrics of a request that ended at ``now``."""
     first, scheduled, arrival = group.first_token, group.scheduled, group.arrival
     params = group.source.params
     return FinishedRecord(

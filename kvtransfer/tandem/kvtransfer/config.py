@@ -15,7 +15,7 @@ from tandem.protocol.settings import (
 
 CONNECTORS = ("auto", "nixl", "cuda_p2p", "shm", "cuda_p2p_agent", "shm_agent", "tcp")
 MEETING = ("auto", "cuda_p2p", "shm")
-"""Those whose links go by who copies in a named folder."""
+"""Connectors whose links depend on which process copies in a named folder."""
 BY_SLOTS = ("auto", "nixl", "tcp")
 """Connectors that pack KV into slots, or may."""
 NODE_COPIES = ("auto", "direct", "agent")
@@ -26,7 +26,7 @@ MAX_PULL_PEERS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVTransferConfig:
-    """How a worker exports KV to its peers and takes KV from them."""
+    """Settings of a worker that exports KV to its peers and reads KV from them."""
 
     kv_connector: str = setting(
         "auto",

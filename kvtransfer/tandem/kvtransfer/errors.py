@@ -1,9 +1,9 @@
-"""What can go wrong inside kvtransfer and is told by raising.
+"""Exceptions of kvtransfer.
 
     TandemError
     └── KVTransferError
         ├── TransportError      a transport cannot start, register or connect
-        │   └── NotThereYet     what it needs is not there, and may come
+        │   └── NotThereYet     a requirement is missing and may appear later
         │       ├── NoAgentYet  the node has no agent now
         │       └── NoSocketYet a worker of this machine cannot be called now
         └── AddressInUse        no free port among those allowed
@@ -20,11 +20,11 @@ class KVTransferError(TandemError):
 
 
 class TransportError(KVTransferError):
-    """A transport cannot be used; the text says which and why."""
+    """A transport cannot be used; the text names it and the reason."""
 
 
 class NotThereYet(TransportError):
-    """What it needs is not there; it may be tried again later."""
+    """A requirement of the transport is missing; a later try may work."""
 
 
 class NoAgentYet(NotThereYet):

@@ -1,8 +1,8 @@
-"""What the hand-off tells the engine's thread, and what it needs of it.
+"""Events of hand-offs for the engine's thread.
 
 Polled by prefill/ and decode/ once a step from ``HandoffProducer.poll`` and
 ``HandoffConsumer.poll``; plain values, made by the transfer thread. No torch. ``Released`` and
-``LoadFailed`` are the engine's own words for it, and go to it as they are.
+``LoadFailed`` are types of the engine and are passed to it unchanged.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Wanted:
     key: RequestKey
     consumer: Incarnation
     hashes: tuple[BlockHash, ...]
-    """Of the prompt's leading blocks."""
+    """Hashes of the prompt's leading blocks."""
     budget_ms: int
 
 
@@ -71,7 +71,7 @@ class Loaded:
     first: tuple[FirstToken, ...]
     """Token 1 of each choice, as P drew it."""
     notes: tuple[Note, ...] = ()
-    """Where the time went, on this process's monotonic clock."""
+    """Times of the phases, on this process's monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)

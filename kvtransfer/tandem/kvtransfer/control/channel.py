@@ -1,10 +1,9 @@
-"""What both ends of the control plane share: the thread, its clock, its beats, its counters.
+"""Code shared by both ends of the control plane: the thread, its clock, beats and counters.
 
-A thread that wakes another takes a tenth of a millisecond on an idle machine, in each hand-off once
-a hop. So the sockets are looked after by the transfer thread itself while it has nothing to do
-(``attend``), and between its turns (``look``): what it says goes out, and what it is told comes in,
-by no other thread. The control thread stands by, and takes over when the transfer thread has been
-busy for a while: beats keep their time.
+Waking another thread takes a tenth of a millisecond on an idle machine, once a hop in each
+hand-off. So the transfer thread itself serves the sockets while it has nothing to do (``attend``),
+and between its turns (``look``). It sends and receives without another thread. The control thread
+takes over when the transfer thread has been busy for a while, so that beats are sent in time.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ HIGH_WATER = 10_000
 """Frames that may wait for a peer; one more breaks the link, as a lost frame would."""
 STOP_SECONDS = 5.0
 STAND_BY_SECONDS = 0.1
-"""For so long, and a quarter of a beat's interval at most, the transfer thread may be busy before
-the control thread looks after the sockets again."""
+"""Seconds that the transfer thread may be busy before the control thread serves the sockets. A
+quarter of a beat's interval, if that is less."""
 
 
 def now_ms() -> Millis:
@@ -67,11 +66,11 @@ class Channel:
         offer: Callable[[FromPeer], bool] | None = None,
         guard: CurveGuard | None = None,
     ) -> None:
-        """``deliver`` takes what must not be lost, ``offer`` what peers say: False where too much
-        of it waits."""
+        """``deliver`` takes items that must not be lost, ``offer`` messages of peers. ``offer``
+        returns False if too many wait."""
         self.guard = guard
         self.on_end: Callable[[], None] = lambda: None
-        """Told by the control thread that it has ended; set before ``start``."""
+        """Called by the control thread when it ends; set before ``start``."""
         self.config = config
         self.metrics = metrics
         self.problem: str | None = None
@@ -85,8 +84,7 @@ class Channel:
         """Descriptors of what the poller has, once asked for."""
         self.watch(self._inbox.fileno())
         self._more = False
-        """Sockets may have something of which they will not say so again: the last look at them
-        found something."""
+        """Sockets may have messages that they do not signal again: the last look found some."""
         times = LinkTimes(
             beat_interval=config.kv_beat_seconds,
             beat_timeout=config.kv_beat_timeout,
@@ -104,13 +102,13 @@ class Channel:
         self._pulse = Pulse(config.kv_beat_seconds)
         self._stand_by_seconds = min(STAND_BY_SECONDS, config.kv_beat_seconds / 4)
         self._lock = threading.Lock()
-        """Of sockets and links; who holds it looks after them."""
+        """Lock of sockets and links; the thread that holds it serves them."""
         self._wanted = False
         """The transfer thread is about to attend."""
         self._attended_at = -math.inf
-        """When it last did, by ``time.monotonic``."""
+        """Time of its last turn, by ``time.monotonic``."""
         self._over = threading.Event()
-        """Nobody looks after the sockets any more."""
+        """Set once no thread serves the sockets."""
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
     def start(self) -> None:
@@ -118,7 +116,7 @@ class Channel:
         self._thread.start()
 
     def post(self, item: ToControl) -> None:
-        """From any thread."""
+        """Queue an item for the control thread. Any thread may call this."""
         self._inbox.put(item)
 
     def stop(self) -> None:
@@ -137,7 +135,7 @@ class Channel:
         raise NotImplementedError
 
     def on_item(self, item: Say | Drop | SetPeers, now: Millis) -> None:
-        """Something the transfer thread or the engine's wants."""
+        """Handle an item of the transfer thread or the engine's thread."""
         raise NotImplementedError
 
     def on_due(self, now: Millis) -> None:
@@ -153,7 +151,7 @@ class Channel:
         raise NotImplementedError
 
     def next_wake(self) -> float:
-        """When (in milliseconds) the thread must wake though nothing came."""
+        """Return when (in milliseconds) the thread must wake even if nothing arrives."""
         return self._pulse.next * 1000
 
     # What is the same
@@ -164,14 +162,14 @@ class Channel:
         return Beat(board.engine_turns, board.transfers, board.has_work)
 
     def from_peer(self, said: FromPeer) -> bool:
-        """For the transfer thread; False where it does not keep up."""
+        """Pass a message to the transfer thread; return False if it does not keep up."""
         if self._offer is not None:
             return self._offer(said)
         self._deliver(said)
         return True
 
     def garbage(self) -> None:
-        """Something came that is no frame: counted, and that is all."""
+        """Count data that is not a frame."""
         self.metrics.garbage.labels("control").inc()
 
     # Whose turn it is
@@ -226,8 +224,8 @@ class Channel:
         return True
 
     def look(self) -> None:
-        """Send what has been said and take what has come, unless somebody else is at it. For the
-        transfer thread, between two pieces of its work."""
+        """Send what is queued and receive what has arrived, unless another thread does so. Called
+        by the transfer thread between two pieces of its work."""
         if self._lock.acquire(blocking=False):
             try:
                 # What is sent may swallow a socket's word of what has come.
@@ -249,7 +247,8 @@ class Channel:
         self._watched = None
 
     def _descriptors(self) -> Sequence[int]:
-        """That stir when a socket does; none while the control thread looks after them."""
+        """Return descriptors that become readable with a socket; none while the control thread
+        serves them."""
         found = self._watched
         if found is not None:
             return found
@@ -283,7 +282,7 @@ class Channel:
         self._end()
 
     def _stands_by(self) -> bool:
-        """Whether the transfer thread looks after the sockets, or has until just now."""
+        """Return whether the transfer thread serves the sockets, or did so recently."""
         if self._wanted:
             return True
         if self._lock.locked():
@@ -301,8 +300,8 @@ class Channel:
         self.on_end()
 
     def _serve(self, milliseconds: int | None = None) -> bool:
-        """One turn, by who holds the lock: wait for so long at most, or until something is due, and
-        do what is to be done. Whether anything was."""
+        """Run one turn with the lock held: wait until something is due, at most ``milliseconds``,
+        and do it. Return whether anything was done."""
         if self._over.is_set():
             return False
         try:
@@ -338,7 +337,7 @@ class Channel:
         return bool(said or ready) or late is not None
 
     def _say_all(self) -> bool:
-        """Do what others want of the sockets, up to a Stop; whether it was anything."""
+        """Handle queued items up to a Stop; return whether there was any."""
         items, now = self._inbox.take(), now_ms()
         for item in items:
             if isinstance(item, Stop):
@@ -349,7 +348,7 @@ class Channel:
 
 
 def control_socket(context: Context, kind: int) -> Socket:
-    """A socket whose connections are looked after by the kernel, too."""
+    """Open a socket with TCP keepalive."""
     socket = open_socket(
         context, kind, max_bytes=MAX_MESSAGE_BYTES, unsent=HIGH_WATER, unread=HIGH_WATER
     )

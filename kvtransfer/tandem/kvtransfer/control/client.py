@@ -61,11 +61,11 @@ class _Link:
     monitor: zmq.Socket[bytes]
     session: Session
     since: Millis | None = None
-    """When WELCOME came."""
+    """Time at which WELCOME came."""
 
     @property
     def stands(self) -> bool:
-        """Whether WELCOME has come."""
+        """Return whether WELCOME has come."""
         return self.since is not None
 
 
@@ -106,7 +106,7 @@ class ControlClient(Channel):
         return min([super().next_wake(), *due])
 
     def on_item(self, item: Say | Drop | SetPeers, now: Millis) -> None:
-        """New peers, something to say, or a link to drop."""
+        """Handle new peers, a message to send, or a link to drop."""
         if isinstance(item, SetPeers):
             self._set_peers(item.endpoints, now)
             return
@@ -156,8 +156,8 @@ class ControlClient(Channel):
                 self._send(producer, beat, now)
 
     def close_sockets(self) -> None:
-        """Tell the producers, so that they need not wait for beats, and the transfer thread, which
-        may go on."""
+        """Send Reset to the producers, so that they need not wait for beats. Report the ends of the
+        links to the transfer thread."""
         for producer in self._producers.values():
             link = producer.link
             if link is not None and link.stands:
@@ -177,8 +177,8 @@ class ControlClient(Channel):
             self._producers.setdefault(endpoint, _Producer(endpoint, now))
 
     def _address_of(self, producer: _Producer, now: Millis) -> str | None:
-        """``host:port`` in numbers, or None: it is asked for, or will be again after a pause; so is
-        what is no address, as a peer's card may say."""
+        """Return ``host:port`` in numbers, or None while the lookup runs or waits for its next try.
+        An endpoint that is not an address also gives None."""
         host, _, port = producer.endpoint.rpartition(":")
         try:
             if producer.lookup is None:
@@ -197,8 +197,8 @@ class ControlClient(Channel):
         return f"[{number}]:{port}" if found[0] is AddressFamily.AF_INET6 else f"{number}:{port}"
 
     def _try_to_connect(self, producer: _Producer, address: str, now: Millis) -> None:
-        """A link for which there is no descriptor left, or no key that is one, is one that is not
-        made: others go on, and it is tried again, with the next of the known keys."""
+        """Connect, or log why not and try again later with the next of the known keys. The cause is
+        a lack of descriptors or an invalid key; other links continue."""
         try:
             self._connect(producer, address, now)
         except (zmq.ZMQError, InvalidParameter) as error:

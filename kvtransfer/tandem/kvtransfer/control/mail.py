@@ -1,4 +1,4 @@
-"""What the control and the transfer thread say to each other."""
+"""Messages between the control thread and the transfer thread."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class LinkUp:
     link: LinkNumber
     connector: str
     host: str = ""
-    """Of P, for D's transport."""
+    """Host of P, for D's transport."""
     welcome: ProducerCard | None = None
-    """What P said, for D."""
+    """WELCOME of P, for D."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class FromPeer:
 
 @dataclass(frozen=True, slots=True)
 class Unsaid:
-    """P: what was to be said under the key is longer than a peer reads. It was not sent: the link
-    would have ended by it, and with it all its keys."""
+    """P: a message of this key is longer than a peer reads. It was not sent: it would have ended
+    the link with all its keys."""
 
     peer: Incarnation
     link: LinkNumber

@@ -1,9 +1,9 @@
-"""D's view of the prefill workers, by incarnation: what the engine's thread may ask at any time.
+"""D's view of the prefill workers, by incarnation, for the engine's thread at any time.
 
 Written by the transfer thread. A link is up once its probe has passed. One wrong header or digest
-quarantines the incarnation for a while; whatever the client did (cancels, refusals) never counts.
-Whom nobody names any more is remembered only while it is up: a rollout leaves nothing behind. One
-that is met before anybody has named it is, until the next word on who is wanted.
+quarantines the incarnation for a while; cancels and refusals never count. A peer that is not wanted
+any more is remembered only while it is up. One that is met before it is wanted is remembered until
+the next ``keep``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tandem.protocol.ids import Incarnation
 from tandem.protocol.messages import PeerHealth
 
 MAX_REMEMBERED = 256
-"""Incarnations that are down and still reported though nobody says that they are wanted; and those
-that are quarantined. The longest known are forgotten first."""
+"""Most incarnations that are down and not in ``keep`` but still reported, and most quarantined
+ones. The longest known are forgotten first."""
 
 
 class PeerBook:
@@ -28,20 +28,20 @@ class PeerBook:
         self._lock = threading.Lock()
         self._peers: dict[Incarnation, PeerHealth] = {}
         self._wanted: frozenset[Incarnation] | None = None
-        """None: nobody has said."""
+        """Peers of the last ``keep``; None before the first."""
         self._unnamed: dict[Incarnation, None] = {}
         """Those that are wanted no more, the last ones."""
         self._quarantined_until: dict[Incarnation, Millis] = {}
-        """Whether wanted or not: a peer may be named again."""
+        """Ends of quarantines, also of peers that are not wanted: they may be named again."""
 
     def is_up(self, peer: Incarnation) -> bool:
-        """Whether a hand-off from this peer may start."""
+        """Return whether a hand-off from this peer may start."""
         with self._lock:
             known = self._peers.get(peer)
         return known is not None and known.up
 
     def why_down(self, peer: Incarnation) -> str:
-        """For a refusal."""
+        """Return why a peer is down, as text of a refusal."""
         with self._lock:
             known = self._peers.get(peer)
         return "no peer that is known" if known is None else known.reason
@@ -52,8 +52,8 @@ class PeerBook:
             return tuple(self._peers.values())
 
     def keep(self, wanted: frozenset[Incarnation]) -> None:
-        """Of the peers that are down only these are known from now on, and those that are met later
-        and were never known. Any thread."""
+        """Forget the peers that are down, except these and those that are met later and were never
+        known. Any thread may call this."""
         with self._lock:
             former = (self._wanted or frozenset()) | self._peers.keys()
             self._unnamed.update(dict.fromkeys(former))
@@ -93,13 +93,13 @@ class PeerBook:
                 self._peers[peer] = msgspec.structs.replace(known, probed_bytes_per_s=probed)
 
     def probed(self, peer: Incarnation) -> float:
-        """At which rate the pattern of a peer came, bytes a second; 0 of one that is down."""
+        """Return the rate in bytes/s at which a peer's pattern was read; 0 if the peer is down."""
         with self._lock:
             known = self._peers.get(peer)
         return 0.0 if known is None else known.probed_bytes_per_s
 
     def pace(self, peer: Incarnation, *, bytes_per_s: float, waiting_bytes: int) -> None:
-        """How fast KV comes from a known peer (0 while unknown), and how much of it waits."""
+        """Record the rate of KV from a known peer (0 while unknown) and the bytes that wait."""
         with self._lock:
             known = self._peers.get(peer)
             if known is not None:
@@ -108,7 +108,7 @@ class PeerBook:
                 )
 
     def quarantine(self, peer: Incarnation, until: Millis) -> None:
-        """Quarantine: not up before then, whatever a probe says."""
+        """Keep a peer down until then, even if a probe passes."""
         self._quarantined_until.pop(peer, None)
         self._quarantined_until[peer] = until
         for old in list(self._quarantined_until)[:-MAX_REMEMBERED]:

@@ -48,7 +48,7 @@ _BATCH = 512
 
 
 class ControlServer(Channel):
-    """Binds on construction; ``endpoint`` says where."""
+    """P's end of the control plane. Binds on construction; ``endpoint`` is the address."""
 
     name = "kv-control-p"
 
@@ -113,7 +113,7 @@ class ControlServer(Channel):
                 self._listener.take(frame, now / 1000)
 
     def on_item(self, item: Say | Drop | SetPeers, now: Millis) -> None:
-        """Say something on a link, or drop it."""
+        """Send a message on a link, or drop the link."""
         if isinstance(item, SetPeers):
             return
         link = self._links.get(item.link)
@@ -141,8 +141,8 @@ class ControlServer(Channel):
         self._listener.say_all(encode(self.beat()))
 
     def close_sockets(self) -> None:
-        """Tell the consumers, so that they need not wait for beats, and the transfer thread, which
-        may go on."""
+        """Send Reset to the consumers, so that they need not wait for beats. Report the ends of the
+        links to the transfer thread."""
         self._listener.say_all(encode(Reset("the worker ends")))
         for number, link in self._links.items():
             self._deliver(LinkDown(link.peer, number, self.problem or "the worker ends"))
@@ -151,7 +151,7 @@ class ControlServer(Channel):
     # What the listener asks of its host.
 
     def write(self, parts: list[bytes]) -> bool:
-        """To the socket, at once or not at all."""
+        """Send without blocking; return False if the socket does not take it."""
         try:
             self._socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -159,7 +159,7 @@ class ControlServer(Channel):
         return True
 
     def welcome(self, hello: Hello) -> Welcome[ProducerCard] | str:
-        """How to reach the send slots, over a transport that both have."""
+        """Return WELCOME with the card of a transport that both have, or why there is none."""
         card = self._welcome(hello.connectors)
         return card if isinstance(card, str) else Welcome(card)
 
@@ -171,7 +171,7 @@ class ControlServer(Channel):
         self._deliver(LinkUp(link.peer, number, welcome.card.connector))
 
     def deliver(self, link: Link, message: ForProducer) -> bool:
-        """What is the transfer thread's business."""
+        """Pass a message to the transfer thread; return False if it does not keep up."""
         return self.from_peer(FromPeer(link.peer, LinkNumber(link.number), message))
 
     def down(self, link: Link, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What the machines ask for: the whole output of a step, executed by the transfer thread."""
+"""Actions of the machines: the whole output of a step, executed by the transfer thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Millis = NewType("Millis", int)
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Say this to a peer, on the link as it stands."""
+    """Send this to a peer, on the current link."""
 
     to: Incarnation
     message: KeyedToConsumer | KeyedToProducer
@@ -29,7 +29,7 @@ class Tell(msgspec.Struct, frozen=True):
 
 
 class Pack(msgspec.Struct, frozen=True):
-    """P: copy blocks into a send slot behind a header; answer with ``Packed``."""
+    """P: copy blocks into a send slot after a header; answer with ``Packed``."""
 
     key: RequestKey
     consumer: Incarnation
@@ -43,7 +43,7 @@ class Pack(msgspec.Struct, frozen=True):
 
 
 class Tag(msgspec.Struct, frozen=True):
-    """P: these blocks are written for good: set the tags, before anything is said of them."""
+    """P: the last write of these blocks is done. Set the tags before READY names the blocks."""
 
     key: RequestKey
     group: int
@@ -100,7 +100,7 @@ class Blame(msgspec.Struct, frozen=True):
 
 
 class Free(msgspec.Struct, frozen=True):
-    """The slot is nobody's; carried out by the table that owns the ring."""
+    """The slot is free; carried out by the table that owns the ring."""
 
     slot: int
 

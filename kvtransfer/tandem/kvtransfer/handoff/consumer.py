@@ -1,7 +1,7 @@
-"""D's machine: one pull, one event, what follows. Pure.
+"""D's machine: one pull and one event give the next pull and actions. Pure.
 
 ``step`` is called by ``imports.ImportTable`` alone. It promises: ``Loaded`` only after COMMITTED
-(of copies: after the tags of all were right behind them; or when nothing was wanted); exactly one
+(for copies: after the tags of all matched after the copy; or if nothing was wanted); exactly one
 ending per key; blocks are free only when nothing writes them, and so after the last copy into them
 is terminal; a slot whose read is not terminal is quarantined, never given back.
 """
@@ -204,8 +204,8 @@ def _on_part(pull: Pull | None, event: Told, now: Millis, policy: ConsumerPolicy
 
 
 def _follows(pull: Pull, part: Part, policy: ConsumerPolicy) -> bool:
-    """Whether a part is the next one of its item, of whole blocks, within what READY announced, of
-    the kind that the link brings, and fits."""
+    """Return whether a part is the next one of its item. It must be of whole blocks, announced by
+    READY, of the kind that the link brings, and fit."""
     if pull.direct or part.group >= len(pull.items) or pull.num_tokens is None:
         return False
     form = pull.form or policy
@@ -228,7 +228,7 @@ def _blocks(pull: Pull, flight: Flight, policy: ConsumerPolicy) -> tuple[int, ..
 
 
 def _sizes(blocks: tuple[tuple[int, ...], ...]) -> str:
-    """How many blocks of each item, for people."""
+    """Return the number of blocks of each item, as text."""
     return ", ".join(str(len(each)) for each in blocks) or "no"
 
 

@@ -1,7 +1,7 @@
-"""Where D copies P's blocks itself: what READY has to name, and what D copies of it. Pure.
+"""Links on which D copies P's blocks itself: the blocks READY must name and D's copies. Pure.
 
-There are no parts of P's then: READY names blocks, and D cuts its own copies as soon as it has
-blocks for them. Called by ``consumer`` alone.
+P cuts no parts then: READY names blocks, and D cuts its own copies as soon as it has blocks for
+them. Called by ``consumer`` alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Flight, Pull
 def announced(
     direct: bool, items: Iterable[Item], upto: int, num_tokens: int, form: Form | ConsumerPolicy
 ) -> tuple[int, ...]:
-    """How many blocks of each item READY names; nothing where parts go by slots."""
+    """Return how many blocks of each item READY names; empty if parts go through slots."""
     size, found = form.block_size, []
     for item in items if direct else ():
         stop = available(item, upto, num_tokens, size)

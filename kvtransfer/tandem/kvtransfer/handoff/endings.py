@@ -1,4 +1,4 @@
-"""What D's handlers share: deadlines, endings, completeness. Pure; ``consumer`` alone calls it."""
+"""Shared code of D's handlers: deadlines, endings, completeness. Pure; only for ``consumer``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tandem.protocol.kv import LoadFailed
 Result = tuple[Pull | None, list[Action]]
 
 BY_TIME = (GoneReason.UNKNOWN, GoneReason.EXPIRED)
-"""What P says when its own deadline has passed. A budget runs out at both ends at once: said behind
-it, this is no news of P, and D may only have been too busy to look at the clock first."""
+"""Reasons of P after its own deadline has passed. A budget runs out at both ends at once. After D's
+budget this is not a fault of P: D may have been too busy to check its clock first."""
 
 _replace = msgspec.structs.replace
 
@@ -35,7 +35,7 @@ def armed(pull: Pull, now: Millis, policy: ConsumerPolicy) -> Pull:
 
 
 def is_due(pull: Pull, policy: ConsumerPolicy) -> bool:
-    """Whether P or the transport owes something: announced parts, or FINAL after the last."""
+    """Return whether P or the transport owes announced parts, or FINAL after the last."""
     assert pull.start is not None
     if pull.num_tokens is None or pull.upto == pull.num_tokens:
         return True
@@ -50,7 +50,7 @@ def is_due(pull: Pull, policy: ConsumerPolicy) -> bool:
 def close(
     pull: Pull, now: Millis, policy: ConsumerPolicy, ending: Callable[[bool], Tell], *, say: bool
 ) -> Result:
-    """End without success: abandon, quarantine what is being read, tell the engine."""
+    """End without success: abandon the key, quarantine slots being read, report to the engine."""
     actions: list[Action] = []
     if say:
         actions.append(Send(pull.producer, Done(pull.key, ok=False)))
@@ -69,7 +69,7 @@ def close(
 
 
 def _given_up(pull: Pull) -> tuple[tuple[Flight, ...], list[Action]]:
-    """Reads that nobody wants: copies, which are waited for, and the quarantine of slots."""
+    """Return the reads to give up: copies, which are waited for, and the quarantine of slots."""
     copying = tuple(each for each in pull.reading if each.slot is None)
     return copying, [Quarantine(each.slot) for each in pull.reading if each.slot is not None]
 
@@ -92,8 +92,8 @@ def fail(
 
 
 def doubted(pull: Pull, doubt: Doubt, now: Millis, policy: ConsumerPolicy) -> Result:
-    """What came is another's: nothing of it is used. Whether that speaks against the link is told
-    when P has answered whether its lease stood, else every lease that ends while D reads would."""
+    """Fail the pull: the data belongs to another hand-off and is not used. Whether this counts
+    against the link is decided by P's answer about its lease: a lease may end while D reads."""
     done = Send(pull.producer, Done(pull.key, ok=False))
     copying, unread = _given_up(pull)
     doubted = _replace(
@@ -110,7 +110,7 @@ def doubted(pull: Pull, doubt: Doubt, now: Millis, policy: ConsumerPolicy) -> Re
 def settled(
     pull: Pull, told: Callable[[bool], Tell], now: Millis, policy: ConsumerPolicy
 ) -> Result:
-    """Tell at last the ending of what was doubted; blocks are free with the last copy."""
+    """Report the ending after P's answer; blocks are free with the last copy."""
     free = not (pull.reading or pull.unpacking)
     settled = _replace(
         pull,

@@ -1,4 +1,4 @@
-"""What P knows of one key, and everything that can happen to it: the values of P's machine."""
+"""P's state of one key and the events of its machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ProducerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     """Tokens per block."""
     groups: tuple[Group, ...]
-    """Of the layout: what a manifest is made of."""
+    """Groups of the layout, from which a manifest is made."""
     header_bytes: int
     lease_ms: int
     expect_ms: int
@@ -47,7 +47,7 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     key: RequestKey
     state: PState
     deadline: Millis
-    """Of the state: budget, hard cap, or the tombstone's end."""
+    """Deadline of the state: budget, hard cap, or the tombstone's end."""
     budget: Millis | None = None
     consumer: Incarnation = NOBODY
     direct: bool = False
@@ -72,7 +72,7 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     credits: int = 0
     max_blocks: tuple[int, ...] = ()
     form: Form | None = None
-    """In what parts are cut; None is P's own blocks as they are held."""
+    """Form in which parts are cut; None is P's own blocks unchanged."""
     out: tuple[Out, ...] = ()
     engine_holds: bool = False
     """The engine was given the key and has not let go."""
@@ -107,7 +107,7 @@ class Begun(msgspec.Struct, frozen=True):
 
 
 class Launched(msgspec.Struct, frozen=True):
-    """A chunk's kernels are on their way; nothing may be said yet."""
+    """A chunk's kernels are launched; READY must not announce it yet."""
 
     key: RequestKey
     tables: tuple[tuple[int, ...], ...]
@@ -117,7 +117,7 @@ class Launched(msgspec.Struct, frozen=True):
 
 
 class Fenced(msgspec.Struct, frozen=True):
-    """The host has seen the fence behind a chunk's last KV write."""
+    """The host has seen the fence after a chunk's last KV write."""
 
     key: RequestKey
     upto: int
@@ -142,7 +142,7 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class Cancel(msgspec.Struct, frozen=True):
-    """The router wants no more of it, or it cannot be said for another reason."""
+    """The router cancelled the request, or its messages cannot be sent."""
 
     key: RequestKey
     reason: GoneReason = GoneReason.CANCELLED

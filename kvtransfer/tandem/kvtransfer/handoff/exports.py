@@ -78,7 +78,7 @@ class ExportTable:
         )
 
     def next_deadline(self) -> Millis | None:
-        """When ``expire`` is due."""
+        """Return when ``expire`` is due."""
         return self._timers.next(self._deadline)
 
     @property

@@ -1,8 +1,8 @@
-"""In what blocks and in what type the KV of one hand-off travels, where its ends' own differ. Pure.
+"""Block size and type in which the KV of one hand-off travels, if those of its ends differ. Pure.
 
 Parts are cut in blocks of the smaller end, so that a part's block lies within one block of either;
-copies are cut in P's blocks, which have the tags. D says the form in WANT, by its own settings and
-what P said in WELCOME; without one, KV travels as D holds it, in blocks that are those of both.
+copies are cut in P's blocks, which have the tags. D chooses the form by its own settings and P's
+WELCOME, and sends it in WANT. Without one, KV travels in D's type and in the blocks of both.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ import msgspec
 from tandem.kvtransfer.handoff.manifest import Group
 
 SCALE_BYTES = 4
-"""Of a float32."""
+"""Bytes of a float32."""
 
 
 class WireDtype(StrEnum):
-    """In what type KV travels through slots."""
+    """Type in which KV travels through slots."""
 
     AUTO = "auto"
-    """As it is held."""
+    """The type of the slab."""
     FP8 = "fp8"
     """float8_e4m3fn, with a float32 scale for each head of K and V of each layer in each block."""
 
 
 class Form(msgspec.Struct, frozen=True):
-    """What the parts, or the copies, of one hand-off are cut in."""
+    """Blocks and type in which the parts, or the copies, of one hand-off are cut."""
 
     block_size: int
     """Tokens of a block on its way."""
     groups: tuple[Group, ...]
-    """Of the layout, with the sizes of such blocks."""
+    """Groups of the layout, with the sizes of such blocks."""
     sender_block_size: int
     """Tokens of a block of P's, by which its manifest is made."""
     dtype: WireDtype = WireDtype.AUTO
 
 
 def is_ratio(one: int, other: int) -> bool:
-    """Whether blocks of these sizes can be cut into each other's."""
+    """Return whether one block size is a multiple of the other."""
     return min(one, other) > 0 and max(one, other) % min(one, other) == 0
 
 

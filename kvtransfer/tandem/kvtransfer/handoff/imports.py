@@ -1,8 +1,8 @@
-"""All that D has asked for: one pull per key, the receive slots they share, and their deadlines.
+"""All pulls of D: one per key, the receive slots they share, and their deadlines.
 
-Owned by the transfer thread. ``apply`` runs D's machine on one event and returns what is to be
-done outside; receive slots are granted to queued parts, those of the oldest key first. A slot
-whose read was given up is quarantined here until ``read_ended``. Pure.
+Owned by the transfer thread. ``apply`` runs D's machine on one event and returns the actions;
+receive slots are granted to queued parts, those of the oldest key first. A slot whose read was
+given up is quarantined here until ``read_ended``. Pure.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ImportTable:
         return actions
 
     def is_news(self, message: Ready) -> bool:
-        """Whether READY announces more than is known under its key."""
+        """Return whether READY announces more than is known under its key."""
         pull = self.pulls.get(message.key)
         return pull is None or pull.num_tokens is None or message.upto > pull.upto
 
@@ -111,7 +111,7 @@ class ImportTable:
         )
 
     def next_deadline(self) -> Millis | None:
-        """When ``expire`` is due."""
+        """Return when ``expire`` is due."""
         return self._timers.next(self._deadline)
 
     @property
@@ -120,7 +120,7 @@ class ImportTable:
         return len(self.pulls) - len(self._closed)
 
     def is_pulling(self, peer: Incarnation) -> bool:
-        """Whether anything is still wanted of the producer under any key."""
+        """Return whether anything is still wanted of the producer under any key."""
         return peer in self._open_with
 
     def copy(self) -> ImportTable:

@@ -1,4 +1,4 @@
-"""What P's handlers share: cutting parts, announcing, ending. Pure; ``producer`` alone calls it."""
+"""Shared code of P's handlers: cutting parts, announcing, ending. Pure; only for ``producer``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _replace = msgspec.structs.replace
 
 
 def can_cut(export: Export, policy: ProducerPolicy) -> bool:
-    """Whether the export would give out a part if it were its turn."""
+    """Return whether the export could cut a part now."""
     return (
         export.wants
         and export.state in (PState.COMPUTING, PState.LEASED)
@@ -80,7 +80,7 @@ def tombstone(key: RequestKey, reason: GoneReason, now: Millis, policy: Producer
 def end(
     export: Export, reason: GoneReason, now: Millis, policy: ProducerPolicy, *, answered: bool
 ) -> Result:
-    """Turn GONE. ``answered``: D reads no more (it said so, or its link is lost)."""
+    """Turn GONE. ``answered``: D reads no more (it sent DONE, or its link is lost)."""
     actions: list[Action] = []
     if reason is not GoneReason.PEER_LOST and export.opened:
         actions.append(Send(export.consumer, Gone(export.key, reason)))
@@ -105,7 +105,7 @@ def end(
 def answered_tombstone(
     export: Export, reason: GoneReason, now: Millis, policy: ProducerPolicy
 ) -> Result:
-    """An expected key that will not come: nothing is held, only said."""
+    """End an expected key that will not come: send GONE, hold nothing."""
     gone = _replace(
         export, state=PState.GONE, reason=reason, deadline=Millis(now + policy.tombstone_ms)
     )
@@ -115,8 +115,8 @@ def answered_tombstone(
 def announce(
     export: Export, now: Millis, policy: ProducerPolicy, *, ready_said: bool = False
 ) -> Result:
-    """Say READY (of nothing yet, when the engine begins: D reserves meanwhile), and FINAL once
-    everything is fenced and token 1 known (which starts the cap)."""
+    """Send READY, also of no token when the engine begins, so that D can reserve. Send FINAL, which
+    starts the cap, once everything is fenced and token 1 known."""
     actions: list[Action] = []
     if export.opened and export.begun and not ready_said:
         actions.append(Send(export.consumer, say_ready(export, policy)))
@@ -143,7 +143,7 @@ def say_ready(export: Export, policy: ProducerPolicy) -> Ready:
 
 
 def why(export: Export) -> GoneReason:
-    """What to answer under an ended key."""
+    """Return the reason to answer under an ended key."""
     return GoneReason.CLOSED if export.state is PState.CLOSED else export.reason
 
 

@@ -1,7 +1,7 @@
-"""What one hand-off carries: typed items, each with its own rule of what makes it complete. Pure.
+"""Manifest of one hand-off: typed items, each with its own rule of completeness. Pure.
 
-P says the manifest in READY, D holds it to the one that follows from its own layout, and a hand-off
-is complete when each item is: no item stands in for another. An item is of one group of the layout;
+P sends the manifest in READY and D compares it with the one of its own layout. A hand-off is
+complete when each item is: no item stands in for another. An item is of one group of the layout;
 its range is counted in tokens, in which parts of it are cut, packed, read and counted.
 """
 
@@ -27,7 +27,7 @@ RULES = {
     KVKind.DRAFT: "every block of [0, num_tokens)",
     KVKind.ENCODER: "every block of its own `span` positions",
 }
-"""With what an item is complete, in words."""
+"""Rule of completeness by kind, in words."""
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,11 +37,11 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     span: int | None = None
     block_bytes: int
     blocks_per_part: int
-    """Blocks of one part: what fits a slot behind its header."""
+    """Blocks of one part: as many as fit a slot after its header."""
     blocks_per_copy: int = 1
     """Blocks of one read, where blocks are copied into blocks."""
     part_bytes: int = 0
-    """What fits a slot behind its header."""
+    """Payload bytes of a slot."""
     rows: int = 1
     """Runs of a block's tokens that lie together: one for each head of K and V of each layer."""
     item_bytes: int = 1
@@ -79,14 +79,14 @@ def _range(group: Group, num_tokens: int, block_size: int) -> tuple[int, int]:
 
 
 def begin(item: Item, from_token: int) -> int:
-    """Where an item begins for a D that has all before ``from_token``, a whole block, cached."""
+    """Return the first token of an item for a D that has cached whole blocks up to ``from_token``."""
     if item.kind in (KVKind.ENCODER, KVKind.STATE):
         return item.start
     return max(item.start, from_token)
 
 
 def available(item: Item, ready: int, num_tokens: int, block_size: int) -> int:
-    """How far an item can be taken when the prompt's first ``ready`` tokens are computed: whole
+    """Return the end of an item once the prompt's first ``ready`` tokens are computed: whole
     blocks, except at its end."""
     if ready == num_tokens:
         return item.stop
@@ -110,12 +110,12 @@ def blocks_of(
 
 
 def begins(items: Iterable[Item], from_token: int) -> tuple[int, ...]:
-    """Where each item begins."""
+    """Return the first token of each item."""
     return tuple(begin(item, from_token) for item in items)
 
 
 def is_complete(items: Iterable[Item], reached: Iterable[int]) -> bool:
-    """Whether every item has got to its end; ``reached`` is how far each is, without a gap."""
+    """Return whether every item is complete; ``reached`` is each item's end without a gap."""
     return all(at >= item.stop for item, at in zip(items, reached, strict=True))
 
 
@@ -125,7 +125,8 @@ def in_words(items: Sequence[Item]) -> str:
 
 
 def why_not_carried(layout: KVLayout) -> str | None:
-    """Which group of a layout cannot be handed over, or None. One group's blocks are the slab's."""
+    """Return which group of a layout cannot be handed over, or None. The slab's blocks are those of
+    one group."""
     for index, group in enumerate(layout.groups):
         if group.kind not in CARRIED:
             allowed = ", ".join(sorted(CARRIED))

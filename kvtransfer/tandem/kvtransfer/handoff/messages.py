@@ -1,4 +1,4 @@
-"""What producer (P) and consumer (D) say to each other, in msgpack with a tag per kind.
+"""Messages between producer (P) and consumer (D), in msgpack with a tag per kind.
 
 P binds a ZMQ ROUTER, D connects a DEALER. A ZMQ message is two parts: the header of
 ``tandem.protocol.link`` (both incarnations and a sequence number) and one of these. Decoding is
@@ -24,18 +24,18 @@ MAX_MESSAGE_BYTES = 2 * MAX_FIRST_BYTES
 
 Small = Annotated[int, Meta(ge=0, le=1 << 24)]
 MAX_BLOCKS = 1 << 16
-"""Of one item of one hand-off."""
+"""Most blocks of one item of one hand-off."""
 MAX_PULLED_BLOCKS = 1 << 15
-"""That are asked of a peer's cache at once: their hashes are half of a message."""
+"""Most blocks that one OPEN asks of a peer's cache: their hashes are half of a message."""
 
 
 class GoneReason(StrEnum):
-    """Why P holds nothing (any more) under a key."""
+    """Reason why P holds nothing (any more) under a key."""
 
     UNKNOWN = "unknown"
     """Never admitted, or so long ago that it is forgotten."""
     ABANDONED = "abandoned"
-    """The consumer said so."""
+    """The consumer sent DONE without success."""
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     """The hard cap of the lease or the request's budget."""
@@ -48,11 +48,11 @@ class GoneReason(StrEnum):
     CLOSED = "closed"
     """Already handed over and committed."""
     INTERNAL = "internal"
-    """A fault of P's own, while packing, or what it has to say is longer than D reads."""
+    """A fault of P while packing, or a message that is longer than D reads."""
 
 
 class ProducerCard(msgspec.Struct, frozen=True):
-    """Of P's WELCOME: how to reach the send slots."""
+    """Card of P in WELCOME: its send slots and blocks and the transport to them."""
 
     connector: Annotated[str, Meta(max_length=32)]
     card: Annotated[bytes, Meta(max_length=64 << 10)]
@@ -68,11 +68,11 @@ class ProducerCard(msgspec.Struct, frozen=True):
     block_size: Small = 0
     """Tokens of a block of P's."""
     tensor_parallel_rank: Small = 0
-    """Whose slab it is."""
+    """Rank whose slab it is."""
     tensor_parallel_size: Small = 1
-    """Of how many that share each layer's heads."""
+    """Ranks that share each layer's heads."""
     wire_dtype: WireDtype = WireDtype.AUTO
-    """In what type P wants KV to travel; if fp8 at either end, it does."""
+    """Type in which P asks KV to travel; fp8 if either end asks for it."""
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
@@ -96,8 +96,8 @@ class ProbeDone(msgspec.Struct, frozen=True, tag="probe_done"):
 
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
-    """D → P: this key is mine; say READY and FINAL. Idempotent. With hashes it is no request of
-    P's: D asks for what P has cached of these blocks, from the first on."""
+    """D → P: ask for READY and FINAL of this key. Idempotent. With hashes it asks for these blocks
+    of P's cache, from the first on; P computes nothing for it."""
 
     key: RequestKey
     budget_ms: Count | None
@@ -108,10 +108,10 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """P → D, cumulative: KV of tokens [0, upto) of num_tokens is written, and leased (of none yet,
-    when P begins); items is the manifest of all that comes; blocks says where it
-    lies in P's slab, on a link that copies it. There it is said again, with nothing new, when the
-    last of the prompt is about to be written, so that D is awake."""
+    """P → D, cumulative: KV of tokens [0, upto) of num_tokens is written and leased. upto is 0 when
+    P begins. items is the manifest. blocks are the places in P's slab, on a link that copies it.
+    There READY is repeated, with nothing new, shortly before the last KV of the prompt is written:
+    it wakes D."""
 
     key: RequestKey
     upto: Count
@@ -121,12 +121,12 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
         tuple[Annotated[tuple[Small, ...], Meta(max_length=MAX_BLOCKS)], ...],
         Meta(max_length=MAX_GROUPS),
     ] = ()
-    """By item, from its start as far as it can be taken; none where parts go by slots."""
+    """Blocks by item, from its start as far as available; empty if parts go through slots."""
 
 
 class Want(msgspec.Struct, frozen=True, tag="want"):
-    """D → P: cut parts from this token on, so many ahead of what I took; block_size and dtype say
-    in what they are to travel."""
+    """D → P: cut parts from this token on, at most ``credits`` ahead of TAKEN. block_size and dtype
+    are the form of the parts."""
 
     key: RequestKey
     from_token: Count
@@ -140,11 +140,11 @@ class Want(msgspec.Struct, frozen=True, tag="want"):
     block_size: Annotated[int, Meta(ge=1, le=1 << 24)]
     """Tokens of a block on its way: P's own are as many, or a multiple."""
     dtype: WireDtype = WireDtype.AUTO
-    """In what type the parts are to be packed."""
+    """Type in which the parts are packed."""
 
 
 class Part(msgspec.Struct, frozen=True, tag="part"):
-    """P → D: tokens [start, stop) of an item lie packed in a send slot behind a header."""
+    """P → D: tokens [start, stop) of an item are packed in a send slot after a header."""
 
     key: RequestKey
     index: Count
@@ -154,7 +154,7 @@ class Part(msgspec.Struct, frozen=True, tag="part"):
     nbytes: Count
     """Header and payload together."""
     group: Annotated[int, Meta(ge=0, lt=MAX_GROUPS)] = 0
-    """Of the item."""
+    """Index of the item's group."""
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken"):
@@ -174,7 +174,7 @@ class Final(msgspec.Struct, frozen=True, tag="final"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """D → P: all reads are terminal and good (ok), or I want no more."""
+    """D → P: all reads are terminal and good (ok), or D abandons the key."""
 
     key: RequestKey
     ok: bool
@@ -200,10 +200,10 @@ ToConsumer = (
 Message = ToProducer | ToConsumer
 KeyedToProducer = Open | Want | Taken | Done
 ForProducer = Open | Want | Taken | Done | Probe | ProbeDone
-"""What the transfer thread of P is told of; the rest is the link's own."""
+"""Messages for the transfer thread of P; the link handles the rest."""
 KeyedToConsumer = Ready | Part | Final | Committed | Gone
 
 decode_to_producer: Decoder[ToProducer] = Decoder(ToProducer, MAX_MESSAGE_BYTES)
-"""Of what a consumer says."""
+"""Decoder of messages of consumers."""
 decode_to_consumer: Decoder[ToConsumer] = Decoder(ToConsumer, MAX_MESSAGE_BYTES)
-"""Of what a producer says."""
+"""Decoder of messages of producers."""

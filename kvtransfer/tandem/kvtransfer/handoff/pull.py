@@ -1,4 +1,4 @@
-"""What D knows of one key, and everything that can happen to it: the values of D's machine."""
+"""D's state of one key and the events of its machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ConsumerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     """Tokens per block."""
     groups: tuple[Group, ...]
-    """Of the layout: what a manifest must be made of."""
+    """Groups of the layout, which a manifest must match."""
     header_bytes: int
     credits: int
     transfer_ms: int
@@ -52,7 +52,7 @@ class Flight(msgspec.Struct, frozen=True):
 
 
 class Doubt(msgspec.Struct, frozen=True):
-    """What was wrong with a part: its identity or its digest."""
+    """Fault of a part: its identity or its digest."""
 
     cause: FailCause
     message: str
@@ -65,13 +65,13 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
     state: DState
     producer: Incarnation
     budget: Millis
-    """When the request's own deadline ends it."""
+    """Deadline of the request itself."""
     deadline: Millis
     """The nearest of the state's deadlines."""
     direct: bool = False
     """P's blocks are copied into D's: parts are cut here, and need no slot."""
     form: Form | None = None
-    """In what parts or copies are cut; None is D's own blocks as they are held."""
+    """Form in which parts or copies are cut; None is D's own blocks unchanged."""
     num_tokens: int | None = None
     """Known from the first READY."""
     upto: int = 0
@@ -88,13 +88,13 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens up to which parts have been announced, or copies cut, by item."""
     next_index: int = 0
     queued: tuple[Flight, ...] = ()
-    """Parts whose turn has not come, oldest first."""
+    """Parts that wait for a slot, oldest first."""
     reading: tuple[Flight, ...] = ()
     unpacking: tuple[Flight, ...] = ()
     doubt: Doubt | None = None
-    """FAILING and not told yet: a part was wrong, and P has not said whether its lease stood."""
+    """Fault of a part while FAILING: P has not answered yet whether its lease held."""
     reached: tuple[int, ...] = ()
-    """By item: where it begins, and as many tokens more as lie verified in D's blocks."""
+    """Progress by item: its first token plus the tokens verified in D's blocks."""
 
     @property
     def unpacked(self) -> int:
@@ -112,9 +112,9 @@ class Opened(msgspec.Struct, frozen=True):
     direct: bool = False
     """The link's transport copies blocks into blocks."""
     form: Form | None = None
-    """In what the link's parts or copies are cut, where D's own blocks are not it."""
+    """Form of the link's parts or copies, if it is not D's own blocks."""
     hashes: tuple[BlockHash, ...] = ()
-    """Of the leading blocks that the peer is asked to lend, where it computes nothing for us."""
+    """Hashes of the leading blocks to pull from the peer's cache, if it computes nothing for D."""
     kind = DEvent.OPEN
 
 
@@ -169,7 +169,7 @@ class ReadFailed(msgspec.Struct, frozen=True):
 
 
 class Unpacked(msgspec.Struct, frozen=True):
-    """A part was verified and lies in D's blocks, as the host has seen; or ``fault`` says what was
+    """A part was verified and is in D's blocks, as the host has seen; or ``fault`` is what was
     wrong."""
 
     key: RequestKey
@@ -180,7 +180,7 @@ class Unpacked(msgspec.Struct, frozen=True):
 
 
 class Cancel(msgspec.Struct, frozen=True):
-    """The router or the engine wants no more of it."""
+    """The router or the engine cancelled the pull."""
 
     key: RequestKey
     kind = DEvent.CANCEL

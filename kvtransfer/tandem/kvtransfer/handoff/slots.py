@@ -1,8 +1,8 @@
-"""A ring of slots, as bookkeeping: who holds which, and which must not be used. Pure.
+"""Bookkeeping of a ring of slots: owners and quarantine. Pure.
 
-Owned by an export table (send slots) or an import table (receive slots). A quarantined slot is
-one whose read was given up before it was terminal: the bytes may still land (releasing a
-transfer's handle is no fence), so it is never handed out until the transport says terminal.
+Owned by an export table (send slots) or an import table (receive slots). A quarantined slot is one
+whose read was given up before it was terminal: the bytes may still arrive (releasing a transfer's
+handle is no fence), so it is never given out until the transport reports terminal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tandem.protocol.ids import Incarnation, RequestKey
 
 
 class SlotState(Enum):
-    """Of one slot."""
+    """State of one slot."""
 
     FREE = "free"
     HELD = "held"
@@ -29,7 +29,7 @@ class Slot(msgspec.Struct, frozen=True):
     peer: Incarnation | None = None
     key: RequestKey | None = None
     index: int = 0
-    """Of the part within its hand-off."""
+    """Index of the part within its hand-off."""
 
 
 FREE = Slot()
@@ -58,11 +58,11 @@ class SlotRing:
 
     @property
     def quarantined(self) -> int:
-        """Slots that wait for a transfer nobody wants any more."""
+        """Return the number of slots that wait for a transfer that was given up."""
         return self._quarantined
 
     def has_room(self, peer: Incarnation) -> bool:
-        """Whether ``take`` would give this peer a slot."""
+        """Return whether ``take`` would give this peer a slot."""
         return bool(self._free) and self._held.get(peer, 0) < self.per_peer
 
     def take(self, peer: Incarnation, key: RequestKey, index: int) -> int:

@@ -27,7 +27,7 @@ class PState(StrEnum):
 
 
 class PEvent(StrEnum):
-    """What happens to an export."""
+    """Events of an export."""
 
     ADMIT = "admit"
     REFUSE = "refuse"
@@ -62,7 +62,7 @@ class DState(StrEnum):
 
 
 class DEvent(StrEnum):
-    """What happens to a pull."""
+    """Events of a pull."""
 
     OPEN = "open"
     READY = "READY"

@@ -9,7 +9,7 @@ from tandem.kvtransfer.handoff.actions import Millis
 from tandem.protocol.ids import RequestKey
 
 Current = Callable[[RequestKey], Millis | None]
-"""What a key's deadline is by now, if it has one."""
+"""Function that returns a key's current deadline, if it has one."""
 
 
 class Timers:

@@ -57,10 +57,10 @@ class Loaded:
 
     key: RequestKey
     first: tuple[FirstToken, ...]
-    """Token 1 of each choice; the scheduler emits it again as this worker's first frame. () when
+    """Token 1 of each choice; the scheduler emits it again as this worker's first frame. Empty if
     it is to be drawn here."""
     usable: bool = True
-    """False: token 1 ended every choice, so no KV was brought; the blocks are freed, not cached."""
+    """False: token 1 ended every choice, so no KV came; the blocks are freed, not cached."""
     blocks_free: bool = True
     """False (only with ``usable=False``): writes may still land; a ``Released`` follows."""
     notes: tuple[Note, ...] = ()
@@ -76,9 +76,9 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class LoadMissed:
-    """The load failed and nothing but time is lost: the request is computed here. Its blocks are
-    written by nobody any more. Whoever says this answers ``lookup`` with NOTHING for the key from
-    then on, or the request would be sent to load for ever."""
+    """The load failed without damage: the request is computed here, and its blocks are no longer
+    written. The connector answers ``lookup`` with NOTHING for the key from then on; otherwise the
+    request would load forever."""
 
     key: RequestKey
 
@@ -134,8 +134,8 @@ class KVConnector(Protocol):
     def first_tokens(
         self, request: Request, first: Sequence[FirstToken], finish: str | None
     ) -> None:
-        """After the prompt's last chunk: token 1 of each choice as drawn here. ``finish`` is the
-        reason if token 1 ended the request (every choice)."""
+        """Take token 1 of each choice as drawn here, after the prompt's last chunk. ``finish`` is
+        the reason if token 1 ended the request (every choice)."""
         ...
 
     def finished(self, request: Request, why: str) -> Hold:

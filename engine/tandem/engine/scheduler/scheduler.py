@@ -49,8 +49,8 @@ from tandem.protocol.steps import Crowd
 from tandem.protocol.timeline import NoteBook
 
 CHOICE_COST = 16
-"""Tokens that a choice costs when it comes, in the order of tenants; those that it generates are
-charged when it ends."""
+"""Tokens charged for a choice when it comes, in the order of tenants. Generated tokens are charged
+when it ends."""
 
 
 class Scheduler:
@@ -68,9 +68,9 @@ class Scheduler:
         step_sizes: Sequence[StepSize] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``fingerprint``: the root of block hashes; ``connectors``: asked in their order, one of
-        them InStepConnector at most; ``gates``: what requests may wait for; ``step_sizes``: what
-        ranks pad steps to; ``clock``: seconds, monotonic."""
+        """``fingerprint``: the root of block hashes; ``connectors``: asked in order, at most one an
+        InStepConnector; ``gates``: conditions that requests may wait for; ``step_sizes``: sizes
+        that ranks pad steps to; ``clock``: seconds, monotonic."""
         self.config = config
         self.limits = limits
         self.manager = manager
@@ -111,40 +111,40 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
-        """Whether a request lives here."""
+        """Return whether a request is in the engine."""
         return bool(self.roster.groups)
 
     @property
     def has_work(self) -> bool:
-        """Whether a request lives here, blocks are held for one that is gone, or something is
-        unsaid."""
+        """Return whether a request is in the engine, blocks are held for an ended one, or a message
+        is unsent."""
         roster, outbox = self.roster, self.outbox
         unsaid = outbox.outputs or outbox.failed or outbox.refused
         return bool(roster.groups or roster.held or unsaid)
 
     @property
     def has_pending(self) -> bool:
-        """Whether a connector waits for something."""
+        """Return whether a connector has pending work."""
         return self._connector is not None and self._connector.has_pending()
 
     @property
     def has_promises(self) -> bool:
-        """Whether KV is promised to somebody, or on its way from somebody."""
+        """Return whether KV is promised to a peer, or in transfer from one."""
         roster = self.roster
         exporting = any(isinstance(each.source.kv, Produce) for each in roster.groups.values())
         return bool(roster.held or roster.loading or exporting)
 
     def keys(self) -> list[RequestKey]:
-        """Requests that live here, the oldest first."""
+        """Return the requests in the engine, the oldest first."""
         return list(self.roster.groups)
 
     def held_keys(self) -> list[RequestKey]:
-        """Requests that are gone, and whose blocks the connector keeps."""
+        """Return the ended requests whose blocks the connector keeps."""
         return list(self.roster.held)
 
     def waiting_keys(self) -> list[RequestKey]:
-        """Requests that have computed nothing and hold no block yet: at gates, in the queue, and
-        hand-offs that may not start."""
+        """Return the requests that have computed nothing and hold no block: at gates, in the queue,
+        and hand-offs that may not start."""
         waiting, aside = self.roster.waiting, (RequestState.GATED, RequestState.REMOTE)
         return [
             key
@@ -154,11 +154,11 @@ class Scheduler:
         ]
 
     def holds(self, key: RequestKey) -> bool:
-        """Whether the request lives here."""
+        """Return whether the request is in the engine."""
         return key in self.roster.groups
 
     def make_stats(self) -> SchedulerStats:
-        """What lives here now."""
+        """Return the current counts of requests and blocks."""
         roster, manager = self.roster, self.manager
         return SchedulerStats(
             running=len(roster.running),
@@ -174,7 +174,8 @@ class Scheduler:
 
     @property
     def waiting_tokens(self) -> int:
-        """Prompt tokens not yet computed over all requests, those to be brought included."""
+        """Return the prompt tokens not yet computed of all requests, those to be loaded
+        included."""
         roster = self.roster
         begun = sum(max(0, each.num_prefill - each.num_computed) for each in roster.running)
         loading = sum(each.num_prefill for each in roster.loading.values())
@@ -182,24 +183,24 @@ class Scheduler:
 
     @property
     def loading_tokens(self) -> int:
-        """Prompt tokens that are to be brought, not computed here."""
+        """Return the prompt tokens that are to be loaded, not computed here."""
         loading = sum(each.num_prefill for each in self.roster.loading.values())
         return self.roster.parked.num_coming + loading
 
     @property
     def decoding(self) -> Crowd:
-        """Running sequences that are past their prompt and go on here."""
+        """Return the running sequences that are past their prompt and continue here."""
         past = [each for each in self.roster.running if each.num_computed >= each.num_prefill]
         ours = [each.num_computed for each in past if not isinstance(each.kv, Produce)]
         return Crowd(len(ours), sum(ours))
 
     def chunk_beside(self, crowd: Crowd) -> int:
-        """Prompt tokens of one request that a step takes beside these decodes."""
+        """Return the prompt tokens of one request in a step with these decodes."""
         chunk = self.config.long_prefill_token_threshold or self.config.max_num_batched_tokens
         return max(1, min(chunk, self._planner.mixed_prompt_tokens(crowd)))
 
     def add(self, source: EngineCoreRequest) -> Refusal | None:
-        """Queue a request, or say why not; then nothing is held."""
+        """Queue a request, or return a refusal; then nothing is held."""
         taken = self._admitted(source)
         if isinstance(taken, Refusal):
             return taken
@@ -225,8 +226,8 @@ class Scheduler:
         return None
 
     def abort(self, key: RequestKey) -> bool:
-        """Drop a request wherever it is; False if it is not here. What was handed over and is
-        still promised ends, too: nobody will fetch it."""
+        """End a request wherever it is; return False if it is not here. A hand-off that is still
+        promised ends, too, as no peer will fetch it."""
         group = self.roster.groups.get(key)
         if group is None:
             if self._connector is not None:
@@ -239,7 +240,7 @@ class Scheduler:
         return True
 
     def plan(self) -> SchedulerOutput | None:
-        """The next step, or None when nothing can be computed now."""
+        """Return the next step, or None if nothing can be computed now."""
         now = self._clock()
         for group in self.roster.expired(now):
             message = "the request's budget was spent before it was done"
@@ -262,11 +263,11 @@ class Scheduler:
 
     @property
     def awaits_masks(self) -> bool:
-        """Whether the step planned last is to be told its ``masks`` before anything else."""
+        """Return whether the step planned last requires its ``masks`` before any other call."""
         return self.roster.constrained.awaits_masks
 
     def masks(self, until: float) -> TokenMasks:
-        """The masks of the step planned last, waited for to ``until`` (``time.monotonic``)."""
+        """Return the masks of the last planned step; wait to ``until`` (``time.monotonic``)."""
         now = self._clock()
         masks, ended = self.roster.constrained.look(self.flow.planned, now, until)
         for each in ended:
@@ -275,12 +276,12 @@ class Scheduler:
 
     @property
     def announces(self) -> bool:
-        """Whether the oldest step in flight computes prompts that a connector is told of."""
+        """Return whether a connector is to know of prompts in the oldest step in flight."""
         return self._hands_over and bool(self._in_flight) and bool(self._in_flight[0][1])
 
     def announce(self, fence: Fence) -> None:
-        """KV of the oldest step in flight is written when ``fence`` is done, soon; its result is
-        not there yet."""
+        """Announce KV of the oldest step in flight, whose result is not there yet. It is written
+        once ``fence`` is done, soon."""
         self._updater.announce(self._in_flight[0][1], fence)
 
     def update_from_output(self, output: ModelRunnerOutput) -> None:
@@ -296,12 +297,12 @@ class Scheduler:
             self._remote.begin_loads(step, output.fence)
 
     def take_stats(self) -> StepStats:
-        """Counters since the last call."""
+        """Return the counters since the last call."""
         stats, self.roster.stats = self.roster.stats, StepStats()
         return stats
 
     def _admitted(self, source: EngineCoreRequest) -> EngineCoreRequest | Refusal:
-        """The request as it is to run, or why it is not taken."""
+        """Return the request as it is to run, or a refusal."""
         roster, config = self.roster, self.config
         if source.key in roster.groups or source.key in roster.held:
             return Refusal(code=RefusalCode.DUPLICATE, message=f"{source.key} is already here")
@@ -356,12 +357,12 @@ class Scheduler:
         )
 
     def _hashes_of(self, source: EngineCoreRequest) -> list[BlockHash]:
-        """The prompt's hashes as sent, when there is one for each full block."""
+        """Return the prompt's hashes as sent, if there is one for each full block."""
         full = len(source.prompt_token_ids) // self.manager.block_size
         return list(source.block_hashes) if len(source.block_hashes) == full else []
 
     def _open_gates(self, now: float) -> None:
-        """Let those in whose gates are open, and end those who cannot pass."""
+        """Admit requests whose gates are open, and end those that are refused."""
         for request, refusal in self.roster.gates.look(now):
             if refusal is not None:
                 self.roster.refuse(request.group, refusal, now)
@@ -397,7 +398,7 @@ class Scheduler:
             self._place(request, finish, now)
 
     def _place(self, request: Request, finish: Finish | None, now: float) -> None:
-        """``finish``: an earlier attempt has ended it already."""
+        """Place a request in the queue, or end it with ``finish`` of an earlier attempt."""
         if finish is not None:
             self._updater.close_forced(request, finish, now)
         elif self._remote is not None and isinstance(request.kv, Consume):

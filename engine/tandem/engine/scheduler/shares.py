@@ -19,7 +19,7 @@ from tandem.protocol.layout import blocks_for
 
 
 class Shares:
-    """One step's look at several tenants."""
+    """Shares of several tenants in one step."""
 
     def __init__(self, roster: Roster, max_num_seqs: int) -> None:
         self._roster = roster

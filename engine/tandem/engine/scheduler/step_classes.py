@@ -1,9 +1,9 @@
-"""Times of the last steps by their size, and a slope by the contexts of what is in them.
+"""Times of the last steps by their size, and a slope by the contexts of their sequences.
 
-Sizes are in classes that double. Contexts differ from step to step at one size, by which the slope
-is told: least squares over the deviations from each class's running means, pooled over the classes,
-each step weighed by one over its class's time squared. Size is a second variable there, so that
-more streams with contexts of their own are not taken for longer contexts.
+Sizes are in classes that double. The slope is found from steps of one class, whose contexts differ:
+least squares over the deviations from each class's running means, pooled over the classes. Each
+step is weighed by one over its class's time squared. Size is a second variable, so that more
+streams with contexts of their own do not count as longer contexts.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ SLOPE_STEPS = 128
 MEAN_SHARE = 1 / 64
 """Weight of the latest step in its class's means."""
 MEMORY = 1 - 1 / 1024
-"""What a step weighs when the next has come."""
+"""Factor by which each further step reduces a step's weight."""
 STRAY = 3.0
-"""Of its class's mean time: a step beyond it did something else (built kernels, waited)."""
+"""Multiple of its class's mean time above which a step is ignored: it built kernels or waited."""
 RIDGE = 1e-3
-"""Of the variance of contexts, added to it: a slope that nothing shows is 0."""
+"""Share of the contexts' variance that is added to it, so that a slope without evidence is 0."""
 LEAST_SHARE = 0.1
-"""Of a step's time, what is left to its size whatever the slope says."""
+"""Share of a step's time that is always left to its size."""
 
 
 class _Step(NamedTuple):
@@ -37,7 +37,7 @@ class _Step(NamedTuple):
 
 
 class StepClasses:
-    """Of one kind of steps: decodes by their number, or prompt tokens by theirs."""
+    """Times of one kind of steps: decodes by number, or prompts by tokens."""
 
     def __init__(self) -> None:
         self._steps: dict[int, deque[_Step]] = {}
@@ -45,14 +45,14 @@ class StepClasses:
         """Size, context, seconds."""
         self._count = 0
         self._last: dict[int, int] = {}
-        """Of each class, which of all steps was its latest."""
+        """Number of the latest step of each class."""
         self._learned = 0
         self._ss = self._sc = self._cc = self._st = self._ct = 0.0
         """Sums of products of deviations: s size, c context, t seconds."""
 
     def note(self, size: int, seconds: float, context: int = 0) -> bool:
-        """A step of ``size``, above 0, with ``context`` tokens before its own, all together.
-        Whether it is the first of its class."""
+        """Record a step of ``size``, above 0, with ``context`` tokens before its own, all together.
+        Return whether it is the first of its class."""
         number = size.bit_length()
         steps = self._steps.get(number)
         is_first = steps is None
@@ -69,9 +69,9 @@ class StepClasses:
         return is_first
 
     def forget_largest(self, unseen: int) -> None:
-        """Drop the largest classes, as far as none of the last ``unseen`` steps was of theirs. For
-        sizes that are chosen by these times: a class that seems too slow bars itself, and never
-        shows that it is not; smaller ones bar nothing, as times never fall."""
+        """Drop the largest classes that had none of the last ``unseen`` steps. For sizes chosen by
+        these times: a class that seems too slow is never chosen, and so never measured again.
+        Smaller classes exclude nothing, as times never fall."""
         for number in sorted(self._steps, reverse=True):
             if self._count - self._last[number] < unseen:
                 return
@@ -80,12 +80,12 @@ class StepClasses:
 
     @property
     def known(self) -> bool:
-        """Whether a step was noted."""
+        """Return whether a step was recorded."""
         return bool(self._steps)
 
     @property
     def slope(self) -> float:
-        """Seconds for each token of a context, 0 or above; 0 while nothing shows it."""
+        """Return the seconds for each token of a context; 0 without evidence."""
         if self._learned < SLOPE_STEPS or self._cc <= 0:
             return 0.0
         cc = self._cc * (1 + RIDGE)
@@ -128,16 +128,16 @@ class StepClasses:
         self._learned += 1
 
     def _follow(self, number: int, steps: deque[_Step]) -> None:
-        """Begin a class's means anew where most of its steps have become strays."""
+        """Restart a class's means if most of its steps have become strays."""
         means = self._means.get(number)
         if means is not None and median(each.seconds for each in steps) > STRAY * means[2]:
             del self._means[number]
 
 
 def _never_falling(found: list[tuple[float, int]]) -> list[float]:
-    """Seconds, each measured so many times, as near to them as what never falls can be: where they
-    fall, their weighed mean (isotonic regression by pooling adjacent violators, Ayer et al., 1955).
-    One step that was held up so moves those of larger sizes little."""
+    """Return the nearest never-falling times to these, each measured so many times. Falling ones
+    get their weighed mean (isotonic regression by pooling adjacent violators, Ayer et al., 1955).
+    One delayed step so changes those of larger sizes little."""
     pools: list[tuple[float, int, int]] = []
     for seconds, weight in found:
         pool = (seconds, weight, 1)
@@ -151,5 +151,5 @@ def _never_falling(found: list[tuple[float, int]]) -> list[float]:
 
 
 def _own(step: _Step, slope: float) -> float:
-    """Seconds of a step without what contexts take."""
+    """Return the seconds of a step without the cost of contexts."""
     return max(LEAST_SHARE * step.seconds, step.seconds - slope * step.context)

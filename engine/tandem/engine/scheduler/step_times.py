@@ -1,11 +1,10 @@
-"""What steps of this engine take: measured as they end, read by the planner and the load report.
+"""Measured times of this engine's steps, read by the planner and the load report.
 
-A step's time is what its decodes take and what its prompt tokens add. Either is kept as the medians
-of its last steps, in classes of sizes that double; a step that built kernels moves no median.
-What prompt tokens add to decodes is kept apart from what they take alone, with a margin for how far
-such steps are from their forecast. Contexts of decodes, which are read, count apart by a slope.
-Those of prompts, which are multiplied, count as more tokens: how many is known from the model's
-shape.
+A step's time is that of its decodes plus the time that its prompt tokens add. Both are kept as the
+medians of the last steps, in classes of sizes that double; a step that built kernels moves no
+median. Prompt tokens with decodes are kept apart from those alone, with a margin for the error of
+their forecast. Contexts of decodes, which are read, count by a slope. Those of prompts, which are
+multiplied, count as more tokens, by the model's shape.
 """
 
 from __future__ import annotations
@@ -14,69 +13,68 @@ from tandem.engine.scheduler.step_classes import STRAY, StepClasses
 from tandem.protocol.steps import Crowd, StepTimes, crowd_seconds, seconds_at
 
 MISSES = 0.01
-"""Of the steps of prompts beside decodes, those that may take longer than their bound."""
+"""Share of the steps of prompts with decodes that may take longer than their bound."""
 PACE = 0.02
-"""By what a miss widens the margin."""
+"""Amount by which a miss widens the margin."""
 WIDEST = 2.0
-"""Margin at most: a device that is shared must not end all prompts."""
+"""Largest margin: a shared device must not stop all prompts."""
 GROWTH, GROWTH_TOKENS = 1.5, 128
-"""By how much wider than any before it a step of prompts beside decodes may be: a factor, and
-tokens on top of it, so that the next graph is within reach. Small ones hide behind the reading of
-weights, so that wide ones take longer than in proportion."""
+"""Largest growth of a step of prompts with decodes over any before it: a factor, and tokens added
+to it, so that the next graph is within reach. Small steps are hidden by the reading of weights, so
+that wide ones take longer than in proportion."""
 FRESH = 16
-"""Steps until the medians are looked up anew, but for the first step of a class."""
+"""Steps until the medians are computed again, except for the first step of a class."""
 UNSEEN = 256
-"""Steps of prompts beside decodes after which a width that none of them had is tried again."""
+"""Steps of prompts with decodes after which a width that none of them had is tried again."""
 REFUTED = 0.8
-"""Of what decodes were taken to need alone: a step of both that ended sooner says that they need
-less."""
+"""Share of the decodes' forecast: a step of both that ended sooner shows that it is too high."""
 RESIDENCE_SHARE = 0.1
-"""Weight of the latest request in the mean time that requests live here."""
+"""Weight of the latest request in the mean residence time."""
 
 
 class Margin:
-    """A quantile of how long steps take over their forecast, followed step by step: a miss moves it
-    up by as much as a hundred steps without one move it down (Robbins and Monro, 1951), so that in
-    the long run one of a hundred is over it, whatever the distribution, and however it changes."""
+    """A quantile of the ratio of steps' times to their forecasts, updated with each step. A miss
+    moves it up as far as a hundred steps without one move it down (Robbins and Monro, 1951). In the
+    long run one step of a hundred exceeds it, for any distribution."""
 
     def __init__(self) -> None:
         self.ratio = 1.0
 
     def note(self, ratio: float) -> None:
-        """A step took ``ratio`` of what was foretold."""
+        """Record a step that took ``ratio`` of its forecast."""
         moved = PACE * (1 - MISSES) if ratio > self.ratio else -PACE * MISSES
         self.ratio = min(WIDEST, max(1.0, self.ratio + moved))
 
 
 class MeasuredSteps:
-    """Fed by the engine after each step."""
+    """Times of steps; the engine records each step at its end."""
 
     def __init__(self) -> None:
         self._decode = StepClasses()
         self._inferred = StepClasses()
-        """Of decodes, by steps of both, as long as no step of decodes alone was made."""
+        """Decode times inferred from steps of both, until a step of decodes alone was made."""
         self._prompt = StepClasses()
         self._beside = StepClasses()
-        """The only ones whose largest are forgotten: of the others, no size is chosen by these
-        times. As many decodes are made as there are, and prompts alone in steps of any width."""
+        """Times of prompts with decodes; only their largest classes are forgotten. No other sizes
+        are chosen by these times: decodes come in any number, prompts alone in any width."""
         self._margin = Margin()
         self._stale = 0
         self.decode_steps: StepTimes = ()
-        """Seconds of steps of decodes alone, without what their contexts take."""
+        """Seconds of steps of decodes alone, without the cost of their contexts."""
         self.context_s = 0.0
         """Seconds for each token of a decode's context."""
         self.prompt_steps: StepTimes = ()
         """Seconds that prompt tokens take, or add to a step of decodes, at a prompt's start."""
         self.beside_steps: StepTimes = ()
-        """Seconds that they add to a step of decodes, which has read the weights already."""
+        """Seconds that they add to a step of decodes, which has already read the weights."""
         self.steepness = 0.0
-        """By what share a prompt's token takes longer for each token before it."""
+        """Share by which a prompt's token takes longer for each token before it."""
         self.residence_s = 0.0
         """Mean seconds from a request's first step to its end here; 0 while unknown."""
 
     def note(self, crowd: Crowd, prompt_tokens: int, seconds: float) -> None:
-        """A step of these decodes and so many prompt tokens took ``seconds``. Prompt tokens are
-        such of a prompt's start; others count for as many as take their time."""
+        """Record the seconds of a step of these decodes and prompt tokens. Prompt tokens are of a
+        prompt's start; later ones count as the number that takes their time."""
         if seconds <= 0:
             return
         is_first = False
@@ -102,14 +100,14 @@ class MeasuredSteps:
             self.refresh()
 
     def note_end(self, seconds: float) -> None:
-        """A request ended so long after its first step."""
+        """Record a request's seconds from its first step to its end."""
         known = self.residence_s
         self.residence_s = known + RESIDENCE_SHARE * (seconds - known) if known else seconds
 
     def _infer(self, crowd: Crowd, prompt_tokens: int, seconds: float) -> None:
-        """What decodes took of a step of both, while none was made of decodes alone: what prompt
-        tokens leave, and no less than reading all weights, which the step of the fewest prompt
-        tokens did as well. What is left is the difference of two long times, and may be nothing."""
+        """Infer the decodes' time from a step of both, while there was none of decodes alone: the
+        rest after prompt tokens, but at least the reading of all weights, as the step of the fewest
+        prompt tokens did. The rest is the difference of two long times, and may be near 0."""
         left = seconds - seconds_at(self.prompt_steps, prompt_tokens)
         fewest = min(self.prompt_steps[0][1], seconds)
         self._inferred.note(crowd.streams, max(left, fewest), crowd.context)
@@ -118,7 +116,7 @@ class MeasuredSteps:
         return self._decode if self._decode.known else self._inferred
 
     def refresh(self) -> None:
-        """Look the medians up."""
+        """Compute the medians again."""
         self._stale = 0
         decodes = self._decodes()
         self.context_s = decodes.slope
@@ -129,21 +127,21 @@ class MeasuredSteps:
 
     @property
     def margin(self) -> float:
-        """What a step of prompts beside decodes takes over its forecast, but for one of a hundred:
-        1 or more."""
+        """Return the ratio of time to forecast, 1 or more, that one of a hundred steps of prompts
+        with decodes exceeds."""
         return self._margin.ratio
 
     def decode_seconds(self, crowd: Crowd) -> float:
-        """Of a step of these decodes alone; 0 while unknown."""
+        """Return the seconds of a step of these decodes alone; 0 while unknown."""
         return crowd_seconds(self.decode_steps, self.context_s, crowd)
 
     def prompt_tokens_within(self, crowd: Crowd, seconds: float, most: int) -> int:
-        """Prompt tokens, of a prompt's start, that a step of ``crowd`` may hold to end within
-        ``seconds`` in all but one of a hundred steps, ``most`` at most, and 0 while no prompt was
-        measured. Where no decode was, a step of a few is taken to need what the step of the fewest
-        prompt tokens did: either reads all weights once. Where no step of both was, prompt tokens
-        are taken to need what they do alone; where some were, the next is little wider than
-        those, so that a width that seemed too slow comes back step by step once it is forgotten."""
+        """Return how many prompt tokens, at a prompt's start, fit in a step of ``crowd`` that ends
+        within ``seconds``, except in one of a hundred steps. It is ``most`` at most, and 0 while no
+        prompt was measured. Without measured decodes, a step of a few counts as one of the fewest
+        prompt tokens: both read all weights once. Without steps of both, prompt tokens count as
+        alone. Otherwise the next is little wider than those, so that a forgotten width comes back
+        step by step."""
         if not self.prompt_steps:
             return 0
         points = self.beside_steps or self.prompt_steps

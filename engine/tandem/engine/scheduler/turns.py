@@ -1,10 +1,9 @@
-"""Whose turn it is for blocks and seats, over the waiting queue and the hand-offs together.
+"""Order in which the waiting queue and the hand-offs get blocks and seats.
 
-A request that waits (new, or preempted) and a hand-off that is ready want the same blocks. What
-came earlier goes first, whichever of the two it is: a later hand-off leaves what those before it
-in the queue need, and whoever is behind a hand-off that found no room waits, too. A hand-off whose
-KV has not been announced holds up nobody. ``RemoteKV`` makes one per step; the planner asks it
-before it starts anybody.
+A waiting request (new, or preempted) and a hand-off that is ready need the same blocks. The earlier
+arrival goes first: a later hand-off leaves room for earlier requests in the queue, and no request
+after a hand-off without room may start. A hand-off whose KV has not been announced delays no
+request. ``RemoteKV`` makes one per step; the planner asks it before it starts a request.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tandem.protocol.layout import blocks_for
 
 
 class Turns:
-    """One step's look: ask for hand-offs in order, then for waiting requests."""
+    """Order of one step: ask for hand-offs in order, then for waiting requests."""
 
     def __init__(self, roster: Roster, max_num_seqs: int) -> None:
         self._roster = roster
@@ -25,15 +24,15 @@ class Turns:
         self._queue = roster.waiting.in_order()
         self._next = next(self._queue, None)
         self._blocks = 0
-        """Blocks that requests in the queue need which came before the hand-off looked at last."""
+        """Blocks for requests in the queue before the last hand-off that was asked for."""
         self._seats = 0
         """Seats, likewise."""
         self._short: Order | None = None
-        """The first hand-off that found no room."""
+        """Order of the first hand-off that found no room."""
 
     def may_reserve(self, request: Request, hits: Sequence[int], count: int, extra: int) -> bool:
-        """Whether a hand-off that is ready finds ``count`` tokens and ``extra`` blocks and a seat
-        beside all that goes before it. After the first no, every later one gets it, too."""
+        """Return whether a ready hand-off finds a seat, room for ``count`` tokens and ``extra``
+        blocks next to all before it. After the first False, every later one gets False."""
         if self._short is not None:
             return False
         self._claim_before(request.order)
@@ -47,7 +46,7 @@ class Turns:
         return room
 
     def may_start(self, request: Request) -> bool:
-        """Whether no hand-off goes before this one of the queue and found no room."""
+        """Return whether no hand-off before this request of the queue is without room."""
         return self._short is None or request.order < self._short
 
     @property
@@ -56,7 +55,7 @@ class Turns:
         return self._max_num_seqs - len(roster.running) - len(roster.loading)
 
     def _claim_before(self, order: Order) -> None:
-        """Count what the queue needs up to ``order``, no further than it matters."""
+        """Count the blocks and seats of the queue up to ``order``, until there are none left."""
         manager = self._roster.manager
         while self._next is not None and self._next.order < order:
             if self._seats >= self._free_seats or self._blocks > manager.num_free:

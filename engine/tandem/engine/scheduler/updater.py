@@ -1,8 +1,7 @@
-"""What came out of a step, applied to the requests: tokens, endings, forks, outputs.
+"""Applies the results of a step to the requests: tokens, ends, forks, outputs.
 
-A result may come a step late: a sequence that has ended meanwhile is not found any more and its
-token is discarded; one that was preempted meanwhile keeps its token and is computed again with
-it. Knows no queue policy and plans nothing.
+A result may come a step late. The token of a sequence that has ended is discarded; one that was
+preempted keeps its token and is computed again with it. Knows no queue policy and plans nothing.
 """
 
 from __future__ import annotations
@@ -98,19 +97,19 @@ class Updater:
             self._update_drafted(each, now)
 
     def announce(self, chunks: Sequence[Chunk], fence: Fence) -> None:
-        """KV of a step's ``chunks`` is written soon; what it drew is not known yet."""
+        """Announce KV of a step's ``chunks``, written soon; its samples are not known yet."""
         for request, _, end, preemptions in chunks:
             self._announce(request, end, preemptions, fence)
 
     def known_first(self, request: Request, first: Sequence[FirstToken], now: float) -> None:
-        """First tokens that the other side of a hand-off drew; the request's KV is here."""
+        """Apply first tokens of the hand-off's other side; the request's KV is here."""
         self._apply_first(request, _in_order(request, first), now)
 
     def ended_elsewhere(
         self, request: Request, first: Sequence[FirstToken], now: float, *, keep: bool
     ) -> None:
-        """First tokens that end every choice; no KV came with them. ``keep``: what did come may
-        still be written into the request's blocks."""
+        """Apply first tokens that end every choice and came without KV. ``keep``: KV may still be
+        written into the request's blocks."""
         tokens = _in_order(request, first)
         number = request.num_output + 1
         verdicts = [self._verdict_of_first(request, each.token_id, number) for each in tokens]
@@ -126,7 +125,7 @@ class Updater:
         self._roster.let_go(request, reason, now, keep=keep)
 
     def close_forced(self, request: Request, finish: Finish, now: float) -> None:
-        """An earlier attempt emitted the last token, and nobody heard that it was the last."""
+        """End a choice after an earlier attempt emitted its last token, but not its end."""
         position = request.num_output
         self._roster.outbox.emit(
             request.router,
@@ -143,7 +142,7 @@ class Updater:
         self._roster.let_go(request, finish.reason, now)
 
     def _pooled(self, seq: SeqId, values: bytes, now: float) -> None:
-        """The end of a request whose prompt was pooled; one that has gone is not found any more."""
+        """End a request whose prompt was pooled, unless it has already ended."""
         request = self._roster.by_seq.get(seq)
         if request is None:
             return
@@ -174,8 +173,8 @@ class Updater:
             self._take(request, sampled, now)
 
     def _take(self, request: Request, sampled: Sampled, now: float) -> None:
-        """One or several tokens of a sequence that goes on, up to the one that ends it. KV is right
-        as far as they go; what was written behind is written again."""
+        """Append tokens to a running sequence, up to one that ends it. KV is valid for these; KV
+        written for later positions is written again."""
         assert request.constraint is None, "several tokens under a mask of one position"
         stats, (drawn,) = self._roster.stats, sampled.token_ids
         token_ids, position = request.token_ids, request.num_output
@@ -223,7 +222,7 @@ class Updater:
         self._announce(request, end, preemptions, output.fence)
 
     def _announce(self, request: Request, end: int, preemptions: int, fence: Fence) -> None:
-        """Tell the connector what is computed and it does not know; a cached prefix comes with the
+        """Report computed tokens that the connector does not know; a cached prefix comes with the
         first chunk."""
         here = request.state is RequestState.RUNNING and request.num_preemptions == preemptions
         if not here or self._roster.connector is None:
@@ -281,7 +280,7 @@ class Updater:
             self._roster.let_go(request, finish.reason, now)
 
     def _hand_over(self, request: Request, first: Sequence[FirstToken], now: float) -> None:
-        """A producer's end: its first tokens to the router and to the peer."""
+        """End a producer's request: send its first tokens to the router and to the peer."""
         number = request.num_output + 1
         verdicts = [self._verdict_of_first(request, each.token_id, number) for each in first]
         for each, verdict in zip(first, verdicts, strict=True):
@@ -295,7 +294,7 @@ class Updater:
         self._roster.let_go(request, ended or HANDED_OVER, now)
 
     def _child_of(self, parent: Request, choice: int) -> Request:
-        """A further choice of the same prompt, from where the parent is now."""
+        """Return a further choice of the same prompt, at the parent's current position."""
         priority, turn, number, _ = parent.order
         child = Request(
             self._roster.next_seq(),
@@ -337,7 +336,7 @@ class Updater:
         )
 
     def _verdict_of_first(self, request: Request, token: int, number: int) -> Finish | None:
-        """Of a first token that nobody goes on from here."""
+        """Return the verdict on a first token whose request does not continue here."""
         finish = self._verdict(request, token, number)
         if not request.group.gates or (finish is not None and finish.reason is FinishReason.STOP):
             return finish
@@ -354,7 +353,7 @@ class Updater:
     def _follow(
         self, request: Request, token: int, finish: Finish | None, now: float
     ) -> Finish | None:
-        """The verdict on a token of a request that is constrained, which may be that it fails."""
+        """Return the verdict on a constrained request's token; fail the request if not allowed."""
         constraint = request.constraint
         assert constraint is not None, "nothing to follow"
         if finish is not None and finish.reason is FinishReason.STOP:
@@ -371,7 +370,7 @@ class Updater:
         return finish
 
     def _emit_first(self, request: Request, first: FirstToken, finish: Finish | None) -> None:
-        """The frame with a choice's first token, and what is told once: see EngineCoreOutput."""
+        """Emit a choice's first token, with the data sent once: see EngineCoreOutput."""
         told, request.prompt_logprobs = request.prompt_logprobs, None
         brought = isinstance(request.kv, Consume)
         num_cached = min(request.group.num_hit, request.num_prompt)
@@ -393,6 +392,6 @@ class Updater:
 
 
 def _in_order(request: Request, first: Sequence[FirstToken]) -> list[FirstToken]:
-    """First tokens in the order of the request's choices."""
+    """Return first tokens in the order of the request's choices."""
     by_choice = {each.choice: each for each in first}
     return [by_choice[choice] for choice in request.choices]

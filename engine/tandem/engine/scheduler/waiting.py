@@ -1,9 +1,9 @@
-"""The queue of requests without blocks: new ones and preempted ones, best order first; and those
-that wait beside it for their KV.
+"""The queue of requests without blocks, new and preempted, best order first; and the requests
+parked outside it for their KV.
 
-By (priority, turn of the tenant, arrival, choice); under FCFS every priority is the same. A
-preempted request comes back to the place that its arrival gives it. The planner may have some
-tenants go first, or pass some over, for a step.
+Order: (priority, turn of the tenant, arrival, choice); under FCFS every priority is the same. A
+preempted request returns to the place of its arrival. The planner may have some tenants go first,
+or skip some, for a step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tandem.engine.request import Order, Request
 from tandem.engine.step import SeqId
 
 SLACK = 64
-"""Discarded entries that a heap may keep beside as many as it has members."""
+"""Discarded entries that a heap may keep in addition to one for each member."""
 
 
 _Entry = tuple[Order, SeqId]
@@ -28,28 +28,28 @@ class _Heap:
 
     entries: list[_Entry] = field(default_factory=list)
     count: int = 0
-    """Members; other entries are of those that left."""
+    """Members; other entries are of requests that left."""
     tokens: int = 0
-    """Tokens that they have to compute."""
+    """Tokens that the members have to compute."""
 
 
 class WaitingQueue:
-    """A heap with removal for each tenant: what was discarded is skipped when it comes up. Entries
-    hold no request, so that who is gone takes prompt and vectors along."""
+    """A heap with removal for each tenant: discarded entries are skipped when they come up. Entries
+    hold no request, so that a removed request's prompt and vectors are freed."""
 
     def __init__(self, *, keeps: bool = False) -> None:
-        """``keeps``: what a member has computed before is mostly found again, in the cache."""
+        """``keeps``: tokens that a member has computed before are mostly in the prefix cache."""
         self._keeps = keeps
         self._heaps: dict[str, _Heap] = {}
         self.first_tenants: Set[str] = frozenset()
-        """Tenants whose requests go before those of others of the same priority."""
+        """Tenants whose requests go before those of other tenants of the same priority."""
         self.passed_over: Set[str] = frozenset()
         """Tenants whose requests wait for the next step."""
         self._members: dict[SeqId, tuple[Request, int, bool]] = {}
-        """With the tokens that each was counted with, and whether it is a new request."""
+        """Each with its counted tokens, and whether it is a new request."""
         self._num_tokens = 0
         self.num_new = 0
-        """Requests none of whose sequences was in a step yet."""
+        """Requests with no sequence that was in a step."""
         self.num_new_tokens = 0
         """Tokens of those."""
 
@@ -61,8 +61,8 @@ class WaitingQueue:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that all members have to compute: of one that comes back, and of further choices,
-        those that no cache keeps."""
+        """Return the tokens that all members have to compute. Preempted requests and further
+        choices count only the tokens that no cache keeps."""
         return self._num_tokens
 
     def push(self, request: Request) -> None:
@@ -83,7 +83,7 @@ class WaitingQueue:
         heapq.heappush(heap.entries, (request.order, request.seq))
 
     def peek(self) -> Request | None:
-        """The request that goes first, or None."""
+        """Return the request that goes first, or None."""
         if len(self._heaps) == 1:
             ((tenant, heap),) = self._heaps.items()
             return None if tenant in self.passed_over else self._first(heap)
@@ -95,8 +95,8 @@ class WaitingQueue:
         return min(firsts, key=self._place_of, default=None)
 
     def wanted(self) -> Iterator[tuple[str, int, Request]]:
-        """Each tenant that has requests here, the tokens that these have, at least one for each,
-        and the first of them."""
+        """Yield each tenant with requests here, their tokens (at least one each), and its first
+        request."""
         for tenant, heap in self._heaps.items():
             first = self._first(heap)
             if first is not None:
@@ -123,7 +123,7 @@ class WaitingQueue:
         return request
 
     def in_order(self) -> Iterator[Request]:
-        """Members by their order, whichever tenants go first now. Costs by what is read of it;
+        """Yield members in their order, whichever tenants go first now. Costs by the number read;
         nothing may be pushed or popped meanwhile."""
         heaps = [self._ordered(each.entries) for each in self._heaps.values()]
         if len(heaps) == 1:
@@ -169,7 +169,7 @@ class Parked:
 
     def __init__(self) -> None:
         self._coming: dict[SeqId, bool] = {}
-        """With whether its KV is to come."""
+        """Whether each one's KV is to come."""
         self.num_tokens = 0
         """Tokens of all of them that were known when they came."""
         self.num_coming = 0
@@ -186,7 +186,7 @@ class Parked:
         self.num_coming += request.num_prefill * comes
 
     def discard(self, request: Request) -> None:
-        """Let a request go, if it is here."""
+        """Remove a request, if it is here."""
         comes = self._coming.pop(request.seq, None)
         if comes is not None:
             self.num_tokens -= request.num_prefill

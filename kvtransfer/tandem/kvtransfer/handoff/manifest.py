@@ -79,7 +79,7 @@ def _range(group: Group, num_tokens: int, block_size: int) -> tuple[int, int]:
 
 
 def begin(item: Item, from_token: int) -> int:
-    """Return the first token of an item for a D that has cached whole blocks up to ``from_token``."""
+    """Return the first token of an item for a D that has cached blocks up to ``from_token``."""
     if item.kind in (KVKind.ENCODER, KVKind.STATE):
         return item.start
     return max(item.start, from_token)

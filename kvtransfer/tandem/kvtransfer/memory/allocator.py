@@ -1,4 +1,4 @@
-"""Who gives the slab's memory, where a transport asks for a kind of its own."""
+"""Allocators of the slab's memory, for transports that require a special kind."""
 
 from __future__ import annotations
 

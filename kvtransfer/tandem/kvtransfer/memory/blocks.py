@@ -1,10 +1,10 @@
 """The slab for transports that read and write blocks themselves, and the tag that each block has.
 
-A tag says what a block holds: the hash of its tokens and of all before them, or, for a block that
+A tag names a block's content: the hash of its tokens and of all before them, or, for a block that
 has none (the last, partial one), the key of the request that owns it. P sets it after the block's
 last write and clears it before the block may be written again; each time its turn goes up by one,
-before the tag changes. D notes the turn before it copies, and behind the copy's end reads tag and
-turn again: the right tag of the same turn proves that the block was not let go of meanwhile
+before the tag changes. D notes the turn before it copies, and reads tag and turn again after the
+copy's end. The right tag of the same turn proves that the block was not released meanwhile
 (docs/decisions/021).
 """
 
@@ -31,7 +31,7 @@ _TAG = np.dtype((np.void, TAG_BYTES))
 def tag_of(key: RequestKey, group: int, index: int, hashes: Sequence[BlockHash]) -> bytes:
     """Tag of the block at ``index`` in a group's block table; the same at both ends.
 
-    ``hashes`` are those of the request's full blocks, as far as the engine said them.
+    ``hashes`` are those of the request's full blocks, as far as the engine sent them.
     """
     if index >= len(hashes):
         own = key_digest(key) + group.to_bytes(2, "little") + index.to_bytes(8, "little")
@@ -63,11 +63,11 @@ class BlockTags:
         self._holders: dict[int, int] = {}
 
     def read(self, block: int) -> bytes:
-        """As it is now."""
+        """Return the current tag of a block."""
         return bytes(self._bytes[block * TAG_BYTES : (block + 1) * TAG_BYTES])
 
     def turn(self, block: int) -> bytes:
-        """How often the tag has changed, as it is now."""
+        """Return how often the tag has changed."""
         at = self._turns_at + block * TURN_BYTES
         return bytes(self._bytes[at : at + TURN_BYTES])
 
@@ -133,9 +133,9 @@ class SharedTags(BlockTags):
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """What a transport gets of a worker's slab."""
+    """A worker's slab and tags, for a transport."""
 
     slab: Tensor
     """uint8 [num_blocks, block_bytes], dense."""
     tags: BlockTags
-    """Of P's blocks; nobody reads D's."""
+    """Tags of P's blocks; those of D's are not read."""

@@ -1,8 +1,8 @@
-"""Slots for a slab in GPU memory: on the GPU itself, or on the host where a transport needs that.
+"""Slots for a slab in GPU memory: on the GPU itself, or on the host if a transport needs that.
 
-Packing and unpacking are queued whole (blocks, digest, header) on a stream beside the engine's
-steps, part behind part, and nobody waits for them: the transfer thread looks after an event behind
-each. Made by ``make_slots``.
+Packing and unpacking are queued whole (blocks, digest, header) on a stream of their own, next to
+the engine's steps. No thread blocks on them: the transfer thread polls an event after each. Made by
+``make_slots``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MOST_NARROWED = max(DTYPE_BYTES.values())
 
 
 class Stream(Protocol):
-    """Where a device's work is queued, in order."""
+    """Queue of a device's work, in order."""
 
     def queue(self) -> AbstractContextManager[None]:
         """What is called within is queued here."""
@@ -49,13 +49,12 @@ class Stream(Protocol):
         ...
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Until all that has been queued is done, for so long at most if that is said; whether it
-        is."""
+        """Wait for all queued work, at most ``seconds`` if given; return whether it is done."""
         ...
 
 
 class _OnStream(SlotMemory):
-    """What it does is queued on a stream of its own."""
+    """Slots whose work is queued on a stream of their own."""
 
     def __init__(
         self, count: int, slot_bytes: int, slab: Tensor, stream: Stream | None = None
@@ -91,8 +90,8 @@ class _OnStream(SlotMemory):
 
 class HostSlotsOfDevice(_OnStream):
     """Slots in page-locked host memory, blocks on a GPU. Blocks are gathered, scattered and summed
-    on the GPU, in stages of a slot's length beside the slab: the host's processors touch no byte of
-    them."""
+    on the GPU, in stages of a slot's length next to the slab. The host's processors touch no byte
+    of them."""
 
     def __init__(
         self, count: int, slot_bytes: int, slab: Tensor, stream: Stream | None = None
@@ -100,7 +99,7 @@ class HostSlotsOfDevice(_OnStream):
         size = slot_bytes - HEADER_BYTES
         self._stages = torch.empty((_STAGES, size), dtype=torch.uint8, device=slab.device)
         self._staged: dict[int, int] = {}
-        """In which stage a slot's payload lies that was summed; some are another's by now."""
+        """Stage that holds the payload of a summed slot; some are reused by another slot by now."""
         self._next = 0
         self._sum = torch.empty(1, dtype=torch.int64, device=slab.device)
         super().__init__(count, slot_bytes, slab, stream)
@@ -158,17 +157,17 @@ class HostSlotsOfDevice(_OnStream):
 
 
 class DeviceSlots(_OnStream):
-    """Slots beside the slab, in memory that other processes can open (``cudaMalloc``'s)."""
+    """Slots next to the slab, in memory that other processes can open (``cudaMalloc``'s)."""
 
     def __init__(
         self, count: int, slot_bytes: int, slab: Tensor, stream: Stream | None = None
     ) -> None:
         pinned = slab.device.type == "cuda"
         self._heads = torch.zeros((count, HEADER_BYTES), dtype=torch.uint8, pin_memory=pinned)
-        """On the host, a slot's each: as it is to be written, or as it was read."""
+        """Header of each slot, on the host: to be written, or as read."""
         most = max(1, (slot_bytes - HEADER_BYTES) * _MOST_NARROWED // slab.shape[1])
         self._ids = torch.empty((count, most), dtype=torch.int64, pin_memory=pinned)
-        """On the host, a slot's each: of the blocks that are packed or unpacked."""
+        """Numbers of the packed or unpacked blocks of each slot, on the host."""
         self._ids_there = torch.empty((count, most), dtype=torch.int64, device=slab.device)
         super().__init__(count, slot_bytes, slab, stream)
 
@@ -259,7 +258,7 @@ def _is_of_parts(packing: Packing) -> bool:
 
 
 class MappedSlots(DeviceSlots):
-    """Slots beside the slab, in memory that other processes map by a descriptor."""
+    """Slots next to the slab, in memory that other processes map by a descriptor."""
 
     def _allocate(self, count: int, slot_bytes: int) -> Tensor:
         size = count * slot_bytes
@@ -287,7 +286,7 @@ class _Signed:
 
 
 class _Read:
-    """A slot whose header and sum come to the host."""
+    """A slot whose header and sum are copied to the host."""
 
     def __init__(self, mark: Move, header: memoryview) -> None:
         self._mark = mark

@@ -1,4 +1,4 @@
-"""A stream of a GPU, beside the engine's steps, on which slots are packed and unpacked."""
+"""A GPU stream, next to the engine's steps, on which slots are packed and unpacked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DeviceStream:
 
     @contextmanager
     def queue(self) -> Iterator[None]:
-        """What is called within is queued here."""
+        """Queue the calls of the block on this stream."""
         with torch.cuda.device(self._device):  # torch's own block of a stream asks for it thrice
             before = torch.cuda.current_stream(self._device)
             torch.cuda.set_stream(self._stream)
@@ -50,11 +50,11 @@ class DeviceStream:
 
 
 class _Mark:
-    """An event behind what was queued."""
+    """An event after the queued work."""
 
     def __init__(self, event: Any) -> None:
         self._event = event
 
     def done(self) -> bool:
-        """Whether the device has come by; raises what the device has failed with."""
+        """Return whether the device has reached the event. Raises the device's error."""
         return bool(self._event.query())

@@ -1,9 +1,9 @@
-"""The header at the start of every slot: whose KV follows, which tokens, and its digest.
+"""The header at the start of every slot: key and tokens of the KV after it, and its digest.
 
-Identity travels with the data: D compares every field with what it asked for before it touches
-the payload. Fixed size, little-endian; the fields have a check sum of their own. The digest
-stands apart, at the header's end, where a GPU writes it that has just computed it; before it is
-room for the digest of what arrived, which D's GPU writes.
+Identity travels with the data: D compares every field with the expected one before it touches the
+payload. Fixed size, little-endian; the fields have a check sum of their own. The digest is at the
+header's end, so that a GPU can write it after computing it. Before it is room for the digest of the
+received payload, which D's GPU writes.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tandem.protocol.ids import Incarnation, RequestKey
 HEADER_BYTES = 256
 DIGEST_BYTES = 8
 DIGEST_AT = HEADER_BYTES - DIGEST_BYTES
-"""Of the payload as P packed it."""
+"""Offset of the digest of the payload as P packed it."""
 SEEN_AT = DIGEST_AT - DIGEST_BYTES
-"""Of the payload as it lies in D's slot, where D's device sums it."""
+"""Offset of the digest of the payload in D's slot, if D's device sums it."""
 _FIELDS = struct.Struct("<8sI16s16s16sQQQQQ")
 _MAGIC = b"TDMSLOT1"
 _SUM_BYTES = 16
 
 
 class Header(NamedTuple):
-    """What a slot says of itself."""
+    """Header of a slot."""
 
     key: bytes
     """Digest of the request key, 16 bytes."""
@@ -38,14 +38,14 @@ class Header(NamedTuple):
     part: int
     """Index of the part within its hand-off."""
     group: int
-    """Of the item that the part belongs to."""
+    """Group of the part's item."""
     start: int
     stop: int
     """Tokens [start, stop)."""
     nbytes: int
     """Header and payload."""
     digest: int
-    """Of the payload, 64 bits."""
+    """Digest of the payload, 64 bits."""
 
     def differs(self, wanted: Header) -> str | None:
         """Name of the first field that is not as wanted, digests apart."""
@@ -70,7 +70,7 @@ def fingerprint_digest(fingerprint: str) -> bytes:
 
 
 def header_bytes(header: Header) -> bytes:
-    """What stands at the start of a slot, HEADER_BYTES long."""
+    """Return the header's bytes, HEADER_BYTES long."""
     fields = _FIELDS.pack(_MAGIC, HANDOFF_VERSION, *header[:-1])
     summed = fields + blake2b(fields, digest_size=_SUM_BYTES).digest()
     return summed.ljust(DIGEST_AT, b"\0") + header.digest.to_bytes(DIGEST_BYTES, "little")
@@ -96,4 +96,4 @@ def digest_at(head: bytes | memoryview, at: int) -> int:
 
 
 NOBODYS = Header(bytes(16), bytes(16), Incarnation(bytes(16)), 0, 0, 0, 0, HEADER_BYTES, 0)
-"""Of a part that nobody asks for: with it what packs is tried at the start."""
+"""Header of no hand-off, with which packing is tried once at the start."""

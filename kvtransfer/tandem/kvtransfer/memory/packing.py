@@ -1,7 +1,7 @@
-"""How blocks of a slab become the payload of a slot, and back: whole, in parts, or as fp8.
+"""Packings of slab blocks into the payload of a slot, and back: whole, in parts, or as fp8.
 
 Parts are for ends whose blocks differ in size: the larger end gathers or scatters parts of its
-blocks, each of them a block of the smaller one. The numbers by which they go are ``part_ids``.
+blocks, each of them a block of the smaller one. ``part_ids`` numbers them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Packing:
     """Whole blocks, as they are."""
 
     def block_bytes(self, slab: Tensor) -> int:
-        """Of a block in the payload."""
+        """Return the bytes of a block in the payload."""
         return slab.shape[1]
 
     def pack(self, slab: Tensor, ids: Tensor, payload: Tensor) -> None:
@@ -43,7 +43,7 @@ class PartPacking(Packing):
     """Parts of blocks, as they are."""
 
     parts: int
-    """Of one block."""
+    """Parts of one block."""
     rows: int
     """Runs of a block's tokens that lie together."""
 
@@ -66,10 +66,10 @@ class NarrowPacking(Packing):
     between is small."""
 
     inner: Packing
-    """Of the numbers as they are held."""
+    """Packing of the numbers in the slab's type."""
     rows: int
     dtype: torch.dtype
-    """In which they are held."""
+    """Type of the numbers in the slab."""
 
     def block_bytes(self, slab: Tensor) -> int:
         """See Packing."""
@@ -98,7 +98,7 @@ class NarrowPacking(Packing):
 
 
 def packing_of(form: Form | None, group: KVGroup) -> Packing:
-    """How a worker whose blocks are of this group packs and unpacks parts of this form."""
+    """Return the packing of parts of this form for a worker with blocks of this group."""
     if form is None:
         return WHOLE
     count = group.block_size // form.block_size
@@ -111,7 +111,8 @@ def packing_of(form: Form | None, group: KVGroup) -> Packing:
 def part_ids(
     block_ids: Sequence[int], start: int, stop: int, block_size: int, form: Form | None
 ) -> Sequence[int]:
-    """What a packing goes by, for tokens [start, stop) that lie in these blocks of the worker."""
+    """Return the numbers that a packing takes, for tokens [start, stop) in these blocks of the
+    worker."""
     if form is None or form.block_size == block_size:
         return block_ids
     size, count = form.block_size, block_size // form.block_size

@@ -1,11 +1,11 @@
-"""How large slots are and how many parts are ahead, where the settings leave it open. Pure.
+"""Size of slots and number of parts ahead, if the settings leave them open. Pure.
 
-A part costs both ends some milliseconds of their interpreters whatever its size, so that small ones
-fill them: with parts of one 9 MiB block KV of 8B weights moved at 4 GB/s under load, with parts of
-64 MiB at 13 (bench/results/pair_h200.md), and that of 30,000 tokens alone with 79 MiB at 110, with
-128 at 211 (pair_h100.md). Slots of a GPU's blocks in host memory are copied by the
-GPU and by sockets' threads, and three blocks a part beat one by far (handoffs_tcp_h200.md, there).
-Between CPUs copies take longer than what is around them, and small slots stay in caches.
+A part costs both ends some milliseconds of their interpreters whatever its size, so small parts are
+slow. KV of 8B weights moved at 4 GB/s under load with parts of one 9 MiB block, and at 13 with
+parts of 64 MiB (bench/results/pair_h200.md). KV of 30,000 tokens alone moved at 110 GB/s with 79
+MiB, and at 211 with 128 (pair_h100.md). Slots of a GPU's blocks in host memory are copied by the
+GPU and by sockets' threads, and three blocks a part were far faster than one
+(handoffs_tcp_h200.md). Between CPUs copies dominate, and small slots stay in caches.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GPU_SHARE = 64
 
 @dataclass(frozen=True, slots=True)
 class SlotSizes:
-    """What the settings come to on one worker."""
+    """Sizes of one worker's slots that follow from its settings."""
 
     slot_bytes: int
     credits: int

@@ -1,7 +1,7 @@
 """The memory of send or receive slots: one tensor, a row per slot, header first.
 
-In host memory here; ``device_slots`` has the same in a GPU's, and ``mover/make_slots`` chooses.
-What is packed or unpacked may be queued on a device: who asked for it asks again until it is done.
+This module has slots in host memory, ``device_slots`` those in a GPU's; ``mover/make_slots``
+chooses. Packing and unpacking may be queued on a device: the caller polls until they are done.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ class Move(Protocol):
     """A slot that is filled or emptied."""
 
     def done(self) -> bool:
-        """Whether all its bytes are where they belong. Never blocks."""
+        """Return whether all its bytes are in place. Never blocks."""
         ...
 
 
 class Found(NamedTuple):
-    """What is in a slot: by this it is judged."""
+    """Header and digest found in a slot."""
 
     header: bytes
     """The first HEADER_BYTES."""
     digest: int
-    """Of the payload, as the host or the device summed it here."""
+    """Digest of the payload, computed here by the host or the device."""
 
 
 class Inspection(Move, Protocol):
-    """A slot that is looked into."""
+    """A slot that is being inspected."""
 
     def found(self) -> Found:
         """Asked once it is done."""
@@ -74,7 +74,7 @@ class SlotMemory:
 
     @property
     def _pinned(self) -> bool:
-        """Whether the memory is page-locked, so that a GPU copies without help of the processor."""
+        """Return whether the memory is page-locked, so that a GPU copies without the processor."""
         return False
 
     def _allocate(self, count: int, slot_bytes: int) -> Tensor:
@@ -87,7 +87,7 @@ class SlotMemory:
 
     @property
     def address(self) -> int:
-        """Of slot 0."""
+        """Return the address of slot 0."""
         return self.rows.data_ptr()
 
     @property
@@ -100,11 +100,12 @@ class SlotMemory:
         return self.span(slot * self.slot_bytes, nbytes)
 
     def span(self, offset: int, nbytes: int) -> memoryview:
-        """``nbytes`` from ``offset`` bytes behind slot 0 on, writable; of host memory alone."""
+        """Return ``nbytes`` from ``offset`` bytes after slot 0's start, writable. Only for host
+        memory."""
         return self._bytes[offset : offset + nbytes]
 
     def is_within_a_slot(self, offset: int, nbytes: int) -> bool:
-        """Whether these bytes belong to one slot: all that peers may ask for."""
+        """Return whether these bytes belong to one slot: peers may ask for nothing else."""
         slot, rest = divmod(offset, self.slot_bytes)
         return 0 <= slot < self.count and 0 < nbytes <= self.slot_bytes - rest
 
@@ -124,9 +125,9 @@ class SlotMemory:
         header: Header,
         packing: Packing = WHOLE,
     ) -> Move:
-        """Gather blocks of ``slab`` (uint8 [num_blocks, block_bytes]) into a slot's payload, behind
-        this header with the payload's digest. ``block_ids`` are those that ``packing`` goes by. The
-        slot has no header meanwhile: whoever reads it too late reads no part."""
+        """Gather blocks of ``slab`` (uint8 [num_blocks, block_bytes]) into a slot's payload, after
+        this header with the payload's digest. ``block_ids`` are the numbers that ``packing`` takes.
+        The slot has no header meanwhile, so that a late read finds no part."""
         self.write(slot, bytes(HEADER_BYTES))
         payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
         packing.pack(slab, torch.tensor(block_ids, dtype=torch.int64), payload)
@@ -156,7 +157,7 @@ class SlotMemory:
         return True
 
     def _payload(self, slot: int, num_blocks: int, block_bytes: int) -> Tensor:
-        """uint8 [num_blocks, block_bytes] behind the slot's header."""
+        """Return uint8 [num_blocks, block_bytes] after the slot's header."""
         stop = HEADER_BYTES + num_blocks * block_bytes
         return self.rows[slot, HEADER_BYTES:stop].view(num_blocks, block_bytes)
 

@@ -1,6 +1,6 @@
-"""Whether what a producer's card says of it can be true, and goes together with this worker. Pure.
+"""Checks of a producer's card: possible values, and compatible with this worker. Pure.
 
-Asked once a link, before its transport is: what is refused here costs that link alone.
+Run once a link, before its transport is used: a refusal costs that link alone.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tandem.kvtransfer.mover.mover import MoverParts
 from tandem.protocol.layout import Shard
 
 MOST_SLOT_BYTES = 1 << 44
-"""Of all slots of a worker: places in them are numbers that every transport can write."""
+"""Most bytes of all slots of a worker: every transport can write offsets below it."""
 
 
 def why_refused(card: ProducerCard, parts: MoverParts) -> str | None:
-    """What stands between the peer and this worker, if anything."""
+    """Return why this worker cannot link to the peer, or None."""
     layout, offered = parts.layout, parts.transports
     if card.connector not in offered:
         ours = ", ".join(offered)
@@ -51,7 +51,7 @@ def why_refused(card: ProducerCard, parts: MoverParts) -> str | None:
 
 
 def why_not_read(read: Read, card: ProducerCard) -> str | None:
-    """What the peer named, of a read that D's table asks for, that it does not have."""
+    """Return which slot or block of a read the peer does not have, or None."""
     beyond = max(read.remote_blocks, default=-1)
     if beyond >= card.num_blocks:
         return f"READY names block {beyond} of {card.num_blocks}"
@@ -62,7 +62,7 @@ def why_not_read(read: Read, card: ProducerCard) -> str | None:
 
 
 def form_with(card: ProducerCard, parts: MoverParts, policy: ConsumerPolicy) -> Form | str | None:
-    """In what parts or copies of the peer's KV are cut, or why its transport copies none of it."""
+    """Return the form of parts or copies of the peer's KV, or why its transport cannot copy it."""
     own, theirs = policy.block_size, card.block_size
     if card.connector in parts.direct:
         most = parts.transports[card.connector].traits.max_pieces

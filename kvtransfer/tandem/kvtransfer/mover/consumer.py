@@ -39,7 +39,7 @@ from tandem.protocol.ids import BlockHash, RequestKey
 
 
 class ConsumerMover(LinkedMover):
-    """What comes of each hand-off."""
+    """Transfer thread of D: hand-offs from READY to their endings."""
 
     def __init__(self, parts: MoverParts) -> None:
         super().__init__(parts)
@@ -53,16 +53,16 @@ class ConsumerMover(LinkedMover):
         self.reads = Reads(parts.transports, parts.layout, parts.shard, parts.notify)
         self._unpacks = Unpacks(parts, self.memory)
         self._hashes: dict[RequestKey, tuple[BlockHash, ...]] = {}
-        """Of hand-offs that are copied, while they are open."""
+        """Block hashes of hand-offs that are copied, while they are open."""
         self._tags: dict[tuple[RequestKey, int], bytes] = {}
-        """By key and part: of copies that have not been checked."""
+        """Tags of copies that have not been checked, by key and part."""
         found = parts.transports.values()
         self._resting = [each for each in found if isinstance(each, Resting)]
         self._asleep = False
 
     @property
     def resting_bytes(self) -> int:
-        """Of memory that goes while the engine sleeps; any thread."""
+        """Return the bytes that are released while the engine sleeps. Any thread may call this."""
         return sum(each.held_bytes for each in self._resting)
 
     def take(self, item: ConsumerItem, now: Millis) -> list[Action]:
@@ -134,7 +134,7 @@ class ConsumerMover(LinkedMover):
     # -- actions ------------------------------------------------------------------------------
 
     def execute(self, action: Action, now: Millis) -> list[Action]:
-        """Send, tell and read at once; unpacks wait for their turn, so that messages do not."""
+        """Send, report and read at once; unpacks are queued, so that messages need not wait."""
         if isinstance(action, Send):
             self.phases.sent(action.message)
             self.say(action.to, action.message)
@@ -285,7 +285,7 @@ class ConsumerMover(LinkedMover):
         return self.reads.wakers()
 
     def pause(self, seconds: float | None) -> None:
-        """See Mover; awake while a copy is likely to end, and for what peers say meanwhile."""
+        """See Mover; awake while a copy is likely to end, and for messages of peers."""
         if not self.reads.watch(self.hears):
             super().pause(seconds)
 

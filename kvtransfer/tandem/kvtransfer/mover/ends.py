@@ -1,4 +1,4 @@
-"""What D knows of the other end of each link: whether the two fit, and in what its KV travels."""
+"""D's view of the other end of each link: compatibility, and the form of its KV."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.protocol.ids import Incarnation
 
 
 class Ends:
-    """Of the transfer thread; ``block_size`` is for any."""
+    """Forms of links, for the transfer thread; ``block_size`` is for any thread."""
 
     def __init__(self, parts: MoverParts, policy: ConsumerPolicy) -> None:
         self._parts = parts
@@ -25,12 +25,12 @@ class Ends:
         self._uncut: dict[Incarnation, str] = {}
 
     def why_refused(self, card: ProducerCard) -> str | None:
-        """Why there is no link to this end, or None."""
+        """Return why there is no link to this end, or None."""
         return why_refused(card, self._parts)
 
     def why_uncut(self, peer: Incarnation, card: ProducerCard) -> str | None:
-        """Why its KV does not come by the transport of the card, which is remembered; or None, and
-        the link's form is known."""
+        """Record the link's form and return None, or record and return why the card's transport
+        cannot bring its KV."""
         form = form_with(card, self._parts, self._policy)
         if isinstance(form, str):
             self._uncut[peer] = f"not by {card.connector}: {form}"
@@ -40,11 +40,12 @@ class Ends:
         return None
 
     def fell_for(self, peer: Incarnation) -> str:
-        """Why a better way than the link's does not copy its blocks; empty if none was tried."""
+        """Return why a better transport than the link's cannot copy its blocks; empty if none was
+        tried."""
         return self._uncut.get(peer, "")
 
     def form(self, peer: Incarnation) -> Form | None:
-        """In what the parts or copies of a link are cut."""
+        """Return the form of the parts or copies of a link."""
         return self._forms[peer]
 
     def block_size(self, peer: Incarnation) -> int | None:

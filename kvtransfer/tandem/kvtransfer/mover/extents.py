@@ -1,4 +1,4 @@
-"""From slots, as the machines number them, to the extents that a transport brings."""
+"""Extents for a transport, made from slots as the machines number them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether what arrived is what D asked for: a slot by its header and digest, a copy by its tags."""
+"""Checks that received data is what D asked for: header and digest of a slot, tags of a copy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Fault = tuple[FailCause, str]
 
 
 def fault_of_slot(found: Found, item: Unpack, fingerprint: bytes) -> Fault | None:
-    """What is wrong with a slot's content, if anything."""
+    """Return what is wrong with a slot's content, or None."""
     try:
         header = read_header(found.header)
     except WireError as error:
@@ -43,11 +43,11 @@ def fault_of_slot(found: Found, item: Unpack, fingerprint: bytes) -> Fault | Non
 def fault_of_copy(
     item: Unpack, seen: bytes, hashes: Sequence[BlockHash], block_size: int
 ) -> Fault | None:
-    """What is wrong with copied blocks, if anything: ``seen`` are their tags, 16 bytes each, read
-    after them, of P's blocks, which have ``block_size`` tokens.
+    """Return what is wrong with copied blocks, or None. ``seen`` are their tags, 16 bytes each,
+    read after the copy, of P's blocks, which have ``block_size`` tokens.
 
-    A tag that was cleared is a lease that has ended meanwhile, of which GONE is on its way: nothing
-    that speaks against the link.
+    A cleared tag means that the lease has ended meanwhile and GONE follows. It does not count
+    against the link.
     """
     first = item.start // block_size
     count = num_blocks(item.start, item.stop, block_size)

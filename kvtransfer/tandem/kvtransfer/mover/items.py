@@ -1,4 +1,4 @@
-"""What D's transfer thread takes: the engine's wishes, and what comes by links."""
+"""Items of D's transfer thread: requests of the engine, and messages of links."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Reserved:
     from_token: int
     to_token: int
     hashes: tuple[BlockHash, ...] = ()
-    """Of the full blocks, where tags are compared."""
+    """Hashes of the full blocks, if tags are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Whether the engine sleeps: nothing of its comes meanwhile."""
+    """Sleep state of the engine: no items of it arrive while it sleeps."""
 
     asleep: bool
 

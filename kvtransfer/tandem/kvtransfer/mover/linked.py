@@ -1,4 +1,4 @@
-"""What D's transfer thread stands on, and its links: met, probed, given up, made again."""
+"""Base of D's transfer thread, and its links: made, probed, given up, made again."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         raise NotImplementedError
 
     def transport_to(self, peer: Incarnation) -> Transport:
-        """By which the peer is read."""
+        """Return the transport by which the peer is read."""
         return self.parts.transports[self._welcomes[peer].connector]
 
     def slots_to(self, peer: Incarnation) -> SlotMemory:
@@ -77,7 +77,7 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         return self._slots.of(self.transport_to(peer).traits)
 
     def welcome_of(self, peer: Incarnation) -> ProducerCard | None:
-        """What the peer said, while its link stands."""
+        """Return the peer's WELCOME while its link is up."""
         return self._welcomes.get(peer)
 
     def usable(self, peer: Incarnation, bytes_per_s: float) -> None:
@@ -121,7 +121,7 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         self.drop(peer, f"quarantined: {reason}", rest)
 
     def _end(self, problem: str) -> None:
-        """See Mover; no producer keeps a lease for who reads nothing any more."""
+        """See Mover; the links end, so that producers keep no lease for this worker."""
         super()._end(problem)
         if self.control is not None:
             self.control.post(SetPeers(()))
@@ -167,7 +167,7 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         self.drop(peer, reason, without=connector, without_ms=pause)
 
     def _is_given_up(self, peer: Incarnation) -> bool:
-        """Whether the end of the link that it has is only to be heard of."""
+        """Return whether the current link was given up and only its ``LinkDown`` is missing."""
         link = self._links.get(peer)
         return link is not None and self._given_up.get(peer) == link
 

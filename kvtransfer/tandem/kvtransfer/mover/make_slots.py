@@ -1,4 +1,4 @@
-"""Which memory a worker's slots take: the GPU where the slab is and every transport can reach it.
+"""Choice of the memory for a worker's slots: the slab's GPU if every transport can reach it.
 
 Then KV never passes through the host. Called by the producer and the consumer when they start.
 """
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 def sized_slots(
     config: KVTransferConfig, count: int, slab: Tensor, traits: Iterable[Traits], *, spare: int = 0
 ) -> tuple[SlotMemory, SlotSizes]:
-    """``count`` slots and ``spare`` more for the blocks of ``slab`` (uint8 [blocks, block_bytes]),
-    as large as the settings and the device want. Raises TransportError where there is no room."""
+    """Return ``count`` slots and ``spare`` more for the blocks of ``slab`` (uint8 [blocks,
+    block_bytes]), sized by settings and device. Raises TransportError if there is no room."""
     near = lies_near(slab, traits := tuple(traits))
     total = torch.cuda.get_device_properties(slab.device).total_memory if near else None
     staged = slab.is_cuda and not near
@@ -41,16 +41,16 @@ def sized_slots(
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """What a worker has: slots that parts go through, and those that only patterns are read by."""
+    """A worker's slots: those that parts go through, and those that only patterns are read by."""
 
     memory: SlotMemory
-    """Of transports that lie between slots; of patterns, too, where there is none."""
+    """Slots of transports that move parts through slots; also of patterns, if there are none."""
     patterns: SlotMemory
-    """Of transports that copy blocks, as small as patterns are."""
+    """Slots of transports that copy blocks, as small as patterns are."""
     sizes: SlotSizes
 
     def of(self, traits: Traits) -> SlotMemory:
-        """Those that a transport is given."""
+        """Return the slots of a transport."""
         return self.patterns if traits.lands_in is Region.BLOCKS else self.memory
 
 
@@ -62,9 +62,9 @@ def slots_for(
     *,
     spare: int = 0,
 ) -> Slots:
-    """``make_all_slots`` for these, by name. Where the device has no memory that others can map,
-    those that need it are left out of ``transports``, which the log says. Raises TransportError
-    where none is left, or no room."""
+    """Return ``make_all_slots`` for these, by name. If the device has no memory that others can
+    map, transports that need it are removed from ``transports`` and logged. Raises TransportError
+    if none is left, or no room."""
     try:
         return make_all_slots(config, count, slab, _traits(transports), spare=spare)
     except DeviceFullError as error:
@@ -87,8 +87,8 @@ def _traits(transports: dict[str, Transport]) -> list[Traits]:
 def make_all_slots(
     config: KVTransferConfig, count: int, slab: Tensor, traits: Iterable[Traits], *, spare: int = 0
 ) -> Slots:
-    """``count`` slots and ``spare`` more for the blocks of ``slab`` (uint8 [blocks, block_bytes]),
-    for as many of these transports as want any. Raises TransportError where there is no room."""
+    """Return ``count`` slots and ``spare`` more for the blocks of ``slab`` (uint8 [blocks,
+    block_bytes]), as these transports need. Raises TransportError if there is no room."""
     through = [each for each in traits if each.lands_in is Region.SLOTS]
     direct = [each for each in traits if each.lands_in is Region.BLOCKS]
     patterns = None
@@ -103,7 +103,7 @@ def make_all_slots(
 
 
 def lies_near(slab: Tensor, traits: Iterable[Traits]) -> bool:
-    """Whether slots for this slab lie in GPU memory, beside it."""
+    """Return whether slots for this slab are in GPU memory, next to it."""
     return slab.is_cuda and all(each.moves_gpu_memory for each in traits)
 
 

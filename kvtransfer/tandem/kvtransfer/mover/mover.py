@@ -46,13 +46,13 @@ Item = TypeVar("Item")
 
 NAP_SECONDS = 0.0002
 AWAKE_SECONDS = 0.006
-"""For which a thread only naps that was told of something that will come within moments."""
+"""Seconds for which a thread only naps after notice of an item that is due within moments."""
 MOVE_NAP_SECONDS = 5e-5
-"""While a device packs or unpacks, which takes it a few tenths of a millisecond."""
+"""Nap while a device packs or unpacks, which takes a few tenths of a millisecond."""
 YIELD_SECONDS = 5e-5
 STOP_SECONDS = 10.0
 SETTLE_SECONDS = 5.0
-"""For what a device has to do yet as the thread ends."""
+"""Longest wait for a device's remaining work when the thread ends."""
 _NAPS = ((0.05, NAP_SECONDS), (1.0, 0.001), (10.0, 0.01))
 _LONGEST_NAP = 0.05
 _LONGEST_DOZE = 0.2
@@ -61,7 +61,7 @@ _DOZE_AFTER = 1.0
 
 @dataclass(frozen=True, slots=True)
 class MoverParts:
-    """What both movers are made of."""
+    """Parts shared by both movers."""
 
     config: KVTransferConfig
     incarnation: Incarnation
@@ -94,14 +94,14 @@ class MoverParts:
         )
 
     def packing(self, form: Form | None, block_ids: Sequence[int], start: int, stop: int) -> Packed:
-        """How tokens [start, stop) in these blocks go into a slot, or come out of it."""
+        """Return the packing of tokens [start, stop) in these blocks into a slot, or out of it."""
         group = self.layout.groups[0]
         ids = part_ids(block_ids, start, stop, group.block_size, form)
         return Packed(packing_of(form, group), ids)
 
     @property
     def shard(self) -> Shard:
-        """Whose heads the slab has: there is one rank."""
+        """Return the slab's shard of the heads: there is one rank."""
         return Shard(0, self.fingerprint.tensor_parallel_size)
 
     @property
@@ -120,7 +120,7 @@ class MoverParts:
 
 
 class Packed(NamedTuple):
-    """What slots are asked to move."""
+    """Packing and block numbers for slots."""
 
     packing: Packing
     ids: Sequence[int]
@@ -131,8 +131,7 @@ class Mover(Generic[Item, Event]):
 
     name = "kv-transfer"
     engine_first = True
-    """Whether this worker's engine waits for what it is told, rather than a peer for what is said
-    in the same turn."""
+    """True if events for this worker's engine go out before messages for peers of the same turn."""
     memory: SlotMemory
     """Slots that parts go through; a half's own."""
 
@@ -142,18 +141,18 @@ class Mover(Generic[Item, Event]):
         self.metrics = parts.metrics
         self.inbox: WakeQueue[Item | None] = WakeQueue()
         self.ending: str | None = None
-        """Why nothing more is begun: the thread has ended, or is about to."""
+        """Reason why nothing more is begun: the thread has ended, or is about to."""
         self.problem: str | None = None
         """The same once it has, and what was under way has ended, or will not."""
         self.written: frozenset[RequestKey] = frozenset()
-        """Hand-offs whose blocks may be written still, when there is a ``problem``."""
+        """Hand-offs whose blocks may still be written, if there is a ``problem``."""
         self.control: Channel | None = None
         """Set before ``start``."""
         self._outbox: deque[Event] = deque()
         self._told = False
-        """Whether this turn has told the engine something."""
+        """True if this turn has reported to the engine."""
         self._said = False
-        """Whether something is to be sent."""
+        """True if a message is to be sent."""
         self._links: dict[Incarnation, LinkNumber] = {}
         self._active_at = self._observed_at = time.monotonic()
         self._awake_until = 0.0
@@ -173,11 +172,11 @@ class Mover(Generic[Item, Event]):
 
     @property
     def alive(self) -> bool:
-        """Whether anything posted will still be handled."""
+        """Return whether posted items will still be handled."""
         return self.problem is None
 
     def events(self) -> list[Event]:
-        """What happened, for the engine's thread."""
+        """Return the new events, for the engine's thread."""
         events = []
         while self._outbox:  # nobody else takes
             events.append(self._outbox.popleft())
@@ -186,7 +185,7 @@ class Mover(Generic[Item, Event]):
     # What a half does
 
     def take(self, item: Item, now: Millis) -> list[Action]:
-        """Run the tables on what came."""
+        """Run the tables on an item."""
         raise NotImplementedError
 
     def execute(self, action: Action, now: Millis) -> list[Action]:
@@ -206,7 +205,7 @@ class Mover(Generic[Item, Event]):
         return ()
 
     def pause(self, seconds: float | None) -> None:
-        """Sleep until something comes, the time at most; who sleeps looks after the sockets."""
+        """Sleep at most ``seconds`` until an item comes. The thread serves the sockets."""
         wakers, open_still = self.wakers(), False
         if self.control is None:
             pass
@@ -224,12 +223,12 @@ class Mover(Generic[Item, Event]):
         return not self.inbox.empty
 
     def still_written(self, settled: bool) -> frozenset[RequestKey]:
-        """Hand-offs whose blocks may be written still though the transports have been stopped;
-        ``settled`` says whether slots are."""
+        """Return the hand-offs whose blocks may still be written after the transports have stopped;
+        ``settled`` is False if slots may be, too."""
         return frozenset()
 
     def settle(self) -> None:
-        """Count what was put off while somebody waited; each turn, behind all else."""
+        """Count what was deferred, at the end of each turn."""
 
     def observe(self) -> None:
         """Set the gauges."""
@@ -259,12 +258,12 @@ class Mover(Generic[Item, Event]):
         self._awake_until = time.monotonic() + AWAKE_SECONDS
 
     def nap(self) -> float:
-        """How long to sleep while bytes are on their way."""
+        """Return how long to sleep while bytes are in transit."""
         quiet = time.monotonic() - self._active_at
         return next((nap for until, nap in _NAPS if quiet < until), _LONGEST_NAP)
 
     def doze(self) -> float:
-        """How long to sleep while only bytes that nobody waits for may be on their way."""
+        """Return how long to sleep while only given-up reads may be in transit."""
         return self.nap() if time.monotonic() - self._active_at < _DOZE_AFTER else _LONGEST_DOZE
 
     def until(self, deadline: Millis | None, now: Millis) -> float | None:
@@ -322,7 +321,7 @@ class Mover(Generic[Item, Event]):
         return True
 
     def _let_go(self) -> None:
-        """What was said goes out, and who was told has the interpreter: it wakes meanwhile."""
+        """Send queued messages, and yield the interpreter to the engine's thread after an event."""
         if self._said and not self.engine_first:
             self._send()
         if self._told:

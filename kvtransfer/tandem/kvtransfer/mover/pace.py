@@ -1,12 +1,11 @@
-"""How fast KV comes over each of D's links, what waits there, and which hand-offs are slow for it.
+"""Rate of KV over each of D's links, bytes that wait there, and slow hand-offs.
 
-A link's pace is bytes over the seconds in which announced KV waited, so that waits for slots,
-packing and unpacking count, and neither the computing of prompts nor D's own wait for blocks does.
-Placement reads it, and may use a slow link no more: one that is unused for minutes is unknown
-again, and probed again. A hand-off
-is slow when its prompt is done, ``kv_slow_seconds`` have passed, and its bytes would have come
-four times over at the best rate of its link: it is counted by what it waits for, and warned of.
-Lives in the transfer thread.
+A link's pace is bytes over the seconds in which announced KV waited. Waits for slots, packing and
+unpacking count; the computing of prompts and D's own wait for blocks do not. Placement reads the
+pace, and may then avoid a slow link: one that is unused for minutes is unknown again, and probed
+again. A hand-off is slow when its prompt is done, ``kv_slow_seconds`` have passed, and its bytes
+would have come four times over at the best rate of its link. It is counted by its phase and logged
+as a warning. Runs in the transfer thread.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class _Link:
     busy: float = 0.0
     moved: int = 0
     used_at: float = 0.0
-    """When KV last came or waited."""
+    """Time at which KV last came or waited."""
     warned_at: float = float("-inf")
     unsaid: int = 0
 
@@ -79,7 +78,7 @@ class Pace:
         self._links: dict[Incarnation, _Link] = {}
         self._open: dict[RequestKey, _Open] = {}
         self._told = True
-        """Whether the last look saw how things stand."""
+        """True if the last look reported the current state."""
         for phase in PHASES_OF_WAITING:  # all series from the start: rates of them can be asked for
             metrics.slow.labels(phase)
         self._clock = clock
@@ -111,16 +110,16 @@ class Pace:
         self._links.pop(peer, None)
 
     def rest(self) -> float | None:
-        """Seconds until the next look is due; None while nothing is open, that has been told, and
-        no pace grows old."""
+        """Return the seconds until the next look. None if nothing is open, that has been reported,
+        and no pace expires."""
         if self._open or not self._told:
             return LOOK_SECONDS
         oldest = min((each.used_at for each in self._links.values() if each.pace), default=None)
         return None if oldest is None else max(LOOK_SECONDS, oldest + IDLE_SECONDS - self._clock())
 
     def look(self, pulls: Mapping[RequestKey, Pull]) -> list[Incarnation]:
-        """Sum up what waits on each link, measure its pace, and find what is slow. Peers whose
-        link has been unused for so long that its pace is unknown again."""
+        """Sum up what waits on each link, measure its pace, and find slow hand-offs. Return the
+        peers whose pace is unknown again because their link was unused."""
         now = self._clock()
         since = now - self._looked_at
         if since < LOOK_SECONDS:
@@ -191,7 +190,7 @@ class Pace:
 
 
 def phase_of(pull: Pull) -> str:
-    """What a hand-off waits for just now, one of PHASES_OF_WAITING."""
+    """Return the phase in which a hand-off waits, one of PHASES_OF_WAITING."""
     if pull.state is DState.WAITING:
         return "reserve"
     if pull.state is DState.COMMITTING:

@@ -1,4 +1,4 @@
-"""P's parts on their way into slots: begun one after the other, packed when the device says so."""
+"""Packing of P's parts into slots: begun in order, packed when the device reports it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Filling(NamedTuple):
     nbytes: int
     """Header and payload."""
     started: float
-    """By ``time.perf_counter``."""
+    """Start by ``time.perf_counter``."""
     move: Move
     ok: bool
-    """Whether the slot has the part in the end, rather than some of it."""
+    """True if the slot has the whole part in the end."""
 
 
 class Packs:
@@ -38,7 +38,7 @@ class Packs:
         self._memory = memory
         self._waiting: deque[Pack] = deque()
         self._begun: deque[Filling] = deque()
-        """In the order in which they end."""
+        """Begun parts in the order in which they end."""
         self._fingerprint = fingerprint_digest(parts.fingerprint.compatibility)
 
     def add(self, item: Pack) -> None:
@@ -47,12 +47,12 @@ class Packs:
 
     @property
     def waits(self) -> bool:
-        """Whether there is a ``next``."""
+        """Return whether there is a ``next``."""
         return bool(self._waiting)
 
     @property
     def under_way(self) -> bool:
-        """Whether ``ended`` is to be asked again."""
+        """Return whether ``ended`` is to be called again."""
         return bool(self._begun)
 
     def next(self) -> Pack:
@@ -61,8 +61,8 @@ class Packs:
         return self._waiting.popleft()
 
     def begin(self, item: Pack) -> None:
-        """Its blocks must be its hand-off's still. Where the device has no room for what lies
-        between, it ends as one that failed, behind what has been queued of it."""
+        """Begin to pack a part; its hand-off must still hold the blocks. If the device has no room
+        for the intermediate data, the part fails after its queued work."""
         started, parts = time.perf_counter(), self._parts
         packed = parts.packing(item.form, item.block_ids, item.start, item.stop)
         nbytes = HEADER_BYTES + len(packed.ids) * packed.packing.block_bytes(parts.slab)

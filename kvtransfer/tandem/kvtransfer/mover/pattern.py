@@ -1,8 +1,8 @@
 """The known pattern that a new link must deliver before a request may use it.
 
-It lies in a slot of its own behind P's send slots, written once; it differs by process, so that
-the pattern of a predecessor at the same address is not taken for it. Half-open links read it too,
-so that no user's request is ever the probe.
+It has a slot of its own after P's send slots, written once. It differs by process, so that the
+pattern of a predecessor at the same address is not accepted. Half-open links read it too, so that
+no user's request is ever the probe.
 """
 
 from __future__ import annotations

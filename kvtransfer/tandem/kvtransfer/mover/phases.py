@@ -1,7 +1,7 @@
-"""How long the phases of D's hand-offs take, seen from the messages and events that pass by.
+"""Durations of the phases of D's hand-offs, from passing messages and events.
 
-Times are taken as things pass, and counted by ``settle`` when nobody waits: on a core that has just
-woken the series of one hand-off take a tenth of a millisecond.
+Times are taken as things pass, and counted later by ``settle``: on a core that has just woken the
+series of one hand-off take a tenth of a millisecond.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ class Phases:
             self._step(message.key, "done")
 
     def final(self, key: RequestKey) -> None:
-        """P said FINAL: the prompt is done."""
+        """Record FINAL of P: the prompt is done."""
         self._step(key, "final")
 
     def told(self, event: object) -> object:
-        """An event for the engine passes; what it is told, with its times where it has come."""
+        """Record an event for the engine; return the event, with its times if it is ``Loaded``."""
         if isinstance(event, Ready):
             self._step(event.key, "ready", "wait", since="open")
         elif isinstance(event, Loaded):

@@ -1,8 +1,7 @@
-"""Whether a new link delivers: D reads P's known pattern before any request may use it.
+"""Probe of a new link: D reads P's known pattern before any request may use it.
 
-The pattern's rate is all that placement knows of a link that nothing has used (of late), and
-workers that start keep their machine busy: such a link is probed again a few times, and its best
-rate counts.
+The pattern's rate is all that placement knows of an unused link, and starting workers keep their
+machine busy. So such a link is probed again a few times, and its best rate counts.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ SLOW_REST_MS = 10_000
 AGAIN_MS = (4_000, 16_000, 64_000)
 """After which a link that nothing has used is probed again."""
 NO_SLOT = "its receive slots wait for reads that hang"
-"""Why a link may stay down: a peer's slots are the quota that its earlier links hold, too."""
+"""Reason why a link may stay down: a peer's slots are the quota that its earlier links hold, too.
+"""
 
 
 @dataclass(slots=True)
@@ -64,9 +64,9 @@ class _Unused:
     best: float
     """Bytes a second of the fastest probe."""
     turns: int = 0
-    """How often it was probed since the first time, or is about to be."""
+    """Number of repeated probes, including one that is about to begin."""
     at: Millis | None = None
-    """When it is probed again; None: no more."""
+    """Time of the next probe; None if there is none."""
 
     def next(self, now: Millis) -> None:
         """One probe is through, or begins."""
@@ -76,7 +76,7 @@ class _Unused:
 
 
 class Links(Protocol):
-    """What a prober asks of the mover whose links it probes."""
+    """Interface of the mover whose links are probed."""
 
     config: KVTransferConfig
     metrics: HandoffMetrics
@@ -92,7 +92,7 @@ class Links(Protocol):
         ...
 
     def welcome_of(self, peer: Incarnation) -> ProducerCard | None:
-        """What the peer said, while its link stands."""
+        """Return the peer's WELCOME while its link is up."""
         ...
 
     def say(self, peer: Incarnation, message: Message) -> None:
@@ -180,7 +180,7 @@ class Prober:
         self._read(peer, probing, now)
 
     def work(self, now: Millis) -> list[Action]:
-        """Probes that wait for a slot, those whose time is over, and those that are due again."""
+        """Start probes that have a slot now or are due again; fail those whose time is over."""
         for peer, unused in list(self._unused.items()):
             if unused.at is not None and now >= unused.at and peer not in self._probing:
                 unused.next(now)
@@ -242,7 +242,7 @@ class Prober:
         return least is not None and config.kv_preflight != "off" and bytes_per_s < least * 1e6
 
     def _judge(self, peer: Incarnation, probing: _Probing, now: Millis) -> None:
-        """A link delivers: what its rate says of it."""
+        """Judge the rate of a link that delivers."""
         mover, bytes_per_s = self._mover, probing.best
         mover.metrics.probe_rate.observe(bytes_per_s)
         if (
@@ -268,7 +268,7 @@ class Prober:
         mover.usable(peer, bytes_per_s)
 
     def end(self, peer: Incarnation) -> None:
-        """The link is lost: a read under way is nobody's any more."""
+        """Forget the probes of a lost link; a read under way is given up."""
         self._unused.pop(peer, None)
         self._give_up(peer)
 

@@ -1,4 +1,4 @@
-"""P's transfer thread: fences in, packed slots out, and the only one who says COMMITTED."""
+"""P's transfer thread: takes fences, sends packed slots; the only thread that sends COMMITTED."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The engine launched a chunk; ``fence`` is behind its last KV write."""
+    """The engine launched a chunk; ``fence`` is after its last KV write."""
 
     key: RequestKey
     block_ids: tuple[int, ...]
     upto: int
     fence: Fence
     hashes: tuple[BlockHash, ...] = ()
-    """Of the full blocks, where tags are wanted."""
+    """Hashes of the full blocks, if tags are used."""
 
 
 FromEngine = (
@@ -119,7 +119,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         self._hashes: dict[RequestKey, tuple[BlockHash, ...]] = {}
         self._link_view: frozenset[Incarnation] = frozenset()
         self._over: str | None = None
-        """Why no link is made any more."""
+        """Reason why no link is made any more."""
         self._fences: list[Computed] = []
         self._packs = Packs(parts, self.memory)
         self._needs_advance = [
@@ -128,11 +128,11 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
 
     @property
     def links(self) -> frozenset[Incarnation]:
-        """Consumers whose link stands; read by the engine's thread."""
+        """Return the consumers whose link is up; read by the engine's thread."""
         return self._link_view
 
     def copies(self, consumer: Incarnation) -> bool:
-        """Whether a consumer's link copies blocks; asked by the engine's thread."""
+        """Return whether a consumer's link copies blocks; called by the engine's thread."""
         return consumer in self._direct_links
 
     def welcome(self, connectors: tuple[str, ...]) -> ProducerCard | str:
@@ -198,8 +198,8 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         return self.table.apply(item, now)
 
     def _wake_for(self, export: Export) -> None:
-        """The last of a prompt's KV is written within moments: D hears what it knows once more, so
-        that its threads, and those between, are awake when the news comes."""
+        """Send READY once more shortly before the prompt's last KV is written, so that D's threads
+        are awake when it comes."""
         self.stay_awake()
         if export.opened and export.begun and export.state is PState.COMPUTING:
             self.say(export.consumer, say_ready(export, self.table.policy))
@@ -225,7 +225,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         return self.table.link_lost(item.peer, now)
 
     def execute(self, action: Action, now: Millis) -> list[Action]:
-        """Send and tell at once; packs wait for their turn, so that messages do not wait."""
+        """Send and report at once; packs are queued, so that messages do not wait for them."""
         if isinstance(action, Send):
             if isinstance(action.message, Committed) and not action.message.key.is_pull:
                 self.metrics.endings_of("producer", "committed").inc()
@@ -320,8 +320,8 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         return min((each for each in naps if each is not None), default=None)
 
     def _end(self, problem: str) -> None:
-        """See Mover; before the engine takes its blocks back nobody may find their tags fit, and
-        who waits for more of them hears that nothing comes."""
+        """See Mover; clear all tags before the engine takes its blocks back, and end the links, so
+        that consumers stop waiting."""
         if self.blocks is not None:
             self.blocks.tags.clear_all()
         self._over = problem

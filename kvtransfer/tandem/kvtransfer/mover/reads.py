@@ -35,21 +35,21 @@ COPY_SECONDS = 0.05
 
 
 class Ended(NamedTuple):
-    """A read that is terminal, or whose state nobody knows."""
+    """A read that is terminal, or whose state is unknown."""
 
     read: Read
     progress: Progress
     started: float
-    """By ``time.perf_counter``."""
+    """Start by ``time.perf_counter``."""
     tags: bytes = b""
-    """Of the blocks of a copy that is done, as they were behind it."""
+    """Tags of the blocks of a copy that is done, read after it."""
     late: bool = False
     """It was begun on another link than that which stands now, if any does."""
 
 
 @dataclass(slots=True)
 class _Life:
-    """Of a link that stands, by ``time.perf_counter``."""
+    """Times of a link that is up, by ``time.perf_counter``."""
 
     since: float
     moved: float
@@ -66,7 +66,7 @@ class Reads:
         shard: Shard,
         notify: Callable[[], None],
     ) -> None:
-        """``notify`` tells the engine's thread that ``expected`` is known."""
+        """``notify`` wakes the engine's thread when ``expected`` is known."""
         self._transports = transports
         self._notify = notify
         self.expected = math.inf
@@ -80,24 +80,24 @@ class Reads:
         self._lives: dict[Incarnation, _Life] = {}
         self._looked_at = float("-inf")
         self._copied_at = float("-inf")
-        """When the last copy, or read into a GPU's slot, was begun."""
+        """Time at which the last copy, or read into a GPU's slot, was begun."""
 
     def __bool__(self) -> bool:
         return bool(self._open)
 
     def link_up(self, peer: Incarnation) -> None:
-        """A link is made: earlier reads of the peer say nothing of it."""
+        """Start the times of a new link: earlier reads of the peer do not count."""
         now = time.perf_counter()
         self._lives[peer] = _Life(now, now)
 
     def link_lost(self, peer: Incarnation) -> None:
-        """What is under way is over, or hangs for good."""
+        """Forget the times of a lost link: its reads are over, or hang for good."""
         self._lives.pop(peer, None)
 
     def hung(self, seconds: float) -> list[Incarnation]:
-        """Peers, once each, on whose link a read, wanted or not, has been open for longer, and none
-        has ended since it was begun. Copies into blocks are not meant: they are run by D's own
-        device or the node's agent, which is watched by itself; another link has no other (see
+        """Return the peers on whose link a read, wanted or not, has been open for longer, and none
+        has ended since it began. Copies into blocks do not count: D's own device or the node's
+        agent runs them, and the agent is watched separately. Another link has no other device (see
         ``old_copies``)."""
         now = time.perf_counter()
         between = min(LOOK_SECONDS, seconds / 4)
@@ -132,8 +132,8 @@ class Reads:
         return sum(read.slot is None and at < before for read, at in opened)
 
     def left(self) -> frozenset[RequestKey]:
-        """Whose blocks may be written still though the transports have been stopped: a device is
-        slow, or hangs."""
+        """Return the keys whose blocks may still be written after the transports have stopped,
+        because a device is slow or hangs."""
         left = {name for name, each in self._transports.items() if _is_copying(each)}
         opened = self._open.items()
         return frozenset(
@@ -205,9 +205,9 @@ class Reads:
         return found
 
     def nap(self, usual: Callable[[], float]) -> float:
-        """Seconds until the next look: shortly before a copy is likely to be through; 0.05 where
-        sockets wake who waits; short beside the age of what was begun last, where that is a copy or
-        lands in a GPU's slot and nothing foretells its end; else ``usual``."""
+        """Return the seconds until the next look: until shortly before a copy is likely to end;
+        0.05 if sockets wake the thread; short compared with the age of the latest copy, or read
+        into a GPU's slot, if its end is not foretold; else ``usual``."""
         foretold = nap_before(self._moments())
         if self.wakers():
             return 0.05 if foretold is None else max(LEAST_NAP_SECONDS, foretold)
@@ -217,8 +217,8 @@ class Reads:
         return max(LEAST_NAP_SECONDS, age / 32) if age < COPY_SECONDS else usual()
 
     def watch(self, until: Callable[[], bool]) -> bool:
-        """Look without a pause while a copy is likely to end, or ``until`` says to stop; False, and
-        at once, if none is."""
+        """Poll without a pause while a copy is likely to end, or until ``until`` is true; return
+        False at once if none is."""
         return watch(self._moments(), lambda: until() or any(e.stirs() for e in self._timed))
 
     def wakers(self) -> list[int]:

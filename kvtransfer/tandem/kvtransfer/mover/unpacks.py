@@ -28,7 +28,7 @@ class Emptied(NamedTuple):
 
     item: Unpack
     started: float
-    """By ``time.perf_counter``."""
+    """Start by ``time.perf_counter``."""
     fault: Fault | None
 
 
@@ -40,7 +40,7 @@ class Unpacks:
         self._memory = memory
         self._waiting: deque[Unpack] = deque()
         self._inspected: deque[tuple[Unpack, float, Inspection]] = deque()
-        """In the order in which they end; so are those that are moved."""
+        """Inspected parts in the order in which they end, like the moved ones."""
         self._moved: deque[tuple[Unpack, float, Move, Fault | None]] = deque()
         self._fingerprint = fingerprint_digest(parts.fingerprint.compatibility)
 
@@ -50,16 +50,16 @@ class Unpacks:
 
     @property
     def waits(self) -> bool:
-        """Whether ``begin`` has something to do."""
+        """Return whether ``begin`` has something to do."""
         return bool(self._waiting)
 
     @property
     def under_way(self) -> bool:
-        """Whether ``ended`` is to be asked again."""
+        """Return whether ``ended`` is to be called again."""
         return bool(self._inspected or self._moved)
 
     def written(self) -> frozenset[RequestKey]:
-        """Whose blocks are being written, as far as ``ended`` has found."""
+        """Return the keys whose blocks are being written, as far as ``ended`` has found."""
         return frozenset(item.key for item, *_ in self._moved)
 
     def begin(self) -> None:
@@ -83,7 +83,7 @@ class Unpacks:
         return found
 
     def _judged(self) -> list[Emptied]:
-        """What was found wrong; the rest is unpacked from here on."""
+        """Return the faulty parts; begin to unpack the others."""
         wrong = []
         while self._inspected and self._inspected[0][2].done():
             item, started, inspection = self._inspected.popleft()
@@ -103,7 +103,7 @@ class Unpacks:
         return wrong
 
     def _no_room(self, item: Unpack, started: float, error: torch.OutOfMemoryError) -> None:
-        """It ends as one that failed, behind what has been queued of it: its hand-off alone."""
+        """Fail a part after its queued work: only its hand-off fails."""
         logger.warning("part %d of %s cannot be unpacked: %s", item.index, item.key, error)
         fault = FailCause.INTERNAL, "the device has no room to unpack a part"
         self._moved.append((item, started, self._memory.mark(), fault))

@@ -14,7 +14,7 @@ STATUS_SECONDS = 2.0
 
 
 def status_of(config: NodeAgentConfig) -> dict[str, int]:
-    """What the agent of this machine has counted. Raises TransportError where none answers."""
+    """Return the counters of this machine's agent. Raises TransportError if none answers."""
     line = Line(open_folder(config.kv_node_folder))
     try:
         check_hello(_next(line))

@@ -1,4 +1,4 @@
-"""One connection to the agent: what came, what is to be said, and what it registered."""
+"""One connection to the agent: received messages, queued answers, and its registration."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from tandem.kvtransfer.transports.mapped.proofs import fresh
 
 _CREDENTIALS = struct.Struct("3i")
 _SO_PEERGROUPS = 59
-"""Of asm-generic/socket.h; Python does not name it."""
+"""Value from asm-generic/socket.h; Python has no name for it."""
 _MAX_GROUPS = 256
-"""Of a caller, that can be asked for; who is in more has none but its own."""
+"""Most groups of a caller that are read; a caller in more counts as in its own group only."""
 _BATCH = 64
-"""Messages that one caller is heard at a time."""
+"""Most messages read from one caller in a row."""
 
 
 class Garbage(Exception):
-    """What came is not of the protocol; the text says what."""
+    """Data that is not of the protocol; the text names it."""
 
 
 class Caller:
-    """A worker, or who would be one."""
+    """A worker that is registered or may register."""
 
     def __init__(self, sock: socket.socket) -> None:
         """Takes the socket over."""
@@ -50,21 +50,21 @@ class Caller:
         self.producer: Producer | None = None
         self.consumer: Consumer | None = None
         self.ended = False
-        """Nothing is heard of it any more; what is to be said still is."""
+        """True once no more is read from it; queued answers are still sent."""
         self._unsaid: deque[tuple[bytes, int | None]] = deque()
 
     @property
     def is_registered(self) -> bool:
-        """Whether it may stay."""
+        """Return whether it is registered."""
         return self.producer is not None or self.consumer is not None
 
     @property
     def has_unsaid(self) -> bool:
-        """Whether its socket took not all."""
+        """Return whether answers are queued because its socket is full."""
         return bool(self._unsaid)
 
     def may_call(self, group: int | None) -> bool:
-        """Whether it is of this process's user, or of the group if there is one."""
+        """Return whether it belongs to this process's user, or to the group if there is one."""
         level = socket.SOL_SOCKET
         said = self.sock.getsockopt(level, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, user, own_group = _CREDENTIALS.unpack(said)
@@ -76,8 +76,8 @@ class Caller:
         return group in (own_group, *struct.unpack(f"{len(groups) // size}I", groups))
 
     def heard(self) -> Generator[tuple[ToAgent, list[int]]]:
-        """Messages that have come, some, and the descriptors beside each, which are closed behind
-        it. At the connection's end ``ended`` is set. Raises Garbage."""
+        """Yield received messages, a bounded number, each with its descriptors, which are closed
+        after it. Set ``ended`` at the connection's end. Raises Garbage."""
         for _ in range(_BATCH):
             try:
                 data, files = receive(self.sock, MAX_MESSAGE, MAX_FILES)
@@ -102,12 +102,12 @@ class Caller:
             raise Garbage(f"no message: {error}") from error
 
     def say(self, message: ToWorker, slot: int | None = None) -> None:
-        """Say it, now or when its socket has room; ``slot`` is free again as soon as it is said."""
+        """Send an answer, now or when its socket has room; ``slot`` is free again once sent."""
         self._unsaid.append((encode(message), slot))
         self.flush()
 
     def flush(self) -> None:
-        """Say what has not been said."""
+        """Send the queued answers."""
         with contextlib.suppress(BlockingIOError):
             while self._unsaid:
                 data, slot = self._unsaid[0]

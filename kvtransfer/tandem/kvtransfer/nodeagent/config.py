@@ -9,7 +9,7 @@ from tandem.protocol.settings import check_optional_integer, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAgentConfig:
-    """Where the agent meets workers, and whose."""
+    """Settings of the node agent."""
 
     kv_node_folder: str | None = setting(
         None,

@@ -1,4 +1,4 @@
-"""How far the engine and the transfers of this process are: what beats tell peers.
+"""Progress of this process's engine and transfers, for beats to peers.
 
 Written by the engine's and the transfer thread, read by the control thread; single words, so no
 lock is needed.

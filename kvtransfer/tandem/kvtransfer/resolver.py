@@ -1,8 +1,8 @@
-"""Names to addresses, on threads of their own: a name server that hangs stops nobody's reads.
+"""Name lookups on threads of their own, so that a slow name server blocks no reads.
 
-``socket.getaddrinfo`` knows no deadline and cannot be interrupted, so that who asked gives up and
-the thread is left behind; there is one at most for each name that is being looked up, and a bound
-on all of them. Numeric addresses need no thread.
+``socket.getaddrinfo`` has no deadline and cannot be interrupted, so the caller gives up and
+leaves the thread running. There is at most one for each name being looked up, and a bound on all
+of them. Numeric addresses need no thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from tandem.kvtransfer.errors import TransportError
 
 RESOLVE_SECONDS = 5.0
-"""How long a name may take."""
+"""Longest time of a lookup."""
 MAX_LOOKUPS = 16
 """Names that are looked up at a time, those that hang included."""
 
@@ -26,7 +26,7 @@ GetAddrInfo = Callable[[str, int], Address]
 
 
 def first_address(host: str, port: int) -> Address:
-    """What the system's resolver says first; may take as long as it likes. Raises OSError."""
+    """Return the first address of the system's resolver, without a deadline. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, _, _, _, address = found[0]
     return family, address
@@ -51,7 +51,7 @@ class Lookup:
         raise TransportError(f"{self.host}: {self.error or 'its address is not found in time'}")
 
     def run(self, ask: GetAddrInfo) -> None:
-        """In a thread: ask, and leave the answer."""
+        """Look the name up and store the answer. Runs in a thread."""
         try:
             self._found = ask(self.host, self.port)
         except (OSError, ValueError, OverflowError) as error:  # or it is no name, no port

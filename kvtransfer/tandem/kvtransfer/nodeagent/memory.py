@@ -1,8 +1,9 @@
-"""Memory of workers as the agent reaches it, of the host or of GPUs: sources read, rings written.
+"""Memory of workers in the agent, of the host or of GPUs: sources are read, rings written.
 
-A source of the host is read through its descriptor, without a mapping: reading pages that its owner
-never touched makes none. A ring of the host has to be touched by its owner, whose memory its pages
-count as then; it is sealed before that is checked, so that the owner cannot take pages out later.
+A source of the host is read through its descriptor, without a mapping: reading pages that its
+owner never touched makes none. A ring of the host has to be touched by its owner, so that its
+pages count as the owner's memory. It is sealed before that is checked, so that the owner cannot
+take pages out later.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class Ring(Protocol):
     size: int
 
     def copy(self, source: Source, batch: Batch) -> Mark:
-        """Begin to copy what both have; the mark is behind it. Raises TransportError, also where
-        the two lie in different kinds of memory; some bytes may have landed then, and none land
-        later."""
+        """Begin to copy between ranges that both have; return a mark after the copy. Raises
+        TransportError, also if the two are of different kinds of memory. Some bytes may have
+        been written then, but none are written later."""
         ...
 
     def close(self) -> None:
@@ -71,7 +72,7 @@ class HostSource:
 
 
 class HostRing:
-    """Landing slots in memory of the host, whose copies are over when ``copy`` returns."""
+    """Landing slots in host memory, whose copies are done when ``copy`` returns."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         """Raises TransportError for what is not memory of this size, cannot be sealed or has a page

@@ -1,6 +1,6 @@
-"""Who registered with the agent, and what of a request is to be copied, if it may be.
+"""Registrations with the agent, and the permitted copies between them.
 
-A registration ends with its connection; its memory is let go of behind the last copy that uses it.
+A registration ends with its connection; its memory is released after the last copy that uses it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Producer:
             raise
 
     def close(self) -> None:
-        """Let go of the memory behind the last copy from it."""
+        """Release the memory after the last copy from it."""
         self._closed = True
         if not self.under_way:
             for each in self.sources.values():
@@ -88,7 +88,7 @@ class Consumer:
         self._closed = False
 
     def close(self) -> None:
-        """Let go of the slots behind the last copy into them."""
+        """Release the slots after the last copy into them."""
         self._closed = True
         if not self.under_way:
             self.ring.close()
@@ -109,14 +109,14 @@ class Running:
     consumer: Consumer
     mark: Mark
     blocks: Numbers
-    """What is copied, by number, where it is blocks."""
+    """Numbers of the copied blocks, if blocks are copied."""
     turns: Turns | None
-    """Of their tags, before it began."""
+    """Turns of their tags before the copy began."""
     failed: bool = False
     """Known once it has ended."""
 
     def ended(self) -> bool:
-        """Whether it is over, as it should be or because its GPU has failed."""
+        """Return whether the copy has ended, also because its GPU has failed."""
         try:
             return self.failed or self.mark.done()
         except DeviceMemoryError as error:
@@ -125,7 +125,7 @@ class Running:
             return True
 
     def tags(self) -> bytes:
-        """Of its blocks, as they are now, cleared where they are of another turn."""
+        """Return the current tags of its blocks, cleared if their turn has changed."""
         if self.turns is None or self.producer.tags is None:
             return b""
         return self.producer.tags.tags_of(self.blocks, self.turns)
@@ -144,19 +144,19 @@ class Running:
 
 @dataclass(slots=True)
 class Producers:
-    """By incarnation."""
+    """Registered producers by incarnation."""
 
     known: dict[bytes, Producer] = field(default_factory=dict)
 
     def why_not(self, said: Give) -> str | None:
-        """What stands against a registration: another's name."""
+        """Return why a registration is refused: another producer has the name."""
         there = self.known.get(said.incarnation)
         if there is not None and not is_proof(there.key, said.key):
             return "a producer of this incarnation is registered with another key"
         return None
 
     def enter(self, producer: Producer) -> None:
-        """In place of an earlier registration of the same one, whose connection still stands."""
+        """Register a producer; replace an earlier registration whose connection is still up."""
         self.known[producer.incarnation] = producer
 
     def leave(self, producer: Producer) -> None:
@@ -166,7 +166,7 @@ class Producers:
         producer.close()
 
     def begin(self, request: Copy, consumer: Consumer) -> Running | Fault:
-        """Begin a copy whose slot is ``consumer``'s, or say why not."""
+        """Begin a copy into a slot of ``consumer``, or return why not."""
         producer = self.known.get(request.producer)
         if producer is None:
             return Fault.UNKNOWN
@@ -201,7 +201,7 @@ def _batch_of(request: Copy, slot_bytes: int) -> Batch:
 
 
 def _is_within(request: Copy, batch: Batch, producer: Producer, consumer: Consumer) -> bool:
-    """Whether all bytes are the producer's, land in the one slot and, of blocks, have tags."""
+    """Return whether all bytes are the producer's, fit the one slot and, if blocks, have tags."""
     if len(request.places) * request.size > consumer.slot_bytes:
         return False
     if request.slot >= consumer.num_slots:

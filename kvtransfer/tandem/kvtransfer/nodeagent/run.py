@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 
 
 def listen(config: NodeAgentConfig) -> NodeAgent:
-    """The agent, whose socket is there. Raises TransportError where the folder or the socket is not
-    to be had."""
+    """Return the agent, with its socket open. Raises TransportError if the folder or the socket
+    cannot be used."""
     raise_descriptor_limit()
     return NodeAgent(open_folder(config.kv_node_folder), config.agent_group)
 

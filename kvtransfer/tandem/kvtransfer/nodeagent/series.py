@@ -1,4 +1,4 @@
-"""What an agent has counted and holds, as Prometheus' series; read when somebody scrapes."""
+"""Counters and gauges of an agent as Prometheus series, read at each scrape."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOST = {
 
 
 class AgentSeries(Collector):
-    """Made anew of the agent's numbers for each scrape: nothing of them is kept twice."""
+    """Series that are built from the agent's numbers at each scrape: no copy is kept."""
 
     def __init__(self, status: Callable[[], Mapping[str, int]]) -> None:
         """``status`` answers from any thread, with what `tandem node-agent --status` prints."""

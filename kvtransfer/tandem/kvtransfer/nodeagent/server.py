@@ -1,8 +1,8 @@
-"""The agent's one thread: hears all callers, makes copies in turn, and answers each.
+"""The agent's one thread: receives from all callers, makes copies in turn, and answers each.
 
-A caller that does not follow the protocol loses its connection and is counted; one that asks for
-what may not be is answered with the fault, counted, and stays. Nothing a caller says or leaves
-unsaid makes another wait for more than one copy of the host's memory, of one landing slot.
+A caller that does not follow the protocol loses its connection and is counted. A forbidden
+request is answered with its fault and counted; the caller stays connected. No caller can make
+another wait for more than one copy of host memory, of one landing slot.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class NodeAgent:
     """Listens on construction; ``run`` serves until ``stop``."""
 
     def __init__(self, folder: Path, group: int | None = None) -> None:
-        """``group`` may call, beside this process's user. Raises TransportError."""
+        """``group`` may call, in addition to this process's user. Raises TransportError."""
         self.counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
         self.path = folder / SOCKET_NAME
         self._group = group
@@ -77,7 +77,7 @@ class NodeAgent:
             self._stop_writer.send(b"\0")
 
     def status(self) -> dict[str, int]:
-        """What was counted and what is held now, from any thread."""
+        """Return the counters and what is held now. Any thread may call this."""
         callers = list(self._callers.values())
         return dict(self.counts) | {
             "producers": sum(each.producer is not None for each in callers),
@@ -201,7 +201,7 @@ class NodeAgent:
         caller.ended = True
 
     def _register(self, caller: Caller, said: Give | Take, files: list[int]) -> str | None:
-        """Why not, if so."""
+        """Register a caller, or return why not."""
         if said.version != VERSION:
             return f"the worker speaks version {said.version}, the agent {VERSION}"
         try:
@@ -276,7 +276,7 @@ def _may_begin(caller: Caller) -> bool:
 
 
 def _listen(path: Path, group: int | None) -> socket.socket:
-    """The agent's socket, instead of one at which nobody listens. Raises TransportError."""
+    """Open the agent's socket, replacing a dead one. Raises TransportError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:

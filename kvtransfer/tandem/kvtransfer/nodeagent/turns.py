@@ -1,4 +1,4 @@
-"""Whose request is next: one of each consumer in turn, so that none waits for all of another's."""
+"""Round-robin queue of requests: one of each consumer in turn."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ class InTurn(Generic[Who, What]):
     """Requests that have not begun, in the order of their turns."""
 
     def __init__(self, may: Callable[[Who], bool]) -> None:
-        """``may`` says whose request may begin now; the turn of others passes to the next."""
+        """``may`` returns whether a request of this consumer may begin now; the others are
+        skipped."""
         self._may = may
         self._waiting: dict[Who, deque[What]] = {}
-        """The first is next; who has had a turn goes to the end."""
+        """Queues by consumer; the first is next, and a served one moves to the end."""
         self.waiting = 0
-        """How many have not begun."""
+        """Number of requests that have not begun."""
 
     def __bool__(self) -> bool:
-        """Whether one may begin."""
+        """Return whether one may begin."""
         return any(self._may(who) for who in self._waiting)
 
     def add(self, who: Who, what: What) -> None:
-        """Behind all that ``who`` has asked."""
+        """Queue a request after the others of ``who``."""
         self._waiting.setdefault(who, deque()).append(what)
         self.waiting += 1
 
@@ -41,5 +42,5 @@ class InTurn(Generic[Who, What]):
         return who, what
 
     def drop(self, who: Who) -> None:
-        """All of one's, who is gone."""
+        """Drop all requests of a consumer that is gone."""
         self.waiting -= len(self._waiting.pop(who, ()))

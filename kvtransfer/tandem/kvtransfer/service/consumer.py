@@ -93,27 +93,27 @@ class HandoffConsumer:
         self._channel.start()
 
     def close(self) -> None:
-        """End both threads; producers are told. May be called twice."""
+        """End both threads and notify the producers. May be called twice."""
         self._channel.stop()
         self._mover.stop()
 
     # Peers
 
     def set_peers(self, controls: Mapping[str, Incarnation] | Iterable[str]) -> None:
-        """Keep links to these control sockets (``host:port``), and to no others; where it is said
-        who is behind each, who else is down is forgotten."""
+        """Keep links to these control sockets (``host:port``), and to no others. A mapping names
+        their incarnations: other peers that are down are forgotten."""
         if isinstance(controls, Mapping):
             self._wanted = frozenset(controls.values())
             self._mover.book.keep(self._wanted)
         self._channel.post(SetPeers(() if self.ended() else tuple(controls)))
 
     def peer_up(self, producer: Incarnation) -> bool:
-        """Whether a hand-off from this prefill worker may start: linked, same fingerprint, the
-        probe passed, not quarantined; and both threads run."""
+        """Return whether a hand-off from this prefill worker may start: linked, same
+        fingerprint, the probe passed, not quarantined; and both threads run."""
         return self.ended() is None and self._mover.book.is_up(producer)
 
     def why_down(self, producer: Incarnation) -> str:
-        """Why ``peer_up`` says no."""
+        """Return why ``peer_up`` is False."""
         return self.ended() or self._mover.book.why_down(producer)
 
     def peer_health(self) -> tuple[PeerHealth, ...]:
@@ -141,11 +141,11 @@ class HandoffConsumer:
 
     @property
     def wants_hashes(self) -> bool:
-        """Whether ``begin_load`` is to be told block hashes: blocks are copied, and have tags."""
+        """Return whether ``begin_load`` requires block hashes: blocks are copied, and have tags."""
         return self._wants_hashes
 
     def hashed_as(self, key: RequestKey) -> Fingerprint:
-        """Under whose fingerprint, and so in blocks of what size: that of the key's producer."""
+        """Return the fingerprint, with the block size of the key's producer, for block hashes."""
         own, peer = self._fingerprint, self._open.get(key)
         size = self._mover.ends.block_size(peer) if peer else None
         if size is None or size == own.layout.block_size:
@@ -160,18 +160,19 @@ class HandoffConsumer:
         to_token: int,
         hashes: Sequence[BlockHash] = (),
     ) -> None:
-        """After ``Ready``: bring tokens [from_token, to_token) into ``block_ids``, the whole
-        table with local hits first. ``from_token`` is a multiple of the block size, or equal to
-        ``to_token`` (a full hit: only token 1 is wanted); ``to_token`` is what ``Ready`` said.
-        ``hashes``, if any, are those of all full blocks up to there, as ``hashed_as`` says."""
+        """Bring tokens [from_token, to_token) into ``block_ids`` after ``Ready``. ``block_ids``
+        is the whole table with local hits first. ``from_token`` is a multiple of the block size,
+        or equal to ``to_token`` (a full hit: only token 1 is needed). ``to_token`` is that of
+        ``Ready``. ``hashes``, if any, are those of all full blocks up to there, made with
+        ``hashed_as``."""
         self._mover.inbox.put(Reserved(key, tuple(block_ids), from_token, to_token, tuple(hashes)))
 
     def cancel(self, key: RequestKey) -> None:
-        """Want no more of it; ``Cancelled`` follows, unless another ending is on its way."""
+        """Cancel the key; ``Cancelled`` follows, unless another ending is already queued."""
         self._mover.inbox.put(d_events.Cancel(key))
 
     def poll(self) -> list[ConsumerEvent]:
-        """What happened since; once a step."""
+        """Return the events since the last call; once a step."""
         ended = not self._mover.alive  # asked first: it may end, and say how a key ended, meanwhile
         polled = self._mover.events()
         for event in polled:
@@ -204,7 +205,7 @@ class HandoffConsumer:
     # State
 
     def has_pending(self) -> bool:
-        """Whether a key is open, or blocks are still written."""
+        """Return whether a key is open, or blocks are still written."""
         return bool(self._open or self._writing)
 
     def leased_blocks(self) -> int:
@@ -216,12 +217,13 @@ class HandoffConsumer:
         return self._board.transfers
 
     def expected(self) -> float:
-        """When the first copy is likely to be through, by ``time.monotonic``; inf if none is
+        """Return when the first copy is likely to end, by ``time.monotonic``; inf if none is
         foretold. The engine is woken when that becomes known."""
         return self._mover.reads.expected
 
     def keeps_awake(self) -> str | None:
-        """Nobody maps this worker's memory; nothing lands in it when no request lives here."""
+        """Return None: peers do not map this worker's memory, and without requests nothing
+        writes it."""
         return None
 
     def sleep(self) -> int:
@@ -232,19 +234,19 @@ class HandoffConsumer:
         return freed
 
     def wake_up(self) -> None:
-        """The first read has that memory made anew."""
+        """Report that the engine is awake; the first read allocates the memory again."""
         self._mover.inbox.put(Rest(asleep=False))
 
     def note_progress(self, engine_step: int, has_work: bool) -> None:
-        """The engine's loop came round; beats say so."""
+        """Record a step of the engine's loop for the beats."""
         self._board.note_engine(has_work)
 
     def ended(self) -> str | None:
-        """Why no hand-off will ever work here again, or None: a thread has ended."""
+        """Return why no hand-off will ever work here again, or None: a thread has ended."""
         return self._mover.ending or self._channel.problem
 
     def problem(self) -> str | None:
-        """Why this worker must not be given hand-offs any more, or None."""
+        """Return why this worker must not be given hand-offs any more, or None."""
         gone = self.ended()
         if gone is not None:
             return gone

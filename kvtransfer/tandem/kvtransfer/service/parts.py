@@ -1,4 +1,4 @@
-"""What both services are made of, and checks of what they are given."""
+"""Shared parts of both services, and checks of their arguments."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class HandoffProducer:
         tell_transports(parts, "producer", wanted)
         self._wants_hashes = bool(parts.direct)
         self._only_copies = len(parts.direct) == len(parts.transports)
-        """Whether peers copy blocks over every link there may be."""
+        """True if peers copy blocks over every possible link."""
         found = parts.direct.items()
         self._mapped = [name for name, each in found if each.traits.maps_memory]
         """Transports by which peers map the slab."""
@@ -109,7 +109,7 @@ class HandoffProducer:
         self._channel.start()
 
     def close(self) -> None:
-        """End both threads; consumers are told. May be called twice."""
+        """End both threads and notify the consumers. May be called twice."""
         self._channel.stop()
         self._mover.stop()
 
@@ -124,9 +124,10 @@ class HandoffProducer:
         consumer: Incarnation,
         budget_ms: int | None,
     ) -> Refusal | None:
-        """Promise the KV of the request's first ``num_tokens`` to ``consumer``, or say why not.
+        """Promise the KV of the request's first ``num_tokens`` to ``consumer``, or return why
+        not.
 
-        A refusal holds nothing; a consumer that asks for the key is told.
+        A refusal holds nothing; a consumer that asks for the key is sent GONE.
         """
         refusal = (
             self._why_not(key, consumer)
@@ -164,13 +165,13 @@ class HandoffProducer:
         return Refusal(code=RefusalCode.NEVER_FITS, message=message)
 
     def may_start(self, key: RequestKey) -> bool:
-        """Whether the lease quota has room for the key's blocks now; ask each step before it
-        gets blocks. Without asking, ``computed`` counts them over the quota."""
+        """Return whether the lease quota has room for the key's blocks now; call it each step
+        before the key gets blocks. Without a call, ``computed`` counts them over the quota."""
         return self._quota.may_start(key)
 
     @property
     def wants_hashes(self) -> bool:
-        """Whether ``computed`` is to be told block hashes: blocks are copied, and have tags."""
+        """Return whether ``computed`` requires block hashes: blocks are copied, and have tags."""
         return self._wants_hashes
 
     def started(self, key: RequestKey) -> None:
@@ -195,7 +196,7 @@ class HandoffProducer:
         self._mover.inbox.put(p_events.First(key, tuple(first), finish))
 
     def cancel(self, key: RequestKey) -> None:
-        """Nobody wants it any more. An unknown key is remembered, and refused when it comes."""
+        """Cancel a key. An unknown key is remembered, and refused when it comes."""
         if key not in self._quota:
             self._remember(key, "was cancelled")
         self._mover.inbox.put(p_events.Cancel(key))
@@ -210,7 +211,7 @@ class HandoffProducer:
             self._mover.inbox.put(p_events.Finished(key, cancelled=False))
 
     def poll(self) -> list[ProducerEvent]:
-        """What happened since; once a step, before anybody asks ``may_start``."""
+        """Return the events since the last call; once a step, before ``may_start``."""
         self._quota.new_round()
         polled = self._mover.events()
         if not self._mover.alive:
@@ -231,11 +232,11 @@ class HandoffProducer:
 
     @property
     def is_short(self) -> bool:
-        """Whether a hand-off was told to wait for the lease quota, and has not begun since."""
+        """Return whether a hand-off had to wait for the lease quota, and has not begun since."""
         return self._quota.is_short
 
     def has_pending(self) -> bool:
-        """Whether a key is admitted and not released."""
+        """Return whether a key is admitted and not released."""
         return len(self._quota) > 0
 
     def leased_blocks(self) -> int:
@@ -250,7 +251,7 @@ class HandoffProducer:
         return ()
 
     def consumers(self) -> frozenset[Incarnation]:
-        """Decode workers whose link stands."""
+        """Return the decode workers whose link is up."""
         return self._mover.links
 
     def progress(self) -> int:
@@ -262,8 +263,8 @@ class HandoffProducer:
         return math.inf
 
     def keeps_awake(self) -> str | None:
-        """Why the slab's memory cannot be given back, or None: decode workers map it from their
-        first hand-off on, and would go on reading what is no longer the slab."""
+        """Return why the slab's memory cannot be released, or None. Decode workers map it from
+        their first hand-off on, and would go on reading memory that is no longer the slab."""
         if not self._mapped:
             return None
         names = " and ".join(self._mapped)
@@ -277,15 +278,15 @@ class HandoffProducer:
         """Nothing was given back."""
 
     def note_progress(self, engine_step: int, has_work: bool) -> None:
-        """The engine's loop came round; beats say so."""
+        """Record a step of the engine's loop for the beats."""
         self._board.note_engine(has_work)
 
     def ended(self) -> str | None:
-        """Why no hand-off will ever work here again, or None: a thread has ended."""
+        """Return why no hand-off will ever work here again, or None: a thread has ended."""
         return self._mover.ending or self._channel.problem
 
     def problem(self) -> str | None:
-        """Why no hand-off can work just now, or None."""
+        """Return why no hand-off can work now, or None."""
         return self.ended()
 
     def _remember(self, key: RequestKey, what: str) -> None:

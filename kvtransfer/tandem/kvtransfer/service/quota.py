@@ -1,4 +1,4 @@
-"""How many blocks may be promised at once: P's share for hand-offs, kept on the engine's side.
+"""Quota of blocks promised at once: P's share for hand-offs, kept on the engine's side.
 
 Two bounds: ``limit`` on blocks of hand-offs that run or are leased (``may_start`` asks; circular
 waits between mixed workers end here), and ``backlog`` on all that were admitted (``admit``).
@@ -19,9 +19,9 @@ class Quota:
         self._admitted: dict[RequestKey, int] = {}
         self._started: set[RequestKey] = set()
         self._short = False
-        """Somebody was told to wait in this round: nobody who asks later goes before it."""
+        """True if a hand-off had to wait in this round: later ones must not go before it."""
         self._waiting: set[RequestKey] = set()
-        """Were told to wait, and have not begun since."""
+        """Keys that had to wait, and have not begun since."""
         self.num_admitted = 0
         """Blocks of all admitted keys."""
         self.num_started = 0
@@ -34,7 +34,7 @@ class Quota:
         return len(self._admitted)
 
     def admit(self, key: RequestKey, num_blocks: int) -> Refusal | None:
-        """Count the key in, or say why not."""
+        """Count the key, or return why not."""
         if num_blocks > self.limit:
             message = f"{num_blocks} blocks; hand-offs may hold {self.limit} here in all"
             return Refusal(code=RefusalCode.NEVER_FITS, message=message)
@@ -46,17 +46,18 @@ class Quota:
         return None
 
     def new_round(self) -> None:
-        """A step begins, in which who goes first asks first."""
+        """Begin a step, in which the callers ask in order of priority."""
         self._short = False
 
     @property
     def is_short(self) -> bool:
-        """Whether somebody waits for what is leased: nobody who may do without should take it."""
+        """Return whether a hand-off waits for leased blocks: optional work should take none."""
         return bool(self._waiting)
 
     def may_start(self, key: RequestKey) -> bool:
-        """Whether the key's blocks fit under the limit; yes reserves them. After the first no of a
-        round all others wait, too: small ones would keep a large one waiting for ever."""
+        """Return whether the key's blocks fit under the limit, and reserve them if so. After the
+        first False of a round all others wait, too: small ones would keep a large one waiting
+        for ever."""
         if key in self._started or key not in self._admitted:
             return True
         if self._short or self.num_started + self._admitted[key] > self.limit:

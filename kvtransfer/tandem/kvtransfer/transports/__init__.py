@@ -1,5 +1,5 @@
-"""Movers of extents behind one protocol: from send slots into receive slots, or from P's blocks
-right into D's.
+"""Transports of extents behind one protocol: from send slots into receive slots, or from P's
+blocks directly into D's.
 
-tcp and nixl land in slots; cuda_p2p and shm write blocks.
+tcp and nixl write slots; cuda_p2p and shm write blocks.
 """

@@ -1,8 +1,8 @@
-"""What the transfer thread asks of a mover of bytes: to bring extents, wherever they land.
+"""Protocol of transports, which bring extents for the transfer thread.
 
-An extent lands in a receive slot, with a header in front and a digest in it, or right in blocks of
-the slab, whose tags are compared afterwards. A transport says by its traits which of the two it
-does.
+An extent is written to a receive slot, with a header before it and a digest in that, or directly
+to blocks of the slab, whose tags are compared afterwards. A transport's traits name which of the
+two.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.protocol.ids import Incarnation
 
 Ticket = NewType("Ticket", int)
-"""One read, from ``read`` until ``poll`` says that it is terminal."""
+"""One read, from ``read`` until ``poll`` returns a terminal state."""
 
 
 class Region(Enum):
@@ -30,20 +30,20 @@ class Region(Enum):
 
 
 class Check(Enum):
-    """What tells D that the bytes of an extent are those it asked for."""
+    """Proof that the bytes of an extent are those D asked for."""
 
     HEADER = "header"
     """A header and a digest, at the start of the extent itself."""
     TAG = "tag"
     """The tag of the block that the extent was, read when all its bytes had landed."""
     PART = "part"
-    """By the tag of the block that it is a part of, which is read with the last part."""
+    """The tag of the block that contains the extent, read with the block's last part."""
     PATTERN = "pattern"
     """The bytes are known before: the probe of a link."""
 
 
 class Place(NamedTuple):
-    """Where an extent begins."""
+    """Start of an extent."""
 
     region: Region
     offset: int
@@ -54,9 +54,9 @@ class Extent(NamedTuple):
     """Bytes that lie together at both ends."""
 
     local: Place
-    """Of D: where they land."""
+    """Place at D, to which it is written."""
     remote: Place
-    """Of P: where they lie."""
+    """Place at P, from which it is read."""
     nbytes: int
     check: Check
 
@@ -94,19 +94,19 @@ class BlockExtents(Sequence[Extent]):
 
 
 class Progress(Enum):
-    """Of a read."""
+    """State of a read."""
 
     PENDING = "pending"
     DONE = "done"
     FAILED = "failed"
     """Terminal: no byte of it lands any more."""
     UNKNOWN = "unknown"
-    """Not terminal and not to be trusted: only quarantine is safe. Said once a read."""
+    """Not terminal and not to be trusted: only quarantine is safe. Returned once a read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a transport is like."""
+    """Properties of a transport."""
 
     name: str
     needs_advance: bool
@@ -116,8 +116,9 @@ class Traits:
     lands_in: Region = Region.SLOTS
     """Where the KV of hand-offs lands: blocks are written directly, without slots and packing."""
     fenced: bool = False
-    """The owner of the destination runs the copies itself and sees the end of each, wanted or not:
-    no byte of a read lands after ``poll`` has said that it is terminal, and it becomes so."""
+    """The owner of the destination runs the copies and sees the end of each, wanted or not. No
+    byte of a read is written after ``poll`` has returned a terminal state, and every read
+    reaches one."""
     max_extents: int = 1
     """Extents of one read, at most."""
     max_pieces: int = 1
@@ -139,7 +140,7 @@ class Transport(Protocol):
     traits: Traits
 
     def serve(self, memory: SlotMemory, blocks: Blocks | None = None) -> bytes:
-        """P: let peers read these slots and, where ``lands_in`` says so, these blocks. Returns the
+        """P: let peers read these slots and, if ``lands_in`` is blocks, these blocks. Return the
         card that they need for it.
 
         Raises TransportError.
@@ -160,13 +161,13 @@ class Transport(Protocol):
         ...
 
     def poll(self, ticket: Ticket) -> Progress:
-        """How a read stands. After a terminal answer the ticket is forgotten."""
+        """Return the state of a read. After a terminal answer the ticket is forgotten."""
         ...
 
     def tags_of(self, ticket: Ticket) -> bytes:
-        """Tags of the blocks that a read has brought whole, 16 bytes each, in the order of its
-        extents, each read after the block's last byte, and cleared where it had changed since
-        before the first; asked once, after ``poll`` said DONE. Of slots there are none."""
+        """Return the tags of the whole blocks of a read, 16 bytes each, in the order of its
+        extents. Each is read after the block's last byte, and cleared if it changed since before
+        the first. Call it once, after ``poll`` returned DONE. Slots have none."""
         ...
 
     def advance(self) -> None:
@@ -193,12 +194,12 @@ class Resting(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Of that memory, as it is now; read by any thread."""
+        """Return the current bytes of that memory; read by any thread."""
         ...
 
     def rest(self) -> bool:
-        """Let go of it unless a read is under way; the next read makes it anew. Whether it is
-        gone."""
+        """Release it unless a read is under way; the next read allocates it again. Return
+        whether it is released."""
         ...
 
     def look(self) -> None:
@@ -221,15 +222,16 @@ class Timed(Protocol):
     """A transport that knows when copies of its own are likely to be through."""
 
     def moments(self) -> Sequence[float]:
-        """At which copies under way are likely to be through, by ``time.perf_counter``; inf where
-        nothing says so."""
+        """Return when copies under way are likely to end, by ``time.perf_counter``; inf if
+        unknown."""
         ...
 
     def stirs(self) -> bool:
-        """Whether ``advance`` and ``poll`` would find a copy through; asked without a pause."""
+        """Return whether ``advance`` and ``poll`` would find a finished copy; polled without a
+        pause."""
         ...
 
 
 def why_unmet(transport: Transport) -> str | None:
-    """Of any transport."""
+    """Return why peers of a transport cannot meet, or None."""
     return transport.unmet if isinstance(transport, Meeting) else None

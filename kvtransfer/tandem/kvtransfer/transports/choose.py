@@ -1,4 +1,4 @@
-"""From the word in the configuration to transports, best first."""
+"""Transports of the configured connector, best first."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ def make_transports(
     on_gpu: bool = False,
     on_garbage: Callable[[], None] = lambda: None,
 ) -> dict[str, Transport]:
-    """What ``kv_connector`` asks for, by name, in order of preference.
+    """Return the transports of ``kv_connector`` by name, in order of preference.
 
-    ``auto`` is nixl with tcp behind it, so that ends of which only one can load nixl still meet;
+    ``auto`` is nixl and then tcp, so that ends of which only one can load nixl still meet;
     without nixl a warning is logged. A connector asked for by name that cannot load raises
-    TransportError. Where ``kv_node_folder`` names a place to meet, ``auto`` tries cuda_p2p or shm
-    before them for each link, then the agent of the node between the two, as ``kv_node_copy`` says;
-    one whose other end is not there goes by the next. There cuda_p2p and shm by name are these two
-    ways, and a link that has neither is down. With ``on_gpu``,
-    the slab is in a GPU's memory: nixl reaches slots there, and tcp, which needs them on the host,
-    only stands in where nixl cannot load.
+    TransportError. With ``kv_node_folder``, ``auto`` tries cuda_p2p or shm first for each link,
+    and the node's agent between the two and nixl, as ``kv_node_copy`` is set. A link whose other
+    end lacks a way uses the next. There cuda_p2p and shm by name are these two ways, and a link
+    that has neither is down. With ``on_gpu``, the slab is in a GPU's memory: nixl reaches slots
+    there. tcp needs them on the host, and is used only if nixl cannot load.
     """
 
     make = _Maker(config, incarnation, role, on_gpu, on_garbage)
@@ -52,8 +51,8 @@ def make_transports(
 
 
 def _of_this_node(config: KVTransferConfig, name: str) -> Iterator[str]:
-    """How workers that meet in a named folder copy, best first; ``name`` is how they do themselves.
-    Nothing without a folder, or of a connector that is one way only."""
+    """Yield the ways to copy between workers that meet in a named folder, best first; ``name``
+    is the way without the agent. Empty without a folder, or for other connectors."""
     if config.kv_node_folder is None or name not in ("cuda_p2p", "shm"):
         return
     if config.kv_wire_dtype != WireDtype.AUTO:

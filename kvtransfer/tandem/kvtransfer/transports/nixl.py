@@ -1,12 +1,11 @@
 """KV over NIXL (UCX backend) between host memories or those of GPUs, a READ for all its extents.
 
-What the library does, measured with 1.5.1: without its progress thread (which spins on a core) a
-READ moves only while both processes call into it. So D's transfer thread does while it has reads,
-and P's always, with naps that are short while parts are out: P never hears of the end of a read
-that D gave up. Releasing a handle is no fence: bytes of a released READ still land. So a handle is
-held and polled until DONE or an error that says that the peer is gone.
-Without a progress thread and with these UCX settings a READ between nodes moved 2.9 GB/s where
-the defaults gave 0.54.
+Measured with 1.5.1: without its progress thread (which spins on a core) a READ moves only while
+both processes call into it. So D's transfer thread calls it while it has reads, and P's always,
+with naps that are short while parts are out: P is not notified of the end of a read that D gave
+up. Releasing a handle is no fence: bytes of a released READ still arrive. So a handle is held
+and polled until DONE or an error that means that the peer is gone. Without a progress thread and
+with these UCX settings a READ between nodes moved 2.9 GB/s; with the defaults it moved 0.54.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ LOOPBACK_SETTINGS = {"UCX_NET_DEVICES": "lo"}
 
 
 class NixlCard(msgspec.Struct, frozen=True, array_like=True):
-    """How to reach P's send slots."""
+    """Card of P's send slots."""
 
     metadata: bytes
     address: Annotated[int, Meta(ge=0)]
@@ -58,15 +57,15 @@ class NixlCard(msgspec.Struct, frozen=True, array_like=True):
     gpu: Annotated[int, Meta(ge=0)] | None = None
     """P's number of the GPU that holds them; None is the host."""
     digest: bytes = b""
-    """Of the metadata: what the library has refused once, it refuses ever after (1.5.1), the right
-    metadata of the same agent too."""
+    """Digest of the metadata. The library (1.5.1) refuses for good what it has refused once,
+    also the right metadata of the same agent."""
 
 
 _cards = msgspec.msgpack.Decoder(NixlCard)  # built once: threads must not do it side by side
 
 
 def digest_of(metadata: bytes) -> bytes:
-    """16 bytes of blake2b, by which a card tells that its metadata is whole."""
+    """Return 16 bytes of blake2b, by which a card's metadata is checked."""
     return hashlib.blake2b(metadata, digest_size=16).digest()
 
 
@@ -75,8 +74,8 @@ def _agent_name(incarnation: Incarnation, role: str) -> str:
 
 
 def _header_of(agent: str) -> bytes:
-    """With which the library's metadata of an agent begins (nixlSerDes of 1.5.1): under another's
-    name a peer could have that one's metadata refused for good."""
+    """Return the start of an agent's metadata in the library (nixlSerDes of 1.5.1). Under
+    another agent's name a peer could have that agent's metadata refused for good."""
     return b"nixlSerDes|Agent" + struct.pack("<Q", len(agent)) + agent.encode()
 
 
@@ -198,8 +197,8 @@ class NixlTransport:
         return ticket
 
     def poll(self, ticket: Ticket) -> Progress:
-        """Ask the library; an error with a live peer is not known to be terminal: it is said once,
-        and the read may still end."""
+        """Poll the library. An error with a live peer is not known to be terminal: UNKNOWN is
+        returned once, and the read may still end."""
         if ticket in self._ended:
             return self._ended.pop(ticket)
         handle, remote = self._reads[ticket]
@@ -232,7 +231,7 @@ class NixlTransport:
         self._agent.get_new_notifs()
 
     def filenos(self) -> list[int]:
-        """UCX tells nobody: nap and ask."""
+        """Return none: UCX has no descriptor to wait on, so it is polled."""
         return []
 
     def close(self, peer: Incarnation) -> None:
@@ -261,7 +260,7 @@ class NixlTransport:
 
 
 def _lies_in(card: NixlCard, extent: Extent) -> bool:
-    """Whether the peer's slots have these bytes."""
+    """Return whether the peer's slots contain these bytes."""
     return extent.remote.offset + extent.nbytes <= card.count * card.slot_bytes
 
 

@@ -20,7 +20,7 @@ Numbers = NDArray[np.int64]
 
 
 class PartExtents(Sequence[Extent]):
-    """Runs of one length; those of a block of P's lie one behind the other in these lists."""
+    """Runs of one length; those of a block of P's are adjacent in these lists."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class PartExtents(Sequence[Extent]):
 
 
 class End(NamedTuple):
-    """A slab: the tokens of its blocks, and whose heads they are of."""
+    """A slab: the tokens of its blocks, and the heads in them."""
 
     block_size: int
     shard: Shard

@@ -100,7 +100,7 @@ class TcpTransport:
         return ticket
 
     def poll(self, ticket: Ticket) -> Progress:
-        """As far as the threads have come."""
+        """Return the state of a read, as reported by the threads."""
         self._take()
         progress = self._progress[ticket]
         if progress is not Progress.PENDING:
@@ -112,7 +112,7 @@ class TcpTransport:
         return b""
 
     def advance(self) -> None:
-        """Take what the threads have said."""
+        """Take the results of the threads."""
         self._ended.hush()
         self._take()
 

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 MAX_CONNECTIONS = 4096
 GREETING_SECONDS = 5.0
 REST_SECONDS = 1.0
-"""For so long nobody is let in after the process ran out of descriptors."""
+"""Seconds without new connections after the process ran out of descriptors."""
 MAX_QUEUED = 1024
 """Requests of one connection that wait to be sent."""
 
@@ -116,7 +116,7 @@ class _Sender:
         return True
 
     def _is_waiting(self) -> bool:
-        """Whether something is due that no descriptor tells."""
+        """Return whether a deadline is pending that no descriptor signals."""
         return any(not peer.greeted for peer in self._peers)
 
     def _accept(self) -> None:
@@ -214,7 +214,7 @@ class TcpServer(_Sender):
         self._listener = _listen(host, first_port, num_ports)
         self.port: int = self._listener.getsockname()[1]
         self._rests_until: float | None = None
-        """Set while nobody is let in."""
+        """Set while no connections are accepted."""
 
     def start(self) -> None:
         """Serve in threads of its own."""
@@ -241,8 +241,8 @@ class TcpServer(_Sender):
         return goes_on
 
     def _rest(self) -> None:
-        """Let nobody in for a while: a caller that cannot be let in stays at the door, and asking
-        again and again would take the thread from those who are served."""
+        """Accept no connections for a while. A refused caller stays queued, and polling it again
+        and again would take the thread from the open connections."""
         logger.error("tcp: no descriptor is left for another connection")
         self._selector.unregister(self._listener)
         self._rests_until = time.monotonic() + REST_SECONDS

@@ -1,8 +1,8 @@
 """D's half of tcp: threads that receive, one for each socket that a link has.
 
 A read is cut into stripes, one a socket, so that several processors carry it, while the transfer
-thread verifies and unpacks what has come before. Bytes land under the lock of their stream: who
-holds it knows that none does, and a closed stream receives nothing ever again.
+thread verifies and unpacks earlier data. Bytes are written under the lock of their stream: while
+a thread holds it, none are written. A closed stream never receives again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Link:
         self._missing: dict[Ticket, int] = {}
         """Stripes that are not here yet, of each read under way."""
         self._lock = threading.Lock()
-        """Of what is missing; never held together with a stream's."""
+        """Lock of the missing bytes; never held together with a stream's."""
         self._over = False
         self._next = 0
 
@@ -77,7 +77,7 @@ class Link:
             return True
 
     def close(self) -> list[Ended]:
-        """Close every socket, and only then say which reads have failed."""
+        """Close every socket, and only then return the failed reads."""
         with self._lock:
             self._over = True
         for stream in self.streams:
@@ -103,7 +103,7 @@ class Stream:
         """(ticket, offset in the receive slots, bytes) in the order of their answers."""
         self._head = bytearray()
         self._into: memoryview | None = None
-        """What is still to come of the first answer's bytes."""
+        """Remaining buffer of the first answer."""
 
     def ask(self, ticket: Ticket, stripes: Sequence[tuple[int, int, int]]) -> None:
         """Queue requests."""

@@ -1,8 +1,8 @@
 """Bytes of the tcp transport: a greeting, requests for bytes of slots, answers with them.
 
-Bytes are named by their offset behind the first slot's start. The greeting carries P's incarnation
-and a secret that P gave to D over the authenticated control link, so that whoever else finds the
-port is turned away.
+Bytes are named by their offset from the first slot's start. The greeting carries P's incarnation
+and a secret that P gave to D over the authenticated control link, so that other callers are
+refused.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SECRET_BYTES = 16
 
 
 SILENT_SECONDS = 30
-"""After which a connection is over whose other end's kernel answers nothing."""
+"""Seconds after which a connection ends if the kernel of its other end does not answer."""
 
 
 def prepare(sock: socket.socket) -> None:
-    """A connection of either end: what is said goes out at once, and a way that is dead is found
-    dead, by the kernel and also while nobody says anything."""
+    """Set up a connection of either end: data is sent at once, and the kernel detects a dead
+    connection, also while it is idle."""
     probes = 3
     sock.setblocking(False)
     options = [
@@ -49,7 +49,7 @@ def prepare(sock: socket.socket) -> None:
 
 
 class TcpCard(msgspec.Struct, frozen=True, array_like=True):
-    """How to reach P's server."""
+    """Card of P's server."""
 
     port: Annotated[int, Meta(ge=1, le=65535)]
     secret: Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
@@ -60,12 +60,12 @@ _cards = msgspec.msgpack.Decoder(TcpCard)  # built once: threads must not do it 
 
 
 def encode_card(card: TcpCard) -> bytes:
-    """For WELCOME."""
+    """Encode a card for WELCOME."""
     return msgspec.msgpack.encode(card)
 
 
 def decode_card(data: bytes) -> TcpCard:
-    """From WELCOME, or TransportError."""
+    """Decode a card from WELCOME. Raises TransportError."""
     try:
         return _cards.decode(data)
     except msgspec.MsgspecError as error:

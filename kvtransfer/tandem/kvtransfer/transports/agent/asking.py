@@ -1,7 +1,8 @@
-"""D's half: its landing slots registered with the agent, requests out, answers in.
+"""D's half: registers landing slots with the agent, sends requests, receives answers.
 
-The slots' memory is made when an agent has said hello, anew for each: what an agent that is gone,
-or hangs, has begun may land in its own. So one that hangs costs one ring more, and no further.
+The slots' memory is allocated after an agent's hello, again for each agent: a copy of a lost or
+hanging agent may still write its own ring. So a hanging agent costs one more ring, and no
+further.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tandem.protocol.ids import Incarnation
 logger = logging.getLogger(__name__)
 
 AGENT_SECONDS = 5.0
-"""An agent from which an answer is awaited, and that says nothing for so long, is gone."""
+"""Seconds without a message after which an agent that owes an answer is lost."""
 
 
 class Asker:
@@ -50,32 +51,32 @@ class Asker:
         self._line: Line | None = None
         self._greeted: Connection | None = None
         self.memory: Tensor | None = None
-        """The landing slots of the agent that is there: mapped as long as anybody refers to it."""
+        """Landing slots of the current agent: mapped as long as anything refers to them."""
         self._unsaid: deque[tuple[Copy, bytes]] = deque()
         """Requests, and the key of the producer of each."""
         self._asked: dict[int, tuple[Copy, bytes]] = {}
-        """By number: those that were said, and have no answer."""
+        """Requests that were sent and have no answer, by number."""
         self._heard_at = 0.0
         self.slots: Source | None = None
         """The same as a source, which need not keep it."""
 
     def receive(self, *, slot_bytes: int, num_slots: int, block_bytes: int) -> None:
-        """What is to be registered."""
+        """Set the sizes to register."""
         self._sizes = (slot_bytes, num_slots, block_bytes)
 
     @property
     def connected(self) -> bool:
-        """Whether an agent is there, as far as one knows."""
+        """Return whether a connection to an agent is open."""
         return self._line is not None
 
     @property
     def held_bytes(self) -> int:
-        """Of the landing slots' memory; read by any thread."""
+        """Return the bytes of the landing slots' memory; read by any thread."""
         memory = self.memory
         return 0 if memory is None else memory.numel()
 
     def filenos(self) -> list[int]:
-        """Of the agent's socket, if all requests have been said."""
+        """Return the descriptor of the agent's socket, if all requests have been sent."""
         return [] if self._line is None or self._unsaid else [self._line.fileno()]
 
     def connect(self) -> None:
@@ -96,8 +97,8 @@ class Asker:
             self._say(self._line)
 
     def answers(self, *, awaited: bool) -> Iterator[Copied | Refused]:
-        """What the agent has answered; ``awaited`` says whether it owes an answer. Raises
-        TransportError when it is gone."""
+        """Yield the agent's answers; ``awaited`` is True if it owes one. Raises TransportError
+        when it is gone."""
         if self._line is None:
             return
         self._say(self._line)

@@ -31,7 +31,7 @@ class Giver:
         """Takes the descriptors over."""
         self._folder, self._said, self._given = folder, said, given
         self.registered = threading.Event()
-        """Whether the agent has the memory now."""
+        """Set while the agent has the memory."""
         self._stop_reader, self._stop_writer = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="kv-agent", daemon=True)
 

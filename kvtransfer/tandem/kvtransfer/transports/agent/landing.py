@@ -19,7 +19,7 @@ LANDING_KEY = RequestKey(b"", "landing", 0)
 
 
 class Piece(NamedTuple):
-    """As much of a read as one slot takes."""
+    """Part of a read that fits one slot."""
 
     peer: Incarnation
     ticket: int
@@ -35,12 +35,12 @@ class Landing:
     def __init__(self, count: int, per_peer: int) -> None:
         self._count, self._per_peer = count, per_peer
         self.generation = 0
-        """Of the slots' memory."""
+        """Generation of the slots' memory."""
         self.ring = self.ring_type(count, per_peer)
         self._waiting: dict[Incarnation, deque[Piece]] = {}
-        """By peer, the peer first whose turn it is."""
+        """Queues by peer; the first peer is next."""
         self._asked: dict[int, Piece] = {}
-        """By slot: pieces that are wanted and have not been answered."""
+        """Pieces that are wanted and have not been answered, by slot."""
 
     def add(self, pieces: list[Piece]) -> None:
         """They wait for slots."""
@@ -64,21 +64,21 @@ class Landing:
         return slot, piece
 
     def answered(self, slot: int) -> Piece | None:
-        """The agent is through with a slot: the piece that wants it, which has it until ``over``;
-        None if nobody does, and the slot is free."""
+        """Return the piece of an answered slot, which keeps it until ``over``. None if it was
+        given up; the slot is free then."""
         piece = self._asked.pop(slot, None)
         if piece is None and self.ring[slot].state is SlotState.QUARANTINED:
             self.ring.give(slot)
         return piece
 
     def over(self, slot: int, generation: int) -> None:
-        """What lay in a slot of this generation was taken out, or is of no use: it is free."""
+        """Free a slot of this generation: its data was taken out, or is of no use."""
         if generation == self.generation:
             self.ring.give(slot)
 
     def give_up(self, ticket: int) -> None:
-        """Nobody wants the read any more: what waits is forgotten, what is being written is
-        quarantined, and what was answered stays until it is over."""
+        """Give a read up: queued pieces are dropped, slots being written are quarantined, and
+        answered ones stay until ``over``."""
         for peer, queue in list(self._waiting.items()):
             self._waiting[peer] = deque(each for each in queue if each.ticket != ticket)
             if not self._waiting[peer]:
@@ -114,10 +114,10 @@ class Landing:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a piece waits for a slot."""
+        """Return whether a piece waits for a slot."""
         return bool(self._waiting)
 
     @property
     def is_asking(self) -> bool:
-        """Whether an answer is awaited."""
+        """Return whether an answer is awaited."""
         return bool(self._asked) or self.ring.quarantined > 0

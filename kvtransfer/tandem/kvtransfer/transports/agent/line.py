@@ -70,8 +70,8 @@ class Line:
         return self._sock.fileno()
 
     def say(self, message: ToAgent, descriptors: Sequence[int] = ()) -> bool:
-        """Whether the socket took it; the descriptors stay the caller's. Raises TransportError when
-        the agent is gone."""
+        """Send a message; return whether the socket took it. The descriptors stay the caller's.
+        Raises TransportError when the agent is gone."""
         try:
             if descriptors:
                 socket.send_fds(self._sock, [encode(message)], list(descriptors))
@@ -84,8 +84,8 @@ class Line:
         return True
 
     def hear(self) -> ToWorker | None:
-        """The next message, None as long as there is none. Raises TransportError when the agent is
-        gone, or says what is no message."""
+        """Return the next message, or None while there is none. Raises TransportError when the
+        agent is gone, or sends an invalid message."""
         try:
             data = self._sock.recv(MAX_MESSAGE)
         except BlockingIOError:

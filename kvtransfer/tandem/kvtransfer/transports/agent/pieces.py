@@ -27,7 +27,7 @@ def pieces_of(extents: Sequence[Extent], slot_bytes: int) -> list[Batch]:
 
 
 def landed(piece: Batch, slot: int, slot_bytes: int) -> Batch:
-    """The piece as it lies in a landing slot: one range behind the other."""
+    """Return the piece as it lies in a landing slot: its ranges joined."""
     sources = slot * slot_bytes + np.concatenate(([0], np.cumsum(piece.sizes)[:-1]))
     return piece._replace(sources=sources, reach=None)
 

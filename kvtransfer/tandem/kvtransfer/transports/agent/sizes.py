@@ -1,4 +1,4 @@
-"""How many landing slots a consumer has, and how large they are."""
+"""Number and size of a consumer's landing slots."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ GPU_FACTOR = 2
 """A GPU has so many times fewer landing slots than receive slots, and larger ones: a piece costs
 agent and worker some 0.2 ms each, in which a link copies 64 MiB."""
 GPU_LANDING_BYTES = 128 << 20
-"""Of these, at most, where the settings leave it open: several are under way at once."""
+"""Most bytes of a GPU's landing slot if the settings leave it open: several are filled at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class LandingSizes:
-    """As the settings of receive slots say."""
+    """Sizes that follow from the settings of receive slots."""
 
     config: KVTransferConfig
     on_gpu: bool = False

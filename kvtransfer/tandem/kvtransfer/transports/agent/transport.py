@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 5.0
 UNKNOWN_SECONDS = 3.0
-"""How long a producer that the agent does not know may take to register: either of the two may
-have just begun, and a producer looks for an agent every two seconds."""
+"""Seconds in which a producer that is unknown to the agent may register. Either may have just
+started, and a producer looks for an agent every two seconds."""
 RETRY_SECONDS = 0.05
 _GROUNDS = {Region.BLOCKS: Ground.BLOCKS, Region.SLOTS: Ground.SLOTS}
 
@@ -64,7 +64,7 @@ class _Read:
     """Pieces that are being copied into blocks."""
     failed: bool = False
     tags: dict[int, bytes] = field(default_factory=dict)
-    """By piece."""
+    """Tags by piece."""
 
 
 class _Taking(NamedTuple):
@@ -74,7 +74,7 @@ class _Taking(NamedTuple):
     slot: int
     generation: int
     memory: Tensor
-    """Of the slots: mapped as long as the copy runs, though the agent be gone."""
+    """Memory of the slots: mapped as long as the copy runs, even if the agent is gone."""
     read: _Read
 
 
@@ -133,8 +133,8 @@ class AgentTransport:
         self._asker.receive(slot_bytes=self._slot_bytes, num_slots=slots, block_bytes=block_bytes)
 
     def connect(self, peer: Incarnation, host: str, card: bytes) -> None:
-        """Remember how to ask for the producer's blocks. Raises TransportError where it is not on
-        this machine, NoAgentYet where there is no agent."""
+        """Remember the producer's card. Raises TransportError if the producer is not on this
+        machine, NoAgentYet if there is no agent."""
         self._forget(peer)
         said = decode_card(card)
         if said.incarnation != peer:
@@ -163,7 +163,7 @@ class AgentTransport:
         return ticket
 
     def poll(self, ticket: Ticket) -> Progress:
-        """Whether all pieces have come and lie in their blocks."""
+        """Return whether all pieces have come and are in their blocks."""
         read = self._reads[ticket]
         if read.taking or (read.left and not read.failed):
             return Progress.PENDING
@@ -177,11 +177,11 @@ class AgentTransport:
         return Progress.DONE
 
     def tags_of(self, ticket: Ticket) -> bytes:
-        """As the agent read them behind its copy; cleared where one changed since before it."""
+        """Return the tags that the agent read after its copy; cleared if one changed meanwhile."""
         return self._tags.pop(ticket, b"")
 
     def advance(self) -> None:
-        """Hear the agent, take pieces out of their slots, ask for those that wait."""
+        """Receive answers, take pieces out of their slots, request those that wait."""
         self._see_taken()
         self._try(self._get_on)
 
@@ -277,7 +277,7 @@ class AgentTransport:
                 self._take(piece, read, slot, answer)
 
     def _take(self, piece: Piece, read: _Read, slot: int, answer: Copied) -> None:
-        """What has landed goes into blocks, or into a slot that a pattern is read to."""
+        """Copy landed data into blocks, or a pattern into its slot."""
         batch = read.pieces[piece.part]
         memory, slots = self._asker.memory, self._asker.slots
         assert memory is not None, "only who has slots is answered"
@@ -354,5 +354,5 @@ class AgentTransport:
 
 
 def _has(memory: Tensor, piece: Batch) -> bool:
-    """Whether what the piece is for is there, and it begins somewhere."""
+    """Return whether the memory has room for the piece and all offsets are valid."""
     return piece.fits(source_bytes=1 << 60, target_bytes=memory.numel())

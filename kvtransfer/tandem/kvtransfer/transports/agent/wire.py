@@ -1,10 +1,12 @@
 """Messages between workers and the agent of their node, each a packet of a Unix socket.
 
-The agent speaks first (``Hello``). A worker answers with one registration, its descriptors beside
-it; it ends with the connection. A consumer asks for copies then, each of which is answered once.
+The agent sends first (``Hello``). A worker answers with one registration and its descriptors;
+the registration ends with the connection. A consumer then asks for copies, each of which is
+answered once.
 
-A producer registers the key that its secret gives for this purpose. A consumer that has the secret
-proves it for its connection, and the agent proves with each copy that it has the producer's key.
+A producer registers the key that its secret gives for this purpose. A consumer that has the
+secret proves it for its connection, and the agent proves with each copy that it has the
+producer's key.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ SOCKET_NAME = "agent.sock"
 MAX_MESSAGE = 16 << 10
 """Bytes of a packet."""
 MAX_FILES = 3
-"""Descriptors beside a message."""
+"""Most descriptors of a message."""
 MAX_PLACES = 512
 """Ranges that one request copies."""
 MAX_SLOTS = 256
 """Landing slots of a consumer, and so its copies under way."""
 MAX_RING_BYTES = 8 << 30
 HOST = "host"
-"""Where memory lies that is no GPU's."""
+"""Place of memory that is not a GPU's."""
 
 Id = Annotated[bytes, Meta(min_length=16, max_length=16)]
 """An incarnation, or the digest of a place."""
@@ -44,7 +46,7 @@ Where = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class Ground(IntEnum):
-    """Which of a producer's ranges is read."""
+    """Range of a producer that is read."""
 
     BLOCKS = 0
     SLOTS = 1
@@ -76,7 +78,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class Give(msgspec.Struct, frozen=True, array_like=True, tag="give"):
-    """Of a producer; beside it the descriptors of slab, slots and tags, to be read."""
+    """Registration of a producer, with the descriptors of slab, slots and tags, to be read."""
 
     version: Number
     incarnation: Id
@@ -87,7 +89,7 @@ class Give(msgspec.Struct, frozen=True, array_like=True, tag="give"):
 
 
 class Take(msgspec.Struct, frozen=True, array_like=True, tag="take"):
-    """Of a consumer; beside it the descriptor of its landing slots, to be written."""
+    """Registration of a consumer, with the descriptor of its landing slots, to be written."""
 
     version: Number
     incarnation: Id
@@ -100,7 +102,7 @@ class Take(msgspec.Struct, frozen=True, array_like=True, tag="take"):
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True, tag="status"):
-    """In place of a registration: how is it going?"""
+    """Request for the agent's counters, instead of a registration."""
 
 
 class Registered(msgspec.Struct, frozen=True, array_like=True, tag="registered"):
@@ -114,7 +116,7 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
 
 
 class Copy(msgspec.Struct, frozen=True, array_like=True, tag="copy"):
-    """Copy ranges of ``size`` bytes, one behind the other, to the start of a landing slot."""
+    """Copy ranges of ``size`` bytes, one after another, to the start of a landing slot."""
 
     number: Number
     producer: Id
@@ -133,7 +135,7 @@ class Copied(msgspec.Struct, frozen=True, array_like=True, tag="copied"):
 
     number: Number
     tags: bytes
-    """Of blocks, 16 bytes each: as they were behind the copy, zeros where one changed during it."""
+    """Tags of blocks, 16 bytes each, read after the copy; zeros if one changed during it."""
     proof: Bytes32
     """See ``agents_proof``."""
 
@@ -157,7 +159,7 @@ class AgentCard(msgspec.Struct, frozen=True, array_like=True):
 
     version: Annotated[int, Meta(ge=1)]
     place: Id
-    """Of the folder in which P meets the agent."""
+    """Identity of the folder in which P meets the agent."""
     incarnation: Id
     secret: Bytes32
 

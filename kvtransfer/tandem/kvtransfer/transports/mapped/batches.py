@@ -15,7 +15,7 @@ from tandem.kvtransfer.transports.parts import PartExtents
 Numbers = NDArray[np.int64]
 
 MOST_BLOCKS = 512
-"""Of one read, as a rule."""
+"""Usual number of blocks of one read, at most."""
 LARGE_BYTES = 4 << 20
 """Ranges of so many bytes are copied as fast one by one."""
 
@@ -38,15 +38,15 @@ class Batch(NamedTuple):
     targets: Numbers
     sizes: Numbers
     tagged: bool
-    """Whether tags are to be read: of ``blocks``, or, without these, of each as a block."""
+    """True if tags are to be read: of ``blocks``, or, without these, of each extent as a block."""
     blocks: Numbers | None = None
     """P's blocks that these are, or of which they are the parts."""
     reach: Reach | None = None
-    """Where whole blocks lie, if that is known without a look at each."""
+    """Bounds of whole blocks, if they are known without a check of each."""
 
     def joined(self) -> Batch:
-        """With neighbours at both ends as one range: fewer and larger copies. Of large ranges it
-        is itself."""
+        """Return a batch with adjacent ranges joined: fewer and larger copies. Large ranges stay
+        as they are."""
         if self.sizes[0] >= LARGE_BYTES:
             return self
         stops, ends = self.sources + self.sizes, self.targets + self.sizes
@@ -56,7 +56,7 @@ class Batch(NamedTuple):
         return self._replace(sources=self.sources[first], targets=self.targets[first], sizes=sizes)
 
     def fits(self, *, source_bytes: int, target_bytes: int) -> bool:
-        """Whether both regions have all of these bytes."""
+        """Return whether both regions contain all of these bytes."""
         if self.reach is not None:
             reach = self.reach
             read = 0 <= reach.source < reach.source_stop <= source_bytes
@@ -76,7 +76,7 @@ def _equal(size: int, count: int) -> Numbers:
 
 
 def batches(extents: Sequence[Extent]) -> list[Batch]:
-    """The extents by their regions, those whose tags are read in their order."""
+    """Return the extents grouped by region, those whose tags are read in their order."""
     if not extents:
         return []
     if isinstance(extents, BlockExtents):

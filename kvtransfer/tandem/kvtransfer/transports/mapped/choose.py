@@ -30,7 +30,7 @@ def make_mapped(
 
 
 def make_copier(on_gpu: bool) -> Copier:
-    """Who copies into this worker's memory."""
+    """Return the copier into this worker's memory."""
     if on_gpu:
         return CudaCopier(torch.device("cuda", torch.cuda.current_device()))
     return HostCopier()

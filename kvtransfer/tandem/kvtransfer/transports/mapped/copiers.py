@@ -1,4 +1,4 @@
-"""Who copies from a peer's memory into this worker's: the copy engines of a GPU, or this thread."""
+"""Copiers from a peer's memory into this worker's: the copy engines of a GPU, or this thread."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Mark(Protocol):
 
     @property
     def due(self) -> float:
-        """When it is likely to come, by ``time.perf_counter``; inf if nothing says so."""
+        """Return when it is likely to come, by ``time.perf_counter``; inf if unknown."""
         ...
 
     def done(self) -> bool:
-        """Whether all copies before it are through."""
+        """Return whether all copies before it are done."""
         ...
 
 
@@ -45,9 +45,9 @@ class Copier(Protocol):
     """Called by the transfer thread, but for ``share``."""
 
     at_once: int
-    """Extents of one read, at most: they are told together."""
+    """Most extents of one read, which are reported together."""
     pieces: int
-    """Of one block that is copied into blocks of another size, at most."""
+    """Most pieces of one block that is copied into blocks of another size."""
 
     def share(self, tensor: Tensor, *, writable: bool = False) -> tuple[int, int]:
         """A descriptor of the memory that ``tensor`` begins, which the caller closes, and its
@@ -56,7 +56,7 @@ class Copier(Protocol):
         ...
 
     def where(self) -> str:
-        """``host``, or the UUID of the GPU whose memory it is."""
+        """Return ``host``, or the UUID of the GPU of the memory."""
         ...
 
     def make(self, size: int) -> tuple[Tensor, Source]:
@@ -75,7 +75,7 @@ class Copier(Protocol):
         ...
 
     def mark(self) -> Mark:
-        """Behind every copy so far."""
+        """Return a mark after every copy so far."""
         ...
 
 
@@ -121,12 +121,12 @@ class _HostSource:
 
 
 class HostCopier:
-    """Memory of the host, whose copies are over when ``copy`` returns: others wait meanwhile."""
+    """Copier of host memory, whose copies are done when ``copy`` returns and block the thread."""
 
     at_once = 16
     pieces = 1 << 16
     _seen: tuple[Tensor, memoryview] | None = None
-    """What was copied into last, and its bytes."""
+    """Target of the last copy, and its bytes."""
 
     def share(self, tensor: Tensor, *, writable: bool = False) -> tuple[int, int]:
         """See Copier."""
@@ -173,13 +173,13 @@ class HostCopier:
 
 
 class CudaCopier:
-    """Memory of GPUs of one machine, copied on a stream of its own by the copy engines: an engine's
-    step beside them is slowed by 8 to 10 %, where a gather kernel costs it 35 to 41."""
+    """Copier of GPU memory of one machine, on a stream of its own, by the copy engines: they
+    slow an engine's step by 8 to 10 %, a gather kernel by 35 to 41."""
 
     at_once = pieces = 512
 
     def __init__(self, where: torch.device) -> None:
-        """Of this worker's slab. Raises TransportError."""
+        """``where`` is the device of this worker's slab. Raises TransportError."""
         self._index = where.index if where.index is not None else torch.cuda.current_device()
         try:
             self._lane = Lane(self._index)
@@ -188,7 +188,7 @@ class CudaCopier:
         self._threads = threading.local()
 
     def share(self, tensor: Tensor, *, writable: bool = False) -> tuple[int, int]:
-        """See Copier; who has a descriptor may write whatever is said."""
+        """See Copier; a process with the descriptor may write regardless of ``writable``."""
         try:
             self._enter()
             return device.descriptor_of(tensor)

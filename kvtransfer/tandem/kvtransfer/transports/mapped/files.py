@@ -17,7 +17,7 @@ from tandem.kvtransfer.errors import TransportError
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _CREDENTIALS = struct.Struct("3i")
 _SO_COOKIE = 57
-"""Of asm-generic/socket.h; Python does not name it."""
+"""Value from asm-generic/socket.h; Python has no name for it."""
 _NAME = struct.Struct("<QQ8s")
 _CUT = socket.MSG_TRUNC | socket.MSG_CTRUNC
 
@@ -70,8 +70,7 @@ def name_of(sock: socket.socket) -> bytes:
 
 
 def user_of(sock: socket.socket) -> int | None:
-    """Return the user whose process listened or connected at the other end; None if the system
-    does not say."""
+    """Return the user of the process at the other end; None if the system does not report it."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     said = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

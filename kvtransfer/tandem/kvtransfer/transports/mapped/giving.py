@@ -60,7 +60,7 @@ class _Caller:
         self.files: list[int] = []
 
     def close(self) -> None:
-        """Close what came."""
+        """Close the received descriptors."""
         close_all(self.files)
         self.files.clear()
 
@@ -84,10 +84,10 @@ class DescriptorServer:
         self._incarnation, self._key = incarnation, key_for(self.secret, MAPPING)
         self._on_garbage = on_garbage
         self.unmet: str | None = None
-        """Why nobody can call now, or None; read by any thread."""
+        """Reason why callers cannot connect now, or None; read by any thread."""
         self._listener: socket.socket | None = None
         self._file = (0, 0)
-        """Device and inode of what ``path`` is while somebody listens."""
+        """Device and inode of ``path`` while this worker listens."""
         self._selector = selectors.DefaultSelector()
         self._pause, self._due = FIRST_PAUSE_SECONDS, 0.0
         self._listen()
@@ -101,7 +101,7 @@ class DescriptorServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; nobody is given anything after it."""
+        """End the thread; no descriptors are sent after it."""
         self._stop_writer.send(b"\0")
         self._thread.join(timeout=5.0)
         self._stop_writer.close()
@@ -139,7 +139,7 @@ class DescriptorServer:
         return True
 
     def _look(self) -> None:
-        """Listen again where nobody can call (any more)."""
+        """Listen again if callers cannot connect (any more)."""
         if self._listener is None or _file_at(self.path) != self._file:
             self._end_listening()
             self._listen()
@@ -164,7 +164,8 @@ class DescriptorServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _end_listening(self) -> None:
-        """The name goes if it is this worker's still; who was heard is heard on."""
+        """Stop listening and remove the name if it is still this worker's; open connections
+        stay."""
         if self._listener is None:
             return
         self._selector.unregister(self._listener)
@@ -250,8 +251,8 @@ def _file_at(path: Path) -> tuple[int, int] | None:
 
 
 def _listen(path: Path) -> tuple[socket.socket, tuple[int, int]]:
-    """A socket that listens before it has its name: who begins beside this worker takes one at
-    which nobody listens yet for one whose worker was killed; and what it is in the folder. Raises
+    """Return a listening socket and its device and inode. It listens before it gets its name: a
+    worker that starts at the same time would take it for one of a killed worker. Raises
     TransportError."""
     unnamed = path.with_suffix(".new")
     try:
@@ -274,7 +275,7 @@ def _listen(path: Path) -> tuple[socket.socket, tuple[int, int]]:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove sockets at which nobody listens: their workers were killed."""
+    """Remove sockets without a listener: their workers were killed."""
     for path in folder.glob("*.sock"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)

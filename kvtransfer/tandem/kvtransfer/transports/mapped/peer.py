@@ -28,8 +28,8 @@ class PeerMemory:
             raise
 
     def has(self, batch: Batch, target_bytes: int) -> bool:
-        """Whether both ends have these bytes, and tags where they are to be read: nothing else may
-        be touched."""
+        """Return whether both ends have these bytes, and tags if they are to be read. No other
+        bytes may be touched."""
         if not batch.fits(source_bytes=self.sources[batch.remote].size, target_bytes=target_bytes):
             return False
         if not batch.tagged:
@@ -42,7 +42,7 @@ class PeerMemory:
         return bool(whole and blocks.min() >= 0 and blocks.max() < known)
 
     def turns_of(self, batch: Batch) -> Turns:
-        """Of the tags of a batch's blocks, as they are now."""
+        """Return the current turns of the tags of a batch's blocks."""
         assert self._tags is not None, "the peer's memory is mapped"
         return self._tags.turns_of(self._blocks(batch))
 
@@ -52,7 +52,7 @@ class PeerMemory:
         return self._tags.tags_of(self._blocks(batch), turns)
 
     def _blocks(self, batch: Batch) -> Numbers:
-        """Those whose tags are read."""
+        """Return the blocks whose tags are read."""
         return batch.sources // self._block_bytes if batch.blocks is None else batch.blocks
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ def fresh() -> bytes:
 
 
 def key_for(secret: bytes, purpose: bytes) -> bytes:
-    """Return the key of one purpose: it says nothing of the secret or of another purpose's key."""
+    """Return the key of one purpose: it reveals neither the secret nor another purpose's key."""
     return hmac.digest(secret, purpose, "sha256")
 
 

@@ -33,11 +33,11 @@ class PeerTags:
         return len(self._turns)
 
     def turns_of(self, blocks: Numbers) -> Turns:
-        """Of the blocks' tags, as they are now."""
+        """Return the current turns of the blocks' tags."""
         return self._turns[blocks]
 
     def tags_of(self, blocks: Numbers, turns: Turns) -> bytes:
-        """The tags as they are now, one behind the other, cleared where they are of another turn: P
+        """Return the current tags, one after another, cleared if their turn has changed. P
         raises a block's turn before it changes its tag."""
         tags, now = self._tags[blocks], self._turns[blocks]
         if now.tobytes() != turns.tobytes():

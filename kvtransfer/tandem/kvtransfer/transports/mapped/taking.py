@@ -35,11 +35,11 @@ from tandem.kvtransfer.transports.mapped.wire import (
 from tandem.protocol.ids import Incarnation
 
 GREETING_SECONDS = 10.0
-"""From the call to the last descriptor."""
+"""Longest time between the call and the last descriptor."""
 
 
 class Call:
-    """To one producer; ``poll`` until it gives or raises."""
+    """Call to one producer; ``poll`` until it returns the memory or raises."""
 
     def __init__(self, folder: Path, card: MappedCard, incarnation: Incarnation) -> None:
         """Begin. Raises TransportError if there is no such socket (another machine's worker), it
@@ -55,9 +55,9 @@ class Call:
         self._sent = b""
         """Names the socket that was sent to P."""
         self._pair: socket.socket | None = None
-        """Where P proves the secret; nothing else has this end."""
+        """Socket on which P proves the secret; only this end is open here."""
         self._theirs: socket.socket | None = None
-        """Where P gives; nothing else has the other end."""
+        """Socket on which P sends the descriptors."""
         try:
             self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
@@ -75,8 +75,8 @@ class Call:
             raise
 
     def poll(self) -> Given | None:
-        """What P gave, which the caller closes; None as long as it has not. Raises
-        TransportError."""
+        """Return the descriptors from P, which the caller closes; None while they have not come.
+        Raises TransportError."""
         try:
             self._connect()
             if self._greeting is None:

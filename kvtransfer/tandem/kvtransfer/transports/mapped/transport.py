@@ -61,11 +61,11 @@ class _Read(NamedTuple):
     peer: _Peer
     batches: list[Batch]
     mark: Mark | None = None
-    """Behind its copies; None before they began."""
+    """Mark after its copies; None before they began."""
     failed: bool = False
     """Not all of them could be begun."""
     turns: tuple[Turns, ...] = ()
-    """Of the tags of each batch whose tags are read, before the first copy."""
+    """Turns of the tags of each batch whose tags are read, before the first copy."""
 
 
 class MappedTransport:
@@ -149,7 +149,7 @@ class MappedTransport:
         return ticket
 
     def poll(self, ticket: Ticket) -> Progress:
-        """Whether the copies are through."""
+        """Return whether the copies are done."""
         if ticket in self._failed:
             self._failed.discard(ticket)
             return Progress.FAILED
@@ -167,7 +167,7 @@ class MappedTransport:
         return Progress.FAILED if read.failed else Progress.DONE
 
     def tags_of(self, ticket: Ticket) -> bytes:
-        """As they were after the copy; cleared where a tag changed since before it."""
+        """Return the tags after the copy; cleared if a tag changed since before it."""
         return self._tags.pop(ticket, b"")
 
     def advance(self) -> None:
@@ -189,7 +189,7 @@ class MappedTransport:
         return any(each.mark is not None and each.mark.done() for each in self._reads.values())
 
     def close(self, peer: Incarnation) -> None:
-        """Unmap the peer's memory behind the last copy: until then it is not free."""
+        """Unmap the peer's memory after the last copy: until then it is not free."""
         known = self._peers.pop(peer, None)
         if known is not None:
             self._end(known)

@@ -25,7 +25,7 @@ from tandem.kvtransfer.transports.mapped.proofs import proof_of
 from tandem.protocol.ids import Incarnation
 
 VERSION = 2
-"""Of the greeting; a worker of another release is met by another transport."""
+"""Version of the greeting; a worker of another version is reached by another transport."""
 MAGIC = b"TDMFDS02"
 CHALLENGE = struct.Struct("<8s32s")
 """Magic, P's fresh bytes."""
@@ -55,7 +55,7 @@ class Greeting(NamedTuple):
     """The values that both proofs of one greeting cover."""
 
     name: bytes
-    """Of P's socket in its folder."""
+    """Name of P's socket in its folder."""
     producer: bytes
     consumer: bytes
     """Incarnations."""
@@ -78,18 +78,18 @@ class MappedCard(msgspec.Struct, frozen=True, array_like=True):
 
     version: Annotated[int, Meta(ge=1)]
     name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"\A[0-9a-f]+\.sock\Z")]
-    """Of the socket, in the folder that both ends know."""
+    """Name of the socket, in the folder that both ends know."""
     secret: Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
     incarnation: Annotated[bytes, Meta(min_length=16, max_length=16)]
     place: Annotated[bytes, Meta(max_length=16)] = b""
-    """Of the folder; nothing if it cannot be told."""
+    """Identity of the folder; empty if it is unknown."""
 
 
 _cards = msgspec.msgpack.Decoder(MappedCard)  # built once: threads must not do it side by side
 
 
 def encode_card(card: MappedCard) -> bytes:
-    """For WELCOME."""
+    """Encode a card for WELCOME."""
     return msgspec.msgpack.encode(card)
 
 
@@ -126,13 +126,13 @@ def place_of(folder: Path) -> bytes:
 
 
 def socket_name(incarnation: Incarnation) -> str:
-    """Of the socket at which a worker gives its descriptors."""
+    """Return the name of the socket at which a worker sends its descriptors."""
     return f"{hashlib.blake2b(incarnation, digest_size=12).hexdigest()}.sock"
 
 
 def open_folder(given: str | None) -> Path:
-    """The folder of the sockets; without one a user's own below the temporary files, which nobody
-    else may enter. Raises TransportError."""
+    """Return the folder of the sockets. Without one it is a private folder of the user below the
+    temporary files. Raises TransportError."""
     if given is not None:
         folder = Path(given)
         if folder.is_symlink() or not folder.is_dir():

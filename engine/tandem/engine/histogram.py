@@ -37,12 +37,12 @@ class WeightedHistogram(Collector):
         registry.register(self)
 
     def observe(self, value: float, count: int = 1) -> None:
-        """``count`` observations of ``value``."""
+        """Add ``count`` observations of ``value``."""
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
-        """For the registry."""
+        """Yield the series to the registry."""
         total = 0
         buckets = []
         for bound, count in zip((*self._bounds, float("inf")), tuple(self._counts), strict=True):
@@ -54,5 +54,5 @@ class WeightedHistogram(Collector):
 
 
 def _bound_text(bound: float) -> str:
-    """A bucket's label, spelled as the client library spells it."""
+    """Return a bucket's label in the client library's spelling."""
     return "+Inf" if bound == float("inf") else repr(float(bound))

@@ -1,4 +1,4 @@
-"""What the ranks' KV memory is, for plan, run and executors alike."""
+"""Types of the ranks' KV memory, shared by plan, run and executors."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class StepSize(NamedTuple):
 
     decodes: int
     chunk_tokens: int
-    """Of all rows of prompts."""
+    """Tokens of all rows of prompts."""
     chunks: int
-    """Rows of prompts, at most."""
+    """Most rows of prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the ranks can hold, known after the weights are loaded."""
+    """Capacity of the ranks, known after the weights are loaded."""
 
     num_blocks: int
     layout: KVLayout
     num_cpu_blocks: int = 0
-    """Blocks in host memory behind them, where blocks are offloaded."""
+    """Blocks in host memory, if blocks are offloaded."""
     device_name: str = ""
-    """As the driver names the rank's device; empty for a CPU."""
+    """The driver's name of the rank's device; empty for a CPU."""
     step_sizes: tuple[StepSize, ...] = ()
-    """Graphs of steps: the first that holds a step is what it is padded to."""
+    """Graphs of steps: a step is padded to the first that holds it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Logits processors of others: their interface, and how they are found.
+"""Logits processors of users: their interface, and the search for them.
 
-A processor is a class that is named by ``--logits-processors module:Class``, or that an installed
-package offers as an entry point of the group ``tandem.logits_processors``. Each rank makes one of
-it; what a request says to it comes in ``vllm_xargs``, whose names the class declares. No torch is
-imported here: the plan asks the classes what they take.
+A processor is a class named by ``--logits-processors module:Class``, or offered by an installed
+package as an entry point of the group ``tandem.logits_processors``. Each rank makes one of it. A
+request's arguments come in ``vllm_xargs``, whose names the class declares. No torch is imported
+here: the plan asks the classes which arguments they read.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ if TYPE_CHECKING:
     import torch
 
 GROUP = "tandem.logits_processors"
-"""Entry points of installed packages."""
+"""Group of the entry points of installed packages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorContext:
-    """What a processor is told of the rank that makes it."""
+    """Facts of the rank that makes a processor."""
 
     vocab_size: int
     max_rows: int
-    """Rows are numbered below it."""
+    """Upper bound of row numbers, exclusive."""
     device: torch.device
 
 
 class LogitsProcessor(ABC):
-    """Changes logits of the rows that ask for it, all of a step at once, on the device.
+    """Changes logits of the rows that request it, all of a step at once, on the device.
 
-    One that changes which token is the best (``keeps_argmax`` is False) runs before all that the
-    server itself does: masks, grammars, biases and penalties hold whatever it does. One that does
-    not runs behind them, and not at all for rows that take the best token.
+    A processor that may change the best token (``keeps_argmax`` is False) runs before the server's
+    own masks, grammars, biases and penalties, which so hold in any case. Other processors run after
+    these, and not at all for rows that take the best token.
     """
 
     ARGUMENTS: ClassVar[tuple[str, ...]]
-    """Names in ``vllm_xargs`` that it reads; a request with one of them asks for it."""
+    """Names in ``vllm_xargs`` that it reads; a request with one of them requests it."""
     keeps_argmax: ClassVar[bool] = False
     """Whether the best token of a row is the same before and after."""
     looks_back: ClassVar[bool] = False
-    """Whether it is told each token by ``extend`` before the next is drawn, which costs the row
+    """Whether it receives each token by ``extend`` before the next is sampled. This costs the row
     the step that would run ahead."""
 
     def __init__(self, context: ProcessorContext) -> None:
-        """Made once by each rank."""
+        """Keep the context. Each rank makes one processor."""
         self.context = context
 
     @classmethod
@@ -65,15 +65,15 @@ class LogitsProcessor(ABC):
     def add(
         self, row: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
     ) -> None:
-        """A sequence that asks for it has come to ``row``; after a resume with an output."""
+        """Add a sequence that requests it to ``row``; after a resume with an output."""
 
     def extend(self, row: int, token_ids: Sequence[int]) -> None:
-        """The row's output went on by these tokens; only where it looks back."""
+        """Extend the row's output by these tokens; called only if it looks back."""
         return
 
     @abstractmethod
     def remove(self, row: int) -> None:
-        """The row is free."""
+        """Forget the row's sequence."""
 
     @abstractmethod
     def apply(self, logits: torch.Tensor, rows: Sequence[int]) -> None:
@@ -81,11 +81,11 @@ class LogitsProcessor(ABC):
 
 
 class ProcessorClasses:
-    """The classes that an engine has."""
+    """The logits processor classes of an engine."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        """Those that are named, then those of installed packages, each once. Raises
-        InvalidParameter for a name that is none."""
+        """Load the named classes, then those of installed packages, each once. Raises
+        InvalidParameter for a name without a processor."""
         found = {name: _load(name) for name in names}
         found |= {name: each for name, each in installed().items() if name not in found}
         self.classes = tuple(dict.fromkeys(found.values()))
@@ -98,7 +98,7 @@ class ProcessorClasses:
                     )
 
     def check(self, params: SamplingParams) -> None:
-        """Raise InvalidParameter for what a request says to nobody here, or wrongly."""
+        """Raise InvalidParameter for an argument that is unknown or wrong."""
         for name, value in (params.extra_args or {}).items():
             if name not in self._arguments:
                 known = ", ".join(self._arguments)
@@ -108,7 +108,7 @@ class ProcessorClasses:
             each.check(params)
 
     def asked_by(self, params: SamplingParams) -> list[type[LogitsProcessor]]:
-        """Those that a request asks for."""
+        """Return the classes that a request requests."""
         given = params.extra_args or {}
         return [each for each in self.classes if any(name in given for name in each.ARGUMENTS)]
 
@@ -119,7 +119,7 @@ class ProcessorClasses:
 
 @cache
 def installed() -> dict[str, type[LogitsProcessor]]:
-    """What installed packages offer, looked for once in a process. Raises InvalidParameter."""
+    """Return processors of installed packages, searched once. Raises InvalidParameter."""
     found = {}
     for entry in entry_points(group=GROUP):
         try:

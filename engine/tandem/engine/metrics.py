@@ -1,4 +1,4 @@
-"""What an engine counts, under vLLM's names where the meaning is the same, else ``tandem:``.
+"""Metrics of an engine, under vLLM's names if the meaning is the same, else ``tandem:``.
 
 Observed once a step from ``StepStats``: no label is looked up and nothing is observed per token.
 Histograms are one series each, so that a step's equal gaps are one observation.
@@ -36,7 +36,7 @@ _SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 
 
 def token_buckets(longest: int) -> list[float]:
-    """1, 2, 5, 10, 20, 50, … up to ``longest``."""
+    """Return 1, 2, 5, 10, 20, 50, … up to ``longest``."""
     buckets: list[float] = []
     scale = 1
     while scale <= longest:
@@ -71,7 +71,7 @@ class EngineMetrics:
         self._make_histograms(token_buckets(max_model_len))
 
     def set_cache_info(self, config: CacheConfig, num_blocks: int, block_size: int) -> None:
-        """The cache's settings, as labels of a series that is always 1."""
+        """Set the cache's settings, as labels of a series that is always 1."""
         facts = {
             **dataclasses.asdict(config),
             "block_size": block_size,
@@ -91,8 +91,8 @@ class EngineMetrics:
     def set_device(
         self, name: str, *, flops: float | None = None, bytes_per_s: float | None = None
     ) -> None:
-        """Show what the device can do at most a second: as it is stated, else by the data sheet of
-        the device of that name; what is neither has no series."""
+        """Set the device's peak rates a second: the stated ones, else those of the device's data
+        sheet. A rate that is neither has no series."""
         known = peak_of(name)
         if known is not None:
             flops = known.flops if flops is None else flops
@@ -105,11 +105,11 @@ class EngineMetrics:
             self._gauge("tandem:device_peak_bytes_per_second", text).set(bytes_per_s)
 
     def show_offload(self, tier: OffloadConnector) -> None:
-        """Show what the offload tier does; its series are there where it is."""
+        """Register the series of an offload tier."""
         register_offload(self._registry, tier, self._labels)
 
     def observe(self, stats: StepStats, now: SchedulerStats) -> None:
-        """Add what happened since the last call; show what lives here ``now``."""
+        """Add the counts since the last call, and set the gauges to ``now``."""
         self._observe_gauges(now)
         self._observe_tokens(stats)
         for seconds in stats.first_token_times:

@@ -1,11 +1,11 @@
-"""How a thread waits that must not be late by much: naps, and how long a step loop stays awake.
+"""Short waits that must not end late: naps, and the polling time of an idle step loop.
 
-A nap is a short sleep. Unlike a loop that asks without a pause it lets the process's other threads
-run, and its core stays out of deep sleep, from which it would come back slowly: a thread that
-sleeps takes 50 us to wake on an H200 machine, and finds its core cold, so that Python runs at a
-fraction of its speed for the first milliseconds. So an idle step loop polls, between naps, for a
-bounded time, as a hypervisor does for a halted processor (adaptive halt polling), and only where
-the next work has come soon before; or around the moment at which it is expected.
+A nap is a short sleep. Unlike a loop without a pause it lets the process's other threads run, and
+its core stays out of deep sleep, from which it would wake slowly. A sleeping thread takes 50 us to
+wake on an H200 machine, and finds its core cold, so that Python is slow for the first milliseconds.
+An idle step loop therefore polls between naps for a bounded time, as a hypervisor does for a halted
+processor (adaptive halt polling). It polls only if the last work came soon, or around the moment at
+which work is expected.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ import time
 
 NAP_SECONDS = 2e-5
 AHEAD_SECONDS = 1e-3
-"""How long before an expected moment a step loop wakes: so long a cold core takes to be quick."""
+"""Seconds before an expected moment at which a step loop wakes: a cold core needs them."""
 LATE_SECONDS = 1e-3
-"""How long behind that moment it stays awake."""
+"""Seconds after that moment until which the step loop stays awake."""
 
 
 def nap() -> None:
-    """Sleep for a moment."""
+    """Sleep for ``NAP_SECONDS``."""
     time.sleep(NAP_SECONDS)
 
 
 class IdlePoll:
-    """Used by the step loop alone: ``begin`` when it has nothing to do, ``end`` when it has."""
+    """Polling of the step loop, its only user: ``begin`` when idle, ``end`` at work."""
 
     def __init__(self, seconds: float) -> None:
-        """``seconds`` to stay awake at most; 0 never does."""
+        """``seconds`` to stay awake at most; 0: never."""
         self._seconds = seconds
         self._idle_since: float | None = None
         self._worth_it = False
         """Whether the last work came within that time."""
 
     def begin(self) -> float:
-        """Until when (of ``time.monotonic``) to poll; called again while still idle, it counts from
-        the first call."""
+        """Return the time (of ``time.monotonic``) until which to poll. Repeated calls while idle
+        count from the first one."""
         if self._idle_since is None:
             self._idle_since = time.monotonic()
         return self._idle_since + (self._seconds if self._worth_it else 0.0)
 
     def expecting(self, moment: float, most: float) -> tuple[float, float]:
-        """How many seconds to wait, ``most`` at most, for what is expected at a moment (of
-        ``time.monotonic``; inf is unknown), and until when to poll meanwhile: it sleeps until
-        shortly before, and polls until shortly behind."""
+        """Return the seconds to wait, ``most`` at most, for an expected moment, and the time until
+        which to poll. Both times are of ``time.monotonic``; inf is unknown. The loop sleeps until
+        shortly before the moment, and polls until shortly after."""
         if not self._seconds or moment == math.inf:
             return most, 0.0
         asleep = moment - AHEAD_SECONDS - time.monotonic()
@@ -54,7 +54,7 @@ class IdlePoll:
         return most, moment + LATE_SECONDS
 
     def end(self) -> None:
-        """Work came."""
+        """Note that work came."""
         if self._idle_since is not None:
             self._worth_it = time.monotonic() - self._idle_since < self._seconds
             self._idle_since = None

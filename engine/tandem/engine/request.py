@@ -1,11 +1,11 @@
-"""A request as the scheduler sees it: one ``Request`` per choice, one ``RequestGroup`` per key.
+"""Requests of the scheduler: one ``Request`` per choice, one ``RequestGroup`` per key.
 
-A prompt with n choices starts as one Request that draws n first tokens and is then forked; a
-resumed one starts as a Request for each choice that has not ended. Fields are written by their
-owners only: those of blocks by ``KVCacheManager``; ``num_computed`` by ``Planner`` as it drafts, by
-``RemoteKV`` as KV comes, by ``Updater`` for a fork, by ``Roster`` where a preemption takes it back,
-by ``Constrained`` where a late mask does; tokens by ``Updater``; state and place by ``Roster`` and
-``RemoteKV``.
+A prompt with n choices starts as one Request that samples n first tokens and is then forked; a
+resumed one starts as a Request for each choice that has not ended. Each field is written by its
+owners only. ``KVCacheManager`` writes those of blocks and ``Updater`` tokens; ``Roster`` and
+``RemoteKV`` write state and place. ``num_computed`` is written by ``Planner`` as it drafts, by
+``RemoteKV`` as KV comes, by ``Updater`` for a fork, by ``Roster`` for a preemption, and by
+``Constrained`` for a late mask.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ With one tenant tags follow arrivals."""
 
 
 class RequestState(Enum):
-    """Where a Request is; each has one owner."""
+    """State of a Request; each has one owner."""
 
     WAITING = "waiting"
     """In the queue, never computed."""
     GATED = "gated"
-    """Waits for something that is made or fetched for it; in no queue, nothing is reserved."""
+    """Waiting for a resource that is made or fetched for it; in no queue, nothing is reserved."""
     REMOTE = "remote"
     """Parked: its KV comes from elsewhere, nothing is reserved."""
     LOADING = "loading"
@@ -50,115 +50,114 @@ class RequestState(Enum):
 
 
 class Gate(Protocol):
-    """Called by the scheduler in its step loop; never blocks. For one sequence: ``admit``, then
-    ``failed`` and ``ready`` until it is one of them, ``enter``, and ``release`` at its end,
-    whatever came before. A preemption changes nothing: what was entered stays until ``release``."""
+    """A condition that requests wait for; called by the scheduler in its step loop; never blocks.
+    Order for one sequence: ``admit``, then ``failed`` and ``ready`` until one is set, ``enter``,
+    and ``release`` at its end in any case. A preemption changes nothing."""
 
     @property
     def seconds(self) -> float:
-        """How long a request may wait here."""
+        """Return the seconds that a request may wait here."""
         ...
 
     @property
     def is_preparing(self) -> bool:
-        """Whether the gate makes what it makes once, for all that will come: time that no request
-        is charged with."""
+        """Return whether the gate is making what all requests share: no request is charged with
+        that time."""
         ...
 
     def asks(self, source: EngineCoreRequest) -> bool:
-        """Whether a request has to pass here; if not, it is never heard of again."""
+        """Return whether a request has to pass here; if not, no other method is called for it."""
         ...
 
     def admit(self, request: Request) -> Refusal | None:
-        """Begin what is slow, or say why not; then nothing is held."""
+        """Begin the slow work, or return a refusal; then nothing is held."""
         ...
 
     def waits(self, request: Request) -> bool:
-        """Whether others are before it, so that nobody is at work for it: such time is not charged
-        to the work."""
+        """Return whether work for other requests is done first: such waiting is not charged."""
         ...
 
     def failed(self, request: Request) -> Refusal | None:
-        """Why it never opens, which ends the request."""
+        """Return a refusal if the gate never opens, which ends the request."""
         ...
 
     def ready(self, request: Request) -> bool:
-        """Whether it is open."""
+        """Return whether it is open."""
         ...
 
     def overdue(self, request: Request) -> Refusal:
-        """What to tell a request that waited for ``seconds``: for others, or for its own."""
+        """Return the refusal after ``seconds`` of waiting, for other requests or its own work."""
         ...
 
     def enter(self, request: Request) -> None:
-        """All gates are open: give the request what it came for."""
+        """Give the request its resource; all gates are open."""
         ...
 
     def forked(self, parent: Request, child: Request) -> None:
-        """``child`` goes on from where ``parent`` is, and holds the same from now on."""
+        """Give ``child``, which continues from ``parent``'s position, the same resource."""
         ...
 
     def release(self, request: Request) -> None:
-        """The request ended, or it was never let in."""
+        """Release the resource of a request that ended or was never admitted."""
         ...
 
     def close(self) -> None:
-        """The engine ends. May be called twice."""
+        """End with the engine. May be called twice."""
         ...
 
 
 class TokenConstraint(Protocol):
-    """Which tokens a request may get: what a gate may leave in ``Request.constraint``. A mask is
-    made after each token, and the next is drawn when it is there. Methods raise TandemError when
-    the tokens cannot be followed."""
+    """Allowed tokens of a request, which a gate may set as ``Request.constraint``. A mask is made
+    after each token, and the next token is sampled after that. Methods raise TandemError if the
+    tokens cannot be followed."""
 
     @property
     def mask(self) -> bytes | bytearray:
-        """Of the next token, a row of ``TokenMasks.words``; once ``is_ready``."""
+        """Return the next token's mask, a row of ``TokenMasks.words``; valid once ``is_ready``."""
         ...
 
     @property
     def is_dead(self) -> bool:
-        """Whether no token may come next; once ``is_ready``."""
+        """Return whether no token may come next; valid once ``is_ready``."""
         ...
 
     @property
     def is_terminated(self) -> bool:
-        """Whether the answer so far can only end."""
+        """Return whether the answer so far can only end."""
         ...
 
     def is_ready(self, seconds: float = 0.0) -> bool:
-        """Whether the next token's mask is made, waited for so long."""
+        """Return whether the next token's mask is made, after a wait of at most ``seconds``."""
         ...
 
     def call_when_ready(self) -> None:
-        """Have the step loop woken once the mask is made: nobody looks for it meanwhile."""
+        """Wake the step loop once the mask is made: until then it is not polled."""
         ...
 
     def accept(self, token: int, *, last: bool = False) -> bool:
-        """The answer went on by ``token``, its ``last`` one or not; whether it can only end now."""
+        """Extend the answer by ``token``, maybe its ``last``; return whether it can only end."""
         ...
 
     def ends_with(self, token: int) -> bool:
-        """Whether it could only end after ``token``, which is not taken."""
+        """Return whether the answer could only end after ``token``, which is not added."""
         ...
 
     def fork(self) -> Self:
-        """A constraint of another choice, which stands where this one does."""
+        """Return a constraint for another choice, in the same state."""
         ...
 
     def drop(self) -> object:
-        """The request ended: whatever is left for the gate."""
+        """End with the request; return what is left for the gate."""
         ...
 
     def refusal(self, words: str) -> Refusal:
-        """How a request ends whose tokens cannot be followed further."""
+        """Return the refusal of a request whose tokens cannot be followed further."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class RequestGroup:
-    """One EngineCoreRequest while any of its choices lives."""
+    """One EngineCoreRequest until all its choices have ended."""
 
     source: EngineCoreRequest
     root: BlockHash
@@ -167,7 +166,7 @@ class RequestGroup:
     arrival: float
     """Seconds on the engine's clock."""
     number: int
-    """Counts arrivals."""
+    """Number of its arrival."""
     turn: int
     """Start tag in the order of tenants."""
     deadline: float | None
@@ -175,26 +174,26 @@ class RequestGroup:
     max_model_len: int
     """Prompt and output tokens at which a choice ends by length."""
     gates: tuple[Gate, ...] = ()
-    """What its sequences wait for, or hold until the scheduler lets go of them."""
+    """Gates that its sequences wait at, or whose resources they hold until they end."""
     live: dict[int, Request] = field(default_factory=dict)
-    """By choice; a fork's choices appear when it happens."""
+    """Requests by choice; a fork's choices are added by the fork."""
     cut: set[int] = field(default_factory=set)
-    """Choices that are to end with their next token: their reader has found their end."""
+    """Choices that end with their next token: their reader has found their end."""
     scheduled: float | None = None
-    """When its first tokens were planned."""
+    """Time at which its first tokens were planned."""
     first_token: float | None = None
     num_generated: int = 0
     num_preemptions: int = 0
     num_hit: int = 0
     """Tokens found in the prefix cache at the first start, for the first choice."""
     num_computed_prompt: int = 0
-    """Prompt tokens planned to be computed here, again after a preemption not counted."""
+    """Prompt tokens planned to be computed here; again after a preemption is not counted."""
     notes: NoteBook | None = None
-    """Where its time goes, when that is asked for."""
+    """Notes of its times, if requested."""
 
     @property
     def key(self) -> RequestKey:
-        """Identity of the attempt."""
+        """Return the identity of the attempt."""
         return self.source.key
 
 
@@ -249,8 +248,8 @@ class Request:
         max_len: int,
         block_hashes: list[BlockHash],
     ) -> None:
-        """``choices`` are drawn at the end of the prefill, the first stays with this Request; a
-        request that is pooled draws none, and waits for its vector as others for a token."""
+        """``choices`` are sampled at the end of the prefill; the first stays with this Request. A
+        pooled request samples none, and waits for its vector as other requests for a token."""
         params = group.source.params
         eos = () if params.ignore_eos else group.source.eos_token_ids
         key = group.source.key
@@ -264,49 +263,49 @@ class Request:
         self.params: SamplingParams = params
         self.num_prompt = num_prompt
         self.token_ids = token_ids
-        """Prompt, forced and generated tokens, as far as the host knows them."""
+        """Prompt, forced and generated tokens known to the host."""
         self.num_prefill = len(token_ids)
-        """Tokens known when it came: prompt and forced ones."""
+        """Tokens known at its arrival: prompt and forced ones."""
         self.num_generated = 0
         self.num_computed = 0
         """Tokens whose KV is written once all planned steps are done."""
         self.num_pending = 0
-        """Tokens that planned steps will draw, not yet known here."""
+        """Tokens that planned steps will sample, not yet known here."""
         self.max_len = max_len
-        """Prompt and output end here: by max_tokens or by the context."""
+        """Tokens of prompt and output at which it ends: by max_tokens or by the context."""
         ends_with_first = len(self.choices) != 1 or isinstance(group.source.kv, Produce)
         self.plan_limit = self.num_prefill + 1 if ends_with_first else max_len
-        """No step is planned when known and pending tokens are this many."""
+        """Number of known and pending tokens from which on no step is planned."""
         self.enders: Container[int] = frozenset(eos) | frozenset(params.stop_token_ids)
-        """Tokens that may end it; the verdict is ``finish_of``'s."""
+        """Tokens that may end it; ``finish_of`` decides."""
         self.constraint: TokenConstraint | None = None
-        """Which tokens may come; then ``enders`` is ``EVERY_TOKEN``, and ``plan_limit`` is 0 while
-        the next one's mask is late."""
+        """Constraint on the tokens; ``enders`` is then ``EVERY_TOKEN``, and ``plan_limit`` is 0
+        while the next mask is late."""
         self.block_ids: list[int] = []
         self.block_hashes = block_hashes
         self.capacity = 0
-        """Tokens that the blocks hold."""
+        """Tokens that the blocks can hold."""
         self.num_cached_blocks = 0
         """Blocks that are hits or have been offered to the prefix cache."""
         self.cache_due = sys.maxsize
         """Tokens at which one more block can be cached."""
         self.num_announced = 0
-        """Prompt tokens told to the connector."""
+        """Prompt tokens reported to the connector."""
         # Choices without a seat after their prompt count as preempted, too.
         self.num_preemptions, self.preempted_for_tenant = 0, False
         self.state = RequestState.WAITING
         self.on_rank = False
         """Whether the ranks hold a row of it."""
         self.remote_done = False
-        """Whether the connector has said all it has to say about where the KV comes from."""
+        """Whether the connector has finally answered where the KV comes from."""
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
             [None] if self._scores_prompt() else None
         )
-        """What is joined so far; None when not asked for, or already told."""
+        """Scores joined so far; None if not requested, or already sent."""
         self.last_token_at = 0.0
 
     def _scores_prompt(self) -> bool:
-        """Whether its prompt's log-probabilities are wanted, and nobody has told them."""
+        """Return whether its prompt's log-probabilities are requested and not yet sent."""
         untold = self.num_prefill == self.num_prompt and not isinstance(self.kv, Consume)
         return self.params.prompt_logprobs is not None and untold
 
@@ -315,59 +314,59 @@ class Request:
 
     @property
     def key(self) -> RequestKey:
-        """Identity of the attempt it belongs to."""
+        """Return the identity of its attempt."""
         return self.group.source.key
 
     @property
     def source(self) -> EngineCoreRequest:
-        """The message that brought it."""
+        """Return the message that it came in."""
         return self.group.source
 
     @property
     def tenant(self) -> str:
-        """Tenant that it is computed for."""
+        """Return the tenant that it is computed for."""
         return self.group.source.tenant
 
     @property
     def kv(self) -> Produce | Consume | None:
-        """Which half of a hand-off it is, if any."""
+        """Return its half of a hand-off, if any."""
         return self.group.source.kv
 
     @property
     def leads(self) -> bool:
-        """Whether it is the first of its request's sequences that live."""
+        """Return whether it is the first of its request's sequences that have not ended."""
         return next(iter(self.group.live.values()), self) is self
 
     @property
     def preemptible(self) -> bool:
-        """A producer's blocks are promised to a peer: never taken away."""
+        """Return whether its blocks may be taken: a producer's are promised to a peer."""
         return not isinstance(self.group.source.kv, Produce)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that exist: known ones and those that steps in flight will draw."""
+        """Return the number of known tokens and those that steps in flight will sample."""
         return len(self.token_ids) + self.num_pending
 
     @property
     def num_output(self) -> int:
-        """Known tokens after the prompt, forced ones included."""
+        """Return the number of known tokens after the prompt, forced ones included."""
         return len(self.token_ids) - self.num_prompt
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens that no step has computed or will."""
+        """Return the number of tokens that no planned step computes."""
         return len(self.token_ids) + self.num_pending - self.num_computed
 
     @property
     def finished(self) -> bool:
-        """Whether the scheduler has let go of it."""
+        """Return whether the scheduler has ended it."""
         return self.state is RequestState.FINISHED
 
     @property
     def max_cached_tokens(self) -> int:
-        """Tokens that may come from the prefix cache: at least one is computed for its logits,
-        and prompt logprobs need the logits of each position that is still missing. What is pooled
-        of more than the last token needs hidden states, which no cache has."""
+        """Return how many tokens may come from the prefix cache: at least one is computed for its
+        logits. Prompt logprobs require the logits of each position that is still missing. Pooling
+        of more than the last token requires hidden states, which are not cached."""
         limit = len(self.token_ids) - 1
         pooling = self.group.source.pooling
         if pooling is not None and pooling.needs_all_states:
@@ -377,8 +376,8 @@ class Request:
         return limit
 
     def hashes_upto(self, num_blocks: int) -> list[BlockHash]:
-        """Hashes of the first ``num_blocks`` full blocks, as far as tokens are known. To read
-        only: the list may be the request's own."""
+        """Return the hashes of the first ``num_blocks`` full blocks, as far as tokens are known.
+        The list may be the request's own: do not change it."""
         hashes = self.block_hashes
         if len(hashes) < num_blocks:
             group, embeds = self.group, self.group.source.prompt_embeds
@@ -386,7 +385,7 @@ class Request:
         return hashes if len(hashes) <= num_blocks else hashes[:num_blocks]
 
     def as_new(self) -> NewSequence:
-        """All that a rank must know of it."""
+        """Return all its data for a rank."""
         params = self.params
         if params.prompt_logprobs is not None and self.prompt_logprobs is None:
             params = msgspec.structs.replace(params, prompt_logprobs=None)  # told already

@@ -20,7 +20,7 @@ from tandem.protocol.timeline import Note
 
 
 class Lookup(Enum):
-    """Whether KV of a request is stored elsewhere."""
+    """Answers to whether KV of a request is stored elsewhere."""
 
     NOTHING = "nothing"
     """No KV elsewhere: compute it here."""

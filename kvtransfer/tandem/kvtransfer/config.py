@@ -198,5 +198,5 @@ class KVTransferConfig:
 
 
 def millis(seconds: float) -> int:
-    """Seconds of a setting as the machines count them."""
+    """Return a setting's seconds as milliseconds."""
     return max(1, round(seconds * 1000))

@@ -129,7 +129,7 @@ class HandoffMetrics:
         self.slots_of = cache(self.slots.labels)
 
     def moved(self, role: str, nbytes: int) -> None:
-        """A part, or the blocks of a copy."""
+        """Count a part, or the blocks of a copy."""
         self.bytes_of(role).inc(nbytes)
         self.parts_of(role).inc()
 
@@ -147,7 +147,7 @@ _metrics: WeakKeyDictionary[CollectorRegistry, HandoffMetrics] = WeakKeyDictiona
 
 
 def metrics_of(registry: CollectorRegistry) -> HandoffMetrics:
-    """The series of a registry, made once: a process may hold a producer and a consumer."""
+    """Return the series of a registry, made once: a process may hold a producer and a consumer."""
     found = _metrics.get(registry)
     if found is None:
         found = _metrics[registry] = HandoffMetrics(registry)

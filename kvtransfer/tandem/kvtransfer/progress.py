@@ -18,6 +18,6 @@ class ProgressBoard:
         self.has_work = False
 
     def note_engine(self, has_work: bool) -> None:
-        """The engine's loop came round."""
+        """Record a turn of the engine's loop."""
         self.engine_turns += 1
         self.has_work = has_work

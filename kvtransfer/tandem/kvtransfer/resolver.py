@@ -43,7 +43,8 @@ class Lookup:
         self._found: Address | None = None
 
     def poll(self) -> Address | None:
-        """The address, or None while it is not known. Raises TransportError when it will not be."""
+        """Return the address, or None while it is unknown. Raises TransportError if the lookup
+        fails."""
         if self._found is not None:
             return self._found
         if self.error is None and time.monotonic() < self._give_up_at:

@@ -26,8 +26,7 @@ def is_foretold(moment: float) -> bool:
 
 
 def nap_before(moments: Sequence[float]) -> float | None:
-    """Seconds to sleep until the first moment is near; None if there is none, or one of them is not
-    foretold."""
+    """Return the seconds until the first moment is near; None without one, or if one is unknown."""
     if not moments or not all(map(is_foretold, moments)):
         return None
     return max(0.0, min(moments) - AHEAD_SECONDS - time.perf_counter())

@@ -142,8 +142,8 @@ class Channel:
         """Every turn: what a wake is for that no frame caused."""
 
     def on_tick(self, now: Millis, late: float = 0.0) -> None:
-        """A beat is due: send it, and judge those that did not come. ``late``: seconds that this
-        thread stood still since the last one."""
+        """Send a due beat, and check for those that did not come. ``late`` is the seconds for
+        which this thread stood still since the last one."""
         raise NotImplementedError
 
     def close_sockets(self) -> None:
@@ -177,9 +177,9 @@ class Channel:
     def attend(
         self, mine: WakeQueue[Any], seconds: float | None, others: Sequence[int] = ()
     ) -> bool:
-        """Look after the sockets in this thread's place until ``mine`` has something, one of the
-        ``others`` is readable, a frame has come or so many seconds are over. For the transfer
-        thread; False, and at once, when the channel is closed."""
+        """Serve the sockets in this thread's place until ``mine`` has an item, one of the
+        ``others`` is readable, a frame has come or the seconds are over. Called by the transfer
+        thread. Return False at once if the channel is closed."""
         until = math.inf if seconds is None else time.monotonic() + seconds
         if not self._lock.acquire(blocking=False):
             self._wanted = True
@@ -209,9 +209,8 @@ class Channel:
         return not self._over.is_set()
 
     def nap(self, mine: WakeQueue[Any], seconds: float, others: Sequence[int] = ()) -> bool:
-        """``attend`` for a moment, of which there are thousands while bytes are on their way: no
-        more is asked of sockets than whether they stir. False, and at once, when the channel is
-        closed."""
+        """Run ``attend`` for a moment, of which there are thousands while bytes move: sockets
+        are only polled. Return False at once if the channel is closed."""
         self._attended_at = time.monotonic()
         if self._over.is_set():
             return False
@@ -247,8 +246,7 @@ class Channel:
         self._watched = None
 
     def _descriptors(self) -> Sequence[int]:
-        """Return descriptors that become readable with a socket; none while the control thread
-        serves them."""
+        """Return descriptors of the sockets; none while the control thread serves them."""
         found = self._watched
         if found is not None:
             return found

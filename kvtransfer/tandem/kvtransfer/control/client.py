@@ -101,7 +101,7 @@ class ControlClient(Channel):
         self._by_number: dict[LinkNumber, _Producer] = {}
 
     def next_wake(self) -> float:
-        """The next beat, or a link that is due."""
+        """Return when the next beat or link is due."""
         due = [each.retry_at for each in self._producers.values() if each.link is None]
         return min([super().next_wake(), *due])
 
@@ -233,7 +233,7 @@ class ControlClient(Channel):
         self._write(producer, link, [head, encode(hello)], now)
 
     def _offered(self, producer: _Producer, now: Millis) -> tuple[str, ...]:
-        """Return what this link may go by: all but what failed on it lately, and always the
+        """Return the connectors for this link: all but those that failed lately, and always the
         last."""
         known, last = producer.without, self.connectors[-1:]
         found = (each for each in self.connectors[:-1] if known.get(each, now) <= now)

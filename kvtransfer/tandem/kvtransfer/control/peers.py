@@ -47,7 +47,7 @@ class PeerBook:
         return "no peer that is known" if known is None else known.reason
 
     def snapshot(self) -> tuple[PeerHealth, ...]:
-        """All peers, the longest known first."""
+        """Return all peers, the longest known first."""
         with self._lock:
             return tuple(self._peers.values())
 
@@ -73,7 +73,8 @@ class PeerBook:
         transport: str = "",
         probed: float = 0.0,
     ) -> None:
-        """The transfer thread's word. ``probed``: bytes a second of the pattern."""
+        """Record a peer's state. ``probed`` is the pattern's rate in bytes/s. Transfer thread
+        only."""
         with self._lock:
             self._peers[peer] = PeerHealth(peer, up, reason, transport, probed_bytes_per_s=probed)
             if not up and peer in self._unnamed:
@@ -86,7 +87,7 @@ class PeerBook:
         return [each for each, health in self._peers.items() if not health.up]
 
     def faster(self, peer: Incarnation, probed: float) -> None:
-        """The pattern of a peer that is up came at this rate, bytes a second."""
+        """Record a faster pattern rate of a peer that is up, in bytes/s."""
         with self._lock:
             known = self._peers.get(peer)
             if known is not None and known.up:

@@ -164,7 +164,7 @@ class ControlServer(Channel):
         return card if isinstance(card, str) else Welcome(card)
 
     def up(self, link: Link, welcome: Welcome[ProducerCard]) -> None:
-        """A consumer's link stands."""
+        """Report a consumer's new link."""
         number = LinkNumber(link.number)
         self._links[number] = link
         self.metrics.links.labels("producer").set(len(self._links))
@@ -175,7 +175,7 @@ class ControlServer(Channel):
         return self.from_peer(FromPeer(link.peer, LinkNumber(link.number), message))
 
     def down(self, link: Link, reason: str) -> None:
-        """A link is lost."""
+        """Report a lost link."""
         number = LinkNumber(link.number)
         del self._links[number]
         self.metrics.links.labels("producer").set(len(self._links))
@@ -184,7 +184,7 @@ class ControlServer(Channel):
         self._deliver(LinkDown(link.peer, number, reason))
 
     def dropped(self, kind: str, words: str) -> None:
-        """A frame fits nowhere."""
+        """Count a frame that does not fit."""
         if kind == "garbage":
             self.garbage()
         elif kind == "refused":
@@ -193,7 +193,7 @@ class ControlServer(Channel):
 
 
 def _reachable(host: str) -> str:
-    """An address for peers: a wildcard is none, so this machine's own is taken."""
+    """Return an address for peers: this machine's own instead of a wildcard."""
     if host not in ("0.0.0.0", "[::]", "*"):
         return host
     try:

@@ -1,4 +1,4 @@
-"""Which hand-off came first: the order in which keys that want slots are served. Pure."""
+"""Order of hand-offs, in which keys that want slots are served. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Age:
         self._next = 0
 
     def note(self, key: RequestKey) -> None:
-        """A key that is new is the youngest; one that is known keeps its place."""
+        """Add a key as the youngest; a known one keeps its place."""
         if key not in self._numbers:
             self._numbers[key] = self._next
             self._next += 1
 
     def forget(self, key: RequestKey) -> None:
-        """The key is gone; should it come again, it is the youngest."""
+        """Forget the key; if it comes again, it is the youngest."""
         self._numbers.pop(key, None)
 
     def order(self, keys: Iterable[RequestKey]) -> list[RequestKey]:
@@ -29,7 +29,7 @@ class Age:
         return sorted(keys, key=self._numbers.__getitem__)
 
     def copy(self) -> Age:
-        """An independent copy, for a table that is copied."""
+        """Return an independent copy."""
         other = Age()
         other._numbers = dict(self._numbers)
         other._next = self._next

@@ -83,7 +83,7 @@ _replace = msgspec.structs.replace
 
 
 def step(pull: Pull | None, event: Event, now: Millis, policy: ConsumerPolicy) -> Result:
-    """The pull after ``event``, and what to do. A pair without a rule changes nothing."""
+    """Return the pull after ``event``, and the actions. A pair without a rule changes nothing."""
     state = None if pull is None else pull.state
     if (state, event.kind) not in CONSUMER:
         return pull, [Count(f"d:{state or 'unknown'}:{event.kind}")]
@@ -288,7 +288,7 @@ def _on_read_failed(pull: Pull, event: ReadFailed, now: Millis, policy: Consumer
 
 
 def _freed(flight: Flight) -> list[Action]:
-    """The slot of a part that is over, if it had one."""
+    """Return the action that frees a finished part's slot, if it had one."""
     return [] if flight.slot is None else [Free(flight.slot)]
 
 

@@ -27,7 +27,7 @@ def announced(
 
 
 def copies_cut(pull: Pull, policy: ConsumerPolicy) -> Pull:
-    """The pull with a copy queued for all that was announced and is not under way."""
+    """Return the pull with a copy queued for all that was announced and is not under way."""
     if not pull.direct or pull.num_tokens is None:
         return pull
     form = pull.form or policy

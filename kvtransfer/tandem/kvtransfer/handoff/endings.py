@@ -25,7 +25,7 @@ _replace = msgspec.structs.replace
 
 
 def armed(pull: Pull, now: Millis, policy: ConsumerPolicy) -> Pull:
-    """The pull with the deadline that its progress earns: only what is due makes time run."""
+    """Return the pull with the deadline of its progress: time runs only while something is due."""
     deadline = pull.budget
     if pull.state is DState.COMMITTING:
         deadline = min(deadline, Millis(now + policy.commit_ms))

@@ -158,7 +158,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> PEvent:
-        """The row of the table."""
+        """Return the event of the table."""
         if isinstance(self.message, Done):
             return PEvent.DONE_OK if self.message.ok else PEvent.DONE_ABANDON
         return _MESSAGE_EVENT[type(self.message)]

@@ -62,11 +62,11 @@ class ExportTable:
         return actions
 
     def link_up(self, peer: Incarnation) -> None:
-        """A consumer's link stands."""
+        """Record a consumer's link."""
         self.links.add(peer)
 
     def link_lost(self, peer: Incarnation, now: Millis) -> list[Action]:
-        """A consumer's link broke: its exports end."""
+        """End the exports of a consumer whose link broke."""
         self.links.discard(peer)
         keys = [key for key, each in self.exports.items() if each.consumer == peer]
         return self._apply_all([p_events.LinkLost(key) for key in keys], now)
@@ -92,7 +92,7 @@ class ExportTable:
         return len(self.ring) - self.ring.free
 
     def copy(self) -> ExportTable:
-        """An independent table in the same state (deadlines apart)."""
+        """Return an independent table in the same state (without deadlines)."""
         other = type(self)(
             self.policy,
             self.ring.copy(),

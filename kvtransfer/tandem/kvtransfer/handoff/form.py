@@ -47,8 +47,8 @@ def is_ratio(one: int, other: int) -> bool:
 def form_of_parts(
     groups: Sequence[Group], own: int, other: int, sender: int, dtype: WireDtype
 ) -> Form | None:
-    """The form of parts between ``own`` blocks (of ``groups``) and those of the other end; None
-    where KV travels as it is. ``sender`` is whichever of the two is P's."""
+    """Return the form of parts between ``own`` blocks (of ``groups``) and those of the other
+    end; None if KV travels unchanged. ``sender`` is P's of the two sizes."""
     size = min(own, other)
     if size == max(own, other) and dtype is WireDtype.AUTO:
         return None
@@ -68,8 +68,9 @@ def _on_its_way(group: Group, own: int, size: int, dtype: WireDtype) -> Group:
 def form_of_copies(
     groups: Sequence[Group], own: int, theirs: int, max_pieces: int
 ) -> Form | str | None:
-    """The form of copies of blocks of ``theirs`` tokens into those of ``own`` (of ``groups``): None
-    where whole blocks are copied; or in words why there are too many pieces for ``max_pieces``."""
+    """Return the form of copies of blocks of ``theirs`` tokens into those of ``own`` (of
+    ``groups``). None if whole blocks are copied; a text if there are too many pieces for
+    ``max_pieces``."""
     if own == theirs:
         return None
     cut = []

@@ -60,7 +60,7 @@ class ImportTable:
     def read_ended(
         self, slot: int, now: Millis, fault: FailCause | None = None, message: str = ""
     ) -> list[Action]:
-        """The slot's read is terminal: its bytes are there, or (``fault``) never will be."""
+        """Handle the terminal read of a slot: its bytes have come, or (``fault``) never will."""
         held = self.ring[slot]
         assert held.key is not None
         if held.state is SlotState.QUARANTINED:
@@ -77,13 +77,14 @@ class ImportTable:
         fault: FailCause | None = None,
         message: str = "",
     ) -> list[Action]:
-        """The copy of a part into D's blocks is terminal: its bytes are there, or never will be."""
+        """Handle the terminal copy of a part into D's blocks: its bytes have come, or never
+        will."""
         if fault is None:
             return self.apply(d_events.ReadDone(key, index), now)
         return self.apply(d_events.ReadFailed(key, index, message, fault), now)
 
     def give_back(self, slot: int, now: Millis) -> list[Action]:
-        """A slot that was taken from the ring for something else than a pull is free."""
+        """Free a slot that was taken from the ring outside a pull."""
         self.ring.give(slot)
         actions: list[Action] = []
         self._feed(actions, now)
@@ -95,11 +96,11 @@ class ImportTable:
         return pull is None or pull.num_tokens is None or message.upto > pull.upto
 
     def link_up(self, peer: Incarnation) -> None:
-        """A producer's link stands and its probe passed."""
+        """Record a producer's link whose probe passed."""
         self.links.add(peer)
 
     def link_lost(self, peer: Incarnation, reason: str, now: Millis) -> list[Action]:
-        """A producer's link broke: its pulls end."""
+        """End the pulls of a producer whose link broke."""
         self.links.discard(peer)
         keys = [key for key, each in self.pulls.items() if each.producer == peer]
         return self._apply_all([d_events.LinkLost(key, reason) for key in keys], now)
@@ -124,7 +125,7 @@ class ImportTable:
         return peer in self._open_with
 
     def copy(self) -> ImportTable:
-        """An independent table in the same state (deadlines apart)."""
+        """Return an independent table in the same state (without deadlines)."""
         other = type(self)(self.policy, self.ring.copy(), max_tombstones=self._max_tombstones)
         other.links = set(self.links)
         other.pulls = dict(self.pulls)
@@ -187,8 +188,7 @@ class ImportTable:
             del self._open_with[known.producer]
 
     def _feed(self, actions: list[Action], now: Millis) -> None:
-        """Grant free slots to the oldest key's queued parts, then to the next one's; copies need
-        none."""
+        """Grant free slots to queued parts, those of the oldest key first; copies need none."""
         if not self._hungry or not (self.ring.free or self._has_direct):
             return
         for key in self._age.order(self._hungry):

@@ -36,7 +36,7 @@ def can_cut(export: Export, policy: ProducerPolicy) -> bool:
 
 
 def next_part(export: Export, policy: ProducerPolicy) -> tuple[int, int] | None:
-    """The item of the next part and where it would stop: whole blocks, except at the item's end."""
+    """Return the item of the next part and its end: whole blocks, except at the item's end."""
     form = export.form or policy
     size = form.block_size
     for item in export.items:
@@ -68,7 +68,7 @@ def release(export: Export) -> list[Action]:
 
 
 def tombstone(key: RequestKey, reason: GoneReason, now: Millis, policy: ProducerPolicy) -> Export:
-    """A key that was never held and must not be."""
+    """Return the record of a key that was never held and must not be."""
     return Export(
         key=key,
         state=PState.GONE,
@@ -131,7 +131,7 @@ def announce(
 
 
 def say_ready(export: Export, policy: ProducerPolicy) -> Ready:
-    """All that is announced so far, with the blocks where D reads them itself."""
+    """Return READY of all that is announced, with the blocks if D reads them itself."""
     size = policy.block_size
     blocks: list[tuple[int, ...]] = []
     for item in export.items if export.direct else ():
@@ -148,6 +148,6 @@ def why(export: Export) -> GoneReason:
 
 
 def free_sent(export: Export) -> tuple[Export, list[Action]]:
-    """Slots that D might have read are free: it reads no more. Those being packed stay."""
+    """Free slots that D might have read: it reads no more. Those being packed stay."""
     freed: list[Action] = [Free(o.slot) for o in export.out if o.sent]
     return _replace(export, out=tuple(o for o in export.out if not o.sent)), freed

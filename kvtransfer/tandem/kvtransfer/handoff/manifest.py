@@ -60,7 +60,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 
 
 def manifest(groups: Sequence[Group], num_tokens: int, block_size: int) -> tuple[Item, ...]:
-    """All that a sequence of ``num_tokens`` needs to go on, an item a group."""
+    """Return the items that a sequence of ``num_tokens`` requires to continue, one a group."""
     return tuple(
         Item(index, group.kind, *_range(group, num_tokens, block_size))
         for index, group in enumerate(groups)
@@ -103,7 +103,8 @@ def num_blocks(start: int, stop: int, block_size: int) -> int:
 def blocks_of(
     item: Item, table: Sequence[int], start: int, stop: int, block_size: int
 ) -> tuple[int, ...]:
-    """The blocks of tokens [start, stop) out of the group's block table; a state has one alone."""
+    """Return the blocks of tokens [start, stop) of the group's block table; a state has one
+    alone."""
     if item.kind is KVKind.STATE:
         return tuple(table[:1])
     return tuple(table[start // block_size : blocks_for(stop, block_size)])
@@ -120,13 +121,12 @@ def is_complete(items: Iterable[Item], reached: Iterable[int]) -> bool:
 
 
 def in_words(items: Sequence[Item]) -> str:
-    """A manifest for people."""
+    """Return a manifest as text."""
     return ", ".join(f"{each.kind} [{each.start}, {each.stop})" for each in items) or "empty"
 
 
 def why_not_carried(layout: KVLayout) -> str | None:
-    """Return which group of a layout cannot be handed over, or None. The slab's blocks are those of
-    one group."""
+    """Return which group of a layout cannot be handed over, or None. Exactly one is allowed."""
     for index, group in enumerate(layout.groups):
         if group.kind not in CARRIED:
             allowed = ", ".join(sorted(CARRIED))

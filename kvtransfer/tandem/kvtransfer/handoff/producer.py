@@ -63,7 +63,7 @@ _replace = msgspec.structs.replace
 
 
 def step(export: Export | None, event: Event, now: Millis, policy: ProducerPolicy) -> Result:
-    """The export after ``event``, and what to do. A pair without a rule changes nothing."""
+    """Return the export after ``event``, and the actions. A pair without a rule changes nothing."""
     state = None if export is None else export.state
     if (state, event.kind) not in PRODUCER:
         return export, [Count(f"p:{state or 'unknown'}:{event.kind}")]

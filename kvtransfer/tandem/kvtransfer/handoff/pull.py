@@ -98,7 +98,7 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unpacked(self) -> int:
-        """Tokens of the first item that came."""
+        """Return the received tokens of the first item."""
         return self.reached[0] - begin(self.items[0], self.start or 0) if self.reached else 0
 
 
@@ -138,7 +138,7 @@ class Told(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> DEvent:
-        """The row of the table."""
+        """Return the event of the table."""
         return _MESSAGE_EVENT[type(self.message)]
 
 
@@ -169,8 +169,7 @@ class ReadFailed(msgspec.Struct, frozen=True):
 
 
 class Unpacked(msgspec.Struct, frozen=True):
-    """A part was verified and is in D's blocks, as the host has seen; or ``fault`` is what was
-    wrong."""
+    """A part was verified and is in D's blocks, as the host has seen; or ``fault`` is set."""
 
     key: RequestKey
     index: int

@@ -53,7 +53,7 @@ class SlotRing:
 
     @property
     def free(self) -> int:
-        """Slots that may be handed out."""
+        """Return the number of free slots."""
         return len(self._free)
 
     @property
@@ -96,7 +96,7 @@ class SlotRing:
         self._quarantined += 1
 
     def copy(self) -> SlotRing:
-        """An independent ring in the same state."""
+        """Return an independent ring in the same state."""
         other = type(self)(0, 0)
         other._slots = list(self._slots)
         other._free = list(self._free)
@@ -106,5 +106,5 @@ class SlotRing:
         return other
 
     def snapshot(self) -> tuple[object, ...]:
-        """A hashable value, equal for rings that behave alike."""
+        """Return a hashable value, equal for rings that behave alike."""
         return (*self._slots, *self._free)

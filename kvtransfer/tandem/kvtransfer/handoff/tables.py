@@ -1,8 +1,8 @@
-"""State × event of both machines: what is expected when, and what may come of it.
+"""State × event of both machines: the expected events and the possible next states.
 
-``producer.step`` and ``consumer.step`` do nothing with a pair that is not here but count it.
-docs/handoff.md is made from this module (``python -m tandem.kvtransfer.handoff.document``), and
-the model checker holds every step to ``next``.
+``producer.step`` and ``consumer.step`` only count a pair that is not here. docs/handoff.md is
+made from this module (``python -m tandem.kvtransfer.handoff.document``), and the model checker
+holds every step to ``next``.
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ class Timers:
         self._heap: list[tuple[Millis, RequestKey]] = []
 
     def arm(self, key: RequestKey, deadline: Millis) -> None:
-        """The key's deadline has changed to this."""
+        """Set the key's deadline."""
         heapq.heappush(self._heap, (deadline, key))
 
     def due(self, now: Millis, current: Current) -> list[RequestKey]:
-        """Keys whose deadline has passed; each must get another deadline or be forgotten."""
+        """Return keys whose deadline has passed; each must get another deadline or be forgotten."""
         keys: dict[RequestKey, None] = {}
         while self._heap and self._heap[0][0] <= now:
             deadline, key = heapq.heappop(self._heap)
@@ -32,7 +32,7 @@ class Timers:
         return list(keys)
 
     def next(self, current: Current) -> Millis | None:
-        """The nearest deadline."""
+        """Return the nearest deadline."""
         while self._heap and current(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None

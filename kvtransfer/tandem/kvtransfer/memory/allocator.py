@@ -13,8 +13,8 @@ from tandem.kvtransfer.config import KVTransferConfig
 def slab_allocator(
     config: KVTransferConfig, *, on_gpu: bool = False
 ) -> Callable[[int], Tensor] | None:
-    """Bytes to flat uint8 memory that ``kv_connector`` can share; None where the engine's own
-    will do, as that of a GPU does."""
+    """Return a function from bytes to flat uint8 memory that ``kv_connector`` can share. None if
+    the engine's own allocator will do, as for a GPU."""
     near = config.kv_connector == "auto" and config.kv_node_folder is not None
     return (
         shared_tensor

@@ -52,9 +52,8 @@ def tags_from(
 
 
 class BlockTags:
-    """A tag and its turn a block, in host memory: all tags (zeros are none), then all turns.
-    Requests that share a cached prefix share its tags: one is cleared when the last of them has let
-    go."""
+    """Tag and turn of each block, in host memory: all tags (zeros are none), then all turns. A
+    cached prefix shares its tags: each is cleared when its last request releases it."""
 
     def __init__(self, num_blocks: int) -> None:
         self._bytes = bytearray(num_blocks * (TAG_BYTES + TURN_BYTES))
@@ -72,7 +71,7 @@ class BlockTags:
         return bytes(self._bytes[at : at + TURN_BYTES])
 
     def set(self, key: RequestKey, block: int, tag: bytes) -> None:
-        """The block is written for good, as far as this key goes."""
+        """Set a block's tag after this key's last write."""
         self._by_key.setdefault(key, []).append((block, tag))
         if self.read(block) == tag:
             self._holders[block] += 1
@@ -94,7 +93,7 @@ class BlockTags:
         np.frombuffer(self._bytes, _TAG, count)[rows] = np.frombuffer(b"".join(tags), _TAG)
 
     def clear(self, key: RequestKey) -> None:
-        """The key lets go of its blocks."""
+        """Release the key's blocks."""
         for block, tag in self._by_key.pop(key, ()):
             if self.read(block) != tag:
                 continue  # somebody else's by now
@@ -127,7 +126,7 @@ class SharedTags(BlockTags):
         self._bytes[:] = bytes(self._memory.size)  # pages of this process, whichever reads them
 
     def share(self) -> tuple[int, int]:
-        """A descriptor of tags and turns, which the caller closes, and their bytes."""
+        """Return a descriptor of tags and turns, which the caller closes, and their bytes."""
         return self._memory.share(), self._memory.size
 
 

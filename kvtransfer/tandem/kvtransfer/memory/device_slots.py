@@ -89,9 +89,9 @@ class _OnStream(SlotMemory):
 
 
 class HostSlotsOfDevice(_OnStream):
-    """Slots in page-locked host memory, blocks on a GPU. Blocks are gathered, scattered and summed
-    on the GPU, in stages of a slot's length next to the slab. The host's processors touch no byte
-    of them."""
+    """Slots in page-locked host memory, blocks on a GPU. The GPU gathers, scatters and sums
+    blocks, in stages of a slot's length next to the slab. The host's processors touch no byte of
+    them."""
 
     def __init__(
         self, count: int, slot_bytes: int, slab: Tensor, stream: Stream | None = None
@@ -149,7 +149,7 @@ class HostSlotsOfDevice(_OnStream):
         return self._stream.mark()
 
     def _stage(self, slot: int, nbytes: int) -> Tensor:
-        """The oldest stage, for a slot's payload."""
+        """Return the oldest stage, for a slot's payload."""
         at, self._next = self._next, (self._next + 1) % len(self._stages)
         self._staged = {each: stage for each, stage in self._staged.items() if stage != at}
         self._staged[slot] = at

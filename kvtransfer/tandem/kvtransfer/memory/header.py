@@ -91,7 +91,7 @@ def read_header(data: bytes | memoryview) -> Header:
 
 
 def digest_at(head: bytes | memoryview, at: int) -> int:
-    """One of the digests of a header: at DIGEST_AT or SEEN_AT."""
+    """Return one of the digests of a header: at DIGEST_AT or SEEN_AT."""
     return int.from_bytes(head[at : at + DIGEST_BYTES], "little")
 
 

@@ -62,8 +62,7 @@ class PartPacking(Packing):
 
 @dataclass(frozen=True, slots=True)
 class NarrowPacking(Packing):
-    """Blocks, or parts of them, as float8 with a scale a run; one at a time, so that what lies
-    between is small."""
+    """Blocks or parts as float8 with a scale a run; one at a time, to keep temporaries small."""
 
     inner: Packing
     """Packing of the numbers in the slab's type."""
@@ -111,8 +110,7 @@ def packing_of(form: Form | None, group: KVGroup) -> Packing:
 def part_ids(
     block_ids: Sequence[int], start: int, stop: int, block_size: int, form: Form | None
 ) -> Sequence[int]:
-    """Return the numbers that a packing takes, for tokens [start, stop) in these blocks of the
-    worker."""
+    """Return the numbers that a packing takes, for tokens [start, stop) in these blocks."""
     if form is None or form.block_size == block_size:
         return block_ids
     size, count = form.block_size, block_size // form.block_size

@@ -35,7 +35,7 @@ class SlotSizes:
 
 
 def slot_bytes_for(wanted: int, block_bytes: int) -> int:
-    """Bytes of a slot: what was asked for, at least one block and the header, in whole pages."""
+    """Return the bytes of a slot: ``wanted``, at least one block and the header, in whole pages."""
     return -(-max(wanted, HEADER_BYTES + block_bytes) // PAGE) * PAGE
 
 

@@ -96,11 +96,11 @@ class SlotMemory:
         return None
 
     def view(self, slot: int, nbytes: int) -> memoryview:
-        """The first ``nbytes`` of a slot, writable; of host memory alone."""
+        """Return the first ``nbytes`` of a slot, writable. Only for host memory."""
         return self.span(slot * self.slot_bytes, nbytes)
 
     def span(self, offset: int, nbytes: int) -> memoryview:
-        """Return ``nbytes`` from ``offset`` bytes after slot 0's start, writable. Only for host
+        """Return ``nbytes`` from ``offset`` after slot 0's start, writable. Only for host
         memory."""
         return self._bytes[offset : offset + nbytes]
 
@@ -110,7 +110,7 @@ class SlotMemory:
         return 0 <= slot < self.count and 0 < nbytes <= self.slot_bytes - rest
 
     def read(self, slot: int, nbytes: int) -> bytes:
-        """A copy of the first ``nbytes`` of a slot."""
+        """Return a copy of the first ``nbytes`` of a slot."""
         return bytes(self.view(slot, nbytes))
 
     def write(self, slot: int, data: bytes) -> None:
@@ -152,8 +152,8 @@ class SlotMemory:
         return Moved()
 
     def settle(self, seconds: float) -> bool:
-        """Wait for what is queued, so long at most; whether it is through, and slots and slab may
-        go."""
+        """Wait at most so long for queued work; return whether it is done and memory may be
+        freed."""
         return True
 
     def _payload(self, slot: int, num_blocks: int, block_bytes: int) -> Tensor:

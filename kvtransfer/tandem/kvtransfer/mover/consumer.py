@@ -217,7 +217,7 @@ class ConsumerMover(LinkedMover):
     def _over(
         self, read: Read, now: Millis, fault: FailCause | None = None, message: str = ""
     ) -> list[Action]:
-        """A read is terminal: what follows."""
+        """Handle a terminal read."""
         if read.slot is not None:
             return self.table.read_ended(read.slot, now, fault, message)
         actions = self.table.copy_ended(read.key, read.index, now, fault, message)
@@ -298,7 +298,7 @@ class ConsumerMover(LinkedMover):
         self.phases.settle()
 
     def observe(self) -> None:
-        """Slots and links."""
+        """Set the gauges of slots and links."""
         ring = self.table.ring
         held = len(ring) - ring.free - ring.quarantined
         counts = (("free", ring.free), ("quarantined", ring.quarantined), ("held", held))

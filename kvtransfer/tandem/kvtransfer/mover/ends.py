@@ -29,8 +29,8 @@ class Ends:
         return why_refused(card, self._parts)
 
     def why_uncut(self, peer: Incarnation, card: ProducerCard) -> str | None:
-        """Record the link's form and return None, or record and return why the card's transport
-        cannot bring its KV."""
+        """Record the link's form and return None, or return why the card's transport cannot
+        bring KV."""
         form = form_with(card, self._parts, self._policy)
         if isinstance(form, str):
             self._uncut[peer] = f"not by {card.connector}: {form}"
@@ -40,8 +40,7 @@ class Ends:
         return None
 
     def fell_for(self, peer: Incarnation) -> str:
-        """Return why a better transport than the link's cannot copy its blocks; empty if none was
-        tried."""
+        """Return why a better transport cannot copy the peer's blocks; empty if none was tried."""
         return self._uncut.get(peer, "")
 
     def form(self, peer: Incarnation) -> Form | None:
@@ -49,11 +48,11 @@ class Ends:
         return self._forms[peer]
 
     def block_size(self, peer: Incarnation) -> int | None:
-        """Tokens of a block of the peer's; None of one that was never linked."""
+        """Return the tokens of a block of the peer's; None if it was never linked."""
         return self._block_sizes.get(peer)
 
     def forget(self, peer: Incarnation) -> None:
-        """The link is lost; what was learned of those that are gone longest is not kept."""
+        """Forget a lost link; the block sizes of peers that are gone longest are dropped."""
         self._forms.pop(peer, None)
         _shorten(self._block_sizes, self._forms)
         _shorten(self._uncut, self._forms)

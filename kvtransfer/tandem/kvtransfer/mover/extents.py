@@ -14,7 +14,7 @@ def slot_extent(
     remote_slot_bytes: int,
     check: Check = Check.HEADER,
 ) -> Extent:
-    """The first ``nbytes`` of P's send slot, for the start of D's receive slot."""
+    """Return the first ``nbytes`` of P's send slot, for the start of D's receive slot."""
     return Extent(
         Place(Region.SLOTS, slot * slot_bytes),
         Place(Region.SLOTS, remote_slot * remote_slot_bytes),

@@ -81,7 +81,7 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         return self._welcomes.get(peer)
 
     def usable(self, peer: Incarnation, bytes_per_s: float) -> None:
-        """The probe passed, at this rate: hand-offs may start, unless it is given up already."""
+        """Let hand-offs start after a probe with this rate, unless the link is given up already."""
         if self._is_given_up(peer):
             return
         self.table.link_up(peer)

@@ -108,7 +108,7 @@ def lies_near(slab: Tensor, traits: Iterable[Traits]) -> bool:
 
 
 def make_slots(count: int, slot_bytes: int, slab: Tensor, traits: Sequence[Traits]) -> SlotMemory:
-    """Slots for the blocks of ``slab`` that all these transports can move."""
+    """Return slots for the blocks of ``slab`` that all these transports can move."""
     shared = any(each.maps_memory for each in traits)
     if slab.is_cuda:
         from tandem.kvtransfer.memory import device_slots

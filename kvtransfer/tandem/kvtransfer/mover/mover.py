@@ -75,8 +75,8 @@ class MoverParts:
     notify: Callable[[], None]
 
     def groups(self, sizes: SlotSizes) -> tuple[Group, ...]:
-        """The layout's groups with the blocks of a part: what fits a slot of this worker; and of a
-        copy: what any of its transports reads at once."""
+        """Return the layout's groups with the blocks of a part, as many as fit a slot of this
+        worker, and of a copy, as many as any of its transports reads at once."""
         most = min((each.traits.max_extents for each in self.direct.values()), default=1)
         room = sizes.slot_bytes - HEADER_BYTES
         return tuple(
@@ -106,12 +106,12 @@ class MoverParts:
 
     @property
     def direct(self) -> dict[str, Transport]:
-        """The transports that copy blocks into blocks, by name."""
+        """Return the transports that copy blocks into blocks, by name."""
         found = self.transports.items()
         return {name: each for name, each in found if each.traits.lands_in is Region.BLOCKS}
 
     def blocks(self) -> Blocks | None:
-        """The slab, for transports that read or write it; None if there is none."""
+        """Return the slab, for transports that read or write it; None if there is none."""
         if not self.direct:
             return None
         shared = any(each.traits.maps_memory for each in self.direct.values())
@@ -197,7 +197,7 @@ class Mover(Generic[Item, Event]):
         raise NotImplementedError
 
     def rest(self, now: Millis) -> float | None:
-        """Seconds to sleep; 0 is not at all, None until something comes."""
+        """Return the seconds to sleep; 0 is not at all, None until something comes."""
         raise NotImplementedError
 
     def wakers(self) -> Sequence[int]:
@@ -267,7 +267,7 @@ class Mover(Generic[Item, Event]):
         return self.nap() if time.monotonic() - self._active_at < _DOZE_AFTER else _LONGEST_DOZE
 
     def until(self, deadline: Millis | None, now: Millis) -> float | None:
-        """Seconds to a deadline."""
+        """Return the seconds to a deadline."""
         return None if deadline is None else max(0.0, (deadline - now) / 1000)
 
     def _run(self) -> None:

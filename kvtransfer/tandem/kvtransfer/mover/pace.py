@@ -85,18 +85,18 @@ class Pace:
         self._looked_at = clock()
 
     def begin(self, key: RequestKey) -> None:
-        """A hand-off was opened."""
+        """Record an opened hand-off."""
         self._open[key] = _Open()
         self._told = False
 
     def final(self, key: RequestKey) -> None:
-        """The prompt of a hand-off is done: all of its KV is announced."""
+        """Record that a prompt is done: all of its KV is announced."""
         known = self._open.get(key)
         if known is not None and known.final_at is None:
             known.final_at = self._clock()
 
     def end(self, key: RequestKey) -> None:
-        """A hand-off ended, in whatever way."""
+        """Record the end of a hand-off."""
         self._told = self._open.pop(key, None) is None and self._told
 
     def moved(self, peer: Incarnation, nbytes: int, seconds: float) -> None:
@@ -106,7 +106,7 @@ class Pace:
         link.best_read = max(link.best_read, nbytes / max(seconds, 1e-6))
 
     def forget(self, peer: Incarnation) -> None:
-        """The link is lost."""
+        """Forget a lost link."""
         self._links.pop(peer, None)
 
     def rest(self) -> float | None:

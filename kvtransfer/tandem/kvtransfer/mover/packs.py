@@ -56,8 +56,8 @@ class Packs:
         return bool(self._begun)
 
     def next(self) -> Pack:
-        """The oldest that waits, which does so no more; one at a time is begun, so that messages do
-        not wait for several."""
+        """Remove and return the oldest queued part. One at a time, so that messages need not
+        wait."""
         return self._waiting.popleft()
 
     def begin(self, item: Pack) -> None:

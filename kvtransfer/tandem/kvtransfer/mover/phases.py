@@ -53,7 +53,7 @@ class Phases:
         self._parts[key] = []
 
     def read(self, key: RequestKey, nbytes: int, seconds: float) -> None:
-        """A part was read just now."""
+        """Record a part that was just read."""
         self._seen.append(("read", seconds))
         self._moved.append(nbytes)
         parts = self._parts.get(key)
@@ -62,7 +62,7 @@ class Phases:
             parts.append(Note("part", now - seconds, now, nbytes))
 
     def unpacked(self, seconds: float) -> None:
-        """A part was found right, and lies in D's blocks."""
+        """Record a verified part in D's blocks."""
         self._seen.append(("unpack", seconds))
 
     def wanted(self, key: RequestKey) -> None:
@@ -70,7 +70,7 @@ class Phases:
         self._step(key, "want", "reserve", since="ready")
 
     def sent(self, message: object) -> None:
-        """A message of D passes."""
+        """Record a message of D."""
         if isinstance(message, Done) and message.ok:
             self._step(message.key, "done")
 

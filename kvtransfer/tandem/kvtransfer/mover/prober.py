@@ -104,7 +104,7 @@ class Links(Protocol):
         ...
 
     def usable(self, peer: Incarnation, bytes_per_s: float) -> None:
-        """The probe passed, at this rate."""
+        """Report a passed probe with this rate."""
         ...
 
     def fall(
@@ -117,9 +117,9 @@ class Links(Protocol):
         may_come: bool = False,
         met: bool = True,
     ) -> None:
-        """The probe failed: make the link again, by another transport if there is one, else after
-        a rest; ``may_come`` is what is not there yet, and by a way that could not be connected the
-        ends have not ``met``."""
+        """Report a failed probe: make the link again, by another transport if there is one, else
+        after a rest. ``may_come``: a requirement is missing now. ``met``: False if the ends
+        could not connect."""
         ...
 
     def drop(self, peer: Incarnation, reason: str, rest_ms: int = 0) -> None:
@@ -137,7 +137,7 @@ class Prober:
         self._unused: dict[Incarnation, _Unused] = {}
 
     def begin(self, peer: Incarnation, host: str, welcome: ProducerCard, now: Millis) -> None:
-        """A link stands: connect the transport and ask P to keep it moving."""
+        """Connect the transport of a new link and ask P to keep it moving."""
         mover = self._mover
         left = mover.book.quarantine_ms_left(peer, now)
         if left:
@@ -200,14 +200,14 @@ class Prober:
         return []
 
     def rest(self, now: Millis) -> float | None:
-        """Seconds until a probe is to be looked at."""
+        """Return the seconds until a probe is to be checked."""
         if self._probing:
             return 0.1
         due = min((each.at for each in self._unused.values() if each.at is not None), default=None)
         return None if due is None else max(0.0, (due - now) / 1000)
 
     def read_ended(self, read: Read, done: bool, now: Millis) -> list[Action]:
-        """The pattern's read is terminal."""
+        """Handle the terminal read of a pattern."""
         mover = self._mover
         probing = self._probing.pop(read.peer, None)
         right = done and self._is_right(read)

@@ -136,8 +136,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         return consumer in self._direct_links
 
     def welcome(self, connectors: tuple[str, ...]) -> ProducerCard | str:
-        """Answer to a HELLO that offers these transports, or why not; called by the control
-        thread."""
+        """Return the answer to a HELLO with these transports, or why not. Control thread only."""
         refused = self._over or why_not_carried(self.parts.layout)
         if refused is not None:
             return refused
@@ -320,8 +319,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         return min((each for each in naps if each is not None), default=None)
 
     def _end(self, problem: str) -> None:
-        """See Mover; clear all tags before the engine takes its blocks back, and end the links, so
-        that consumers stop waiting."""
+        """See Mover; clear all tags before the engine takes its blocks back, and drop the links."""
         if self.blocks is not None:
             self.blocks.tags.clear_all()
         self._over = problem

@@ -181,8 +181,7 @@ class Reads:
         return part_extents(*blocks, item.start, item.stop, self._group, self._end, theirs)
 
     def ended(self) -> list[Ended]:
-        """Those that are terminal by now, which are forgotten; and, once each, those that are in an
-        unknown state."""
+        """Return and forget terminal reads; return reads of unknown state once each."""
         for name in {name for name, _ in self._open}:  # others have nothing to bring
             self._transports[name].advance()
         found = []

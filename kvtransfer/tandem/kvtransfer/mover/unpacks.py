@@ -63,7 +63,7 @@ class Unpacks:
         return frozenset(item.key for item, *_ in self._moved)
 
     def begin(self) -> None:
-        """The oldest that waits; one at a time, so that messages do not wait for several."""
+        """Begin the oldest queued part; one at a time, so that messages need not wait."""
         item = self._waiting.popleft()
         assert item.slot is not None, "copies are judged by their tags"
         started = time.perf_counter()

@@ -1,10 +1,12 @@
-"""What worked and failed on D's links by way, and when to try a better way again. Pure.
+"""Record of ways that worked and failed on D's links, and times to try a better one again. Pure.
 
-A link that fails on one way is made again without it (``control/client``). If that way had worked,
-or what it needs may come, the link goes back to it after a pause, at a moment without hand-offs.
+A link that fails on one way is made again without it (``control/client``). If that way had
+worked, or its requirements may appear, the link returns to it after a pause, while it has no
+hand-offs.
 
-Two ends that never met by a way do not miss it, such as those of two machines in a folder. The ways
-of one machine are equally good: which of them moves KV depends on the pods and is not a fault.
+Ends that never connected by a way do not return to it, such as two machines in a folder. The
+ways of one machine are equally good: which of them moves KV depends on the pods and is not a
+fault.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class Ways:
         self._peers: dict[Incarnation, _Known] = {}
 
     def worked(self, peer: Incarnation, way: str) -> None:
-        """The link passed its probe by this way."""
+        """Record that the link passed its probe by this way."""
         known, level = self._of(peer), self._level[way]
         known.level = level if known.level is None else min(level, known.level)
         if known.missed is not None and level <= self._level[known.missed]:
@@ -82,8 +84,7 @@ class Ways:
         return [(peer, way) for peer, way, due in self._waiting() if due <= now]
 
     def tried(self, peer: Incarnation, now: Millis) -> None:
-        """Note that the link is made again by the better way: the next try is after a pause, unless
-        it works."""
+        """Note that the link is made again by the better way. The next try is after a pause."""
         known = self._peers[peer]
         known.due = Millis(now + self._pause_of(known))
 

@@ -55,7 +55,7 @@ class HostSource:
     """A range in memory of the host."""
 
     def __init__(self, descriptor: int, size: int) -> None:
-        """Keeps a descriptor of its own. Raises TransportError if it is not sealed memory of this
+        """Keep a duplicate descriptor. Raises TransportError if it is not sealed memory of this
         size."""
         try:
             SharedMemory.given(descriptor, size)
@@ -174,7 +174,7 @@ class DeviceRing:
 
 
 def open_source(where: str, descriptor: int, size: int) -> Source:
-    """A producer's range; the descriptor stays the caller's. Raises TransportError."""
+    """Open a producer's range; the descriptor stays the caller's. Raises TransportError."""
     if where == HOST:
         return HostSource(descriptor, size)
     _index_of(where)
@@ -183,7 +183,7 @@ def open_source(where: str, descriptor: int, size: int) -> Source:
 
 
 def open_ring(where: str, descriptor: int, size: int) -> Ring:
-    """A consumer's landing slots; the descriptor stays the caller's. Raises TransportError."""
+    """Open a consumer's landing slots; the descriptor stays the caller's. Raises TransportError."""
     if size > MAX_RING_BYTES:
         raise TransportError(f"{size} bytes of landing slots; allowed: {MAX_RING_BYTES}")
     if where == HOST:

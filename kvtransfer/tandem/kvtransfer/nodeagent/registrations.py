@@ -40,8 +40,8 @@ class Producer:
     """Memory to be read: slab, slots and tags."""
 
     def __init__(self, said: Give, descriptors: Sequence[int]) -> None:
-        """The descriptors stay the caller's. Raises TransportError, and OSError where this process
-        has no descriptor left."""
+        """The descriptors stay the caller's. Raises TransportError, or OSError without a
+        descriptor left."""
         self.incarnation, self.key = said.incarnation, said.key
         self.block_bytes = said.block_bytes
         self.sources: dict[Ground, Source] = {}
@@ -65,7 +65,7 @@ class Producer:
             self.tags = None
 
     def copy_ended(self) -> None:
-        """One that used the memory is over."""
+        """Record the end of a copy that used the memory."""
         self.under_way -= 1
         if self._closed:
             self.close()
@@ -75,8 +75,8 @@ class Consumer:
     """Landing slots to be written."""
 
     def __init__(self, said: Take, descriptor: int, challenge: bytes) -> None:
-        """The descriptor stays the caller's; ``challenge`` is what the agent sent on this
-        connection. Raises TransportError."""
+        """The descriptor stays the caller's; ``challenge`` is the agent's. Raises
+        TransportError."""
         self.incarnation = said.incarnation
         self.connection = Connection(challenge, said.challenge)
         self.slot_bytes, self.num_slots = said.slot_bytes, said.num_slots
@@ -94,7 +94,7 @@ class Consumer:
             self.ring.close()
 
     def copy_ended(self) -> None:
-        """One that used the memory is over."""
+        """Record the end of a copy that used the memory."""
         self.under_way -= 1
         if self._closed:
             self.close()
@@ -137,7 +137,7 @@ class Running:
         return Copied(self.request.number, tags, proof)
 
     def end(self) -> None:
-        """Its memory may go now, as far as it was waited for."""
+        """Allow the release of memory that waits for this copy."""
         self.producer.copy_ended()
         self.consumer.copy_ended()
 
@@ -160,7 +160,7 @@ class Producers:
         self.known[producer.incarnation] = producer
 
     def leave(self, producer: Producer) -> None:
-        """Its connection has ended."""
+        """Forget a producer whose connection has ended."""
         if self.known.get(producer.incarnation) is producer:
             del self.known[producer.incarnation]
         producer.close()

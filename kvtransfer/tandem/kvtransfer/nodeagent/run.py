@@ -15,8 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def listen(config: NodeAgentConfig) -> NodeAgent:
-    """Return the agent, with its socket open. Raises TransportError if the folder or the socket
-    cannot be used."""
+    """Return the agent, listening. Raises TransportError if the folder or socket cannot be used."""
     raise_descriptor_limit()
     return NodeAgent(open_folder(config.kv_node_folder), config.agent_group)
 

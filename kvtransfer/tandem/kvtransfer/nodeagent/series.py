@@ -27,7 +27,7 @@ class AgentSeries(Collector):
         self._status = status
 
     def describe(self) -> Iterator[_Family]:
-        """All families, without values."""
+        """Return all families, without values."""
         yield from _families(None)
 
     def collect(self) -> Iterator[_Family]:

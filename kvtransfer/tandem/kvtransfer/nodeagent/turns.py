@@ -14,8 +14,7 @@ class InTurn(Generic[Who, What]):
     """Requests that have not begun, in the order of their turns."""
 
     def __init__(self, may: Callable[[Who], bool]) -> None:
-        """``may`` returns whether a request of this consumer may begin now; the others are
-        skipped."""
+        """``may`` returns whether a consumer's request may begin now; the others are skipped."""
         self._may = may
         self._waiting: dict[Who, deque[What]] = {}
         """Queues by consumer; the first is next, and a served one moves to the end."""
@@ -32,7 +31,7 @@ class InTurn(Generic[Who, What]):
         self.waiting += 1
 
     def take(self) -> tuple[Who, What]:
-        """The next one that may begin, of which there is one."""
+        """Return the next one that may begin; there must be one."""
         who = next(each for each in self._waiting if self._may(each))
         queue = self._waiting.pop(who)
         what = queue.popleft()

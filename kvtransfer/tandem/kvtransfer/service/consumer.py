@@ -190,8 +190,8 @@ class HandoffConsumer:
                 self._writing.add(event.key)
 
     def _endings(self) -> list[ConsumerEvent]:
-        """The transfer thread is gone: every key ends here, and blocks are free, but for those that
-        a device may write still, which stay until the process ends."""
+        """End every key after the transfer thread has ended. Blocks are free, except those that
+        a device may still write, which stay until the process ends."""
         why, left = self._mover.problem or "", self._mover.written
         endings: list[ConsumerEvent] = [BlocksFree(key) for key in self._writing - left]
         endings += [
@@ -209,7 +209,7 @@ class HandoffConsumer:
         return bool(self._open or self._writing)
 
     def leased_blocks(self) -> int:
-        """A decode worker promises none."""
+        """Return 0: a decode worker leases no blocks."""
         return 0
 
     def progress(self) -> int:
@@ -222,13 +222,12 @@ class HandoffConsumer:
         return self._mover.reads.expected
 
     def keeps_awake(self) -> str | None:
-        """Return None: peers do not map this worker's memory, and without requests nothing
-        writes it."""
+        """Return None: peers do not map this memory, and without requests nothing writes it."""
         return None
 
     def sleep(self) -> int:
-        """The engine sleeps, and no request lives here: memory in which KV lands on its way goes
-        back as well; how many bytes. A link's probe has it again for a moment."""
+        """Release the memory of incoming KV while the engine sleeps without requests; return its
+        bytes. A link's probe allocates it again for a moment."""
         freed = self._mover.resting_bytes
         self._mover.inbox.put(Rest(asleep=True))
         return freed

@@ -24,9 +24,8 @@ logger = logging.getLogger(__name__)
 
 
 def as_bytes(slab: Tensor, num_blocks: int, layout: KVLayout) -> Tensor:
-    """The slab as uint8 [num_blocks, block_bytes], sharing its memory.
-
-    Raises InvalidParameter when it is not dense or not of that size.
+    """Return the slab as uint8 [num_blocks, block_bytes], sharing its memory. Raises
+    InvalidParameter when it is not dense or not of that size.
     """
     flat = slab.view(-1).view(torch.uint8) if slab.is_contiguous() else None
     wanted = num_blocks * layout.block_bytes

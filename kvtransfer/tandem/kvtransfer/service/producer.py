@@ -175,7 +175,7 @@ class HandoffProducer:
         return self._wants_hashes
 
     def started(self, key: RequestKey) -> None:
-        """The key has its blocks, and its first chunk is about to be launched."""
+        """Report that the key has its blocks, and its first chunk is about to be launched."""
         self._mover.inbox.put(p_events.Begun(key))
 
     def computed(
@@ -202,8 +202,7 @@ class HandoffProducer:
         self._mover.inbox.put(p_events.Cancel(key))
 
     def finished(self, key: RequestKey) -> None:
-        """The engine is through with the request; ``Released`` gives the blocks back.
-
+        """Report the end of the request in the engine; ``Released`` gives the blocks back.
         Without ``final`` before it, the export ends.
         """
         if key in self._quota:
@@ -271,7 +270,7 @@ class HandoffProducer:
         return f"decode workers may have its KV memory mapped, by {names}: sleep needs tcp or nixl"
 
     def sleep(self) -> int:
-        """The engine sleeps: send slots stay where they are, as transports know their places."""
+        """Release nothing: send slots stay in place, as transports know their addresses."""
         return 0
 
     def wake_up(self) -> None:

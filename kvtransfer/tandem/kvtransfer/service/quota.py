@@ -56,8 +56,7 @@ class Quota:
 
     def may_start(self, key: RequestKey) -> bool:
         """Return whether the key's blocks fit under the limit, and reserve them if so. After the
-        first False of a round all others wait, too: small ones would keep a large one waiting
-        for ever."""
+        first False of a round all others wait, so that small ones do not starve a large one."""
         if key in self._started or key not in self._admitted:
             return True
         if self._short or self.num_started + self._admitted[key] > self.limit:
@@ -68,14 +67,14 @@ class Quota:
         return True
 
     def start(self, key: RequestKey) -> None:
-        """The key holds its blocks, whether it asked or not."""
+        """Count the key's blocks as held, also without ``may_start``."""
         if key in self._admitted and key not in self._started:
             self._started.add(key)
             self._waiting.discard(key)
             self.num_started += self._admitted[key]
 
     def release(self, key: RequestKey) -> None:
-        """The key holds nothing any more."""
+        """Drop the key's blocks from the counts."""
         num_blocks = self._admitted.pop(key, 0)
         self.num_admitted -= num_blocks
         if key in self._started:

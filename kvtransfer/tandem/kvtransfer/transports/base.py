@@ -114,7 +114,7 @@ class Traits:
     moves_gpu_memory: bool = False
     """Slots may lie in a GPU's memory at both ends."""
     lands_in: Region = Region.SLOTS
-    """Where the KV of hand-offs lands: blocks are written directly, without slots and packing."""
+    """Region to which KV is written; blocks are written directly, without slots and packing."""
     fenced: bool = False
     """The owner of the destination runs the copies and sees the end of each, wanted or not. No
     byte of a read is written after ``poll`` has returned a terminal state, and every read
@@ -222,13 +222,11 @@ class Timed(Protocol):
     """A transport that knows when copies of its own are likely to be through."""
 
     def moments(self) -> Sequence[float]:
-        """Return when copies under way are likely to end, by ``time.perf_counter``; inf if
-        unknown."""
+        """Return when copies are likely to end, by ``time.perf_counter``; inf if unknown."""
         ...
 
     def stirs(self) -> bool:
-        """Return whether ``advance`` and ``poll`` would find a finished copy; polled without a
-        pause."""
+        """Return whether ``advance`` and ``poll`` would find a finished copy; polled often."""
         ...
 
 

@@ -74,9 +74,9 @@ def part_extents(
     mine: End,
     theirs: End,
 ) -> PartExtents:
-    """Tokens [start, stop) of the heads that both ends have, in P's blocks, for those in D's, of
-    ``group``. One block size divides the other, ``start`` is a whole number of the smaller, and the
-    ends have a head in common."""
+    """Return tokens [start, stop) of the heads that both ends have, in P's blocks, for those in
+    D's, of ``group``. One block size divides the other, ``start`` is a whole number of the
+    smaller, and the ends have a head in common."""
     unit = min(mine.block_size, theirs.block_size)
     width = group.head_dim * DTYPE_BYTES[group.dtype]
     num_heads = group.num_kv_heads * mine.shard.size

@@ -66,7 +66,7 @@ class Link:
         return True
 
     def landed(self, ticket: Ticket) -> bool:
-        """One stripe is here; whether it was the read's last."""
+        """Record a finished stripe; return whether it was the read's last."""
         with self._lock:
             if ticket not in self._missing:
                 return False
@@ -113,7 +113,8 @@ class Stream:
                 self._outgoing += REQUEST.pack(remote, nbytes, ticket)
 
     def wants(self) -> tuple[socket.socket | None, int]:
-        """The socket and poll's events for it; without a socket, whether to look again: 1 or 0."""
+        """Return the socket and poll's events for it; without a socket, 1 or 0 to look again or
+        not."""
         if self._closed:
             return None, 0
         if self._lookup is not None:
@@ -214,7 +215,7 @@ class Receiver:
         self.wake()
 
     def remove(self, stream: Stream) -> None:
-        """It is closed."""
+        """Remove a closed stream."""
         self._streams = [each for each in self._streams if each is not stream]
         self.wake()
 

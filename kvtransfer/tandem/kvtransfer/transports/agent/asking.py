@@ -97,8 +97,8 @@ class Asker:
             self._say(self._line)
 
     def answers(self, *, awaited: bool) -> Iterator[Copied | Refused]:
-        """Yield the agent's answers; ``awaited`` is True if it owes one. Raises TransportError
-        when it is gone."""
+        """Yield the agent's answers; ``awaited`` if it owes one. Raises TransportError if it is
+        gone."""
         if self._line is None:
             return
         self._say(self._line)

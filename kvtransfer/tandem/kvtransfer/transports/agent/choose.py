@@ -15,7 +15,7 @@ from tandem.protocol.ids import Incarnation
 def make_agent(
     name: str, incarnation: Incarnation, config: KVTransferConfig, *, on_gpu: bool
 ) -> AgentTransport:
-    """The transport ``name``. Raises TransportError where the slab is not where it reaches."""
+    """Return the transport ``name``. Raises TransportError if it cannot reach the slab."""
     if on_gpu != (name == "cuda_p2p_agent"):
         where, allowed = ("a GPU", "cuda_p2p_agent") if on_gpu else ("the host", "shm_agent")
         raise TransportError(f"kv_connector: {name}, with KV in memory of {where}: try {allowed}")

@@ -86,8 +86,8 @@ class Giver:
         logger.info("KV of this worker is given to the node's agent")
 
     def _wait(self, line: Line, seconds: float | None) -> ToWorker | None:
-        """The next message, None if there is none in time. Raises TransportError at the line's end,
-        InterruptedError when this worker stops."""
+        """Return the next message, or None after the time. Raises TransportError at the line's
+        end, InterruptedError when this worker stops."""
         poll = select.poll()
         for each in (line.fileno(), self._stop_reader.fileno()):
             poll.register(each, select.POLLIN)

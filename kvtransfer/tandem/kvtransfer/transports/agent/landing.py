@@ -108,7 +108,7 @@ class Landing:
         return other
 
     def snapshot(self) -> tuple[object, ...]:
-        """A hashable value, equal for slots that behave alike."""
+        """Return a hashable value, equal for slots that behave alike."""
         waiting = tuple((peer, tuple(queue)) for peer, queue in self._waiting.items())
         return (self.ring.snapshot(), waiting, tuple(sorted(self._asked.items())))
 

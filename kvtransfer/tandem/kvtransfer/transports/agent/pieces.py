@@ -33,7 +33,7 @@ def landed(piece: Batch, slot: int, slot_bytes: int) -> Batch:
 
 
 def _lone(batch: Batch, slot_bytes: int) -> Iterator[Batch]:
-    """A batch for each range, and for each slot's length of it."""
+    """Return a batch for each range, and for each slot's length of it."""
     for row in range(len(batch.sizes)):
         size = int(batch.sizes[row])
         for begin in range(0, size, slot_bytes):

@@ -27,16 +27,17 @@ class LandingSizes:
 
     @property
     def _factor(self) -> int:
-        """Receive slots to a landing slot; one where the setting says a slot's size."""
+        """Return receive slots per landing slot; one if the setting gives a slot's size."""
         return GPU_FACTOR if self.on_gpu and self.config.kv_slot_bytes is None else 1
 
     @property
     def per_peer(self) -> int:
-        """Slots that one producer's blocks may take."""
+        """Return the slots that one producer's blocks may take."""
         return -(-self.config.kv_slots_per_peer // self._factor)
 
     def of(self, block_bytes: int, slab: Tensor) -> tuple[int, int]:
-        """Bytes of a slot, and slots; for blocks of ``slab`` (uint8 [blocks, block_bytes])."""
+        """Return bytes and number of slots, for blocks of ``slab`` (uint8 [blocks,
+        block_bytes])."""
         wanted, total = self.config.kv_receive_slots, None
         if slab.is_cuda:
             total = torch.cuda.get_device_properties(slab.device).total_memory

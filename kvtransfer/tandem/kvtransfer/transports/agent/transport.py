@@ -345,7 +345,7 @@ class AgentTransport:
         self._later = [each for each in self._later if each[1].ticket != ticket]
 
     def _lose(self) -> None:
-        """The agent is gone: what it has not answered has failed, its slots are not used again."""
+        """Fail what a lost agent has not answered; its slots are not used again."""
         self._asker.close()
         lost = self._landing.agent_lost() | {piece.ticket for _, piece in self._later}
         self._later.clear()

@@ -45,8 +45,8 @@ class Batch(NamedTuple):
     """Bounds of whole blocks, if they are known without a check of each."""
 
     def joined(self) -> Batch:
-        """Return a batch with adjacent ranges joined: fewer and larger copies. Large ranges stay
-        as they are."""
+        """Return a batch with adjacent ranges joined, for fewer copies. Large ranges stay as
+        they are."""
         if self.sizes[0] >= LARGE_BYTES:
             return self
         stops, ends = self.sources + self.sizes, self.targets + self.sizes
@@ -71,7 +71,7 @@ class Batch(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _equal(size: int, count: int) -> Numbers:
-    """The same size for so many blocks; shared, and so never written."""
+    """Return an array of one size for so many blocks; shared, and so never written."""
     return np.full(count, size, dtype=np.int64)
 
 

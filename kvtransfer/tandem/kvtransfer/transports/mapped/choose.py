@@ -21,7 +21,7 @@ def make_mapped(
     on_gpu: bool,
     on_garbage: Callable[[], None],
 ) -> MappedTransport:
-    """The transport ``name``. Raises TransportError where the slab is not where it reaches."""
+    """Return the transport ``name``. Raises TransportError if it cannot reach the slab."""
     if on_gpu != (name == "cuda_p2p"):
         where, allowed = ("a GPU", "cuda_p2p") if on_gpu else ("the host", "shm")
         raise TransportError(f"kv_connector: {name}, with KV in memory of {where}: try {allowed}")

@@ -66,7 +66,7 @@ class Copier(Protocol):
         ...
 
     def map(self, descriptor: int, size: int) -> Source:
-        """A peer's range; the descriptor stays the caller's. Raises TransportError."""
+        """Map a peer's range; the descriptor stays the caller's. Raises TransportError."""
         ...
 
     def copy(self, target: Tensor, source: Source, batch: Batch) -> None:
@@ -231,7 +231,7 @@ class CudaCopier:
         return self._lane.mark()
 
     def _enter(self) -> None:
-        """The device's context is this thread's."""
+        """Make the device's context current in this thread."""
         if not getattr(self._threads, "entered", False):
             device.use_device(self._index)
             self._threads.entered = True

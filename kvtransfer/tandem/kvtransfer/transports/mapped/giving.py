@@ -66,8 +66,7 @@ class _Caller:
 
 
 class DescriptorServer:
-    """Listens on construction, or, where that fails, as soon as it can once ``start`` runs the
-    thread."""
+    """Listens on construction, or as soon as it can after ``start`` if that fails."""
 
     def __init__(
         self,
@@ -164,8 +163,7 @@ class DescriptorServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _end_listening(self) -> None:
-        """Stop listening and remove the name if it is still this worker's; open connections
-        stay."""
+        """Stop listening and remove this worker's name; open connections stay."""
         if self._listener is None:
             return
         self._selector.unregister(self._listener)

@@ -28,8 +28,8 @@ class PeerMemory:
             raise
 
     def has(self, batch: Batch, target_bytes: int) -> bool:
-        """Return whether both ends have these bytes, and tags if they are to be read. No other
-        bytes may be touched."""
+        """Return whether both ends have these bytes, and tags if required. No others may be
+        touched."""
         if not batch.fits(source_bytes=self.sources[batch.remote].size, target_bytes=target_bytes):
             return False
         if not batch.tagged:
@@ -47,7 +47,7 @@ class PeerMemory:
         return self._tags.turns_of(self._blocks(batch))
 
     def tags_of(self, batch: Batch, turns: Turns) -> bytes:
-        """The tags as they are now, cleared where they are of another turn."""
+        """Return the current tags, cleared if their turn has changed."""
         assert self._tags is not None, "the peer's memory is mapped"
         return self._tags.tags_of(self._blocks(batch), turns)
 

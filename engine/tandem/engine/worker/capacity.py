@@ -1,4 +1,4 @@
-"""How many blocks a rank holds: as told, or as memory allows once the weights are in it."""
+"""Number of KV blocks of a rank: as set, or as memory allows after the weights are loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tandem.protocol.layout import KVLayout, blocks_for
 logger = logging.getLogger(__name__)
 
 CPU_SHARE = 0.25
-"""Of the memory that is left, what KV takes unless told otherwise: other workers live there."""
+"""Share of the free memory that KV takes unless set otherwise: other workers use the same host."""
 CPU_LIMIT_BYTES = 2 << 30
 GIB = 2**30
 
@@ -22,9 +22,9 @@ GIB = 2**30
 def num_blocks(
     config: EngineConfig, layout: KVLayout, device: torch.device, *, step_bytes: int = 0
 ) -> int:
-    """Blocks to allocate; ``step_bytes`` of a device's memory are kept for steps and graphs.
+    """Return the blocks to allocate; ``step_bytes`` of a device are kept for steps and graphs.
 
-    Raises InvalidParameter, with a number that would do, if not even one block fits.
+    Raises InvalidParameter, with a number that would fit, if not even one block fits.
     """
     count = _wanted(config, layout, device, step_bytes)
     if count < 1:
@@ -41,10 +41,10 @@ def num_blocks(
 
 
 def num_cpu_blocks(config: EngineConfig, layout: KVLayout, *, promised: int = 0) -> int:
-    """Blocks of host memory for one rank's share of what is offloaded; 0 where nothing is.
-    ``promised`` bytes are a CPU's slab's, whose pages are not taken before they are used.
+    """Return the blocks of host memory for one rank's share of offloaded KV; 0 without offloading.
+    ``promised``: bytes of a CPU's slab, whose pages are not taken before they are used.
 
-    Raises InvalidParameter where not one block fits, or the host or the pod has not as much.
+    Raises InvalidParameter if not one block fits, or the host or the pod has too little memory.
     """
     size = config.cache.kv_offloading_size
     if size is None:
@@ -78,7 +78,8 @@ def _wanted(config: EngineConfig, layout: KVLayout, device: torch.device, step_b
 
 
 def _device_bytes(config: EngineConfig, device: torch.device, step_bytes: int) -> int:
-    """What the share of the device leaves after what is in it now and what steps will take."""
+    """Return the bytes of the device's share left after its current content and the steps'
+    memory."""
     free, total = torch.cuda.mem_get_info(device)
     allowed = int(total * config.cache.gpu_memory_utilization)
     return max(allowed - (total - free) - step_bytes, 0)

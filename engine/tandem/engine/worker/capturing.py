@@ -1,4 +1,4 @@
-"""Capturing CUDA graphs: what graphs of steps and of choices have in common."""
+"""Capturing of CUDA graphs, shared by graphs of steps and of choices."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ logger = logging.getLogger(__name__)
 
 
 class Captured(NamedTuple):
-    """A graph and the tensor that a replay of it leaves."""
+    """A graph and the result tensor of its replays."""
 
     graph: torch.cuda.CUDAGraph
     result: Tensor
 
     def replay(self) -> Tensor:
-        """The result, valid until the next replay."""
+        """Run the graph; the result is valid until the next replay."""
         self.graph.replay()
         return self.result
 
 
 class Capturing:
-    """Captures one function after the other into one pool of memory: graphs of one pool are never
+    """Captures functions one after another into one pool of memory: graphs of one pool are never
     replayed at the same time."""
 
     def __init__(self, device: torch.device) -> None:

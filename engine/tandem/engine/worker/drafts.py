@@ -1,8 +1,8 @@
-"""The draws of a step in which rows carry drafts: several of one row, one position each.
+"""Samples of a step in which rows carry drafts: several of one row, one position each.
 
-Such a step is run as it is, without a graph: graphs with chunks give the last position of each row
-alone, and those of decodes one token a row. Which token a row goes on by is found on the device, so
-that nothing waits for it.
+Such a step is run without a graph: graphs with chunks give only the last position of each row, and
+those of decodes one token a row. The token by which a row continues is found on the device, so that
+nothing waits for it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class DraftDraws:
     """A step's rows of logits where some rows of the step have several; arrays are parallel."""
 
     tokens: Numbers
-    """Token of the unpadded step that each is behind."""
+    """Token of the unpadded step after which each row of logits samples."""
     rows: Numbers
     """Row of the batch."""
     positions: Numbers
-    """Output position that each is drawn for."""
+    """Output position that each is sampled for."""
     choices: list[tuple[int, ...]]
     going_on: list[int]
-    """Which draw each drawing row goes on by: its first, or of forced drafts its last."""
+    """Sample by which each drawing row continues: its first, or of forced drafts its last."""
     proposed: list[tuple[int, int, tuple[int, ...]]]
-    """(place among the drawing rows, first draw, drafts) where the draws decide."""
+    """(place among the drawing rows, first sample, drafts) of drafts that the samples accept."""
 
     @classmethod
     def of(
@@ -48,7 +48,7 @@ class DraftDraws:
         rows: StepRows,
         batch: InputBatch,
     ) -> DraftDraws:
-        """Of the rows ``drawn``, which are ``drawing`` among ``rows``."""
+        """Return the draws of the rows ``drawn``, which are ``drawing`` among ``rows``."""
         index, ends, lens = rows.index[drawing], rows.ends[drawing], rows.lens[drawing]
         more = [len(drafts[row.seq].draft_token_ids) if row.seq in drafts else 0 for row in drawn]
         counts = np.array(more, dtype=np.int64) + 1
@@ -72,7 +72,8 @@ class DraftDraws:
         )
 
     def last_tokens(self, token_ids: Tensor) -> Tensor:
-        """int64 [drawing rows]: the token that each goes on by, of the step's draws."""
+        """Return int64 [drawing rows]: the token by which each continues, from the step's
+        samples."""
         device = token_ids.device
         last = token_ids[index_on(self.going_on, device)]
         if self.proposed:
@@ -93,7 +94,7 @@ class DraftDraws:
 def put_proposed(
     drafts: Mapping[SeqId, RowDraft], rows: Sequence[StepRow], batch: InputBatch
 ) -> None:
-    """Write the tokens of drafts that ranks do not know where the step takes tokens from."""
+    """Write proposed drafts, which ranks do not know, into the batch's tokens for the step."""
     for row in rows:
         draft = drafts.get(row.seq)
         if draft is not None and not draft.forced:
@@ -103,7 +104,7 @@ def put_proposed(
 def rules_ahead(
     drafts: Mapping[SeqId, RowDraft], drawn: Sequence[StepRow], batch: InputBatch
 ) -> dict[tuple[int, int], RowRules]:
-    """Rules of rows that look back at their tokens, at each of their positions: see
+    """Return the rules of rows that look back at their tokens, at each of their positions: see
     ``SamplingBatch.ahead``. Every token before the step is known to ``batch``."""
     ahead = {}
     for step_row in drawn:

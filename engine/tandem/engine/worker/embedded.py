@@ -1,7 +1,7 @@
-"""Prompts that came as embeddings: what a step reads of them, in place of the table's rows.
+"""Prompts sent as embeddings: the vectors that a step reads in place of the table's rows.
 
-Vectors stay on the host as they came; a step brings those of its own tokens to the device, in their
-dtype. Positions behind the prompt have ids, of tokens that were drawn or forced.
+Vectors stay on the host as they came; a step copies those of its own tokens to the device, in their
+dtype. Positions after the prompt have ids, of sampled or forced tokens.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _NUMBERS: dict[str, np.dtype[Any]] = {
 def embedded_tokens(
     held: Mapping[int, PromptEmbeds], rows: StepRows, device: torch.device
 ) -> EmbeddedTokens | None:
-    """Of an unpadded step's tokens those that are embeddings; None where none is.
+    """Return the tokens of an unpadded step that are embeddings; None if there are none.
 
     Args:
-        held: by row of the batch.
-        rows: the step's.
-        device: where the vectors are wanted.
+        held: prompts by row of the batch.
+        rows: rows of the step.
+        device: device of the result.
     """
     places, vectors = [], []
     begins = (rows.ends + 1 - rows.counts).tolist()
@@ -52,7 +52,7 @@ def embedded_tokens(
 
 
 def vectors_of(embeds: PromptEmbeds, first: int, end: int) -> Tensor:
-    """[positions, hidden_size] of positions [first, end), in memory of its own."""
+    """Return the vectors [positions, hidden_size] of positions [first, end), in new memory."""
     kind = _NUMBERS[embeds.dtype]
     numbers = np.frombuffer(embeds.rows(first, end), kind)
     native = numbers.astype(kind.newbyteorder("="), copy=True)

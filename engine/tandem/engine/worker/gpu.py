@@ -1,4 +1,4 @@
-"""What starting on a CUDA device needs beyond starting on a CPU: in one place, called by Worker."""
+"""Start of a worker on a CUDA device, beyond that on a CPU; called by Worker."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from tandem.protocol.errors import InvalidParameter
 logger = logging.getLogger(__name__)
 
 GRAPH_BYTES = 8 << 20
-"""Kept for each graph, beside the activations that all share: one of a model of 36 layers takes 5
-to 7 MiB."""
+"""Bytes kept for each graph, next to the shared activations: one of a model of 36 layers takes 5 to
+7 MiB."""
 CHOICE_GRAPH_BYTES = 1 << 20
-"""Kept for each graph of a choice, of ten kernels at most, beside the memory that these share."""
+"""Bytes kept for each graph of a choice, of at most ten kernels, next to their shared memory."""
 MOST_CAPTURED = 2048
-"""Tokens of a decoder's largest graph, unless that is said: longer prompts keep the device busy."""
+"""Default tokens of a decoder's largest graph: longer prompts keep the device busy."""
 TRITON_CACHE = "TRITON_CACHE_DIR"
 GIB = 2**30
 
 
 def prepare(config: EngineConfig, device: torch.device) -> None:
-    """Before anything is on the device. Raises InvalidParameter where there is none."""
+    """Set the device up before anything is on it. Raises InvalidParameter if there is none."""
     if not torch.cuda.is_available():
         raise InvalidParameter("device", config.device, "cpu: this torch sees no CUDA device")
     if config.gpu.triton_cache_dir is not None:
@@ -55,7 +55,7 @@ def prepare(config: EngineConfig, device: torch.device) -> None:
 
 @contextmanager
 def memory_for_weights(config: EngineConfig, device: torch.device) -> Iterator[None]:
-    """Say in plain words that the weights do not fit."""
+    """Raise InvalidParameter with the free memory if the weights do not fit."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -68,8 +68,8 @@ def memory_for_weights(config: EngineConfig, device: torch.device) -> Iterator[N
 
 
 def step_bytes(config: EngineConfig, runner: ModelRunner, device: torch.device) -> int:
-    """Memory to keep for steps: activations, measured, and graphs. Raises InvalidParameter when
-    the largest step finds no room."""
+    """Return the memory to keep for steps: measured activations, and graphs. Raises
+    InvalidParameter if the largest step does not fit."""
     from tandem.kernels.launch.ahead import building_ahead  # triton: a CPU's start needs none
 
     try:
@@ -86,8 +86,8 @@ def step_bytes(config: EngineConfig, runner: ModelRunner, device: torch.device) 
 
 
 def slab_allocator(config: EngineConfig, device: torch.device) -> SlabAllocator | None:
-    """Who gives the slab's memory; None is torch. Raises DeviceMemoryError for a wish that the
-    device does not grant."""
+    """Return the allocator of the slab; None is torch's. Raises DeviceMemoryError if the setting
+    demands memory that the device does not support."""
     if config.gpu.slab_memory == "torch":
         return None
     try:
@@ -124,7 +124,8 @@ def capture(config: EngineConfig, runner: ModelRunner) -> None:
 def _graph_bytes(
     config: EngineConfig, runner: ModelRunner, device: torch.device, activations: int
 ) -> int:
-    """``activations``: of the largest step; graphs share those of the largest of theirs."""
+    """Return the bytes of graphs. ``activations``: of the largest step; graphs share those of their
+    largest."""
     shapes = _shapes(config)
     largest = max((each.tokens for each in shapes), default=0)
     steps = len(shapes) * GRAPH_BYTES
@@ -143,7 +144,7 @@ def _bounds(config: EngineConfig, device: torch.device) -> BoundsStage:
 
 
 def _reads_device(config: EngineConfig) -> bool:
-    """Whether attention is the reference's, which a graph cannot hold."""
+    """Return whether attention is the reference's, which a graph cannot capture."""
     if config.gpu.attention_backend == Backend.TORCH.value:
         return True
     dtype: torch.dtype = getattr(torch, config.dtype)

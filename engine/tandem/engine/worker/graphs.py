@@ -1,9 +1,9 @@
 """CUDA graphs of whole steps: for classes of decode batches, of prompts and of small mixed steps.
-An encoder's steps are prompts alone, and its classes go up to the largest step.
+An encoder's steps have only prompts, and its classes go up to the largest step.
 
 A step is padded to the smallest class that holds it; larger steps run without a graph. Launching a
-layer's kernels one by one takes the host 0.3 to 1 ms, so the device waits for it up to a thousand
-tokens a step, and for the first layer of longer ones. All graphs share one pool of memory, the
+layer's kernels one by one takes the host 0.3 to 1 ms. The device waits for that up to a thousand
+tokens a step, and for the first layer of longer ones. All graphs share one pool of memory; the
 largest is captured first. A replay leaves its hidden states in memory of its own.
 
 Nothing is compiled here: a class is run once before it is captured, so that its kernels are loaded.
@@ -22,28 +22,29 @@ from tandem.engine.worker.inputs import StepInputs, StepStager
 from tandem.engine.worker.staging import StepShape
 
 CHUNKS = 8
-"""Prompt chunks that a graph of a mixed step holds, at most."""
+"""Most prompt chunks in a graph of a mixed step."""
 _CHUNK_TOKENS = (16, 32, 64, 128, 192, *range(256, 2049, 128))
 """Tokens of chunks, in a step without decodes; products compute as many rows at a time."""
 _MIXED_DECODES = (16, 64, 128)
 _MIXED_TOKENS = tuple(range(128, 1153, 128))
-"""Decodes and chunks together, beside up to 128 decodes: as many rows as products compute at a
+"""Decodes and chunks together, next to up to 128 decodes: as many rows as products compute at a
 time. On an H100 a step of 22 decodes and 520 tokens of a prompt took 24 ms in a graph of 896
-tokens, and one of 510 took 19 in one of 640; kernel by kernel it takes the host 22 to 85."""
+tokens, and one of 510 took 19 in one of 640; launched kernel by kernel it takes the host 22 to
+85."""
 _CROWDED = ((256, 64), (256, 128), (256, 256), (256, 512))
-"""Decodes, and tokens of chunks beside them."""
+"""Decodes, and tokens of chunks next to them."""
 
 _PROMPTS = 32
-"""Prompts that a class of an encoder's steps holds, beside one of the same tokens for as many as
-there can be: each costs attention a tile with nothing to do."""
+"""Prompts in a class of an encoder's steps. A second class of the same tokens has as many as
+possible: each costs attention an empty tile."""
 _COARSE, _FINE = 4, 8
 """Sizes of an encoder's steps between a power of two and the next, below 2,048 tokens and from
-there on: of a step that keeps the device busy an eighth is padding at most."""
+there on. At most an eighth of a step that keeps the device busy is padding."""
 _FINE_FROM = 2048
 
 
 def decode_sizes(most: int) -> list[int]:
-    """Decodes of each class: close together where a row more or less is felt."""
+    """Return the decodes of each class, in smaller distances for small batches."""
     sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 129, 16), *range(160, 257, 32)]
     sizes += range(320, 513, 64)
     sizes += range(640, most, 128)
@@ -51,7 +52,8 @@ def decode_sizes(most: int) -> list[int]:
 
 
 def step_shapes(*, max_rows: int, max_tokens: int, max_captured: int) -> list[StepShape]:
-    """Every class, for steps of at most so many rows and tokens; none over ``max_captured``."""
+    """Return every class of steps with at most so many rows and tokens, none over
+    ``max_captured``."""
     limit = min(max_tokens, max_captured)
     chunks = min(CHUNKS, max_rows)
     shapes = [StepShape(n, 0, 0) for n in decode_sizes(min(max_rows, limit))]
@@ -62,8 +64,8 @@ def step_shapes(*, max_rows: int, max_tokens: int, max_captured: int) -> list[St
 
 
 def encoder_shapes(*, max_rows: int, max_tokens: int, max_captured: int) -> list[StepShape]:
-    """Every class of an encoder's steps, bounded as above. Short steps wait for the host most, and
-    so do long ones of a small model: a layer is nine launches whatever it computes."""
+    """Return every class of an encoder's steps, bounded as above. Short steps wait longest for the
+    host, as do long ones of a small model: a layer is nine launches in each."""
     limit = min(max_tokens, max_captured)
     sizes = {limit, *(size for size in (16, 32, 64, 128, 192) if size < limit)}
     start = 256
@@ -76,33 +78,34 @@ def encoder_shapes(*, max_rows: int, max_tokens: int, max_captured: int) -> list
 
 
 class StepGraphs:
-    """The captured classes; without ``capture`` there are none and every step runs as it is."""
+    """The captured classes; before ``capture`` there are none, and every step runs without a
+    graph."""
 
     def __init__(self) -> None:
         self._graphs: dict[StepShape, Captured] = {}
         self.capturing: Capturing | None = None
-        """What captured them; None before ``capture``."""
+        """Capturer of the graphs; None before ``capture``."""
         self._decodes: list[StepShape] = []
         self._others: list[StepShape] = []
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of graphs."""
         return len(self._graphs)
 
     def offer(self, shapes: list[StepShape]) -> None:
-        """The classes that ``fit`` chooses from."""
+        """Set the classes that ``fit`` chooses from."""
         self._decodes = sorted((each for each in shapes if not each.chunks), key=_cost)
         self._others = sorted((each for each in shapes if each.chunks), key=_cost)
 
     def fit(self, own: StepShape) -> StepShape | None:
-        """The smallest class that holds a step of shape ``own``."""
+        """Return the smallest class that holds a step of shape ``own``."""
         if not own.chunks:
             return next((each for each in self._decodes if each.decodes >= own.decodes), None)
         return next((each for each in self._others if _holds(each, own)), None)
 
     def replay(self, shape: StepShape) -> Tensor:
-        """Run the class on what is staged: hidden states [rows of the class, hidden], valid until
-        the next replay of it."""
+        """Run the class on the staged inputs: hidden states [rows of the class, hidden], valid
+        until the next replay of it."""
         return self._graphs[shape].replay()
 
     @property
@@ -111,7 +114,7 @@ class StepGraphs:
         return tuple(StepSize(*each) for each in (*self._decodes, *self._others))
 
     def decodes(self) -> Iterator[tuple[StepShape, Tensor]]:
-        """The classes without chunks, the largest first, and what each leaves."""
+        """Yield the classes without chunks, the largest first, with their results."""
         for shape in reversed(self._decodes):
             yield shape, self._graphs[shape].result
 

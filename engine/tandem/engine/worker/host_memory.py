@@ -1,7 +1,7 @@
-"""How much of the host's memory this process can have: the host's own count, and its cgroups'.
+"""Host memory that this process can use, limited by the host and by its cgroups.
 
-A pod that passes its limit is killed, however much its node has left. Limits are nested, and the
-tightest one counts. A cgroup that is out of sight, above what a container sees, is not asked.
+A pod that passes its limit is killed, whatever its node has left. Limits are nested, and the
+tightest one counts. Cgroups above those that a container sees are not read.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ logger = logging.getLogger(__name__)
 
 GIB = 2**30
 _UNLIMITED = 1 << 60
-"""What a cgroup of the first version says where nothing was set: the largest number of pages."""
+"""Least limit that a cgroup v1 reports without a limit: it gives the largest number of pages."""
 
 
 class Available(NamedTuple):
-    """What programs can have without swapping, or being killed."""
+    """Memory that programs can use without swapping, or being killed."""
 
     nbytes: int
     of: str
-    """Whose it is, as a subject."""
+    """Name of the limit's owner, as a subject."""
 
 
 class _Files(NamedTuple):
-    """Names of a memory cgroup's files, and of the field that counts pages of files that nobody
-    has used for long: the first to go where room is wanted."""
+    """Names of a memory cgroup's files, and of its field that counts pages of files not used
+    lately: these are reclaimed first."""
 
     limit: str
     usage: str
@@ -42,8 +42,8 @@ _V2 = _Files("memory.max", "memory.current", "inactive_file")
 
 
 def available(root: Path = Path("/")) -> Available:
-    """The least of what the host and each cgroup around this process have left; ``root`` is where
-    the system's files are."""
+    """Return the least of what the host and each cgroup around this process have left; ``root``
+    holds the system's files."""
     least = Available(_of_host(root), "this host")
     for files, levels in _cgroups(root):
         for level in levels:
@@ -64,7 +64,7 @@ def _of_host(root: Path) -> int:
 
 
 def _of_cgroup(level: Path, files: _Files) -> Available | None:
-    """None where nothing is limited, as at the top."""
+    """Return the cgroup's free memory; None without a limit, as at the top."""
     try:
         limit = int((level / files.limit).read_text())
         used = int((level / files.usage).read_text())
@@ -79,14 +79,15 @@ def _of_cgroup(level: Path, files: _Files) -> Available | None:
 
 
 def _cgroups(root: Path) -> Iterator[tuple[_Files, list[Path]]]:
-    """Of each hierarchy that may limit memory: the cgroup of this process, and those around it."""
+    """Yield the cgroup of this process and those around it, for each hierarchy that limits
+    memory."""
     try:
         own = (root / "proc/self/cgroup").read_text().splitlines()
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
     except OSError:
         return
     paths: dict[str, str] = {}
-    """By controller; that of the second version has no name."""
+    """Paths by controller; that of the second version has no name."""
     for line in own:
         _, controllers, path = line.split(":", 2)
         paths |= dict.fromkeys(controllers.split(","), path)
@@ -101,8 +102,8 @@ def _cgroups(root: Path) -> Iterator[tuple[_Files, list[Path]]]:
 
 
 def _levels(mount: Path, top: str, path: str) -> list[Path]:
-    """Folders from that of cgroup ``path`` up to ``mount``, where cgroup ``top`` is seen. One that
-    is not below it is out of sight: then the mount is all there is."""
+    """Return the folders from that of cgroup ``path`` up to ``mount``, which shows cgroup ``top``.
+    A cgroup not below ``top`` is not visible: then it is the mount alone."""
     prefix = top.rstrip("/") + "/"
     below = path[len(prefix) :] if path.startswith(prefix) else ""
     level = mount / below.lstrip("/")
@@ -114,5 +115,5 @@ def _levels(mount: Path, top: str, path: str) -> list[Path]:
 
 
 def _unescaped(text: str) -> str:
-    """Spaces and the like are octal in mountinfo."""
+    """Decode mountinfo's octal escapes of spaces and the like."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)

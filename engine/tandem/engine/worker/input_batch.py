@@ -1,10 +1,9 @@
-"""What a rank remembers of its sequences between steps: a row each, changed only by what changed.
+"""State of a rank's sequences between steps: a row each, updated only by changes.
 
 A plan names sequences; a row holds the tokens they came with and their blocks, so that a step of
-decodes touches no list of tokens at all. Tokens drawn here stay on the device (``StepStager`` keeps
-each row's last one) and are never needed on the host to go on. Rows of dropped sequences are used
-again, lowest first, so they stay dense enough; the order within a step is the plan's, not that of
-the rows.
+decodes reads no list of tokens. Tokens sampled here stay on the device (``StepStager`` keeps each
+row's last one) and are not required on the host to continue. Rows of dropped sequences are used
+again, lowest first, so they stay dense enough. The order within a step is the plan's.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ from tandem.protocol.layout import blocks_for
 
 
 class BlockTable:
-    """Which blocks each row's tokens are in: int32 by row, in token order, kept between steps.
-    A row that grows too long widens all."""
+    """Blocks of each row's tokens: int32 by row, in token order, kept between steps. A row that
+    grows too long widens all."""
 
     def __init__(self, rows: int, columns: int) -> None:
-        """Room for ``rows`` sequences of ``columns`` blocks, columns growing."""
+        """Allocate ``rows`` sequences of ``columns`` blocks; columns grow."""
         self.blocks: NDArray[np.int32] = np.zeros((max(rows, 1), max(columns, 1)), dtype=np.int32)
-        """[rows, columns]; only the first ``counts[row]`` of a row mean something."""
+        """[rows, columns]; only the first ``counts[row]`` of a row are valid."""
         self.counts: NDArray[np.int32] = np.zeros(max(rows, 1), dtype=np.int32)
         self.version = 0
-        """Grows with every change."""
+        """Incremented by every change."""
 
     def assign(self, row: int, block_ids: Sequence[int]) -> None:
-        """Forget what ``row`` had; it now has ``block_ids``."""
+        """Replace the blocks of ``row`` by ``block_ids``."""
         self.counts[row] = 0
         self.append(row, block_ids)
 
     def append(self, row: int, block_ids: Sequence[int]) -> None:
-        """More blocks at the end of ``row``."""
+        """Append blocks at the end of ``row``."""
         self.version += 1
         held = int(self.counts[row])
         total = held + len(block_ids)
@@ -63,29 +62,29 @@ class InputBatch:
 
     block_size: int
     capacity: int
-    """Sequences at most: the scheduler's ``max_num_seqs``."""
+    """Most sequences: the scheduler's ``max_num_seqs``."""
     longest: int = 256
-    """Tokens for which rows have room from the start; more are a copy of all rows, which takes
-    tens of milliseconds. The memory is zeros that nobody has touched: it is there when used."""
+    """Initial tokens of each row; more require a copy of all rows, which takes tens of
+    milliseconds. The pages are zeros that take no memory before they are used."""
     row_of: dict[SeqId, int] = field(default_factory=dict)
     sequences: dict[SeqId, NewSequence] = field(default_factory=dict)
-    """What the plan said of each at first sight."""
+    """First message of the plan on each sequence."""
     tokens: NDArray[np.int32] = field(init=False)
     """[rows, longest]: the tokens that each came with."""
     lengths: NDArray[np.int64] = field(init=False)
-    """[rows]: how many those are; what comes after was drawn here."""
+    """[rows]: their number; later tokens were sampled here."""
     prompts: NDArray[np.int64] = field(init=False)
-    """[rows]: how many of them are the prompt's."""
+    """[rows]: the number of prompt tokens."""
     table: BlockTable = field(init=False)
     sampling: SamplingBatch = field(init=False)
     scoring: set[SeqId] = field(default_factory=set)
-    """Sequences whose prompt's log-probabilities are asked for."""
+    """Sequences whose prompt's log-probabilities are requested."""
     poolers: Poolers = field(init=False)
     """The sequences whose prompts are pooled."""
     pairs: dict[SeqId, int] = field(default_factory=dict)
-    """Of prompts of two texts whose tokens have types: where the second text begins."""
+    """Start of the second text, for prompts of two texts whose tokens have types."""
     embeds: dict[int, PromptEmbeds] = field(default_factory=dict)
-    """By row, of prompts that came as embeddings: their ids are placeholders."""
+    """Embeddings by row, of prompts sent as such: their ids are placeholders."""
     _free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,7 +97,7 @@ class InputBatch:
         self._free = list(range(self.capacity))
 
     def apply(self, plan: SchedulerOutput) -> None:
-        """Drop, add and extend rows as ``plan`` says; call before its step."""
+        """Drop, add and extend rows by ``plan``; call before its step."""
         for seq in plan.dropped:
             self.drop(seq)
         first = {row.seq: row.num_computed for row in plan.rows} if plan.new else {}
@@ -109,9 +108,9 @@ class InputBatch:
                 self.table.append(self.row_of[row.seq], row.new_block_ids)
 
     def add(self, new: NewSequence, first: int = 0) -> int:
-        """Give a row to a sequence that has none; its number. Nothing will be computed here of the
-        tokens before ``first``: a row keeps none of them, so that a prompt of tens of thousands
-        that was computed elsewhere does not hold its first step up."""
+        """Give a new sequence a row, and return its number. Tokens before ``first`` are not
+        computed here and not kept, so that a long prompt computed elsewhere does not delay its
+        first step."""
         assert new.seq not in self.row_of, f"sequence {new.seq} has a row already"
         assert self._free, f"more than {self.capacity} sequences: max_num_seqs bounds them"
         row = heapq.heappop(self._free)
@@ -143,7 +142,7 @@ class InputBatch:
         return row
 
     def drop(self, seq: SeqId) -> None:
-        """Forget a sequence; one that is not held is no error (it never had its first step)."""
+        """Drop a sequence; an unknown one is ignored, as it may never have had its first step."""
         row = self.row_of.pop(seq, None)
         if row is None:
             return
@@ -157,7 +156,8 @@ class InputBatch:
         heapq.heappush(self._free, row)
 
     def token_types(self, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """0 or 1 of each token of a step of whole prompts, so many tokens of each of ``rows``."""
+        """Return the type, 0 or 1, of each token of a step of whole prompts, with ``counts`` of
+        ``rows``."""
         types = np.zeros(int(counts.sum()), dtype=np.int64)
         last = np.cumsum(counts)
         at = dict(zip(rows.tolist(), (last - counts).tolist(), strict=True))
@@ -169,14 +169,14 @@ class InputBatch:
         return types
 
     def put_drafts(self, row: int, position: int, token_ids: Sequence[int]) -> None:
-        """Tokens of the coming step from ``position`` on, which nobody has drawn; they are no part
-        of what the row came with."""
+        """Set proposed tokens of the coming step from ``position`` on; they are not among the
+        tokens that the row came with."""
         end = position + len(token_ids)
         self.reserve(end)
         self.tokens[row, position:end] = token_ids
 
     def note_drawn(self, seq: SeqId, token: int) -> None:
-        """A token drawn for ``seq`` reached the host; a sequence dropped meanwhile is no error."""
+        """Note a token sampled for ``seq`` that reached the host; a dropped sequence is ignored."""
         row = self.row_of.get(seq)
         if row is not None:
             self.sampling.extend(row, (token,))

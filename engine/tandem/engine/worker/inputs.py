@@ -1,8 +1,8 @@
 """A plan's rows, flattened: the tensors that one forward pass takes.
 
-numpy on the host for all of it (a row is a few numbers), one copy to the device, and views there.
-A step that is padded to a graph's shape has decodes of no key and chunks of no query behind its
-own; what their tokens would write goes to a block that nobody reads.
+All are made by numpy on the host (a row is a few numbers), copied to the device at once, and viewed
+there. A step that is padded to a graph's shape has decodes without keys and chunks without queries
+after its own. Writes of their tokens go to a block that is not read.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tandem.kernels.rotary_kv import SlotMapping
 from tandem.protocol.layout import blocks_for
 
 Fit = Callable[[StepShape], StepShape | None]
-"""The graph's shape that a step is padded to; None leaves it as it is."""
+"""Function that gives the graph's shape to pad a step to; None: no padding."""
 FEW_CHUNKS = 4
-"""Chunks that are written one by one, by slices: up to here faster than all at once by index."""
+"""Most chunks that are written one by one, by slices: for these it is faster than by index."""
 LONG_CHUNKS = 256
-"""Tokens a chunk from which on that is faster for any number of them."""
+"""Tokens a chunk from which on slices are faster for any number of chunks."""
 Numbers = Sequence[int] | NDArray[np.int64]
 
 
@@ -46,12 +46,12 @@ class StepInputs:
     slot_mapping: SlotMapping
     sequences: StepSequences
     logits_indices: Tensor | None
-    """int64: tokens whose hidden states a forward pass gives, in this order; None is all of them.
-    In a decoder's graph with chunks the last of each row."""
+    """int64: tokens whose hidden states a forward pass returns, in this order; None is all of them.
+    In a decoder's graph with chunks: the last of each row."""
     kept: Tensor | None
-    """int64: which of these are for the head, in this order; None is all of them."""
+    """int64: those of them that the head takes, in this order; None is all of them."""
     targets: Tensor
-    """int64: rows of the batch whose last token the step's draws become."""
+    """int64: rows of the batch whose last token is set to the step's samples."""
 
 
 class StepStager:
@@ -67,14 +67,14 @@ class StepStager:
         spare_block: int | None = None,
         whole: bool = False,
     ) -> None:
-        """``spare_block`` is where padding writes; without one nothing is padded. ``whole``: a
-        graph gives the states of all of a step's tokens, as an encoder's does."""
+        """``spare_block`` takes the writes of padding; without one nothing is padded. ``whole``: a
+        graph returns the states of all of a step's tokens, as an encoder's does."""
         self.batch = batch
         self.whole = whole
         """See the parameter."""
         self.device = device
         self.columns = blocks_for(max_len, batch.block_size)
-        """Of the table that graphs read."""
+        """Columns of the table that graphs read."""
         self.staging = Staging(
             max_tokens=max_tokens,
             max_rows=batch.capacity,
@@ -87,9 +87,9 @@ class StepStager:
         self._counting = np.arange(counted + 1)
         self._offsets = self._counting % batch.block_size
         self._in_table: tuple[StepShape, int, int, bytes] | None = None
-        """The step whose blocks the table that graphs read holds."""
+        """Key of the step whose blocks are in the table that graphs read."""
         self._columns_there = 0
-        """How many of each row's."""
+        """Number of valid columns of each row."""
 
     def stage(
         self, rows: StepRows, logits_indices: Numbers | None, targets: Numbers, fit: Fit
@@ -139,8 +139,8 @@ class StepStager:
         return self._padded(buffers, found, there.targets)
 
     def _new_columns(self, rows: StepRows, padded: StepShape | None) -> int:
-        """Columns of the block tables to send: none if a graph has read these very ones before, and
-        no row has come to a block behind them (some are given long before)."""
+        """Return the columns of the block tables to send. None are sent if a graph has read these
+        before, and no row has come to a later block (some are allocated long before)."""
         columns = blocks_for(int(rows.lens.max(initial=1)), self.batch.block_size)
         if padded is not None:
             # A row's place hangs on how many before it decode, which a prompt's end changes alone.
@@ -152,8 +152,8 @@ class StepStager:
         return columns
 
     def _rows_ending(self, rows: StepRows, indices: Numbers | None) -> NDArray[np.int64] | None:
-        """Rows of the step whose last tokens ``indices`` are, in its order. None if there are
-        others among them, or where every row is a decode."""
+        """Return the rows of the step whose last tokens are ``indices``, in its order. None if
+        there are other tokens among them, or if every row is a decode."""
         if indices is None or not rows.shape.chunks:
             return None
         if indices is rows.ends:
@@ -169,7 +169,7 @@ class StepStager:
         table[shape.decodes : shape.decodes + len(held) - n, :width] = held[n:]
 
     def views(self, shape: StepShape, kept: Tensor | None, targets: Tensor) -> StepInputs:
-        """A step at the fixed addresses of a graph's ``shape``."""
+        """Return a step at the fixed addresses of a graph's ``shape``."""
         return self._padded(self.staging.buffers(shape, keep=True), kept, targets)
 
     def _padded(self, buffers: StepBuffers, kept: Tensor | None, targets: Tensor) -> StepInputs:
@@ -191,16 +191,17 @@ class StepStager:
         return self._of(shape, fields, sequences, ends, kept, targets, padded=True)
 
     def stage_nothing(self, shape: StepShape) -> StepInputs:
-        """A step of ``shape`` that is all padding."""
+        """Return a step of ``shape`` that is all padding."""
         empty = StepRows.of((), self.batch)
         return self.stage(empty, None, (), lambda _: shape)
 
     def draws(self, shape: StepShape) -> Tensor:
-        """int64 [3, decodes], where a graph of decodes reads it: see ``Fields.draws``."""
+        """Return int64 [3, decodes] at the address that a graph of decodes reads: see
+        ``Fields.draws``."""
         return self.staging.buffers(shape, keep=True).fields.draws.view(3, shape.decodes)
 
     def token_ids(self, inputs: StepInputs) -> Tensor:
-        """int64 [tokens]; on the device, where drawn tokens are."""
+        """Return int64 [tokens]; read on the device, as it holds the sampled tokens."""
         return self.staging.words.index_select(0, inputs.source)
 
     def _inputs(
@@ -345,4 +346,4 @@ class StepStager:
 
 
 def unpadded(_: StepShape) -> None:
-    """A ``Fit`` that pads nothing."""
+    """Return None: a ``Fit`` that pads nothing."""

@@ -78,8 +78,7 @@ def _wanted(config: EngineConfig, layout: KVLayout, device: torch.device, step_b
 
 
 def _device_bytes(config: EngineConfig, device: torch.device, step_bytes: int) -> int:
-    """Return the bytes of the device's share left after its current content and the steps'
-    memory."""
+    """Return the bytes left of the device's share after its content and the steps' memory."""
     free, total = torch.cuda.mem_get_info(device)
     allowed = int(total * config.cache.gpu_memory_utilization)
     return max(allowed - (total - free) - step_bytes, 0)

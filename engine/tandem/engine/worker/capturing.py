@@ -56,8 +56,8 @@ class Capturing:
 
 @contextmanager
 def captures(what: str, graphs: Sized, device: torch.device) -> Iterator[None]:
-    """Fill ``graphs`` within the block; the log says how many they are and what they took, without
-    the memory in which each was run once, which torch would keep for later.
+    """Fill ``graphs`` within the block, then log their number, time and memory. The memory of each
+    first run is not counted, as torch would keep it for later.
 
     No garbage is collected meanwhile: freeing a tensor of another stream breaks a capture.
     """

@@ -25,7 +25,7 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class DraftDraws:
-    """A step's rows of logits where some rows of the step have several; arrays are parallel."""
+    """Rows of logits of a step in which some rows have several; arrays are parallel."""
 
     tokens: Numbers
     """Token of the unpadded step after which each row of logits samples."""
@@ -72,8 +72,7 @@ class DraftDraws:
         )
 
     def last_tokens(self, token_ids: Tensor) -> Tensor:
-        """Return int64 [drawing rows]: the token by which each continues, from the step's
-        samples."""
+        """Return int64 [drawing rows]: the sampled token by which each continues."""
         device = token_ids.device
         last = token_ids[index_on(self.going_on, device)]
         if self.proposed:

@@ -124,8 +124,8 @@ def capture(config: EngineConfig, runner: ModelRunner) -> None:
 def _graph_bytes(
     config: EngineConfig, runner: ModelRunner, device: torch.device, activations: int
 ) -> int:
-    """Return the bytes of graphs. ``activations``: of the largest step; graphs share those of their
-    largest."""
+    """Return the bytes of graphs; their largest takes a part of the largest step's
+    ``activations``."""
     shapes = _shapes(config)
     largest = max((each.tokens for each in shapes), default=0)
     steps = len(shapes) * GRAPH_BYTES

@@ -27,10 +27,9 @@ _CHUNK_TOKENS = (16, 32, 64, 128, 192, *range(256, 2049, 128))
 """Tokens of chunks, in a step without decodes; products compute as many rows at a time."""
 _MIXED_DECODES = (16, 64, 128)
 _MIXED_TOKENS = tuple(range(128, 1153, 128))
-"""Decodes and chunks together, next to up to 128 decodes: as many rows as products compute at a
-time. On an H100 a step of 22 decodes and 520 tokens of a prompt took 24 ms in a graph of 896
-tokens, and one of 510 took 19 in one of 640; launched kernel by kernel it takes the host 22 to
-85."""
+"""Decodes and chunks together, next to up to 128 decodes: rows that products compute at a time. On
+an H100 a step of 22 decodes and 520 prompt tokens took 24 ms in a graph of 896 tokens, and one of
+510 took 19 in one of 640; kernel launches alone take the host 22 to 85."""
 _CROWDED = ((256, 64), (256, 128), (256, 256), (256, 512))
 """Decodes, and tokens of chunks next to them."""
 
@@ -52,8 +51,7 @@ def decode_sizes(most: int) -> list[int]:
 
 
 def step_shapes(*, max_rows: int, max_tokens: int, max_captured: int) -> list[StepShape]:
-    """Return every class of steps with at most so many rows and tokens, none over
-    ``max_captured``."""
+    """Return every class up to so many rows and tokens, none over ``max_captured``."""
     limit = min(max_tokens, max_captured)
     chunks = min(CHUNKS, max_rows)
     shapes = [StepShape(n, 0, 0) for n in decode_sizes(min(max_rows, limit))]
@@ -78,8 +76,7 @@ def encoder_shapes(*, max_rows: int, max_tokens: int, max_captured: int) -> list
 
 
 class StepGraphs:
-    """The captured classes; before ``capture`` there are none, and every step runs without a
-    graph."""
+    """The captured classes; before ``capture`` none, and every step runs without a graph."""
 
     def __init__(self) -> None:
         self._graphs: dict[StepShape, Captured] = {}
@@ -110,7 +107,7 @@ class StepGraphs:
 
     @property
     def sizes(self) -> tuple[StepSize, ...]:
-        """Of all, in the order in which ``fit`` looks at them."""
+        """Return the sizes of all classes, in the order of ``fit``."""
         return tuple(StepSize(*each) for each in (*self._decodes, *self._others))
 
     def decodes(self) -> Iterator[tuple[StepShape, Tensor]]:

@@ -79,8 +79,7 @@ def _of_cgroup(level: Path, files: _Files) -> Available | None:
 
 
 def _cgroups(root: Path) -> Iterator[tuple[_Files, list[Path]]]:
-    """Yield the cgroup of this process and those around it, for each hierarchy that limits
-    memory."""
+    """Yield this process's cgroup and those around it, per hierarchy that limits memory."""
     try:
         own = (root / "proc/self/cgroup").read_text().splitlines()
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()

@@ -156,8 +156,7 @@ class InputBatch:
         heapq.heappush(self._free, row)
 
     def token_types(self, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the type, 0 or 1, of each token of a step of whole prompts, with ``counts`` of
-        ``rows``."""
+        """Return each token's type, 0 or 1, in a step of whole prompts; ``counts`` of ``rows``."""
         types = np.zeros(int(counts.sum()), dtype=np.int64)
         last = np.cumsum(counts)
         at = dict(zip(rows.tolist(), (last - counts).tolist(), strict=True))

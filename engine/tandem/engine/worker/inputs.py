@@ -34,7 +34,7 @@ Numbers = Sequence[int] | NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """One step's tokens, laid end to end in batch order, decodes first. All on the device."""
+    """One step's tokens, concatenated in batch order, decodes first. All on the device."""
 
     shape: StepShape
     padded: bool
@@ -94,14 +94,14 @@ class StepStager:
     def stage(
         self, rows: StepRows, logits_indices: Numbers | None, targets: Numbers, fit: Fit
     ) -> StepInputs:
-        """Inputs of ``rows``.
+        """Return the inputs of ``rows``.
 
         Args:
             rows: of sequences that the batch knows, with blocks for all their tokens.
-            logits_indices: tokens of the unpadded step whose hidden states are for the head, the
-                last ones of rows if it is padded to a graph that gives no others; None is all.
+            logits_indices: tokens of the unpadded step whose hidden states the head takes. The last
+                ones of rows if it is padded to a graph that gives no others; None is all.
             targets: see StepInputs.
-            fit: the shape to pad to.
+            fit: function that gives the shape to pad to.
         """
         own = rows.shape
         padded = fit(own) if self._spare is not None else None
@@ -196,8 +196,7 @@ class StepStager:
         return self.stage(empty, None, (), lambda _: shape)
 
     def draws(self, shape: StepShape) -> Tensor:
-        """Return int64 [3, decodes] at the address that a graph of decodes reads: see
-        ``Fields.draws``."""
+        """Return int64 [3, decodes] as a graph of decodes reads it: see ``Fields.draws``."""
         return self.staging.buffers(shape, keep=True).fields.draws.view(3, shape.decodes)
 
     def token_ids(self, inputs: StepInputs) -> Tensor:

@@ -1,8 +1,8 @@
 """Scores of documents by the vectors of their tokens, against queries that are kept here.
 
-MaxSim (ColBERT, Khattab & Zaharia 2020): for each token of the query its best product with one of
-the document, summed. A query is kept from its own request on until as many documents were scored as
-it was kept for, or others push it out. Called by ``Poolers`` with what prompts of a step came to.
+MaxSim (ColBERT, Khattab & Zaharia 2020): for each token of the query its largest product with a
+token of the document, summed. A query is kept until its number of documents were scored, or other
+queries take its place. Called by ``Poolers`` with the pooled prompts of a step.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tandem.engine.step import SeqId
 from tandem.protocol.pooling import LateInteractionMode, LateInteractionParams
 
 MOST_BYTES = 64 << 20
-"""Of all kept queries together; the one that was used longest ago goes first."""
+"""Most bytes of all kept queries; the one used longest ago is dropped first."""
 
 
 class TokenVectors(NamedTuple):
-    """A prompt that ended, and what is wanted with it."""
+    """Token vectors of a prompt that ended, and its parameters."""
 
     seq: SeqId
     params: LateInteractionParams
@@ -37,12 +37,12 @@ class TokenVectors(NamedTuple):
 class _Query:
     vectors: Tensor
     uses: int
-    """Documents that are still to be scored."""
+    """Documents still to be scored."""
 
 
 @dataclass(slots=True)
 class LateInteractionRunner:
-    """The queries that a rank keeps."""
+    """Queries kept by a rank."""
 
     most_bytes: int = MOST_BYTES
     _queries: OrderedDict[str, _Query] = field(default_factory=OrderedDict)
@@ -54,8 +54,8 @@ class LateInteractionRunner:
         return len(self._queries)
 
     def postprocess(self, ended: Sequence[TokenVectors]) -> list[tuple[SeqId, Tensor]]:
-        """One float32 value of each prompt: of a query that is kept now its tokens, of a document
-        its score, which is NaN where its query is not here."""
+        """Return one float32 value of each prompt: of a query, kept from now on, its tokens; of a
+        document its score, which is NaN if its query is not here."""
         made: list[tuple[SeqId, Tensor]] = []
         documents: dict[str, list[TokenVectors]] = {}
         for each in ended:
@@ -95,8 +95,8 @@ class LateInteractionRunner:
 
 
 def maxsim(query: Tensor, documents: Sequence[Tensor]) -> Tensor:
-    """float32 [documents]: over the query's tokens, the sum of each one's best product with a token
-    of the document.
+    """Return float32 [documents]: the sum over the query's tokens of each one's largest product
+    with a token of the document.
 
     Args:
         query: float32 [tokens, values].

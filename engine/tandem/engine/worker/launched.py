@@ -1,7 +1,7 @@
-"""A step that was launched: what it drew is on its way to the host, and read when asked for.
+"""A launched step: its samples are copied to the host, and read on request.
 
-The runner goes on to the next step meanwhile. Tokens and scores are copied to pinned memory behind
-the step's last kernel; ``result`` waits for the moment after the copies.
+The runner starts the next step meanwhile. Tokens and scores are copied to pinned memory after the
+step's last kernel; ``result`` waits for the moment after the copies.
 """
 
 from __future__ import annotations
@@ -30,55 +30,55 @@ from tandem.protocol.outputs import TokenLogprobs
 
 @dataclass(slots=True)
 class LaunchedStep:
-    """One step in flight. ``wait_tokens`` may be called early, by a step that needs its tokens."""
+    """One step in flight. ``wait_tokens`` may be called early, if a step requires tokens."""
 
     step: int
     moment: Moment = PAST
-    """Behind all of its writes and copies, once they are queued."""
+    """Moment after all of its writes and copies, once they are queued."""
     written: Moment | None = None
-    """Behind the KV of a step with prompts, before the head; None: as ``moment``."""
+    """Moment after the KV of a step with prompts, before the head; None: as ``moment``."""
     nearly: Moment | None = None
-    """Some ms before, between two layers of such a step; None: as ``written``."""
+    """Moment some ms earlier, between two layers of such a step; None: as ``written``."""
     stored: Moment | None = None
-    """Behind what goes to host memory beside it and the steps before; None: as ``moment``."""
+    """Moment after all stores to host memory of this step and those before; None: as ``moment``."""
     drawn: Sequence[StepRow] = ()
-    """The rows that draw."""
+    """Rows that sample."""
     tokens: Tensor | None = None
     """int64 [draws] on the host."""
     logprobs: LogprobTensors | None = None
     prompts: dict[SeqId, list[LogprobTensors]] = field(default_factory=dict)
     """Scores of prompt positions, part by part."""
     pooled: PooledStep | None = None
-    """What the prompts came to that are pooled and end here."""
+    """Results of the pooled prompts that end here."""
     note: Callable[[SeqId, int], None] | None = None
-    """Told every token that goes on, once, when the host has it; None where no rule looks back."""
+    """Called once per token that extends an output, on the host; None if no rule looks back."""
     host: HostBlocks | None = None
-    """The blocks in host memory whose loads the result tells of."""
+    """Blocks in host memory whose loads the result reports."""
     for_transfers: bool = False
-    """Whether the step is there for what moves alone: its result waits for all of it."""
+    """Whether the step has only transfers: its result waits for all of them."""
     drafts: Mapping[SeqId, RowDraft] = field(default_factory=dict)
-    """Of rows that draw behind each of them, too."""
+    """Drafts of rows that also sample after each of them."""
     awaits_masks: bool = False
-    """Whether nothing is drawn yet: neither ``moment`` nor a token is known."""
+    """Whether nothing is sampled yet: neither ``moment`` nor a token is known."""
     late: frozenset[SeqId] = frozenset()
-    """Sequences whose draws count for nothing: their masks were not there."""
+    """Sequences whose samples are discarded: their masks were not made."""
     _known: list[int] | None = None
 
     @property
     def fence(self) -> Fence:
-        """Behind its writes, and behind all stores until it: whoever was given blocks of it may
-        write them past the steps."""
+        """Return the fence of its writes and of all stores so far. A component that was given its
+        blocks may write them outside of steps after it."""
         return self.moment if self.stored is None else Both(self.moment, self.stored)
 
     def wait_nearly(self, seconds: float = WAIT_SECONDS) -> Moment:
-        """The moment behind all KV of the step, once it is near. Raises TimeoutError."""
+        """Return the moment after all KV of the step, once it is near. Raises TimeoutError."""
         written = self.written or self.moment
         (self.nearly or written).wait(seconds)
         return written
 
     @torch.inference_mode()
     def wait_tokens(self, seconds: float = WAIT_SECONDS) -> list[int]:
-        """The drawn tokens, waited for. Raises TimeoutError."""
+        """Wait for the sampled tokens and return them. Raises TimeoutError."""
         if self._known is None:
             assert not self.awaits_masks, "a step is asked for tokens before it draws"
             self.moment.wait(seconds)
@@ -87,7 +87,7 @@ class LaunchedStep:
         return self._known
 
     def result(self, seconds: float = WAIT_SECONDS) -> ModelRunnerOutput:
-        """What the step gave, waited for. Raises TimeoutError."""
+        """Wait for the step's result and return it. Raises TimeoutError."""
         tokens = self.wait_tokens(seconds)
         if self.for_transfers and self.stored is not None:
             self.stored.wait(seconds)
@@ -118,7 +118,7 @@ class LaunchedStep:
                 self.note(row.seq, token)
 
     def _spans(self) -> Iterator[tuple[StepRow, int, int]]:
-        """Each row with its draws: first, end."""
+        """Yield each row with its range of samples: first, end."""
         at = 0
         for row in self.drawn:
             end = at + len(row.sample_choices)

@@ -1,7 +1,7 @@
-"""Points in a device's queue of work: whether it has got there, and waiting until it has.
+"""Points in a device's queue of work: whether the device has passed one, and waiting for that.
 
-Waiting is asking again and again with short sleeps: it has a deadline, and other threads of the
-process run meanwhile. On a CPU everything is done when it returns.
+Waiting polls with short sleeps: it has a deadline, and other threads of the process run meanwhile.
+On a CPU everything is done when it returns.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tandem.engine.naps import nap
 from tandem.engine.step import FenceDone
 
 WAIT_SECONDS = 600.0
-"""A device that has not got there by then hangs."""
+"""Seconds after which a device that has not passed a point is taken to hang."""
 
 
 class Moment(Protocol):
-    """One point. Also a ``Fence``: all that was queued before it has landed."""
+    """One point. Also a ``Fence``: all that was queued before it has been written."""
 
     def done(self) -> bool:
-        """Whether the device is past it. Never blocks."""
+        """Return whether the device is past it. Never blocks."""
         ...
 
     def wait(self, seconds: float = WAIT_SECONDS) -> None:
@@ -32,10 +32,10 @@ class Moment(Protocol):
 
 
 class _Past(FenceDone):
-    """A device without a queue is past every point."""
+    """Moment of a device without a queue, which is past every point."""
 
     def wait(self, seconds: float = WAIT_SECONDS) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
 
 PAST: Moment = _Past()
@@ -53,11 +53,11 @@ class OnStream:
         return bool(self._event.query())
 
     def hold_up(self, stream: Any) -> None:
-        """Have what is queued on ``stream`` from now on begin behind this."""
+        """Have later work on ``stream`` wait for this event."""
         stream.wait_event(self._event)
 
     def wait(self, seconds: float = WAIT_SECONDS) -> None:
-        """See Moment."""
+        """Wait as in Moment."""
         if self._event.query():
             return
         deadline = time.monotonic() + seconds
@@ -69,16 +69,16 @@ class OnStream:
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """A Fence behind two points."""
+    """A Fence of two points."""
 
     one: Moment
     other: Moment
 
     def done(self) -> bool:
-        """See Fence."""
+        """Return whether both are done."""
         return self.one.done() and self.other.done()
 
 
 def moment(device: torch.device) -> Moment:
-    """Now, in the queue of ``device``'s current stream."""
+    """Return the current moment in the queue of ``device``'s current stream."""
     return OnStream() if device.type == "cuda" else PAST

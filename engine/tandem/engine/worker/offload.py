@@ -1,12 +1,12 @@
-"""Host memory behind a rank's slab, and the copies between the two, in the order of steps.
+"""Host memory of offloaded blocks, and the copies to and from a rank's slab, in the order of steps.
 
-On a GPU the memory is page-locked, and copies run beside the steps: stores on a stream, loads on
-another. A step waits for what is stored of blocks that it writes, which goes before the rest, and
-for nothing that is loaded, since no step reads that before the host has seen it land. Whoever
-writes blocks past the steps waits for all that was stored until then, with the fence of a step
-(``LaunchedStep.fence``). Nor does a store wait for loads: whoever plans them keeps both blocks of a
-load from everybody until it has ended. A block is one extent, so it is one copy. On a CPU
-everything is done when it returns.
+On a GPU the memory is page-locked, and copies run next to the steps: stores on one stream, loads on
+another. A step waits for stores of blocks that it writes, which go before the rest. It waits for no
+load, since no step reads loaded blocks before the host has seen the load end. A writer of blocks
+outside of steps waits for all earlier stores, with the fence of a step (``LaunchedStep.fence``).
+Stores do not wait for loads either: the planner of a load keeps both its blocks from all other use
+until it has ended. A block is one extent, so it is one copy. On a CPU everything is done when it
+returns.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from tandem.kernels.memory.page_locked import HostMemory, registrar_for
 from tandem.kernels.memory.streams import borrow_stream
 
 STORES_AT_ONCE = 32
-"""Blocks that are stored between two points at which a step may wait: 2 ms, where a block has
-2.25 MiB."""
+"""Blocks stored between two points at which a step may wait: 2 ms, if a block has 2.25 MiB."""
 
 Store = tuple[int, int]
 """(device block, host block)."""
@@ -39,8 +38,8 @@ class HostBlocks:
     """``num_blocks`` blocks of host memory; called from the thread of the steps."""
 
     def __init__(self, slab: Tensor, num_blocks: int) -> None:
-        """``slab`` is [device blocks, block_bytes] uint8. Raises HostMemoryError where memory is
-        short."""
+        """``slab`` is [device blocks, block_bytes] uint8. Raises HostMemoryError without enough
+        memory."""
         self._slab = slab
         self._queue = _Queue(slab.device)
         size = slab.shape[1]
@@ -48,17 +47,17 @@ class HostBlocks:
         self.blocks: Tensor = self._memory.tensor.view(num_blocks, size)
         """[num_blocks, block_bytes] uint8."""
         self._under_way: list[tuple[int, Moment, str | None]] = []
-        """(ticket, behind its copies, why it fails or None), in order."""
+        """Loads in order: (ticket, moment after its copies, reason of failure or None)."""
 
     @property
     def is_storing(self) -> bool:
-        """Whether a step that writes blocks may have to wait."""
+        """Return whether a step that writes blocks may have to wait."""
         return self._queue.is_storing
 
     def begin(self, transfers: BlockTransfers, written: AbstractSet[int]) -> Moment | None:
-        """Queue what a step moves, behind all that was launched and before the step itself, which
-        writes the blocks ``written``. The moment behind all that is stored until now, or None where
-        that is before the step."""
+        """Queue a step's transfers, after all launched work and before the step, which writes the
+        blocks ``written``. Return the moment after all stores so far, or None if that is before the
+        step."""
         stored = self._queue.store(transfers.stores, written, self._store)
         if transfers.loads:
             with self._queue.loads():
@@ -68,7 +67,7 @@ class HostBlocks:
         return stored
 
     def report(self, *, wait: bool, seconds: float = WAIT_SECONDS) -> TransferReport | None:
-        """Loads that have ended since the last call; ``wait`` for all. Raises TimeoutError."""
+        """Return loads ended since the last call; ``wait`` for all. Raises TimeoutError."""
         if not self._under_way:
             return None
         loaded, failed = [], []
@@ -86,7 +85,7 @@ class HostBlocks:
         return TransferReport(tuple(loaded), tuple(failed)) if loaded or failed else None
 
     def close(self) -> int:
-        """Give the memory back when the copies that are under way have ended; how many bytes."""
+        """Free the memory after the copies in progress; return its bytes."""
         self.blocks = self.blocks[:0].clone()
         return self._memory.free()
 
@@ -95,7 +94,7 @@ class HostBlocks:
             self.blocks[host].copy_(self._slab[block], non_blocking=True)
 
     def _fill(self, load: BlockLoad) -> str | None:
-        """Queue a load's copies; why not all of them, or None."""
+        """Queue a load's copies; return the reason if not all of them could be queued."""
         try:
             for host, block in load.blocks:
                 self._slab[block].copy_(self.blocks[host], non_blocking=True)
@@ -105,30 +104,30 @@ class HostBlocks:
 
 
 class _Part(NamedTuple):
-    """Some stores that go on beside the steps."""
+    """Some stores that run next to the steps."""
 
     there: OnStream
-    """Behind them."""
+    """Event after them."""
     blocks: frozenset[int]
     hosts: frozenset[int]
 
 
 class _Queue:
-    """Where copies are queued: that of the steps and two beside it, or nowhere on a CPU."""
+    """Streams of the copies: that of the steps and two more; none on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stores: Any = None
         self._loads: Any = None
         self._parts: deque[_Part] = deque()
-        """In order: those for which the stream of the steps has not waited."""
+        """Stores in order for which the stream of the steps has not waited."""
         if device.type == "cuda":
             self._stores = borrow_stream(self, device)
             self._loads = borrow_stream(self, device)
 
     @property
     def is_storing(self) -> bool:
-        """Whether stores are under way for which the steps have not waited."""
+        """Return whether stores are in progress for which the steps have not waited."""
         while self._parts and self._parts[0].there.done():
             self._parts.popleft()
         return bool(self._parts)
@@ -139,9 +138,9 @@ class _Queue:
         written: AbstractSet[int],
         copy: Callable[[Sequence[Store]], None],
     ) -> Moment | None:
-        """Have ``copy`` queue ``pairs`` behind all that steps have queued. The next step, which
-        writes the blocks ``written``, goes on behind those alone of them, old and new. The moment
-        behind all, or None where that is before the next step."""
+        """Have ``copy`` queue ``pairs`` after all queued steps. The next step, which writes the
+        blocks ``written``, waits only for stores of these blocks, old and new. Return the moment
+        after all, or None if that is before the next step."""
         if self._stores is None:
             copy(pairs)
             return None
@@ -162,7 +161,7 @@ class _Queue:
         return self._parts[-1].there if self._parts else None
 
     def _wait_for(self, blocks: AbstractSet[int], hosts: Collection[int]) -> None:
-        """Have the steps go on behind all stores of these blocks, and to these host blocks."""
+        """Have the steps wait for all stores of these blocks, and to these host blocks."""
         parts = self._parts
         for at in range(len(parts) - 1, -1, -1):
             if not (parts[at].blocks.isdisjoint(blocks) and parts[at].hosts.isdisjoint(hosts)):
@@ -173,8 +172,8 @@ class _Queue:
 
     @contextmanager
     def loads(self) -> Iterator[None]:
-        """Queue what is said within the block behind all that steps and stores have queued: loads
-        fill blocks that were read there, from blocks that were written. No stream waits for it."""
+        """Queue copies of the block after all queued steps and stores: loads fill blocks that these
+        read, from blocks that these wrote. No stream waits for them."""
         if self._loads is None:
             yield
             return
@@ -185,7 +184,7 @@ class _Queue:
 
 
 def blocks_written(plan: SchedulerOutput, batch: InputBatch) -> set[int]:
-    """The blocks that a step writes, whose rows ``batch`` knows by now."""
+    """Return the blocks that a step writes; ``batch`` already has its rows."""
     size = batch.block_size
     written = {to for _, to in plan.block_copies}
     if plan.rows:

@@ -1,8 +1,8 @@
 """A model's weights in host memory while their rank sleeps.
 
-The model stays as it is, its tensors without memory: storages are emptied, and filled again, so
-that whatever shares them, or is a view of them, is found as it was. They come back at other
-addresses: graphs of steps are captured anew.
+The model is unchanged, but its tensors have no memory: storages are emptied and filled again, so
+that shared storages and views stay valid. They return at other addresses: graphs of steps are
+captured again.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor
 from tandem.kernels.memory.page_locked import HostMemory, Registrar
 
 _APART = 256
-"""Bytes of which each tensor begins at a multiple, as a GPU's do."""
+"""Alignment of each tensor in bytes, as on a GPU."""
 _OUTSIDE = (ModuleType, type, BuiltinFunctionType)
-"""What leads out of a model: to all that was ever imported."""
+"""Types that refer beyond a model, to all imported code."""
 
 
 class ParkingRoom:
-    """Host memory for a model's weights, page-locked where they come from a GPU. It is kept while
-    the rank is awake: to lock it takes far longer than to copy."""
+    """Host memory for a model's weights, page-locked if they come from a GPU. It is kept while the
+    rank is awake: locking takes far longer than copying."""
 
     def __init__(self, registrar: Registrar | None) -> None:
         self._registrar = registrar
@@ -33,29 +33,29 @@ class ParkingRoom:
 
     @property
     def nbytes(self) -> int:
-        """That are held."""
+        """Return the bytes held."""
         return 0 if self._memory is None else self._memory.nbytes
 
     def take(self, nbytes: int) -> Tensor:
-        """So many, flat uint8; what was in them is lost. Raises HostMemoryError."""
+        """Return ``nbytes`` flat uint8 bytes; their content is lost. Raises HostMemoryError."""
         if self._memory is None or self._memory.nbytes < nbytes:
             self.free()
             self._memory = HostMemory(nbytes, self._registrar)
         return self._memory.tensor
 
     def free(self) -> None:
-        """Give it back. May be called twice."""
+        """Free the memory. May be called twice."""
         if self._memory is not None:
             self._memory.free()
             self._memory = None
 
 
 class ParkedWeights:
-    """The tensors of a model that lie on one device."""
+    """Parked tensors of a model on one device."""
 
     def __init__(self, model: object, device: torch.device, room: ParkingRoom) -> None:
-        """Copies all into ``room``, then empties them. Raises HostMemoryError where host memory is
-        short; then nothing has been emptied."""
+        """Copy all into ``room``, then empty them. Raises HostMemoryError without enough host
+        memory; then nothing has been emptied."""
         storages = list(storages_of(model, device))
         sizes = [each.nbytes() for each in storages]
         places = list(accumulate((-(-each // _APART) * _APART for each in sizes), initial=0))
@@ -71,7 +71,7 @@ class ParkedWeights:
             storage.resize_(0)
 
     def restore(self) -> None:
-        """Fill them again. Raises RuntimeError where the device's memory is short; then none is
+        """Fill the tensors again. Raises RuntimeError without enough device memory; then none is
         filled, and it may be called again."""
         try:
             for storage, copy in self._parked:
@@ -84,7 +84,7 @@ class ParkedWeights:
 
 
 def storages_of(model: object, device: torch.device) -> Iterator[torch.UntypedStorage]:
-    """Each storage on ``device`` that is reached from ``model``, once."""
+    """Yield each storage on ``device`` that is reached from ``model``, once."""
     seen: set[int] = set()
     for tensor in _tensors(model):
         if lies_on(device, tensor.device) and tensor.layout is torch.strided:
@@ -95,20 +95,20 @@ def storages_of(model: object, device: torch.device) -> Iterator[torch.UntypedSt
 
 
 def weight_bytes(model: object, device: torch.device) -> int:
-    """Bytes of a model's weights on ``device``, those that a library packed for itself too."""
+    """Return the bytes of a model's weights on ``device``, packed ones included."""
     packed = (each for each in _tensors(model) if each.layout is not torch.strided)
     own = sum(each.numel() * each.element_size() for each in packed if lies_on(device, each.device))
     return own + sum(each.nbytes() for each in storages_of(model, device))
 
 
 def lies_on(device: torch.device, there: torch.device) -> bool:
-    """Whether a tensor whose device is ``there`` is on ``device``. A tensor says which GPU it is
-    on; a setting ("cuda") need not, and means the current one, on which a rank's tensors are."""
+    """Return whether a tensor whose device is ``there`` is on ``device``. A tensor names its GPU; a
+    setting ("cuda") may not, and is the current one, which has a rank's tensors."""
     return there.type == device.type and device.index in (None, there.index)
 
 
 def _tensors(model: object) -> Iterator[Tensor]:
-    """Each tensor that is reached from ``model``, once."""
+    """Yield each tensor that is reached from ``model``, once."""
     seen: set[int] = set()
     left = [model]
     while left:
@@ -127,5 +127,5 @@ def _tensors(model: object) -> Iterator[Tensor]:
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    """All of a storage as uint8."""
+    """Return all of a storage as uint8."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

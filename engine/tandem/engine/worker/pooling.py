@@ -1,8 +1,8 @@
-"""Vectors and scores of prompts: what they want of a step's hidden states, and what they give.
+"""Vectors and scores of prompts: the hidden states that they require, and their results.
 
-All rows of a step are pooled at once, by columns that are kept a row of the batch. What a prompt's
-chunks add up to stays on the device in float32; it starts with the prompt, since nothing of it
-comes from the prefix cache.
+All rows of a step are pooled at once, by columns with one entry for each row of the batch. Sums of
+a prompt's chunks stay on the device in float32; they start with the prompt, since none of it comes
+from the prefix cache.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ Flags = NDArray[np.bool_]
 
 
 class Head(Protocol):
-    """What makes scores and tokens' vectors of hidden states: the model's heads."""
+    """The model's heads, which make scores and token vectors of hidden states."""
 
     def classify(self, hidden: Tensor) -> Tensor:
-        """See CausalModel."""
+        """Return scores: see CausalModel."""
         ...
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """See CausalModel."""
+        """Return probabilities: see CausalModel."""
         ...
 
     def token_vectors(self, hidden: Tensor) -> Tensor:
-        """See CausalModel."""
+        """Return token vectors: see CausalModel."""
         ...
 
 
@@ -55,30 +55,30 @@ class StepColumns(Protocol):
 
     @property
     def index(self) -> Index:
-        """Rows of the batch."""
+        """Return the rows of the batch."""
         ...
 
     @property
     def first(self) -> Index:
-        """Position of the first token."""
+        """Return the positions of the first tokens."""
         ...
 
     @property
     def counts(self) -> Index:
-        """Tokens."""
+        """Return the numbers of tokens."""
         ...
 
     @property
     def ends(self) -> Index:
-        """Last token of each row, among the step's."""
+        """Return the last token of each row, among the step's."""
         ...
 
 
 class PoolingCursor(NamedTuple):
-    """Where a step stands in the prompts that are pooled, an entry a row."""
+    """Position of a step in the prompts that are pooled, an entry a row."""
 
     first: Index
-    """Position of the row's first token: 0 where its prompt begins."""
+    """Position of the row's first token: 0 if its prompt begins."""
     counts: Index
     """Tokens whose hidden states are pooled."""
     is_finished: Flags
@@ -87,32 +87,32 @@ class PoolingCursor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PoolingMetadata:
-    """The rows of a step that give something to vectors or scores."""
+    """Rows of a step that contribute to vectors or scores."""
 
     rows: Index
-    """Of the batch."""
+    """Rows of the batch."""
     cursor: PoolingCursor
     tokens: Index
-    """Which of the step's tokens, row by row."""
+    """Tokens of the step, row by row."""
 
 
 @dataclass(frozen=True, slots=True)
 class PooledStep:
-    """What the prompts that ended in a step came to, on its way to the host."""
+    """Results of the prompts that ended in a step, being copied to the host."""
 
     vectors: Tensor | None = None
     """float32 [rows, hidden]."""
     vector_seqs: tuple[tuple[SeqId, int], ...] = ()
-    """Whose each row is, and how many of its values count."""
+    """Sequence of each row, and the number of its values to use."""
     scores: Tensor | None = None
     """float32 [rows, labels]."""
     score_seqs: tuple[SeqId, ...] = ()
     of_tokens: tuple[tuple[SeqId, list[Tensor]], ...] = ()
-    """float32 [tokens, values] of the chunks of prompts whose every token has a vector; of late
+    """Vectors, float32 [tokens, values], by chunk, of prompts whose every token has one; of late
     interaction one value."""
 
     def as_bytes(self) -> dict[SeqId, bytes]:
-        """Little-endian values by sequence; for when they are on the host."""
+        """Return little-endian values by sequence; call once they are on the host."""
         found = {}
         if self.vectors is not None:
             table = _little(self.vectors)
@@ -134,7 +134,7 @@ def _little(values: Tensor) -> NDArray[np.float32]:
 
 @dataclass(slots=True)
 class Poolers:
-    """The sequences of a rank that are pooled. False where there are none."""
+    """The pooled sequences of a rank. False if there are none."""
 
     capacity: int
     """Rows of the batch."""
@@ -144,9 +144,9 @@ class Poolers:
     _columns: NDArray[np.int64] = field(init=False)
     """[5, rows]: sequence, prompt tokens, values of a vector, and two flags."""
     _states: Tensor | None = None
-    """float32 [rows, hidden]: what the chunks of prompts that go on have come to."""
+    """Sums of unfinished prompts, float32 [rows, hidden]."""
     _chunks: dict[SeqId, list[Tensor]] = field(default_factory=dict)
-    """Vectors of tokens of prompts that go on, on the host unless they are for late interaction."""
+    """Token vectors of unfinished prompts, on the host unless they are for late interaction."""
     late: LateInteractionRunner = field(default_factory=LateInteractionRunner)
     _late_params: dict[SeqId, LateInteractionParams] = field(default_factory=dict)
 
@@ -158,7 +158,7 @@ class Poolers:
         return self.num_pooled > 0
 
     def add(self, row: int, new: NewSequence) -> None:
-        """A sequence that is pooled, resolved by the plan, has ``row``."""
+        """Add a pooled sequence, resolved by the plan, at ``row``."""
         params = new.pooling
         assert params is not None
         assert params.pooling_type is not None, "the plan resolves what is left open"
@@ -177,7 +177,7 @@ class Poolers:
         self._late_params.pop(seq, None)
 
     def metadata(self, step: StepColumns) -> PoolingMetadata | None:
-        """What the step's rows give; None where none gives anything."""
+        """Return the rows that contribute in a step; None if there are none."""
         kinds = self._kinds[step.index]
         is_finished = step.first + step.counts == self._columns[1, step.index]
         # Not np.select, which takes as long as all else here.
@@ -195,12 +195,12 @@ class Poolers:
         return PoolingMetadata(step.index[at], cursor, np.repeat(starts, counts) + within)
 
     def pool(self, wanted: PoolingMetadata, hidden: Tensor, head: Head) -> PooledStep:
-        """What the prompts that end come to.
+        """Return the results of the prompts that end.
 
         Args:
-            wanted: of this step.
+            wanted: rows of this step.
             hidden: [tokens, hidden], the states of ``wanted.tokens``.
-            head: for what is classified.
+            head: model's heads, for scores and token vectors.
         """
         by_token = self._kinds[wanted.rows] == _TOKENS
         if not by_token.any():
@@ -219,7 +219,7 @@ class Poolers:
     def _vectors(
         self, rows: Index, cursor: PoolingCursor, hidden: Tensor, head: Head
     ) -> PooledStep:
-        """Of rows that each come to one vector."""
+        """Return results of rows with one vector each."""
         device = hidden.device
         sums = hidden.float()
         if (cursor.counts != 1).any():
@@ -244,7 +244,7 @@ class Poolers:
         return self._answers(rows, sums, head)
 
     def _answers(self, rows: Index, states: Tensor, head: Head) -> PooledStep:
-        """``states`` float32 [rows, hidden] of prompts that end, as they are asked for."""
+        """Return the requested results of prompts that end; ``states``: float32 [rows, hidden]."""
         seqs, _, dims, lengthless, active = self._columns[:, rows]
         scored = dims == 0
         if not scored.any():
@@ -265,7 +265,7 @@ class Poolers:
     def _of_tokens(
         self, wanted: PoolingMetadata, by_token: Flags, hidden: Tensor, head: Head
     ) -> tuple[tuple[SeqId, list[Tensor]], ...]:
-        """Vectors of tokens; those of prompts that go on are kept."""
+        """Return token vectors; keep those of unfinished prompts."""
         rows, cursor = wanted.rows, wanted.cursor
         counts = cursor.counts
         token_rows = np.repeat(rows, counts)
@@ -308,7 +308,7 @@ class Poolers:
 
 
 def _asked(params: PoolingParams) -> tuple[int, int, int]:
-    """Values of a vector (0 for scores), whether its length is left, whether scores are active."""
+    """Return the values of a vector (0: scores), whether its length is kept, and the activation."""
     if params.task == PoolingTask.CLASSIFY:
         return 0, 0, int(bool(params.activation))
     assert params.dimensions is not None, "the plan resolves what is left open"
@@ -316,7 +316,7 @@ def _asked(params: PoolingParams) -> tuple[int, int, int]:
 
 
 def _embeddings(states: Tensor, dims: Index, normalized: Flags) -> Tensor:
-    """float32 [rows, hidden]: zero from each row's ``dims`` on, of length one where asked."""
+    """Return float32 [rows, hidden]: zero from each row's ``dims`` on, maybe normalized."""
     if (dims < states.shape[1]).any():
         places = torch.arange(states.shape[1], device=states.device)
         states = states.masked_fill(places >= index_on(dims, states.device)[:, None], 0.0)
@@ -324,7 +324,7 @@ def _embeddings(states: Tensor, dims: Index, normalized: Flags) -> Tensor:
 
 
 def _where(flags: Flags, values: Tensor, made: Callable[[Tensor], Tensor]) -> Tensor:
-    """``made`` of the rows that are flagged, the others as they are."""
+    """Apply ``made`` to the flagged rows; keep the others."""
     if flags.all():
         return made(values)
     if not flags.any():

@@ -1,11 +1,10 @@
-"""For how many rows a library's products are run before a worker is ready, so that its kernels are
-loaded.
+"""Runs a library's products for many numbers of rows before a worker is ready, to load its kernels.
 
-cuBLAS has a kernel of its own for nearly every band of 8 rows up to a thousand and of 16 behind,
-and at times another for the last number of a band (on an H100, torch 2.11, 41 to 68 for each weight
-of Qwen3-8B up to 8,192 rows). One is loaded when it is first launched, 3 to 40 ms in which
-nothing else comes to the device: of each stream that is decoded, a stall. CUDA graphs have theirs
-loaded as they are captured; this is for what runs without one.
+cuBLAS has a kernel of its own for nearly every band of 8 rows up to a thousand and of 16 after
+that, and at times another for the last number of a band. On an H100 with torch 2.11 it has 41 to 68
+for each weight of Qwen3-8B up to 8,192 rows. One is loaded at its first launch, in 3 to 40 ms in
+which the device gets no other work: each decoded stream stalls. CUDA graphs load theirs at capture;
+this is for steps without one.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from tandem.engine.worker.runner import ModelRunner
 logger = logging.getLogger(__name__)
 
 BANDS = ((8, 1024), (16, 2048), (64, 8192))
-"""Rows of a band, and up to where: beyond 2,048 a kernel has several bands of 16, and
-64 rows miss 2 of 201 kernels."""
+"""Rows of a band, and its upper end: beyond 2,048 a kernel has several bands of 16, and 64 rows
+miss 2 of 201 kernels."""
 _LAYERS = 2
-"""Of the short model: one as most are, and the last, which has a weight cut in two."""
+"""Layers of the short model: a usual one, and the last, which has a weight cut in two."""
 
 
 def product_rows(most: int) -> list[int]:
-    """The first and the last number of each band up to ``most`` (or 8,192), ascending; ``most`` is
-    the last of a band that it cuts."""
+    """Return the first and the last number of each band up to ``most`` (or 8,192), ascending;
+    ``most`` is the last of a band that it cuts."""
     top, start, rows = min(most, BANDS[-1][1]), 0, set[int]()
     for band, end in BANDS:
         for first in range(start, min(end, top), band):
@@ -41,8 +40,8 @@ def product_rows(most: int) -> list[int]:
 
 @torch.inference_mode()
 def load_products(config: EngineConfig, runner: ModelRunner) -> None:
-    """Run steps of each of these numbers of tokens on a short model, and steps that as many rows
-    draw of, with the head. An encoder's steps all have graphs; it has none of them."""
+    """Run steps of each of these numbers of tokens on a short model, and of each number of sampling
+    rows, with the head. An encoder is skipped: its steps all have graphs."""
     if config.facts.encoder is not None:
         return
     started, budget = time.monotonic(), config.scheduler.max_num_batched_tokens

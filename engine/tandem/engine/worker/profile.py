@@ -1,9 +1,9 @@
-"""What a step needs beside weights and KV, measured: the largest step there can be is run once.
+"""Measures the memory that steps require next to weights and KV, by running the largest step once.
 
-Its KV goes into one block over and over, its tokens mean nothing; what counts is what the memory
-allocator had to take. Activations are bounded by the token budget, logits by the number of
-sequences, so no later step takes more. Smaller steps are run too, for their kernels only: what is
-compiled here stalls no request later.
+Its KV goes into one block repeatedly, and its tokens have no meaning; only the memory allocator's
+growth counts. Activations are bounded by the token budget, logits by the number of sequences, so no
+later step takes more. Smaller steps are run too, only for their kernels: compiling them now delays
+no request later.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from tandem.protocol.layout import blocks_for
 from tandem.protocol.sampling import SamplingParams
 
 SLACK = 1.05
-"""For fragments: steps of other sizes cut the allocator's memory otherwise."""
+"""Factor for fragmentation of the allocator's memory by steps of other sizes."""
 SHORT_CHUNK = 32
-"""Tokens of each prompt where many are computed at once, to load the kernels of such steps."""
+"""Tokens of each prompt in a step of many, run to load the kernels of such steps."""
 
 SHORT_LAYERS = 3
-"""Of a decoder, to run all its kernels: the last is unlike the others, and the first that attends
-to a batch plans it, so that the next is launched in another way."""
+"""Layers of a decoder that run all its kernels. The last differs from the others, and the first
+that attends to a batch plans it, so that the next is launched in another way."""
 
 
 @torch.inference_mode()
 def activation_bytes(config: EngineConfig, runner: ModelRunner, device: torch.device) -> int:
-    """Bytes of ``device`` that the largest step takes. ``runner`` has a slab of one block."""
+    """Return the device bytes of the largest step. ``runner`` has a slab of one block."""
     with _taken(device) as taken:
         largest_steps(config, runner, device)
     return taken[0]
@@ -48,8 +48,8 @@ def activation_bytes(config: EngineConfig, runner: ModelRunner, device: torch.de
 def choice_bytes(
     config: EngineConfig, runner: ModelRunner, device: torch.device, count: int
 ) -> int:
-    """Bytes that graphs of choices of up to ``count`` rows share: their logits, and what filters
-    leave of them."""
+    """Return the bytes that graphs of choices of up to ``count`` rows share: their logits, and the
+    filtered copies."""
     batch = SamplingBatch(count)
     columns = batch.drawing_on(device)
     draws = torch.full((3, count), batch.max_rows, dtype=torch.int64, device=device)
@@ -62,7 +62,7 @@ def choice_bytes(
 
 @contextmanager
 def _taken(device: torch.device) -> Iterator[list[int]]:
-    """Bytes that torch takes of the device for the block, in the list once it has ended."""
+    """Yield a list that gets the device bytes that torch took for the block, at its end."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
@@ -75,7 +75,7 @@ def _taken(device: torch.device) -> Iterator[list[int]]:
 
 @torch.inference_mode()
 def largest_steps(config: EngineConfig, runner: ModelRunner, device: torch.device) -> None:
-    """The most tokens, the most draws, and a step for every kernel."""
+    """Run steps with the most tokens, the most samples, and for every kernel."""
     budget, longest = config.scheduler.max_num_batched_tokens, config.max_model_len
     seats = config.scheduler.max_num_seqs
     whole, rest = divmod(budget, longest)
@@ -89,7 +89,7 @@ def largest_steps(config: EngineConfig, runner: ModelRunner, device: torch.devic
 
 @contextmanager
 def shortened(runner: ModelRunner, layers: int = SHORT_LAYERS) -> Iterator[None]:
-    """The runner's model is a short one meanwhile, for steps that are run for their kernels."""
+    """Use a short model in the runner meanwhile, for steps that are run for their kernels."""
     whole = runner.model
     runner.model = whole.shortened(layers)
     try:
@@ -99,8 +99,8 @@ def shortened(runner: ModelRunner, layers: int = SHORT_LAYERS) -> Iterator[None]
 
 
 def load_kernels(config: EngineConfig, runner: ModelRunner, device: torch.device) -> None:
-    """Run what is built by the number of prompts in a step, or of rows that draw: each power of two
-    and the most there can be; then what is built by how short a decoder's chunks are."""
+    """Run kernels that are built by the number of prompts in a step, or of sampling rows: each
+    power of two and the maximum. Then run those built by the length of a decoder's short chunks."""
     budget = config.scheduler.max_num_batched_tokens
     most = min(config.scheduler.max_num_seqs, budget)
     for count in sorted({*(2**power for power in range(most.bit_length())), most}):
@@ -118,7 +118,7 @@ def load_kernels(config: EngineConfig, runner: ModelRunner, device: torch.device
 
 
 def _run_step(config: EngineConfig, runner: ModelRunner, lengths: list[int]) -> None:
-    """Prompts of such lengths, whole, in one step."""
+    """Run prompts of such lengths, whole, in one step."""
     with steps(config, runner, rows=len(lengths), tokens=sum(lengths)) as run:
         run(lengths)
 
@@ -127,9 +127,9 @@ def _run_step(config: EngineConfig, runner: ModelRunner, lengths: list[int]) -> 
 def steps(
     config: EngineConfig, runner: ModelRunner, *, rows: int, tokens: int, embedded: bool = True
 ) -> Iterator[Callable[[list[int]], torch.Tensor]]:
-    """What runs prompts of given lengths, whole, in one step, and gives their hidden states [rows,
-    hidden]: at most so many ``rows`` and ``tokens``. ``embedded``: as vectors, where the engine
-    takes such prompts."""
+    """Yield a function that runs whole prompts of given lengths in one step and returns their
+    hidden states [rows, hidden]. They have at most ``rows`` and ``tokens``. ``embedded``: as
+    vectors, if the engine accepts such prompts."""
     block_size, device = config.cache.block_size, runner.stager.device
     batch = InputBatch(block_size, rows)
     batch.reserve(tokens)
@@ -157,8 +157,8 @@ def steps(
 
 
 def _draw(config: EngineConfig, runner: ModelRunner, device: torch.device, count: int) -> None:
-    """``count`` rows draw: the best token, the best after penalties, the best of many that are
-    allowed, any token, one under filters with scores; then a prompt is scored."""
+    """Sample ``count`` rows: the best token, the best after penalties, the best of many that are
+    allowed, any token, one under filters with scores. Then score a prompt."""
     hidden = _random_hidden(config, runner, device, count)
     every = tuple(range(config.facts.vocab_size))
     few = min(5, config.max_logprobs)

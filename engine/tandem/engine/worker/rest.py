@@ -1,8 +1,8 @@
-"""What a rank gives back while its engine sleeps, and how it comes again.
+"""Memory that a rank frees while its engine sleeps, and its return.
 
-KV memory keeps its addresses, which transports and graphs know: only what lies there goes. Weights
-go to host memory at level 1 (where those of a CPU are anyway), and are dropped and loaded from the
-prepared folder at level 2. A GPU's graphs go with either, and are captured anew.
+KV memory keeps its addresses, which transports and graphs know: only its content is freed. Weights
+are moved to host memory at level 1 (a CPU's are there already). At level 2 they are dropped, and
+loaded again from the prepared folder. A GPU's graphs are dropped with either, and captured again.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ logger = logging.getLogger(__name__)
 
 
 class Rest:
-    """A rank's memory between being awake and asleep; called between steps."""
+    """Memory of a rank, awake or asleep; called between steps."""
 
     def __init__(
         self, config: EngineConfig, runner: ModelRunner, allocate: SlabAllocator | None
     ) -> None:
-        """``runner`` has started; ``allocate`` gave its slab, None where torch did."""
+        """``runner`` has started; ``allocate`` allocated its slab, None: torch did."""
         self._config = config
         self._runner = runner
         self._allocate = allocate
         self._device = torch.device(config.device)
         self._host_blocks = 0
-        """Of an offload tier, while it has no memory."""
+        """Blocks of an offload tier, while it has no memory."""
         self._room = ParkingRoom(registrar_for(self._device))
         self._parked: ParkedWeights | None = None
         self._asleep: set[SleepTag] = set()
         self._dropped = False
-        """Whether weights are to be loaded anew."""
+        """Whether weights are to be loaded again."""
 
     def sleep(self, level: int) -> int:
-        """See Executor. Raises InvalidParameter, too, where torch holds a GPU's slab."""
+        """Sleep as in Executor. Also raises InvalidParameter if torch allocated a GPU's slab."""
         awake = set(SleepTag) - self._asleep
         started = time.monotonic()
         if self._on_gpu and not isinstance(self._allocate, MappedAllocator):
@@ -89,7 +89,7 @@ class Rest:
         return given
 
     def wake_up(self, tags: Sequence[SleepTag]) -> None:
-        """See Executor. Raises LoadError, InvalidParameter where weights cannot be loaded anew."""
+        """Wake up as in Executor. Raises LoadError or InvalidParameter for failed loads."""
         started = time.monotonic()
         if SleepTag.WEIGHTS in tags and SleepTag.WEIGHTS in self._asleep:
             self._take_weights()
@@ -102,7 +102,7 @@ class Rest:
         logger.info("took %s again in %.1f s", ", ".join(tags), time.monotonic() - started)
 
     def close(self) -> None:
-        """Give host memory back, at the rank's end."""
+        """Free host memory, at the rank's end."""
         self._parked = None
         self._room.free()
         if self._runner.host is not None:
@@ -114,7 +114,7 @@ class Rest:
         return self._device.type == "cuda"
 
     def _park(self, level: int, awake: set[SleepTag]) -> int:
-        """What may fail: weights to host memory, the slab given back; all of it or nothing."""
+        """Take the steps that may fail: weights to host memory, the slab freed; all or nothing."""
         parked = None
         if level == 1 and self._on_gpu and SleepTag.WEIGHTS in awake:
             self._check_room()
@@ -131,7 +131,7 @@ class Rest:
         return given
 
     def _check_room(self) -> None:
-        """The host, or the pod, must have room for the weights: it is killed for more."""
+        """Raise InvalidParameter if the host or the pod lacks room for the weights."""
         needed = weight_bytes(self._runner.model, self._device) - self._room.nbytes
         there = available()
         if needed > there.nbytes:
@@ -150,7 +150,7 @@ class Rest:
         return pages.give_back(slab.memory)
 
     def _take_slab(self) -> None:
-        """All of it or nothing, with a tier's blocks."""
+        """Restore the slab and a tier's blocks, all or nothing."""
         slab, host = self._runner.slab, None
         if self._host_blocks:
             host = HostBlocks(slab.blocks, self._host_blocks)

@@ -1,4 +1,4 @@
-"""A plan's rows as columns of numbers: what a step computes of whom."""
+"""Columns of numbers of a plan's rows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.staging import StepShape
 
 _ATTENDED = 8192
-"""Tokens before one that cost as much as the rest of its way through a layer."""
+"""Earlier tokens whose attention costs as much as the rest of a token's layer."""
 _IN_TIME = 3200
-"""Tokens of short prompts that one layer computes in that time."""
+"""Tokens of short prompts that one layer computes in a few milliseconds."""
 _MOST_LEFT = 5
 
 
@@ -32,7 +32,7 @@ class StepRows:
     num_decodes: int
     """Leading rows of one token."""
     num_tokens: int
-    """Of all rows."""
+    """Tokens of all rows."""
     choices: NDArray[np.int64] | None = None
     """The choice that each row draws for; None unless each draws for one."""
     drafted: bool = False
@@ -40,7 +40,7 @@ class StepRows:
 
     @classmethod
     def of(cls, rows: Sequence[StepRow], batch: InputBatch, *, drafted: bool = False) -> StepRows:
-        """The columns of ``rows``, which ``batch`` knows."""
+        """Return the columns of ``rows``, which ``batch`` knows."""
         row_of = batch.row_of
         index = np.array([row_of[row.seq] for row in rows], dtype=np.int64)
         first = np.array([row.num_computed for row in rows], dtype=np.int64)
@@ -55,29 +55,29 @@ class StepRows:
 
     @cached_property
     def lens(self) -> NDArray[np.int64]:
-        """Tokens of each row after the step."""
+        """Return the tokens of each row after the step."""
         return self.first + self.counts
 
     @cached_property
     def shape(self) -> StepShape:
-        """Unpadded."""
+        """Return the unpadded shape."""
         n = self.num_decodes
         return StepShape(n, self.num_tokens - n, len(self.index) - n)
 
     @cached_property
     def layers_left(self) -> int:
-        """How many of a model's last layers take a few milliseconds: of a model of 8B parameters on
-        one GPU 2 to 2.5, be it five of a chunk of 512 tokens or one behind 30,000 others."""
+        """Return how many of a model's last layers take a few milliseconds. With 8B parameters on a
+        GPU 2 to 2.5 ms are five layers of a chunk of 512 tokens, or one after 30,000 others."""
         work = float(np.sum(self.counts * (1 + self.lens / _ATTENDED)))
         return int(min(_MOST_LEFT, max(1, _IN_TIME // work)))
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
-        """Last token of each row, among the tokens of the unpadded step."""
+        """Return the last token of each row, among the tokens of the unpadded step."""
         return np.cumsum(self.counts) - 1
 
     def chunk_tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Row of the batch and position of every token that is no decode's."""
+        """Return the row of the batch and the position of every token that is not a decode's."""
         n = self.num_decodes
         index, first, counts = self.index[n:], self.first[n:], self.counts[n:]
         starts = np.cumsum(counts) - counts

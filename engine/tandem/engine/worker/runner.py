@@ -1,9 +1,9 @@
-"""One step on one rank: plan → inputs → forward → logits → tokens, launched and not waited for.
+"""One step on one rank: plan → inputs → forward → logits → tokens, launched without waiting.
 
-Holds no policy: what is computed is the plan's, how attention runs is the backend's, how tokens are
-drawn is the sampler's. Drawn tokens stay on the device as the rows' last ones, so that the next
-step may be launched before anybody has read them; only rows whose rules look back at their tokens
-(penalties, bad words) make a step wait for the one before.
+It has no policy: the plan decides the work, the backend runs attention, the sampler samples.
+Sampled tokens stay on the device as the rows' last ones, so that the next step may be launched
+before the host reads them. Only rows whose rules look back at their tokens (penalties, bad words)
+make a step wait for the one before.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tandem.engine.worker.staging import StepShape
 from tandem.kernels.blocks import copy
 
 PROMPT_LOGPROB_ROWS = 128
-"""Positions whose logits exist at a time when a prompt is scored."""
+"""Positions whose logits exist at a time while a prompt is scored."""
 _NOTHING = BlockTransfers()
 
 
@@ -51,21 +51,21 @@ class _Scored(NamedTuple):
 
     row: StepRow
     first: int
-    """Where the row's first token is among the step's."""
+    """Index of the row's first token among the step's."""
     length: int
-    """How many; the last prompt token predicts no prompt token."""
+    """Number of positions; the last prompt token predicts no prompt token."""
 
 
 class _Computed(NamedTuple):
-    """A step whose forward is queued, and what its draws need to know."""
+    """A step whose forward is queued, and the data for its samples."""
 
     launched: LaunchedStep
     rows: StepRows
     drawing: NDArray[np.int64] | slice
-    """Which of the rows draw."""
+    """Rows that sample."""
     inputs: StepInputs
     hidden: Tensor
-    """Of the tokens that are drawn behind, then of those that are scored or pooled."""
+    """Hidden states of the sampled positions, then of those that are scored or pooled."""
     scored: list[_Scored]
     pooled: PoolingMetadata | None
     drafted: DraftDraws | None
@@ -85,14 +85,14 @@ class ModelRunner:
     graphs: StepGraphs = field(default_factory=StepGraphs)
     choices: ChoiceGraphs = field(default_factory=ChoiceGraphs)
     host: HostBlocks | None = None
-    """Where an offload tier's blocks are."""
+    """Blocks of an offload tier."""
     _last: LaunchedStep | None = None
     _computed: _Computed | None = None
     """The step that awaits its masks."""
 
     @torch.inference_mode()
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:
-        """Queue the step on the device; nothing is waited for but what a row's rules need."""
+        """Queue the step on the device; wait only for tokens that a row's rules require."""
         self.batch.apply(plan)
         stored = self._move_blocks(plan)
         self._copy_blocks(plan.block_copies)
@@ -109,8 +109,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def draw(self, masks: TokenMasks) -> None:
-        """Queue the draws of the step that awaits these masks. Rows whose masks are late draw what
-        nobody is told, and go on with the token that they had."""
+        """Queue the samples of the step that awaits these masks. Samples of rows whose masks are
+        late are discarded, and these rows keep their last token."""
         computed, self._computed = self._computed, None
         assert computed is not None, "no step awaits masks"
         launched = computed.launched
@@ -135,8 +135,8 @@ class ModelRunner:
         embedded: EmbeddedTokens | None = None,
         nearly: Nearly | None = None,
     ) -> Tensor:
-        """Write the step's KV; hidden states [num_logits, hidden] after the last norm.
-        ``token_types``: int64 [tokens], None where all are 0; ``embedded``: tokens without ids;
+        """Write the step's KV; return hidden states [num_logits, hidden] after the last norm.
+        ``token_types``: int64 [tokens], None if all are 0; ``embedded``: tokens without ids;
         ``nearly``: see StepContext."""
         step = StepContext(
             rotary=self.model.rotary,
@@ -213,8 +213,8 @@ class ModelRunner:
         drafted: DraftDraws | None,
         nearly: Nearly | None,
     ) -> tuple[Tensor, StepInputs]:
-        """Hidden states of the tokens that rows draw behind, usually their last ones, then of
-        ``more`` of the step's tokens."""
+        """Return hidden states of the positions that rows sample at, usually their last ones, then
+        of ``more`` of the step's tokens."""
         indices: NDArray[np.int64] | None
         if drafted is not None:
             indices = drafted.tokens
@@ -241,8 +241,8 @@ class ModelRunner:
     def choose(
         self, shape: StepShape, kind: SamplingKind, hidden: Tensor, bounds: Bounds | None
     ) -> Tensor:
-        """A token for each row of a graph's step of decodes, all drawn alike, kept as the rows'
-        last ones: int64 [decodes]. What ``choices`` hold."""
+        """Sample a token for each row of a graph's step of decodes, all of one kind, and keep it as
+        the row's last one: int64 [decodes]. ``choices`` captures it."""
         draws, device = self.stager.draws(shape), self.stager.device
         columns = self.batch.sampling.drawing_on(device)
         logits = self.model.logits(hidden)
@@ -253,7 +253,7 @@ class ModelRunner:
         return tokens
 
     def _alike(self, rows: StepRows, inputs: StepInputs) -> SamplingKind | None:
-        """How every row draws, if a graph holds just that choice."""
+        """Return the sampling kind of all rows, if a graph has that choice captured."""
         sampling = self.batch.sampling
         if rows.choices is None or not (inputs.padded and self.choices.has(inputs.shape)):
             return None
@@ -283,7 +283,7 @@ class ModelRunner:
         hidden: Tensor,
         targets: Tensor,
     ) -> None:
-        """Draw a token for each choice, keep those that go on, and send all to the host."""
+        """Sample a token for each choice, keep those that continue, and copy all to the host."""
         index = rows.index[drawing]
         self._await_tokens_of(index, self.batch.sampling.needs_tokens)
         out = self.sampler.sample(
@@ -303,7 +303,7 @@ class ModelRunner:
     def _draw_drafted(
         self, launched: LaunchedStep, drafted: DraftDraws, hidden: Tensor, targets: Tensor
     ) -> None:
-        """Draw of a step whose rows draw behind drafts, too."""
+        """Sample in a step whose rows also sample after drafts."""
         sampling = self.batch.sampling
         # Behind a draft a row may be further than its next draw.
         self._await_tokens_of(drafted.rows, sampling.looks_back)
@@ -322,14 +322,14 @@ class ModelRunner:
         launched.logprobs = None if out.logprobs is None else out.logprobs.to_host()
 
     def _await_tokens_of(self, rows: NDArray[np.int64], needs: Callable[[int], bool]) -> None:
-        """See to it that the last step's tokens are known to rows that need them."""
+        """Wait until the last step's tokens are known to rows that require them."""
         if self._last is None or not self.batch.sampling.follows_tokens:
             return
         if any(map(needs, rows.tolist())):
             self._last.wait_tokens()
 
     def _move_blocks(self, plan: SchedulerOutput) -> Moment | None:
-        """See ``HostBlocks.begin``, which looks at what the step writes where there are stores."""
+        """Begin the transfers by ``HostBlocks.begin``; find written blocks only for stores."""
         transfers, host = plan.transfers or _NOTHING, self.host
         if host is None:
             assert plan.transfers is None, "a plan moves blocks to host memory that is not there"
@@ -373,7 +373,7 @@ class ModelRunner:
 
 
 def _first_draws(drawn: Sequence[StepRow]) -> Iterator[int]:
-    """Which of the step's draws go on as the sequence that drew them."""
+    """Yield the first sample of each row, by which its sequence continues."""
     at = 0
     for row in drawn:
         yield at

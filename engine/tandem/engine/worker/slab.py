@@ -1,8 +1,7 @@
-"""The rank's KV memory, and the two ways of looking at it.
+"""The rank's KV memory, and its two views.
 
-Block-major with all layers of a block contiguous: kernels see a layer's strided view, movers of
-bytes see a block as one row. The memory comes from the role's allocator where it must be known to a
-transport.
+Block-major with all layers of a block contiguous: kernels use a layer's strided view, transfers use
+a block as one row. The role's allocator provides the memory if a transport must know it.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ class Slab:
         *,
         spare: int = 0,
     ) -> None:
-        """``allocate`` gives flat uint8 memory; by default the device's own allocator does.
+        """Allocate flat uint8 memory by ``allocate``; by default by the device's own allocator.
 
-        ``spare`` blocks follow that only kernels know, where the padding of a step is written.
+        ``spare`` blocks follow that only kernels know; the padding of a step is written there.
         """
         (group,) = layout.groups
         if group.dtype not in DTYPES:

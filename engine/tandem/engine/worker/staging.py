@@ -1,10 +1,10 @@
-"""Getting a step's numbers onto the device: filled on the host, copied at once, never waited for.
+"""Transfer of a step's numbers to the device: filled on the host, copied at once, never waited for.
 
-One device buffer at fixed addresses, so that CUDA graphs can read it, and a few pinned host buffers
-used in turn, so that the host may fill the next step's while the last one's is on its way. On a CPU
-the two are the same memory. At the buffer's front, before what is copied, lies the last token that
-each row drew: a step takes its decodes' tokens from there, by index, whether the host has seen them
-or not.
+There is one device buffer at fixed addresses, so that CUDA graphs can read it, and a few pinned
+host buffers used in turn. The host may so fill the next step's while the last one's is being
+copied. On a CPU the two are the same memory. The buffer's front, before the copied part, has the
+last token that each row sampled. A step takes its decodes' tokens from there, by index, whether the
+host knows them or not.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ A = TypeVar("A")
 RING = 3
 """Host buffers: two steps are in flight, a third is being filled."""
 WORD = 8
-"""Bytes that every field is aligned to."""
+"""Alignment of every field in bytes."""
 KEPT_TAILS = 512
-"""Sizes of what follows a shape's fields whose views are kept."""
+"""Sizes of a shape's tail whose views are kept."""
 
 
 class StepShape(NamedTuple):
@@ -42,23 +42,23 @@ class StepShape(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Tokens in all."""
+        """Return the number of tokens."""
         return self.decodes + self.chunk_tokens
 
     @property
     def rows(self) -> int:
-        """Rows in all."""
+        """Return the number of rows."""
         return self.decodes + self.chunks
 
 
 class Fields(NamedTuple, Generic[A]):
-    """Where a step's numbers are, in numpy on the host or in tensors on the device."""
+    """Arrays of a step's numbers, in numpy on the host or in tensors on the device."""
 
     token_ids: A
     """int64 [tokens]."""
     source: A
-    """int64 [tokens]: which word of the device buffer holds the token; usually its ``token_ids``,
-    for a decode whose token was drawn here the row's place at the front."""
+    """int64 [tokens]: index of the device buffer's word with the token. It is usually that of
+    ``token_ids``; for a decode whose token was sampled here, the row's place at the front."""
     positions: A
     """int64 [tokens]."""
     blocks: A
@@ -74,25 +74,25 @@ class Fields(NamedTuple, Generic[A]):
     ends: A
     """int64 [rows]: the last token of each; empty in a step without chunks."""
     draws: A
-    """int64 [3 * decodes]: row of the batch (of padding the spare one), choice and output position
-    of each draw; empty in a step with chunks."""
+    """int64 [3 * decodes]: row of the batch (the spare one for padding), choice and output position
+    of each sample; empty in a step with chunks."""
 
 
 class Tail(NamedTuple, Generic[A]):
-    """What follows the fields, of a size that changes from step to step."""
+    """Arrays after the fields, of a size that changes from step to step."""
 
     logits_indices: A
-    """int64 [num_logits]: tokens whose hidden states are for the head; int64 [2 * num_logits] if
-    they are the last of some rows, which follow; rows alone where all ends are computed
+    """int64 [num_logits]: tokens whose hidden states the head takes. int64 [2 * num_logits] if they
+    are the last of some rows, which follow; only rows if all ends are computed
     (``Fields.ends``)."""
     targets: A
-    """int64 [drawing rows]: rows of the batch whose last token the draws become."""
+    """int64 [drawing rows]: rows of the batch whose last token is set to the samples."""
     tables: A
-    """int32 [rows, columns]: block tables; no columns where the device has them already."""
+    """int32 [rows, columns]: block tables; no columns if the device has them already."""
 
 
 Cut = Callable[[int, int, bool], A]
-"""(first byte, count, 64 bits wide) to a view of that many integers."""
+"""Function of (first byte, count, 64 bits wide) that returns a view of that many integers."""
 
 
 def _padded(count: int, wide: bool) -> int:
@@ -115,8 +115,8 @@ def _field_sizes(shape: StepShape) -> tuple[tuple[int, bool], ...]:
 
 
 class Staging:
-    """The memory. ``open`` one step's host buffer, fill what its shape's ``buffers`` show of it,
-    ``send`` it."""
+    """The buffers' memory. ``open`` one step's host buffer, fill its views in the shape's
+    ``buffers``, ``send`` it."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Staging:
         device: torch.device,
         graphs: bool,
     ) -> None:
-        """For steps of at most so many tokens and rows, whose tables have so many columns.
+        """Allocate for steps of at most so many tokens and rows, whose tables have so many columns.
         ``graphs``: some steps are padded to the shapes of CUDA graphs."""
         shape = StepShape(max_rows, max_tokens, max_rows)
         front = (max_rows + 1) * WORD
@@ -145,7 +145,7 @@ class Staging:
         """The whole device buffer as int64."""
         self._halves = whole.view(torch.int32)
         self.last_tokens: Tensor = self.words[: max_rows + 1]
-        """int64 [rows of the batch, and a spare one]: the token that each drew last."""
+        """int64 [rows of the batch, and a spare one]: the token that each sampled last."""
         rows = 2 * max_rows if graphs else 0
         self.table: Tensor = torch.zeros(rows, max_columns, dtype=torch.int32, device=device)
         """int32 [rows, columns]: the block tables that graphs read."""
@@ -154,7 +154,7 @@ class Staging:
         self._kept: dict[StepShape, StepBuffers] = {}
 
     def open(self) -> HostBuffer:
-        """The next host buffer; its last copy is through."""
+        """Return the next host buffer after its last copy has ended."""
         self._turn = (self._turn + 1) % RING
         host = self._hosts[self._turn]
         host.free()
@@ -168,8 +168,8 @@ class Staging:
             host.sent = moment(self.device)
 
     def buffers(self, shape: StepShape, *, keep: bool) -> StepBuffers:
-        """Where the numbers of a step of ``shape`` are; ``keep`` remembers it, for graphs' shapes.
-        They repeat where others rarely do, and their views take tens of microseconds to make."""
+        """Return the views of a step of ``shape``; ``keep`` stores them, for graphs' shapes. These
+        repeat, and views take tens of microseconds to make."""
         known = self._kept.get(shape)
         if known is None:
             known = StepBuffers(self, shape, kept=keep)
@@ -178,7 +178,7 @@ class Staging:
         return known
 
     def cut(self, first: int, count: int, wide: bool) -> Tensor:
-        """See Cut; of the device buffer."""
+        """Return a view of the device buffer: see Cut."""
         words, at = (self.words, first // 8) if wide else (self._halves, first // 4)
         return words[at : at + count]
 
@@ -195,35 +195,35 @@ class HostBuffer:
         self.sent: Moment | None = None
 
     def free(self) -> None:
-        """Wait for the last copy out of here; it was two steps ago."""
+        """Wait for the last copy from this buffer, which was two steps ago."""
         if self.sent is not None:
             self.sent.wait()
             self.sent = None
 
     def cut(self, first: int, count: int, wide: bool) -> NDArray[Any]:
-        """See Cut."""
+        """Return a view: see Cut."""
         dtype = np.dtype(np.int64 if wide else np.int32)
         return self._bytes[first : first + count * dtype.itemsize].view(dtype)
 
 
 class StepBuffers:
-    """Where steps of one shape have their numbers: views of the device buffer, at addresses that a
-    graph of that shape reads, and of each host buffer, made when it is first its turn."""
+    """Views of steps of one shape: of the device buffer, at addresses that a graph of that shape
+    reads, and of each host buffer, made at its first turn."""
 
     def __init__(self, staging: Staging, shape: StepShape, *, kept: bool) -> None:
         self.shape = shape
         self.staging = staging
         parts, self.end = _cut_all(staging.cut, staging.front, _field_sizes(shape))
         self.fields: Fields[Tensor] = Fields(*parts)
-        """On the device."""
+        """Fields on the device."""
         self.sequences: StepSequences | None = None
-        """What attention reads of a graph's step; the same at every replay."""
+        """Attention's inputs of a graph's step; the same at every replay."""
         self._here: list[Fields[NDArray[Any]] | None] = [None] * RING
         self._kept = kept
         self._tails: dict[tuple[int, int, int], StepTail] = {}
 
     def here(self, host: HostBuffer) -> Fields[NDArray[Any]]:
-        """The fields to fill."""
+        """Return the fields to fill."""
         known = self._here[host.turn]
         if known is None:
             parts, _ = _cut_all(host.cut, self.staging.front, _field_sizes(self.shape))
@@ -231,7 +231,7 @@ class StepBuffers:
         return known
 
     def tail(self, num_logits: int, targets: int, columns: int) -> StepTail:
-        """What follows the fields, for so many of each."""
+        """Return the tail after the fields, for so many of each."""
         key = (num_logits, targets, columns)
         known = self._tails.get(key)
         if known is None:
@@ -244,7 +244,7 @@ class StepBuffers:
 
 
 class StepTail:
-    """What follows a shape's fields, of one size: views as ``StepBuffers`` has them."""
+    """Tail of a shape's fields, of one size: views as in ``StepBuffers``."""
 
     def __init__(self, buffers: StepBuffers, num_logits: int, targets: int, columns: int) -> None:
         self._staging, self._first = buffers.staging, buffers.end
@@ -253,14 +253,14 @@ class StepTail:
         self._tables = (rows, columns)
         parts, self._end = _cut_all(self._staging.cut, self._first, self._sizes)
         self.there: Tail[Tensor] = Tail(parts[0], parts[1], parts[2].view(self._tables))
-        """On the device."""
+        """Tail on the device."""
         self.table: Tensor = self._staging.table[:rows, :columns]
-        """Where graphs read these tables; none without graphs."""
+        """Tables that graphs read; empty without graphs."""
         self._here: list[Tail[NDArray[Any]] | None] = [None] * RING
         self._copies: list[tuple[Tensor, Tensor] | None] = [None] * RING
 
     def here(self, host: HostBuffer) -> Tail[NDArray[Any]]:
-        """What is to be filled."""
+        """Return the tail to fill."""
         known = self._here[host.turn]
         if known is None:
             parts, _ = _cut_all(host.cut, self._first, self._sizes)
@@ -269,7 +269,7 @@ class StepTail:
         return known
 
     def copy(self, host: HostBuffer) -> tuple[Tensor, Tensor]:
-        """All that a step sends, there and here."""
+        """Return all bytes that a step sends: on the device and on the host."""
         known = self._copies[host.turn]
         if known is None:
             part = slice(self._staging.front, self._end)

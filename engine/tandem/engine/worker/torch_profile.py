@@ -1,7 +1,7 @@
-"""Profiles of a rank's steps by torch's profiler: CPU operations, and kernels where there is a GPU.
+"""Profiles of a rank's steps by torch's profiler: CPU operations, and a GPU's kernels.
 
-One at a time, in the thread that launches steps, since that is the one whose operations are
-recorded. What nobody stops ends by itself: a trace grows with every operation.
+There is one at a time, in the thread that launches steps, as the profiler records the operations of
+that thread. A profile that is not stopped ends by itself: a trace grows with every operation.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from tandem.protocol.errors import TandemError
 logger = logging.getLogger(__name__)
 
 MOST_SECONDS = 20.0
-"""After which a profile ends with the next step: of a GPU's, that is half a million kernels."""
+"""Seconds after which a profile ends with the next step: of a GPU, half a million kernels."""
 
 
 WRITE_SECONDS = 60.0
-"""In which a profile is written before its rank ends without it."""
+"""Seconds to wait at a rank's end for a profile to be written."""
 
 
 class ProfileError(TandemError):
-    """A profile that cannot be started, stopped or written; the text says why."""
+    """A profile that cannot be started, stopped or written; the text has the reason."""
 
 
 class TorchProfile:
-    """What one rank records."""
+    """Profiles of one rank."""
 
     def __init__(self, rank: int, *, on_gpu: bool, clock: Callable[[], float] = time.monotonic):
-        """``clock`` gives seconds."""
+        """``clock`` returns seconds."""
         self._rank = rank
         self._clock = clock
         self._activities = [ProfilerActivity.CPU]
@@ -48,17 +48,17 @@ class TorchProfile:
 
     @property
     def overdue(self) -> bool:
-        """Whether one runs that should have been stopped by now."""
+        """Return whether a profile is running that should have been stopped by now."""
         return self._running is not None and self._clock() >= self._until
 
     def warm(self) -> None:
-        """Load what the first profile needs, before anybody waits for a step: it takes seconds."""
+        """Load the profiler before any request waits for a step: it takes seconds."""
         recording = profile(activities=self._activities)
         recording.start()
         recording.stop()
 
     def start(self, folder: str) -> str:
-        """Begin to record; the file that is going to be written."""
+        """Begin to record; return the path of the file to be written."""
         if self._running is not None:
             raise ProfileError(f"a profile is being made already, for {self._running[1]}")
         path = Path(folder)
@@ -75,8 +75,8 @@ class TorchProfile:
         return str(path / name)
 
     def stop(self) -> str:
-        """End what ``start`` began; the file, which is there once it has been written: steps do
-        not wait for that."""
+        """End the profile; return its path. The file exists once it is written, which steps do not
+        wait for."""
         if self._running is None:
             raise ProfileError("no profile is being made")
         (recording, path), self._running = self._running, None
@@ -92,13 +92,13 @@ class TorchProfile:
         return str(path)
 
     def close(self) -> None:
-        """End what is recorded, and wait until all is written."""
+        """End a profile that is running, and wait until all are written."""
         self.end()
         if self._writing is not None:
             self._writing.join(WRITE_SECONDS)
 
     def end(self) -> None:
-        """Stop one, if one is made; what that fails with is in the log."""
+        """Stop a profile that is running; log its errors."""
         if self._running is None:
             return
         try:

@@ -1,6 +1,6 @@
-"""One rank of a worker: loads its part of the model, takes its slab, runs the steps it is given.
+"""One rank of a worker: loads its part of the model, allocates its slab, runs the given steps.
 
-Made and driven by an Executor; ``start`` is called once, then ``launch`` step by step from one
+Made and called by an Executor; ``start`` is called once, then ``launch`` step by step from one
 thread.
 """
 
@@ -46,7 +46,7 @@ class Worker:
         self._profile = TorchProfile(0, on_gpu=self._device.type == "cuda")
 
     def start(self, allocate: SlabAllocator | None = None) -> Capacity:
-        """Load weights, then take what memory they leave for KV.
+        """Load weights, then allocate the memory left for KV.
 
         Raises InvalidParameter for a model or a setting that cannot be served (a device too small
         for it among them), LoadError for weights that are missing, unexpected or broken.
@@ -84,7 +84,7 @@ class Worker:
         return Capacity(blocks, layout, offloaded, name, runner.graphs.sizes)
 
     def _runner_of(self, model: CausalModel) -> ModelRunner:
-        """A runner over one block, as long as nobody knows how many there will be."""
+        """Return a runner over one block, while the number of blocks is not known."""
         config = self._config
         group = config.layout.groups[0]
         seats = config.scheduler.max_num_seqs
@@ -129,20 +129,20 @@ class Worker:
         return self.runner.launch(plan)
 
     def recorded(self, folder: str | None) -> str:
-        """Begin a profile in ``folder``, or for None end and write it; the file. Raises
+        """Begin a profile in ``folder``, or for None end and write it; return its path. Raises
         ProfileError. Called in the thread that launches steps."""
         return self._profile.stop() if folder is None else self._profile.start(folder)
 
     def draw(self, masks: TokenMasks) -> None:
-        """Queue the draws of the step launched last, which awaits these masks."""
+        """Queue the samples of the step launched last, which awaits these masks."""
         self.runner.draw(masks)
 
     def slab_blocks(self) -> torch.Tensor:
-        """The slab as [num_blocks, block_bytes] uint8, for those who move blocks."""
+        """Return the slab as [num_blocks, block_bytes] uint8, for transfers of blocks."""
         return self.runner.slab.blocks
 
     def stop(self) -> None:
-        """Let go of weights, slab and host memory. May be called twice."""
+        """Free weights, slab and host memory. May be called twice."""
         self._profile.close()
         if self._rest is not None:
             self._rest.close()
@@ -150,12 +150,12 @@ class Worker:
 
     @property
     def rest(self) -> Rest:
-        """Gives memory back, and takes it again."""
+        """Return the rank's memory, which can be freed and restored."""
         assert self._rest is not None, "the worker has not started, or has stopped"
         return self._rest
 
     @property
     def runner(self) -> ModelRunner:
-        """What ``start`` made."""
+        """Return the runner that ``start`` made."""
         assert self._runner is not None, "the worker has not started, or has stopped"
         return self._runner

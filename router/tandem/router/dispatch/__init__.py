@@ -1,1 +1,1 @@
-"""One request over many workers: attempts, the log of emitted tokens, the failure ladder."""
+"""Requests over many workers: attempts, the log of emitted tokens, the failure ladder."""

@@ -1,7 +1,7 @@
-"""One attempt at one request: one or two legs, and one inbox for what they say.
+"""One attempt at one request: one or two legs, and one inbox for their events.
 
-Knows which events end a leg, and which end the attempt; what follows from that is the
-dispatcher's and the ladder's. Lives in the loop's thread.
+Defines which events end a leg, and which end the attempt; the dispatcher and the ladder decide on
+the consequences. Used in the loop's thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tandem.router.workers.worker import Worker
 TAKEN_AFTER = 1.0
 """Seconds without a refusal after which a request counts as taken by its workers."""
 BAD_ENDS = frozenset({FinishReason.ABORT, FinishReason.ERROR})
-"""With which an attempt has failed."""
+"""Finish reasons of a failed attempt."""
 
 
 @dataclass(slots=True)
@@ -51,12 +51,12 @@ class Explained:
 
 
 class LegState(Enum):
-    """Where a leg stands, as far as this router knows."""
+    """State of a leg, as far as this router knows."""
 
     SENT = auto()
     ACCEPTED = auto()
     ENDED = auto()
-    """The worker has nothing more to say about the key: no CANCEL is needed."""
+    """The worker sends nothing more for the key: no CANCEL is required."""
 
 
 class Leg:
@@ -81,27 +81,27 @@ class Leg:
         self.attempt = attempt
         self.worker = worker
         self.is_prefill = is_prefill
-        """Produces KV for another leg."""
+        """Whether it produces KV for another leg."""
         self.loads = False
-        """Takes KV from another leg, instead of computing the prompt."""
+        """Whether it loads KV from another leg, instead of computing the prompt."""
         self.state = LegState.SENT
         self.counts = False
-        """Among the legs under way on its worker."""
+        """Whether it counts among its worker's legs."""
         self.spoke = False
-        """An output was read."""
+        """Whether an output was read."""
         self.came_at: float | None = None
-        """When the first one came, read or not, by the loop's clock."""
+        """Time at which the first output came, read or not, by the loop's clock."""
         self.streams = False
-        """Among those that decode on its worker."""
+        """Whether it counts among its worker's decoding legs."""
         self.num_tokens = 0
         """Prompt tokens counted on the worker until its first output."""
         self.whole_tokens = 0
-        """Of the same prompt, cached ones included."""
+        """Tokens of the same prompt, cached ones included."""
         self.record: LegRecord | None = None
-        """Where its times are kept, if they are."""
+        """Record of its times, if they are kept."""
 
     def receive(self, event: LegEvent) -> None:
-        """Called by the connection."""
+        """Handle an event; called by the connection."""
         record = self.record
         if record is not None and record.first is None:
             now = time.monotonic()
@@ -112,12 +112,12 @@ class Leg:
         self.attempt.receive(self, event)
 
     def timed(self, times: LegTimes) -> None:
-        """Called by the connection."""
+        """Record the worker's times; called by the connection."""
         if self.record is not None:
             self.record.times, self.record.heard = times, time.monotonic()
 
     def let_go(self) -> None:
-        """The attempt no longer counts on its worker. May be called twice."""
+        """Stop counting the leg on its worker. May be called twice."""
         self.counted_off()
         if self.streams:
             self.streams = False
@@ -127,7 +127,8 @@ class Leg:
             self.worker.num_legs -= 1
 
     def begins(self) -> None:
-        """The first output came: it decodes there from now on, unless the KV goes elsewhere."""
+        """Note the first output: the leg decodes on its worker from now on, unless the KV is sent
+        on."""
         if self.is_prefill:
             self.let_go()
             return
@@ -137,14 +138,14 @@ class Leg:
             self.worker.num_streams += 1
 
     def counted_off(self) -> None:
-        """The first output came, or the attempt ended: its prompt no longer waits there."""
+        """Stop counting the prompt as waiting: the first output came, or the attempt ended."""
         if self.num_tokens:
             self.worker.leg_prompts -= 1
         self._count(-self.num_tokens, -self.whole_tokens)
         self.num_tokens = self.whole_tokens = 0
 
     def counted_on(self, num_prompt: int, num_cached: int) -> None:
-        """The prompt waits on its worker from now on, to be computed or brought."""
+        """Count the prompt as waiting on its worker, to be computed or loaded."""
         self.num_tokens, self.whole_tokens = max(1, num_prompt - num_cached), num_prompt
         self._count(self.num_tokens, self.whole_tokens)
         self.worker.leg_prompts += 1
@@ -173,38 +174,38 @@ class Attempt:
         all_said: Callable[[], None] = lambda: None,
         overflow: Callable[[], None] = lambda: None,
     ) -> None:
-        """``all_said`` is called when the workers have said all of ``num_open`` choices, read or
-        not; ``overflow`` when too much waits to be read."""
+        """``all_said`` is called when the workers have ended all of ``num_open`` choices, read or
+        not; ``overflow`` if too much is unread."""
         self.number = number
         self.placement = placement
         self.legs: list[Leg] = []
         self.started_at = loop.time()
         self.heard_at = self.started_at
-        """Last event that came, read or not: a slow client is not the worker's silence."""
+        """Time of the last event, read or not: a slow client does not make the worker silent."""
         self.decoding = False
-        """The worker that runs to the end has spoken: the hand-off, if any, is over."""
+        """Whether the worker that runs to the end has sent an output: a hand-off is then over."""
         self._loop = loop
         self._inbox: Inbox[Leg] = Inbox(backlog or Backlog(), overflow, tenant)
         self._open = num_open
         self._ended: set[int] = set()
         self._all_said = all_said
         self.explained: Explained | None = None
-        """What was expected of it; set when it is sent."""
+        """Forecast of the attempt; set when it is sent."""
         self.given_up: AttemptFailure | None = None
-        """Set from outside when a deadline of the attempt passed."""
+        """Failure set when a deadline of the attempt passed."""
         self._waiter: asyncio.Future[None] | None = None
         self._held: asyncio.TimerHandle | None = None
-        """The first token is here, and is read no sooner than this ends, or the second is here."""
+        """Timer until which the first token is not read, unless the second comes before."""
         self.record: AttemptRecord | None = None
-        """Where its times are kept, if they are."""
+        """Record of its times, if they are kept."""
 
     def start(
         self,
         legs: list[tuple[Worker, EngineCoreRequest]],
         hits: Mapping[Incarnation, int] | None = None,
     ) -> AttemptFailure | None:
-        """Send all legs at once; the failure when a worker's link is down. ``hits``: tokens that
-        workers have cached, which wait for nobody."""
+        """Send all legs at once; return the failure if a worker's link is down. ``hits``: tokens
+        that workers have cached, which need no computing."""
         for worker, request in legs:
             leg = Leg(self, worker, is_prefill=len(legs) == 2 and not self.legs)
             self.legs.append(leg)
@@ -220,7 +221,7 @@ class Attempt:
         return None
 
     def receive(self, leg: Leg, event: LegEvent) -> None:
-        """Called by a leg, in the order of arrival over both."""
+        """Handle a leg's event, in the order of arrival over both legs."""
         self.heard_at = self._loop.time()
         self._inbox.put(leg, event)
         if type(event) is EngineCoreOutput or type(event) is PooledOutput:
@@ -247,15 +248,15 @@ class Attempt:
             self._held = self._loop.call_later(seconds, self.let_go)
 
     def let_go(self) -> None:
-        """Whatever came may be read."""
+        """Allow reading of all events."""
         if self._held is not None:
             self._held.cancel()
             self._held = None
             self.wake()
 
     def _choice_ended(self, choice: int) -> None:
-        """By a worker's word, or its reader's. When all have, the workers are free, however long
-        the client takes to read."""
+        """Note a choice's end, by its worker or its reader. After the last, the workers count as
+        free, however long the client reads."""
         if choice in self._ended:
             return
         self._ended.add(choice)
@@ -265,8 +266,8 @@ class Attempt:
             self._all_said()
 
     def end_choices(self, request: str, choices: tuple[int, ...]) -> None:
-        """Their reader has found their end: whoever computes them, beside others, lets go of them.
-        P hands all of them over, whatever becomes of them."""
+        """End choices whose reader has found their end: their decode workers drop them. P hands all
+        choices over in any case."""
         for choice in choices:
             self._choice_ended(choice)
         for leg in self.legs:
@@ -275,7 +276,7 @@ class Attempt:
                 worker.connection.end_choices(request, self.number, choices)
 
     def give_up(self, failure: AttemptFailure) -> None:
-        """A deadline of the attempt passed."""
+        """Give the attempt up, as one of its deadlines passed."""
         self.given_up = failure
         self.wake()
 
@@ -286,11 +287,11 @@ class Attempt:
             waiter.set_result(None)
 
     def pop(self) -> tuple[Leg, LegEvent] | None:
-        """The next event, or None when all were read that may be."""
+        """Return the next event, or None if there is none that may be read."""
         return self._inbox.pop() if self._held is None else None
 
     async def wait(self, recording: Recording | None = None) -> None:
-        """Return when there may be events, or ``wake`` was called."""
+        """Return when there may be events, or after ``wake``."""
         if not self._inbox or self._held is not None:
             since = 0.0 if recording is None else time.monotonic()
             self._waiter = self._loop.create_future()
@@ -308,7 +309,7 @@ class Attempt:
                         recording.wait_seconds += now - since
 
     def judge(self, leg: Leg, event: Accepted | Refused | Failed) -> AttemptFailure | None:
-        """What an event without tokens means: the attempt's failure, or None when it goes on."""
+        """Return the attempt's failure by an event without tokens, or None if it continues."""
         if isinstance(event, Accepted):
             if leg.state is LegState.SENT:
                 leg.state = LegState.ACCEPTED
@@ -336,7 +337,7 @@ class Attempt:
         return now - self.started_at > TAKEN_AFTER
 
     def heard(self, leg: Leg) -> None:
-        """An output of ``leg`` was read."""
+        """Note that an output of ``leg`` was read."""
         if leg.spoke:
             return
         leg.spoke = True
@@ -349,8 +350,8 @@ class Attempt:
     def failure(
         self, leg: Leg, cause: FailCause, message: str, *, own: bool = False
     ) -> AttemptFailure:
-        """The attempt's failure by ``leg``; ``own``: whatever its cause, not the link's fault, as
-        all is that a decode worker fails with once it has spoken."""
+        """Return the attempt's failure by ``leg``. ``own``: the link is not at fault, as for every
+        failure of a decode worker after its first output."""
         return AttemptFailure(
             worker=leg.worker.incarnation,
             worker_name=leg.worker.name,
@@ -360,8 +361,8 @@ class Attempt:
         )
 
     def overslept(self, seconds: float) -> None:
-        """The router stood still for so long, up to now: that time is not the workers' silence.
-        What came when it went on came behind that."""
+        """Exclude a time in which the router stood still from the workers' silence. Events that
+        came after it moved later by as much."""
         now = self._loop.time()
         self.started_at += min(seconds, now - self.started_at)
         self.heard_at += min(seconds, now - self.heard_at)
@@ -370,11 +371,11 @@ class Attempt:
                 leg.came_at += min(seconds, now - leg.came_at)
 
     def judge_reader(self, *, stood_still: bool) -> None:
-        """Call it now and then; see ``Inbox.judge``."""
+        """Call ``Inbox.judge``; called periodically."""
         self._inbox.judge(stood_still=stood_still)
 
     def overdue(self, now: float, *, accept: float, progress: float) -> AttemptFailure | None:
-        """The failure when a worker did not accept or say a token in time."""
+        """Return the failure if a worker did not accept or send a token in time."""
         if self._inbox:
             return None
         if now - self.started_at > accept:
@@ -393,18 +394,18 @@ class Attempt:
 
     @property
     def _queued(self) -> bool:
-        """Nobody spoke yet, and a worker says that some wait there: it is in that queue, which
-        moves (or the worker is lost as stalled), and its deadline bounds the wait."""
+        """Return whether no leg has sent an output and a worker reports a queue. The queue moves
+        (or the worker is lost as stalled), and the deadline bounds the wait."""
         if any(leg.spoke for leg in self.legs):
             return False
         loads = [leg.worker.load for leg in self.legs]
         return any(load is not None and load.num_waiting for load in loads)
 
     def end(self, request: str, *, finished: bool) -> None:
-        """Want no more events. CANCEL goes to every leg that may still hold something.
+        """Stop receiving events. CANCEL is sent to every leg that may still hold something.
 
-        ``finished``: workers have ended all choices. Then legs that spoke have let go by
-        themselves, unless token 1 ended it all: D waits, or P waits for D.
+        ``finished``: workers have ended all choices. Then legs with an output have released their
+        parts, unless token 1 ended all: D waits, or P waits for D.
         """
         for leg in self.legs:
             let_go = leg.state is LegState.ENDED or (finished and self.decoding and leg.spoke)

@@ -1,4 +1,4 @@
-"""Coroutines that are begun first and awaited later, with something in between."""
+"""Coroutines that are started first and awaited later."""
 
 from __future__ import annotations
 

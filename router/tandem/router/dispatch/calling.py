@@ -1,4 +1,4 @@
-"""A command to every worker, whatever its role, and one reply for all of theirs."""
+"""Sends a command to every worker, whatever its role, and merges the replies."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from tandem.protocol.commands import Command, Reply, seconds_for
 from tandem.router.workers.pool import WorkerPool
 
 CALL_SECONDS = 10.0
-"""A worker that moves no memory answers within this."""
+"""Seconds within which a worker that moves no memory answers."""
 
 
 async def call_all(pool: WorkerPool, command: Command) -> Reply:
-    """Ok if every worker says so, values added up, with the words of those that failed, or else of
-    all that have any. Raises RequestFailed when one does not answer
-    in time."""
+    """Return ok if every worker does, values added up, and the messages of the failed workers, or
+    else of all. Raises RequestFailed if one does not answer in time."""
     workers = list(pool.workers.values())
     seconds = seconds_for(command, CALL_SECONDS)
     replies = await asyncio.gather(

@@ -1,7 +1,7 @@
-"""Who has had its time: an attempt whose workers are silent, or the request itself.
+"""Deadlines of attempts with silent workers, and of requests.
 
-The end of a request's own time is nobody's fault: its workers have the same deadline by clocks of
-their own, and whichever is first to say so is not blamed for it.
+The end of a request's own time is not a worker's fault: its workers have the same deadline by their
+own clocks, and the first to report it is not blamed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tandem.router.dispatch.verdicts import too_late
 from tandem.router.naps import Naps
 
 CLOCKS = 0.1
-"""Seconds by which a worker's clock may be before the router's at a request's deadline: what is
-rounded, and what two hosts' clocks differ in over ten minutes."""
+"""Seconds by which a worker's clock may be ahead of the router's at a request's deadline: rounding,
+and the drift of two hosts' clocks in ten minutes."""
 _SWEEP = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchLimits:
-    """Seconds, attempts per request, and bytes that wait to be read."""
+    """Limits in seconds, attempts per request, and unread bytes."""
 
     request_timeout: float = 600.0
     max_attempts: int = 3
@@ -39,7 +39,8 @@ class DispatchLimits:
 
 
 def check_deadlines(job: Job, attempt: Attempt) -> AttemptFailure | None:
-    """When all that came was read: raise if the request is over, or why its attempt is."""
+    """Raise if the request has ended, else return its attempt's failure. Called once all is
+    read."""
     if job.expired:
         raise too_late(job)
     if job.given_up:
@@ -50,7 +51,7 @@ def check_deadlines(job: Job, attempt: Attempt) -> AttemptFailure | None:
 
 
 def raise_if_too_late(job: Job, failure: AttemptFailure | None, now: float) -> None:
-    """A worker that says at the request's deadline that it had no more time tells no news."""
+    """Raise if a worker timed out at the request's deadline, which then is the cause."""
     if failure is None or failure.cause is not FailCause.TIMEOUT:
         return
     if job.expired or job.deadline - now < CLOCKS:

@@ -1,4 +1,4 @@
-"""The last placements with all their numbers, and how well forecasts came true.
+"""The last placements with all their numbers, and the errors of their forecasts.
 
 ``/debug/placements`` shows them; metrics hold the error of every way.
 """
@@ -25,13 +25,13 @@ class Explanations:
         self._latest: deque[Explained] = deque(maxlen=KEPT)
 
     def sent(self, request: str, num_prompt: int, attempt: Attempt, *, tenant: str = "") -> None:
-        """An attempt begins."""
+        """Add an attempt that begins."""
         explained = Explained(request, attempt.number, num_prompt, attempt.placement, tenant)
         attempt.explained = explained
         self._latest.append(explained)
 
     def spoke(self, attempt: Attempt, leg: Leg, metrics: RouterMetrics, fleet: Fleet) -> None:
-        """A leg says its first words: was it foreseen?"""
+        """Record the times of a leg's first output, and the error of the forecast."""
         explained, pair = attempt.explained, attempt.placement.pair
         if explained is None:
             return

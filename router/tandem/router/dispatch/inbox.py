@@ -1,11 +1,11 @@
-"""What workers said and no client has read yet: bounded in bytes, of one request and of all.
+"""Unread events of workers: bounded in bytes, for one request and for all.
 
-A client that does not read stops the request's own task, not its workers. What they go on to say
-waits here, up to a limit; where more stays here the answer is given up, so that one client's
-stillness never costs the router's memory. Estimates of sizes are good enough for that.
+A client that does not read stops the request's own task, not its workers. Their further events wait
+here, up to a limit. Beyond it the answer is given up, so that one slow client does not cost the
+router's memory. Sizes are estimates.
 
-Frames come many at a time, before the task that reads has its turn: what came since it last asked
-is no sign of stillness, and its client is judged by what is still here a while later.
+Many frames may come before the reading task has its turn. Events since its last read therefore do
+not count as unread; a client is judged by those that are still here a while later.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ _EVENT_BYTES = 400
 _TOKEN_BYTES = 40
 _LOGPROB_BYTES = 120
 _MOST = 2
-"""Times the bytes of all inboxes beyond which room is made by one whose reader is not to blame."""
+"""Multiple of the limit of all inboxes beyond which an answer that is being read may be given
+up."""
 _LOOKS = 64
-"""Looks at all inboxes, at most, while what they hold grows by as much as they may hold: one that
-found nobody to blame is not repeated for each event of the same turn of the loop."""
+"""Most searches of all inboxes while their bytes grow by the limit. A search without a result is so
+not repeated for each event of the same turn of the loop."""
 
 _Leg = TypeVar("_Leg")
 
 
 def weigh(event: LegEvent) -> int:
-    """About how many bytes of memory an event takes."""
+    """Return about how many bytes of memory an event takes."""
     if type(event) is PooledOutput:
         return _EVENT_BYTES + len(event.values)
     if type(event) is not EngineCoreOutput:
@@ -45,29 +46,29 @@ def weigh(event: LegEvent) -> int:
 
 
 class Backlog:
-    """All inboxes of a router."""
+    """Counts of all inboxes of a router."""
 
     def __init__(self, *, stream_bytes: int = 4 << 20, total_bytes: int = 256 << 20) -> None:
         self.stream_bytes = stream_bytes
         self.total_bytes = total_bytes
         self.held = 0
-        """Bytes in all of them."""
+        """Bytes in all inboxes."""
         self._look_beyond = total_bytes
-        """Bytes in all of them beyond which somebody is looked for who has to go."""
+        """Bytes in all inboxes beyond which an answer to give up is searched for."""
         self._inboxes: set[Inbox[object]] = set()
 
     def enter(self, inbox: Inbox[object]) -> None:
-        """An inbox holds something."""
+        """Add an inbox with events."""
         self._inboxes.add(inbox)
 
     def leave(self, inbox: Inbox[object]) -> None:
-        """An inbox is empty."""
+        """Remove an inbox that is empty."""
         self._inboxes.discard(inbox)
 
     def make_room(self) -> None:
-        """Have the largest answer of the tenant that holds most given up if too much waits in all:
-        of those whose readers leave it here, unless what came for others in one turn of the loop is
-        more than that by far."""
+        """Give up the largest answer of the tenant with the most bytes, if all inboxes hold too
+        much. Only answers that are not being read are considered, unless the events of others in
+        one turn of the loop exceed the limit by far."""
         if self.held <= self.total_bytes:
             self._look_beyond = self.total_bytes
         if self.held <= self._look_beyond:
@@ -90,25 +91,25 @@ class Backlog:
 
 
 class Inbox(Generic[_Leg]):
-    """Of one attempt; read in the order of arrival."""
+    """Events of one attempt; read in the order of arrival."""
 
     def __init__(self, backlog: Backlog, overflow: Callable[[], None], tenant: str = "") -> None:
-        """``overflow`` is called when too much waits; it should ``clear``."""
+        """``overflow`` is called if too much waits; it should ``clear``."""
         self.tenant = tenant
         self.held = 0
-        """Bytes that wait."""
+        """Bytes of the waiting events."""
         self.awaited = False
-        """The reader has read all and waits, or is about to read on: it leaves nothing here."""
+        """Whether the reader has read all and waits, or is about to continue reading."""
         self.overflow = overflow
         self._backlog = backlog
         self._items: deque[tuple[int, _Leg, LegEvent]] = deque()
         self._largest = 0
-        """Bytes of the largest event that waits, or 0 where that is not known."""
+        """Bytes of the largest waiting event, or 0 if that is not known."""
         self._had_too_much = False
-        """At the last ``judge``; less than all of it was read since."""
+        """Whether too much waited at the last ``judge``, and not all of it was read since."""
 
     def __bool__(self) -> bool:
-        """Whether anything waits."""
+        """Return whether events wait."""
         return bool(self._items)
 
     @property
@@ -117,7 +118,7 @@ class Inbox(Generic[_Leg]):
         return self.held - self._largest
 
     def put(self, leg: _Leg, event: LegEvent) -> None:
-        """Take the next event."""
+        """Add the next event."""
         size, backlog = weigh(event), self._backlog
         if not self._items:
             backlog.enter(self)  # type: ignore[arg-type]  # of whatever legs
@@ -128,8 +129,8 @@ class Inbox(Generic[_Leg]):
         backlog.make_room()
 
     def judge(self, *, stood_still: bool) -> None:
-        """Call it now and then: ``overflow`` where more than one answer may leave here was here at
-        the last call, too, unless the loop ``stood_still`` since, and the reader with it."""
+        """Call ``overflow`` if more than the limit of one answer was here at the last call, too,
+        unless the loop ``stood_still`` since, and the reader with it. Called periodically."""
         too_much = not self.awaited and self.behind > self._backlog.stream_bytes
         if too_much and self._had_too_much and not stood_still:
             self.overflow()
@@ -137,7 +138,7 @@ class Inbox(Generic[_Leg]):
             self._had_too_much = too_much
 
     def pop(self) -> tuple[_Leg, LegEvent] | None:
-        """The next event, or None when all were read."""
+        """Return the next event, or None if all were read."""
         if not self._items:
             return None
         size, leg, event = self._items.popleft()
@@ -150,7 +151,7 @@ class Inbox(Generic[_Leg]):
         return leg, event
 
     def clear(self) -> None:
-        """Forget what waits."""
+        """Drop all waiting events."""
         self._backlog.held -= self.held
         self.held = self._largest = 0
         self._items.clear()

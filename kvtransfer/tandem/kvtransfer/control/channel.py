@@ -45,7 +45,7 @@ quarter of a beat's interval, if that is less."""
 
 
 def now_ms() -> Millis:
-    """This process's monotonic clock."""
+    """Return this process's monotonic clock in milliseconds."""
     return Millis(time.monotonic_ns() // 1_000_000)
 
 
@@ -131,7 +131,7 @@ class Channel:
     # What an end does
 
     def on_ready(self, ready: dict[object, int], now: Millis) -> None:
-        """Sockets that can be read."""
+        """Handle readable sockets."""
         raise NotImplementedError
 
     def on_item(self, item: Say | Drop | SetPeers, now: Millis) -> None:
@@ -139,7 +139,7 @@ class Channel:
         raise NotImplementedError
 
     def on_due(self, now: Millis) -> None:
-        """Every turn: what a wake is for that no frame caused."""
+        """Handle work that is due without a frame. Called every turn."""
 
     def on_tick(self, now: Millis, late: float = 0.0) -> None:
         """Send a due beat, and check for those that did not come. ``late`` is the seconds for
@@ -147,7 +147,7 @@ class Channel:
         raise NotImplementedError
 
     def close_sockets(self) -> None:
-        """The thread ends."""
+        """Close the sockets at the thread's end."""
         raise NotImplementedError
 
     def next_wake(self) -> float:
@@ -157,7 +157,7 @@ class Channel:
     # What is the same
 
     def beat(self) -> Beat:
-        """This process's beat."""
+        """Return this process's beat."""
         board = self._board
         return Beat(board.engine_turns, board.transfers, board.has_work)
 
@@ -235,12 +235,12 @@ class Channel:
                 self._lock.release()
 
     def watch(self, socket: Socket | int) -> None:
-        """Have threads wake for a socket, or a descriptor."""
+        """Let threads wake for a socket, or a descriptor."""
         self._poller.register(socket, zmq.POLLIN)
         self._watched = None
 
     def unwatch(self, socket: Socket) -> None:
-        """No longer, if they did."""
+        """Stop waking for a socket, if it was watched."""
         if socket in self._poller:
             self._poller.unregister(socket)
         self._watched = None
@@ -261,8 +261,8 @@ class Channel:
         return found
 
     def _sleep(self, others: tuple[int, ...], seconds: float) -> set[object]:
-        """Until a socket, the inbox or one of the others has something, and which of them have;
-        what is there already must have been taken."""
+        """Wait until a socket, the inbox or one of the others has something; return which of
+        them have. Earlier messages must have been taken."""
         for each in others:
             self._poller.register(each, zmq.POLLIN)
         try:

@@ -116,5 +116,5 @@ class PeerBook:
             del self._quarantined_until[old]
 
     def quarantine_ms_left(self, peer: Incarnation, now: Millis) -> int:
-        """Milliseconds of quarantine that are left."""
+        """Return the milliseconds of quarantine that are left."""
         return max(0, self._quarantined_until.get(peer, Millis(0)) - now)

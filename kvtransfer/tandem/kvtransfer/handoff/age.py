@@ -25,7 +25,7 @@ class Age:
         self._numbers.pop(key, None)
 
     def order(self, keys: Iterable[RequestKey]) -> list[RequestKey]:
-        """Known keys, the oldest first."""
+        """Return the known keys, the oldest first."""
         return sorted(keys, key=self._numbers.__getitem__)
 
     def copy(self) -> Age:

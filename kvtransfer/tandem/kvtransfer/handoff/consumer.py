@@ -222,7 +222,7 @@ def _follows(pull: Pull, part: Part, policy: ConsumerPolicy) -> bool:
 
 
 def _blocks(pull: Pull, flight: Flight, policy: ConsumerPolicy) -> tuple[int, ...]:
-    """D's own blocks for a part."""
+    """Return D's own blocks for a part."""
     item, table = pull.items[flight.group], pull.tables[flight.group]
     return blocks_of(item, table, flight.start, flight.stop, policy.block_size)
 
@@ -293,7 +293,7 @@ def _freed(flight: Flight) -> list[Action]:
 
 
 def _writes_less(pull: Pull) -> Result:
-    """FAILING, and a copy or an unpack is over: after the last one the blocks are free."""
+    """Close a FAILING pull after its last copy or unpack: its blocks are free then."""
     if pull.unpacking or pull.reading or pull.doubt is not None:
         return pull, []
     return _replace(pull, state=DState.CLOSED), [Tell(BlocksFree(pull.key))]

@@ -74,7 +74,7 @@ that is not handed over, or that the other end has not, is refused by name when 
 
 
 def document() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [
         _INTRODUCTION,
         "## Messages\n",

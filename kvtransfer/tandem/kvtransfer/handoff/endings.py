@@ -142,7 +142,7 @@ def loaded(pull: Pull, now: Millis, policy: ConsumerPolicy) -> tuple[Pull, Tell]
 def done_if_complete(
     pull: Pull, now: Millis, policy: ConsumerPolicy, actions: list[Action]
 ) -> Result:
-    """After any progress in PULLING: done with everything?"""
+    """Commit or load a PULLING pull if it is complete, else rearm its deadline."""
     assert pull.start is not None
     if pull.final is not None and pull.num_tokens is not None:
         if pull.start == pull.num_tokens:

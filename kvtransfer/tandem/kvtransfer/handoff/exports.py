@@ -83,7 +83,7 @@ class ExportTable:
 
     @property
     def num_leased(self) -> int:
-        """Exports that hold blocks."""
+        """Return the number of exports that hold blocks."""
         return len(self.exports) - len(self._ended) - len(self._expected)
 
     @property

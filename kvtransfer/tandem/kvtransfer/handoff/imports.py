@@ -117,7 +117,7 @@ class ImportTable:
 
     @property
     def num_open(self) -> int:
-        """Pulls that have not ended."""
+        """Return the number of pulls that have not ended."""
         return len(self.pulls) - len(self._closed)
 
     def is_pulling(self, peer: Incarnation) -> bool:

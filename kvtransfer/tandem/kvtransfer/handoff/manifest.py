@@ -96,7 +96,7 @@ def available(item: Item, ready: int, num_tokens: int, block_size: int) -> int:
 
 
 def num_blocks(start: int, stop: int, block_size: int) -> int:
-    """Blocks that hold tokens [start, stop) of an item."""
+    """Return the number of blocks that hold tokens [start, stop) of an item."""
     return blocks_for(stop, block_size) - start // block_size
 
 

@@ -45,7 +45,7 @@ def tag_of(key: RequestKey, group: int, index: int, hashes: Sequence[BlockHash])
 def tags_from(
     key: RequestKey, group: int, first: int, count: int, hashes: Sequence[BlockHash]
 ) -> list[bytes]:
-    """``tag_of`` of so many blocks from ``first`` on."""
+    """Return ``tag_of`` for ``count`` blocks from ``first`` on."""
     known = list(hashes[first : first + count]) if group == 0 else []
     beyond = range(first + len(known), first + count)
     return [*known, *(tag_of(key, group, index, hashes) for index in beyond)]
@@ -80,7 +80,7 @@ class BlockTags:
             self._holders[block] = 1
 
     def set_many(self, key: RequestKey, blocks: Sequence[int], tags: Sequence[bytes]) -> None:
-        """``set`` of as many different blocks: READY waits for hundreds of them."""
+        """Run ``set`` for many different blocks: READY waits for hundreds of them."""
         if not self._holders.keys().isdisjoint(blocks):  # a cached prefix, leased to others, too
             for block, tag in zip(blocks, tags, strict=True):
                 self.set(key, block, tag)
@@ -103,7 +103,7 @@ class BlockTags:
                 self._write(block, CLEARED)
 
     def clear_all(self) -> None:
-        """Every key lets go: what is copied from now on, or was not compared yet, is of no use."""
+        """Release the blocks of every key: copies that were not compared yet are void."""
         for key in list(self._by_key):
             self.clear(key)
 

@@ -41,11 +41,11 @@ class Stream(Protocol):
     """Queue of a device's work, in order."""
 
     def queue(self) -> AbstractContextManager[None]:
-        """What is called within is queued here."""
+        """Queue the calls of the block here."""
         ...
 
     def mark(self) -> Move:
-        """Done when all that has been queued is."""
+        """Return a move that is done when all queued work is."""
         ...
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -84,7 +84,7 @@ class _OnStream(SlotMemory):
         return self._device.type == "cuda"
 
     def _digest_of(self, slot: int, at: int) -> Tensor:
-        """int64 [1]: one of the digests in a slot's header."""
+        """Return int64 [1]: one of the digests in a slot's header."""
         return self.rows[slot, at : at + DIGEST_BYTES].view(torch.int64)
 
 
@@ -236,13 +236,13 @@ class DeviceSlots(_OnStream):
         return self._stream.mark()
 
     def _head(self, slot: int) -> Tensor:
-        """uint8 [HEADER_BYTES]."""
+        """Return uint8 [HEADER_BYTES]."""
         return self.rows[slot, :HEADER_BYTES]
 
     def _numbers(self, slot: int, block_ids: Sequence[int], packing: Packing) -> Tensor:
-        """int64 [len(block_ids)]: of whole blocks on the device, of parts on the host, where their
-        copies are queued one by one. Its place on the host is the slot's own: what was copied from
-        there before has long arrived."""
+        """Return int64 [len(block_ids)]: of whole blocks on the device, of parts on the host,
+        where their copies are queued one by one. The slot has its own place on the host: its
+        earlier copy has long ended."""
         count = len(block_ids)
         if _is_of_parts(packing):
             return torch.tensor(block_ids, dtype=torch.int64)

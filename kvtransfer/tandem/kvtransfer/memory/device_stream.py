@@ -31,7 +31,7 @@ class DeviceStream:
                 torch.cuda.set_stream(before)
 
     def mark(self) -> _Mark:
-        """Done when all that has been queued is."""
+        """Return a move that is done when all queued work is."""
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return _Mark(event)

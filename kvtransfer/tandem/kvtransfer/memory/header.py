@@ -48,7 +48,7 @@ class Header(NamedTuple):
     """Digest of the payload, 64 bits."""
 
     def differs(self, wanted: Header) -> str | None:
-        """Name of the first field that is not as wanted, digests apart."""
+        """Return the name of the first field that differs, except digests."""
         for name in self._fields:
             if name != "digest" and getattr(self, name) != getattr(wanted, name):
                 return name
@@ -56,7 +56,7 @@ class Header(NamedTuple):
 
 
 def key_digest(key: RequestKey) -> bytes:
-    """16 bytes that stand for a key in a header."""
+    """Return the 16 bytes for a key in a header."""
     fields = (key.router, key.request.encode(), str(key.attempt).encode())
     hashed = blake2b(digest_size=16, person=b"tandem-key")
     for field in fields:
@@ -65,7 +65,7 @@ def key_digest(key: RequestKey) -> bytes:
 
 
 def fingerprint_digest(fingerprint: str) -> bytes:
-    """16 bytes that stand for a fingerprint in a header."""
+    """Return the 16 bytes for a fingerprint in a header."""
     return blake2b(fingerprint.encode(), digest_size=16, person=b"tandem-slot").digest()
 
 

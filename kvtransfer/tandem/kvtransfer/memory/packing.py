@@ -31,7 +31,7 @@ class Packing:
         pack(slab, ids, payload)
 
     def unpack(self, payload: Tensor, ids: Tensor, slab: Tensor) -> None:
-        """Scatter them."""
+        """Scatter a payload into blocks of ``slab``."""
         unpack(payload, ids, slab)
 
 

@@ -47,10 +47,9 @@ def slot_sizes(
     gpu_bytes: int | None,
     staged: bool = False,
 ) -> SlotSizes:
-    """Sizes of ``count`` slots for blocks of ``block_bytes``.
-
-    ``gpu_bytes`` is the memory of the GPU that holds the slots, None for slots in host memory;
-    ``staged`` are those of blocks that lie on a GPU.
+    """Return the sizes of ``count`` slots for blocks of ``block_bytes``. ``gpu_bytes`` is the
+    memory of the GPU that holds the slots, None for host memory. ``staged``: the blocks are on a
+    GPU.
     """
     if gpu_bytes is None:
         wanted, ahead = STAGED_SLOT_BYTES if staged else HOST_SLOT_BYTES, HOST_CREDITS

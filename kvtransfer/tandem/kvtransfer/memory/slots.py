@@ -40,20 +40,20 @@ class Inspection(Move, Protocol):
     """A slot that is being inspected."""
 
     def found(self) -> Found:
-        """Asked once it is done."""
+        """Return the slot's header and digest; valid once it is done."""
         ...
 
 
 class Moved:
-    """It is done."""
+    """A move that is done."""
 
     def done(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
 
 class Inspected(Moved):
-    """It is done, and this is in the slot."""
+    """An inspection that is done."""
 
     def __init__(self, found: Found) -> None:
         self._found = found
@@ -92,7 +92,7 @@ class SlotMemory:
 
     @property
     def gpu(self) -> int | None:
-        """Number of the GPU that holds the slots; None is the host."""
+        """Return the number of the GPU that holds the slots; None is the host."""
         return None
 
     def view(self, slot: int, nbytes: int) -> memoryview:
@@ -148,7 +148,8 @@ class SlotMemory:
         return Moved()
 
     def mark(self) -> Move:
-        """Done when all is that was begun, also by a pack or an unpack that has raised."""
+        """Return a move that is done when all begun work is, also of a pack or an unpack that
+        raised."""
         return Moved()
 
     def settle(self, seconds: float) -> bool:

@@ -66,7 +66,7 @@ class ConsumerMover(LinkedMover):
         return sum(each.held_bytes for each in self._resting)
 
     def take(self, item: ConsumerItem, now: Millis) -> list[Action]:
-        """Engine, peers and links, in the order in which they came."""
+        """Handle an item of the engine or a link, in the order of arrival."""
         if isinstance(item, FromPeer):
             return self._take_message(item, now)
         if isinstance(item, LinkUp):
@@ -172,7 +172,7 @@ class ConsumerMover(LinkedMover):
         self.active()
 
     def work(self, now: Millis) -> list[Action]:
-        """Reads, parts that are unpacked and one more, probes, deadlines."""
+        """Continue reads, finished unpacks and one more, probes, deadlines."""
         if self.reads:
             self._carry_out(self._poll_reads(now), now)  # at once: an engine waits for their end
             if self._told:
@@ -266,7 +266,8 @@ class ConsumerMover(LinkedMover):
         return self.table.apply(d_events.Unpacked(item.key, item.index, cause, message), now)
 
     def rest(self, now: Millis) -> float | None:
-        """Until the next deadline, unless a read or an unpack is to be moved."""
+        """Return the seconds to the next deadline, or a nap while a read or an unpack is under
+        way."""
         if self._unpacks.waits:
             return 0
         naps = [
@@ -281,7 +282,7 @@ class ConsumerMover(LinkedMover):
         return min((each for each in naps if each is not None), default=None)
 
     def wakers(self) -> list[int]:
-        """Sockets with answers under way, if every read has one."""
+        """Return sockets with answers under way, if every read has one."""
         return self.reads.wakers()
 
     def pause(self, seconds: float | None) -> None:

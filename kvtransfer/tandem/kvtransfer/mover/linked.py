@@ -73,7 +73,7 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         return self.parts.transports[self._welcomes[peer].connector]
 
     def slots_to(self, peer: Incarnation) -> SlotMemory:
-        """Those in which what is read of the peer lands."""
+        """Return the slots into which the peer is read."""
         return self._slots.of(self.transport_to(peer).traits)
 
     def welcome_of(self, peer: Incarnation) -> ProducerCard | None:

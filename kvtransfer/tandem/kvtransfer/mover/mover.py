@@ -189,7 +189,7 @@ class Mover(Generic[Item, Event]):
         raise NotImplementedError
 
     def execute(self, action: Action, now: Millis) -> list[Action]:
-        """Do what a table asked for; what follows from it at once."""
+        """Carry out an action of a table; return the actions that follow at once."""
         raise NotImplementedError
 
     def work(self, now: Millis) -> list[Action]:
@@ -201,7 +201,7 @@ class Mover(Generic[Item, Event]):
         raise NotImplementedError
 
     def wakers(self) -> Sequence[int]:
-        """Other descriptors to wake for."""
+        """Return other descriptors to wake for."""
         return ()
 
     def pause(self, seconds: float | None) -> None:
@@ -250,11 +250,11 @@ class Mover(Generic[Item, Event]):
         self._told = True
 
     def active(self) -> None:
-        """Bytes moved: short naps for a while."""
+        """Record that bytes moved: naps are short for a while."""
         self._active_at = time.monotonic()
 
     def stay_awake(self) -> None:
-        """Something will come within moments: a thread that slept would be slow to take it."""
+        """Keep the thread awake for an item that is due within moments."""
         self._awake_until = time.monotonic() + AWAKE_SECONDS
 
     def nap(self) -> float:

@@ -100,7 +100,7 @@ class Pace:
         self._told = self._open.pop(key, None) is None and self._told
 
     def moved(self, peer: Incarnation, nbytes: int, seconds: float) -> None:
-        """One part was read."""
+        """Record one part that was read."""
         link = self._links.setdefault(peer, _Link())
         link.moved, link.used_at = link.moved + nbytes, self._clock()
         link.best_read = max(link.best_read, nbytes / max(seconds, 1e-6))
@@ -110,8 +110,8 @@ class Pace:
         self._links.pop(peer, None)
 
     def rest(self) -> float | None:
-        """Return the seconds until the next look. None if nothing is open, that has been reported,
-        and no pace expires."""
+        """Return the seconds until the next look; None if nothing is open or unreported and no
+        pace expires."""
         if self._open or not self._told:
             return LOOK_SECONDS
         oldest = min((each.used_at for each in self._links.values() if each.pace), default=None)

@@ -42,7 +42,7 @@ class Packs:
         self._fingerprint = fingerprint_digest(parts.fingerprint.compatibility)
 
     def add(self, item: Pack) -> None:
-        """It is begun in its turn."""
+        """Queue a part."""
         self._waiting.append(item)
 
     @property
@@ -86,7 +86,7 @@ class Packs:
         self._begun.append(Filling(item, nbytes, started, move, ok))
 
     def ended(self) -> list[Filling]:
-        """Those that are packed, or never will be, which are forgotten."""
+        """Return and forget the parts that are packed, or failed."""
         found = []
         while self._begun and self._begun[0].move.done():
             found.append(self._begun.popleft())

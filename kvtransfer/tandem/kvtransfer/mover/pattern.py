@@ -15,7 +15,7 @@ _PIECE = 4096
 
 
 def pattern(incarnation: Incarnation, nbytes: int) -> bytes:
-    """``nbytes`` of P's pattern; pieces differ, so that swapped pages are seen."""
+    """Return ``nbytes`` of P's pattern; pieces differ, so that swapped pages are seen."""
     pieces = []
     for n in range(-(-nbytes // _PIECE)):
         seed = incarnation + n.to_bytes(8, "little")

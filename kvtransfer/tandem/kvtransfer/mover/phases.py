@@ -48,7 +48,7 @@ class Phases:
         self._outcomes: Counter[str] = Counter()
 
     def begin(self, key: RequestKey) -> None:
-        """OPEN."""
+        """Record OPEN."""
         self._at[key] = {"open": time.monotonic()}
         self._parts[key] = []
 
@@ -66,7 +66,7 @@ class Phases:
         self._seen.append(("unpack", seconds))
 
     def wanted(self, key: RequestKey) -> None:
-        """There are blocks for it: what was announced is asked for, or copied."""
+        """Record that blocks are reserved: announced parts are requested, or copied."""
         self._step(key, "want", "reserve", since="ready")
 
     def sent(self, message: object) -> None:

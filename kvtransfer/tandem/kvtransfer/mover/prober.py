@@ -69,7 +69,7 @@ class _Unused:
     """Time of the next probe; None if there is none."""
 
     def next(self, now: Millis) -> None:
-        """One probe is through, or begins."""
+        """Schedule the next probe."""
         left = self.turns < len(AGAIN_MS)
         self.at = Millis(now + AGAIN_MS[self.turns]) if left else None
         self.turns += 1
@@ -84,11 +84,11 @@ class Links(Protocol):
     book: PeerBook
 
     def transport_to(self, peer: Incarnation) -> Transport:
-        """By which the peer is read."""
+        """Return the transport by which the peer is read."""
         ...
 
     def slots_to(self, peer: Incarnation) -> SlotMemory:
-        """Those in which what is read of the peer lands."""
+        """Return the slots into which the peer is read."""
         ...
 
     def welcome_of(self, peer: Incarnation) -> ProducerCard | None:
@@ -159,18 +159,18 @@ class Prober:
         self._mover.say(peer, Probe(number))
 
     def used(self, peer: Incarnation) -> None:
-        """KV came by the link: its rate is measured by that from now on."""
+        """Stop repeated probes: KV measures the rate from now on."""
         self._unused.pop(peer, None)
 
     def idle(self, peer: Incarnation, now: Millis) -> None:
-        """Nothing has used the link for minutes: what was measured is old, and nothing may use it
-        before it is known to be fast."""
+        """Probe an idle link again: its rate is old, and placement may use only links known to
+        be fast."""
         if peer in self._mover.table.links and peer not in self._unused:
             self._unused[peer] = unused = _Unused(self._mover.book.probed(peer))
             unused.next(now)
 
     def ready(self, peer: Incarnation, message: ProbeReady, now: Millis) -> None:
-        """P moves its end."""
+        """Read the pattern: P moves its end."""
         probing = self._probing.get(peer)
         welcome = self._mover.welcome_of(peer)
         if probing is None or probing.number != message.number or welcome is None:

@@ -165,7 +165,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             memory.write(slot, pattern(self.parts.incarnation, self._pattern_bytes))
 
     def take(self, item: ProducerItem, now: Millis) -> list[Action]:
-        """Engine, peers and links, in the order in which they came."""
+        """Handle an item of the engine or a link, in the order of arrival."""
         if isinstance(item, FromPeer):
             return self._take_message(item, now)
         if isinstance(item, LinkUp):
@@ -253,7 +253,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         self._gave(len(action.block_ids) * self.parts.layout.groups[action.group].block_bytes)
 
     def work(self, now: Millis) -> list[Action]:
-        """Fences, parts that are packed and one more, the peers' reads, deadlines."""
+        """Continue fences, finished packs and one more, the peers' reads, deadlines."""
         actions = self._see_fences(now)
         if self._packs.waits:
             actions += self._begin_pack(self._packs.next(), now)
@@ -282,8 +282,8 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         ]
 
     def _begin_pack(self, item: Pack, now: Millis) -> list[Action]:
-        """Unless its hand-off is over: its blocks are another's then, or lie nowhere, since the
-        engine that has them back may sleep."""
+        """Begin to pack, unless the hand-off is over: its blocks may be another's then, or
+        released, as the engine may sleep."""
         export = self.table.exports.get(item.key)
         if export is None or export.state is PState.GONE:
             return self.table.apply(p_events.Packed(item.key, item.index, ok=False), now)
@@ -300,13 +300,13 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         return actions
 
     def _gave(self, nbytes: int) -> None:
-        """Bytes are D's to read: a part, or a chunk's blocks."""
+        """Count bytes that D may read: a part, or a chunk's blocks."""
         self.parts.board.transfers += 1
         self.metrics.moved("producer", nbytes)
         self.active()
 
     def rest(self, now: Millis) -> float | None:
-        """Until the next deadline, unless a pack, a fence or a peer's read is to be moved."""
+        """Return the seconds to the next deadline, or a nap while work is under way."""
         if self._packs.waits:
             return 0
         naps = [self.until(self.table.next_deadline(), now)]
@@ -329,7 +329,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         super()._end(problem)
 
     def observe(self) -> None:
-        """Slots and leases."""
+        """Set the gauges of slots and leases."""
         ring = self.table.ring
         self.metrics.slots_of("producer", "free").set(ring.free)
         self.metrics.slots_of("producer", "held").set(len(ring) - ring.free)

@@ -118,7 +118,7 @@ class Reads:
         return found
 
     def stuck(self, seconds: float, quota: int) -> set[Incarnation]:
-        """Peers of which as many reads into slots as they may have were begun longer ago: until one
+        """Return the peers whose whole quota of reads into slots was begun longer ago. Until one
         ends no link to them is probed. Any thread."""
         before = time.perf_counter() - seconds
         opened = list(self._open.values())  # at once: the transfer thread goes on
@@ -126,7 +126,7 @@ class Reads:
         return {peer for peer, count in Counter(old).items() if count >= quota}
 
     def old_copies(self, seconds: float) -> int:
-        """Copies into blocks, wanted or not, that were begun longer ago. Any thread."""
+        """Return the number of copies into blocks that were begun longer ago. Any thread."""
         before = time.perf_counter() - seconds
         opened = list(self._open.values())  # at once: the transfer thread goes on
         return sum(read.slot is None and at < before for read, at in opened)
@@ -221,7 +221,7 @@ class Reads:
         return watch(self._moments(), lambda: until() or any(e.stirs() for e in self._timed))
 
     def wakers(self) -> list[int]:
-        """Sockets with answers under way, if every read has one."""
+        """Return sockets with answers under way, if every read has one."""
         found: list[int] = []
         for name in {name for name, _ in self._open}:
             descriptors = self._transports[name].filenos()

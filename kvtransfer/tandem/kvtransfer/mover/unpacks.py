@@ -45,7 +45,7 @@ class Unpacks:
         self._fingerprint = fingerprint_digest(parts.fingerprint.compatibility)
 
     def add(self, item: Unpack) -> None:
-        """It is begun in its turn."""
+        """Queue a part."""
         self._waiting.append(item)
 
     @property
@@ -75,7 +75,7 @@ class Unpacks:
         self._inspected.append((item, started, inspection))
 
     def ended(self) -> list[Emptied]:
-        """Those that are unpacked or were found wrong, which are forgotten."""
+        """Return and forget the parts that are unpacked or faulty."""
         found = self._judged()
         while self._moved and self._moved[0][2].done():
             item, started, _, fault = self._moved.popleft()

@@ -118,7 +118,7 @@ class DeviceSource:
         self._mapped: dict[int, DeviceRange] = {}
 
     def seen_by(self, index: int) -> DeviceRange:
-        """Mapped to be read by that GPU. Raises DeviceMemoryError where the GPU cannot reach it."""
+        """Map it for reads of that GPU. Raises DeviceMemoryError if the GPU cannot reach it."""
         if index not in self._mapped:
             self._mapped[index] = device.map_range(self._descriptor, self.size, index)
         return self._mapped[index]
@@ -202,7 +202,7 @@ def _check_device_memory(descriptor: int) -> None:
 
 
 def _index_of(where: str) -> int:
-    """Number of a GPU in this process. Raises TransportError."""
+    """Return the number of a GPU in this process. Raises TransportError."""
     try:
         for index in range(torch.cuda.device_count()):
             if str(torch.cuda.get_device_properties(index).uuid) == where:

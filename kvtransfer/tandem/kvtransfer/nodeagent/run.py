@@ -21,7 +21,7 @@ def listen(config: NodeAgentConfig) -> NodeAgent:
 
 
 def serve(agent: NodeAgent) -> None:
-    """Until SIGTERM or SIGINT."""
+    """Run until SIGTERM or SIGINT."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())
     logger.info("the agent listens at %s", agent.path)

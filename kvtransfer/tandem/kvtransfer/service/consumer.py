@@ -117,7 +117,7 @@ class HandoffConsumer:
         return self.ended() or self._mover.book.why_down(producer)
 
     def peer_health(self) -> tuple[PeerHealth, ...]:
-        """Every prefill worker that was seen, and is linked or still named."""
+        """Return every prefill worker that was seen, and is linked or still named."""
         known, ended = self._mover.book.snapshot(), self.ended()
         if ended is None:
             return known
@@ -213,7 +213,7 @@ class HandoffConsumer:
         return 0
 
     def progress(self) -> int:
-        """Grows while parts are read and unpacked."""
+        """Return a counter that grows while parts are read and unpacked."""
         return self._board.transfers
 
     def expected(self) -> float:

@@ -95,12 +95,12 @@ class HandoffProducer:
 
     @property
     def control(self) -> str:
-        """``host:port`` of the control socket, as peers reach it."""
+        """Return ``host:port`` of the control socket, as peers reach it."""
         return self._channel.endpoint
 
     @property
     def max_blocks(self) -> int:
-        """Blocks of the largest hand-off that is ever admitted."""
+        """Return the blocks of the largest hand-off that is ever admitted."""
         return min(self._quota.limit, MAX_BLOCKS) if self._only_copies else self._quota.limit
 
     def start(self) -> None:
@@ -142,7 +142,7 @@ class HandoffProducer:
         return None
 
     def refuse(self, key: RequestKey) -> None:
-        """Nothing is lent under a key that a peer asked for (``Wanted``)."""
+        """Refuse a key that a peer asked for (``Wanted``)."""
         self._mover.inbox.put(p_events.Refuse(key))
 
     def _why_not(self, key: RequestKey, consumer: Incarnation) -> Refusal | None:
@@ -186,13 +186,13 @@ class HandoffProducer:
         fence: Fence,
         hashes: Sequence[BlockHash] = (),
     ) -> None:
-        """Tokens [0, upto) are computed once ``fence`` is done; ``block_ids`` hold them.
-        ``hashes``, if any, are those of all full blocks up to there."""
+        """Report that ``block_ids`` hold tokens [0, upto) once ``fence`` is done. ``hashes``, if
+        any, are those of all full blocks up to there."""
         self._quota.start(key)
         self._mover.inbox.put(Computed(key, tuple(block_ids), upto, fence, tuple(hashes)))
 
     def final(self, key: RequestKey, first: Sequence[FirstToken], finish: str | None) -> None:
-        """Token 1 of each choice; ``finish`` if it ended the request, all choices."""
+        """Report token 1 of each choice; ``finish`` if it ended the request, all choices."""
         self._mover.inbox.put(p_events.First(key, tuple(first), finish))
 
     def cancel(self, key: RequestKey) -> None:
@@ -239,14 +239,14 @@ class HandoffProducer:
         return len(self._quota) > 0
 
     def leased_blocks(self) -> int:
-        """Blocks of hand-offs that run or are leased."""
+        """Return the blocks of hand-offs that run or are leased."""
         return self._quota.num_started
 
     def set_peers(self, controls: Mapping[str, Incarnation]) -> None:
         """Decode workers connect by themselves."""
 
     def peer_health(self) -> tuple[PeerHealth, ...]:
-        """Links are judged by the decode workers."""
+        """Return none: the decode workers judge links."""
         return ()
 
     def consumers(self) -> frozenset[Incarnation]:
@@ -254,11 +254,11 @@ class HandoffProducer:
         return self._mover.links
 
     def progress(self) -> int:
-        """Grows while parts are packed."""
+        """Return a counter that grows while parts are packed."""
         return self._board.transfers
 
     def expected(self) -> float:
-        """No KV comes here."""
+        """Return inf: no KV comes here."""
         return math.inf
 
     def keeps_awake(self) -> str | None:
@@ -274,7 +274,7 @@ class HandoffProducer:
         return 0
 
     def wake_up(self) -> None:
-        """Nothing was given back."""
+        """Do nothing: ``sleep`` released nothing."""
 
     def note_progress(self, engine_step: int, has_work: bool) -> None:
         """Record a step of the engine's loop for the beats."""

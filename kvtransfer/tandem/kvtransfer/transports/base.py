@@ -148,11 +148,11 @@ class Transport(Protocol):
         ...
 
     def receive(self, memory: SlotMemory, blocks: Blocks | None = None) -> None:
-        """D: reads will land in these slots, and copies in these blocks. Raises TransportError."""
+        """D: set the slots for reads, and the blocks for copies. Raises TransportError."""
         ...
 
     def connect(self, peer: Incarnation, host: str, card: bytes) -> None:
-        """D: make reads from this peer possible. Raises TransportError."""
+        """D: prepare reads from this peer. Raises TransportError."""
         ...
 
     def read(self, peer: Incarnation, extents: Sequence[Extent]) -> Ticket:
@@ -175,11 +175,11 @@ class Transport(Protocol):
         ...
 
     def filenos(self) -> list[int]:
-        """Descriptors that become readable when a read gets on; none: nap and ask."""
+        """Return descriptors that become readable when a read progresses; none: nap and poll."""
         ...
 
     def close(self, peer: Incarnation) -> None:
-        """D: the link is lost. Reads that are not terminal stay pollable."""
+        """D: end a lost link. Reads that are not terminal can still be polled."""
         ...
 
     def stop(self) -> None:
@@ -213,7 +213,7 @@ class Meeting(Protocol):
 
     @property
     def unmet(self) -> str | None:
-        """P: why no peer can begin to read now, or None; asked by any thread."""
+        """P: return why no peer can begin to read now, or None; called by any thread."""
         ...
 
 

@@ -223,7 +223,7 @@ class NixlTransport:
         return Progress.DONE if state == "DONE" else Progress.FAILED
 
     def tags_of(self, ticket: Ticket) -> bytes:
-        """No tags: reads of this transport land in slots."""
+        """Return no tags: reads of this transport use slots."""
         return b""
 
     def advance(self) -> None:

@@ -86,7 +86,7 @@ def part_extents(
     at = np.arange(start // unit, -(-stop // unit), dtype=np.int64) * unit
 
     def places(blocks: Sequence[int], size: int, own: range) -> tuple[Numbers, Numbers]:
-        """Index of the block of each unit, and offsets [units * runs] in the slab."""
+        """Return the index of the block of each unit, and offsets [units * runs] in the slab."""
         runs = (layers * len(own) + heads - own.start).reshape(1, -1) * size
         index = at // size - start // size
         block = np.array(blocks, dtype=np.int64)[index] * (2 * group.num_layers * len(own) * size)

@@ -108,7 +108,7 @@ class TcpTransport:
         return progress
 
     def tags_of(self, ticket: Ticket) -> bytes:
-        """No tags: reads of this transport land in slots."""
+        """Return no tags: reads of this transport use slots."""
         return b""
 
     def advance(self) -> None:
@@ -117,7 +117,7 @@ class TcpTransport:
         self._take()
 
     def filenos(self) -> list[int]:
-        """Readable when a read has ended."""
+        """Return a descriptor that is readable when a read has ended."""
         return [self._ended.fileno()]
 
     def close(self, peer: Incarnation) -> None:

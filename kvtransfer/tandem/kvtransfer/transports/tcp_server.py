@@ -87,7 +87,7 @@ class _Sender:
 
     @property
     def num_peers(self) -> int:
-        """Connections that are open."""
+        """Return the number of open connections."""
         return len(self._peers)
 
     def _run(self) -> None:

@@ -137,7 +137,7 @@ class Stream:
                 return
 
     def close(self) -> None:
-        """No byte lands after this."""
+        """Close the stream: no byte is written after this."""
         with self.lock:
             self._closed, self._lookup, self._into = True, None, None
             if self.sock is not None:
@@ -220,7 +220,7 @@ class Receiver:
         self.wake()
 
     def wake(self) -> None:
-        """There is something to send."""
+        """Wake the thread to send."""
         self._bell.wake()
 
     def stop(self) -> None:
@@ -237,7 +237,7 @@ class Receiver:
                 self._advance(stream)
 
     def _wait(self) -> list[Stream]:
-        """Streams with something to do, once there is one."""
+        """Wait for streams with something to do and return them."""
         poller, by_number, looks = select.poll(), dict[int, Stream](), list[Stream]()
         poller.register(self._bell.fileno(), select.POLLIN)
         for stream in self._streams:

@@ -128,8 +128,8 @@ class Asker:
         self._asked.clear()
 
     def _check(self, answer: Copied | Refused, said: Connection) -> None:
-        """Raise TransportError for what was not asked, and for a copy by an agent that has not the
-        key of its producer."""
+        """Raise TransportError for an answer without a request, or from an agent without the key
+        of its producer."""
         request, key = self._asked.pop(answer.number, (None, b""))
         if request is None:
             raise TransportError("the node's agent answers what it was not asked")

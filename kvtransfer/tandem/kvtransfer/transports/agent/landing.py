@@ -43,13 +43,13 @@ class Landing:
         """Pieces that are wanted and have not been answered, by slot."""
 
     def add(self, pieces: list[Piece]) -> None:
-        """They wait for slots."""
+        """Queue pieces for slots."""
         for each in pieces:
             self._waiting.setdefault(each.peer, deque()).append(each)
 
     def grant(self) -> tuple[int, Piece] | None:
-        """A slot for the next piece, of each peer in turn, if there is one and a slot for it: the
-        agent is to be asked."""
+        """Give a slot to the next piece, of each peer in turn, and return both: the agent is to
+        be asked. None if there is no piece or slot."""
         for peer in self._waiting:
             if self.ring.has_room(peer):
                 break
@@ -89,8 +89,7 @@ class Landing:
                 self.ring.quarantine(slot)
 
     def agent_lost(self) -> set[int]:
-        """New slots for the next agent; the tickets of the reads that are not wholly answered, and
-        never will be."""
+        """Make new slots for the next agent; return the tickets of reads without all answers."""
         lost = {each.ticket for each in self._asked.values()}
         lost |= {each.ticket for queue in self._waiting.values() for each in queue}
         self.generation += 1
@@ -100,7 +99,7 @@ class Landing:
         return lost
 
     def copy(self) -> Landing:
-        """Independent slots in the same state."""
+        """Return independent slots in the same state."""
         other = type(self)(self._count, self._per_peer)
         other.generation, other.ring = self.generation, self.ring.copy()
         other._waiting = {peer: queue.copy() for peer, queue in self._waiting.items()}

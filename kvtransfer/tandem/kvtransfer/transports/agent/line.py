@@ -66,7 +66,7 @@ class Line:
             raise
 
     def fileno(self) -> int:
-        """Readable when something came."""
+        """Return the descriptor, readable when a message has come."""
         return self._sock.fileno()
 
     def say(self, message: ToAgent, descriptors: Sequence[int] = ()) -> bool:

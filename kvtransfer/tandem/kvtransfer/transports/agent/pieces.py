@@ -12,8 +12,8 @@ from tandem.kvtransfer.transports.mapped.batches import Batch, batches
 
 
 def pieces_of(extents: Sequence[Extent], slot_bytes: int) -> list[Batch]:
-    """Batches of ranges of one size each, none larger than a slot, in the order of the extents;
-    blocks are never cut."""
+    """Return batches of ranges of one size each, in the order of the extents. None is larger
+    than a slot; blocks are never cut."""
     found: list[Batch] = []
     for batch in batches(extents):
         for part in (batch,) if batch.tagged else _lone(batch, slot_bytes):

@@ -199,7 +199,7 @@ class AgentTransport:
             self._lose()
 
     def filenos(self) -> list[int]:
-        """The agent's answers come by its socket; none while the end of a copy of one's own is not
+        """Return the agent's socket for its answers; none while the end of an own copy is not
         foretold."""
         return self._asker.filenos() if all(map(is_foretold, self.moments())) else []
 
@@ -234,8 +234,7 @@ class AgentTransport:
         return any(each.mark.done() for each in self._taking)
 
     def close(self, peer: Incarnation) -> None:
-        """Nothing is wanted of the peer any more: its reads fail, and slots that the agent may
-        still write are quarantined."""
+        """Fail the peer's reads; slots that the agent may still write are quarantined."""
         self._forget(peer)
         self.look()
 
@@ -246,7 +245,7 @@ class AgentTransport:
                 self._fail(ticket, read)
 
     def stop(self) -> None:
-        """Leave the agent, wait for one's own copies."""
+        """Leave the agent and wait for this worker's own copies."""
         for ticket, read in self._reads.items():
             self._fail(ticket, read)
         self._asker.close()

@@ -50,9 +50,9 @@ class Copier(Protocol):
     """Most pieces of one block that is copied into blocks of another size."""
 
     def share(self, tensor: Tensor, *, writable: bool = False) -> tuple[int, int]:
-        """A descriptor of the memory that ``tensor`` begins, which the caller closes, and its
-        bytes; of memory that others may write, if they are to. Raises TransportError if no other
-        process can map it."""
+        """Return a descriptor of the memory that ``tensor`` begins, which the caller closes, and
+        its bytes. Other processes may write it if ``writable``. Raises TransportError if none
+        can map it."""
         ...
 
     def where(self) -> str:
@@ -60,9 +60,9 @@ class Copier(Protocol):
         ...
 
     def make(self, size: int) -> tuple[Tensor, Source]:
-        """New memory of at least ``size`` bytes, flat uint8, that others can be given, and that is
-        there: each page has been touched; and the same as a source, from which may be copied as
-        long as the caller keeps the memory. Raises TransportError."""
+        """Allocate at least ``size`` bytes, flat uint8, that can be shared, with each page
+        touched. Return it also as a source, valid while the caller keeps the memory. Raises
+        TransportError."""
         ...
 
     def map(self, descriptor: int, size: int) -> Source:
@@ -101,7 +101,7 @@ class Through:
     due = -math.inf
 
     def done(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
 

@@ -240,7 +240,7 @@ class DescriptorServer:
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:
-    """Device and inode; None where there is nothing that may be asked."""
+    """Return device and inode; None if there is no file."""
     try:
         found = path.lstat()
     except OSError:

@@ -177,7 +177,7 @@ class MappedTransport:
                 self._advance(peer)
 
     def filenos(self) -> list[int]:
-        """None: copies are asked after."""
+        """Return none: copies are polled."""
         return []
 
     def moments(self) -> list[float]:

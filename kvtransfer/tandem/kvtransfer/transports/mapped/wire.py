@@ -115,7 +115,8 @@ def check_version(card: bytes, allowed: int, what: str) -> None:
 
 
 def place_of(folder: Path) -> bytes:
-    """16 bytes that name a folder of this machine, however it is mounted. Raises TransportError."""
+    """Return the 16 bytes that name a folder of this machine, regardless of its mount. Raises
+    TransportError."""
     try:
         found = folder.stat()
         boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()

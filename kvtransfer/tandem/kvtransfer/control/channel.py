@@ -81,7 +81,7 @@ class Channel:
         self._inbox: WakeQueue[ToControl] = WakeQueue()
         self._poller = zmq.Poller()
         self._watched: Sequence[int] | None = None
-        """Descriptors of what the poller has, once asked for."""
+        """Descriptors of the poller's sockets; None until they are read."""
         self.watch(self._inbox.fileno())
         self._more = False
         """Sockets may have messages that they do not signal again: the last look found some."""

@@ -43,9 +43,9 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_MS = 50
 LONGEST_PAUSE_MS = 2000
 STEADY_MS = 3000
-"""A link that stood for so long was a good one: the next is made soon."""
+"""Age of a good link: the next is made soon."""
 LOOKUP_MS = 20
-"""Between two looks whether a name has got its address."""
+"""Pause between two polls of a lookup."""
 _BATCH = 512
 
 
@@ -142,7 +142,8 @@ class ControlClient(Channel):
                     self._try_to_connect(producer, address, now)
 
     def on_tick(self, now: Millis, late: float = 0.0) -> None:
-        """Beat every producer; lose those that are silent, stand still or never welcomed us."""
+        """Send beats to every producer; drop those that are silent, make no progress or sent no
+        WELCOME."""
         beat = self.beat()
         for producer in list(self._producers.values()):
             link = producer.link

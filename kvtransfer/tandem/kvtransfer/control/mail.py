@@ -63,7 +63,7 @@ class Unsaid:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Send, if that very link still stands."""
+    """Send, if this link is still up."""
 
     link: LinkNumber
     message: Message
@@ -71,15 +71,15 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Give the link up, and leave it alone for so long."""
+    """Give the link up, and wait ``rest_ms`` before the next."""
 
     link: LinkNumber
     reason: str
     rest_ms: int = 0
     without: str = ""
-    """D: a transport, not the last one. The next link is made soon, and does not offer it ..."""
+    """D: a transport, not the last one. The next link is made soon, and does not offer it."""
     without_ms: int = 0
-    """... for so long; with 0 it is offered again."""
+    """Time for which it is not offered; 0 offers it again."""
 
 
 @dataclass(frozen=True, slots=True)

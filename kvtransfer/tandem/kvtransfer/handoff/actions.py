@@ -93,7 +93,7 @@ class Unpack(msgspec.Struct, frozen=True):
 
 
 class Blame(msgspec.Struct, frozen=True):
-    """D: what this peer's link delivered was another's, though the lease stood: quarantine it."""
+    """D: quarantine a peer whose link delivered another hand-off's data although the lease held."""
 
     peer: Incarnation
     reason: str

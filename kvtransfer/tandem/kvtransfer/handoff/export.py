@@ -75,7 +75,7 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     """Form in which parts are cut; None is P's own blocks unchanged."""
     out: tuple[Out, ...] = ()
     engine_holds: bool = False
-    """The engine was given the key and has not let go."""
+    """The engine was given the key and has not released it."""
     reason: GoneReason = GoneReason.UNKNOWN
 
 

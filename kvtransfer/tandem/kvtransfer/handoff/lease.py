@@ -49,7 +49,7 @@ def next_part(export: Export, policy: ProducerPolicy) -> tuple[int, int] | None:
 
 
 def tags(export: Export, before: int, policy: ProducerPolicy) -> list[Action]:
-    """Tag what has been written for good since ``before`` tokens were, where blocks are read."""
+    """Tag the blocks written since ``before`` tokens were, if peers read blocks."""
     found: list[Action] = []
     size = policy.block_size
     for item in export.items if export.direct else ():

@@ -39,7 +39,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     blocks_per_part: int
     """Blocks of one part: as many as fit a slot after its header."""
     blocks_per_copy: int = 1
-    """Blocks of one read, where blocks are copied into blocks."""
+    """Blocks of one read, if blocks are copied into blocks."""
     part_bytes: int = 0
     """Payload bytes of a slot."""
     rows: int = 1

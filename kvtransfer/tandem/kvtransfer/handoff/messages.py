@@ -181,7 +181,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
-    """P → D: the lease never lapsed; what you read is right."""
+    """P → D: the lease never lapsed; what D read is right."""
 
     key: RequestKey
 

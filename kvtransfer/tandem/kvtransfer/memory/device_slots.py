@@ -136,7 +136,7 @@ class HostSlotsOfDevice(_OnStream):
     def unpack(
         self, slot: int, block_ids: Sequence[int], slab: Tensor, packing: Packing = WHOLE
     ) -> Move:
-        """See SlotMemory; from where the payload was summed, if it is there still."""
+        """See SlotMemory; reads the stage in which the payload was summed, if it is still there."""
         with self._stream.queue():
             payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
             at = self._staged.pop(slot, None)

@@ -23,7 +23,7 @@ STAGED_SLOT_BYTES = 32 << 20
 GPU_SLOT_BYTES = 128 << 20
 GPU_CREDITS = 6
 GPU_SHARE = 64
-"""A worker's slots take one part in so many of its GPU's memory, at most."""
+"""Divisor of the GPU memory: a worker's slots take at most 1/64 of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""The transfer thread's loop: take what came, get on with the bytes, sleep as long as one may.
+"""The transfer thread's loop: take items, move bytes, sleep as long as possible.
 
-``ProducerMover`` and ``ConsumerMover`` fill in both halves. Naps are short while bytes move that
-only move when asked, grow while nothing happens, and are endless when nothing is due.
+``ProducerMover`` and ``ConsumerMover`` fill in both halves. Naps are short while a transport
+moves bytes only when called, grow while nothing happens, and are endless when nothing is due.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ class Mover(Generic[Item, Event]):
         self.ending: str | None = None
         """Reason why nothing more is begun: the thread has ended, or is about to."""
         self.problem: str | None = None
-        """The same once it has, and what was under way has ended, or will not."""
+        """Reason why the thread has ended; set once all work under way has ended or been given
+        up."""
         self.written: frozenset[RequestKey] = frozenset()
         """Hand-offs whose blocks may still be written, if there is a ``problem``."""
         self.control: Channel | None = None
@@ -217,7 +218,7 @@ class Mover(Generic[Item, Event]):
             self.inbox.wait(seconds, wakers)
 
     def hears(self) -> bool:
-        """Look after the sockets for once; whether something has come."""
+        """Serve the sockets once; return whether something has come."""
         if self.control is not None:
             self.control.look()
         return not self.inbox.empty
@@ -237,7 +238,7 @@ class Mover(Generic[Item, Event]):
     # What is the same
 
     def say(self, peer: Incarnation, message: Message) -> None:
-        """Send on the link as it stands; without one, nothing is sent."""
+        """Send on the current link; without one, nothing is sent."""
         link = self._links.get(peer)
         if link is not None and self.control is not None:
             self.control.post(Say(link, message))

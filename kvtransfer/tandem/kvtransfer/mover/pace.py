@@ -24,7 +24,7 @@ from tandem.protocol.ids import Incarnation, RequestKey
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.05
-"""Between two looks at what waits."""
+"""Pause between two looks at what waits."""
 SAMPLE_SECONDS = 0.5
 """Busy seconds that make one sample of a link's pace."""
 IDLE_SECONDS = 180.0

@@ -96,7 +96,7 @@ class Links(Protocol):
         ...
 
     def say(self, peer: Incarnation, message: Message) -> None:
-        """Send on the link as it stands."""
+        """Send on the current link."""
         ...
 
     def start_read(self, item: Read, now: Millis, check: Check = ...) -> None:

@@ -44,7 +44,7 @@ class Ended(NamedTuple):
     tags: bytes = b""
     """Tags of the blocks of a copy that is done, read after it."""
     late: bool = False
-    """It was begun on another link than that which stands now, if any does."""
+    """It was begun on another link than the current one, if any."""
 
 
 @dataclass(slots=True)

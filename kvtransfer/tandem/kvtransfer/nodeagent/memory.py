@@ -31,7 +31,7 @@ class Source(Protocol):
     size: int
 
     def close(self) -> None:
-        """Let go of it; no copy from it is under way. May be called twice."""
+        """Release it; no copy from it is under way. May be called twice."""
         ...
 
 
@@ -47,7 +47,7 @@ class Ring(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it; no copy into it is under way. May be called twice."""
+        """Release it; no copy into it is under way. May be called twice."""
         ...
 
 

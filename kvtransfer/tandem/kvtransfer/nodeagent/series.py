@@ -16,7 +16,7 @@ _LOST = {
     "full": "turned away",
     "rejected": "rejected",
 }
-"""Words of the label, and what the agent counts it as."""
+"""Counters of the agent by label value."""
 
 
 class AgentSeries(Collector):

@@ -82,7 +82,7 @@ class HandoffConsumer:
         self._mover.control = self._channel
         self._fingerprint = fingerprint
         self._wanted: frozenset[Incarnation] = frozenset()
-        """Producers that routers name, as far as they are named by more than where they are."""
+        """Producers that routers name with their incarnation."""
         self._open: dict[RequestKey, Incarnation] = {}
         self._writing: set[RequestKey] = set()
         """Keys that have ended and whose blocks are not free."""

@@ -203,7 +203,7 @@ class Resting(Protocol):
         ...
 
     def look(self) -> None:
-        """Let go of it where no link needs it any more; asked each turn."""
+        """Release it if no link needs it any more; called each turn."""
         ...
 
 

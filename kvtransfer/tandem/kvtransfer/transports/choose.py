@@ -75,7 +75,7 @@ class _Maker(NamedTuple):
     on_garbage: Callable[[], None]
 
     def __call__(self, name: str) -> Transport:
-        """Raises TransportError where it cannot load."""
+        """Raises TransportError if it cannot load."""
         if name == "nixl":
             loopback = is_loopback(self.config.kv_control_host)
             return NixlTransport(self.incarnation, self.role, on_gpu=self.on_gpu, loopback=loopback)

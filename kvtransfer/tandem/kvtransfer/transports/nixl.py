@@ -44,7 +44,7 @@ PRODUCER = "producer"
 """Role in the name of an agent whose slots are read."""
 MISSING = "install tandem-serving[nixl]"
 LOOPBACK_SETTINGS = {"UCX_NET_DEVICES": "lo"}
-"""Added where peers are on this machine only: by itself UCX listens on every network."""
+"""Added if peers are on this machine only: by itself UCX listens on every network."""
 
 
 class NixlCard(msgspec.Struct, frozen=True, array_like=True):
@@ -87,7 +87,7 @@ class _Remote:
         self.pending = 0
         """Reads that are not terminal: to remove the agent would make their handles invalid."""
         self.card: NixlCard | None = None
-        """None: no link stands."""
+        """None if no link is up."""
 
 
 class NixlTransport:

@@ -100,7 +100,7 @@ class _Sender:
             self._selector.close()
 
     def _turn(self) -> bool:
-        """Serve what is due; False when the end was asked for."""
+        """Serve what is due; return False if the thread must end."""
         for key, events in self._selector.select(1.0 if self._is_waiting() else None):
             if key.fileobj is self._bell:
                 self._bell.hush()

@@ -196,7 +196,7 @@ class Stream:
 
 
 class Receiver:
-    """A thread that looks after one stream of every link."""
+    """A thread that serves one stream of every link."""
 
     def __init__(self, index: int, memory: SlotMemory, ended: WakeQueue[Ended]) -> None:
         self._memory = memory
@@ -210,7 +210,7 @@ class Receiver:
         self._thread.start()
 
     def add(self, stream: Stream) -> None:
-        """Look after it from now on."""
+        """Serve a stream from now on."""
         self._streams = [*self._streams, stream]
         self.wake()
 

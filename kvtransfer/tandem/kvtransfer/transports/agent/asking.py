@@ -120,7 +120,7 @@ class Asker:
             raise TransportError(f"the node's agent has been silent for {AGENT_SECONDS:g} s")
 
     def close(self) -> None:
-        """Forget the agent; it lets go of the slots when it sees that."""
+        """Forget the agent; it releases the slots when it sees that."""
         if self._line is not None:
             self._line.close()
         self._line = self.memory = self.slots = self._greeted = None

@@ -1,4 +1,4 @@
-"""``cuda_p2p_agent`` or ``shm_agent``, by name, for a slab that lies where they reach."""
+"""``cuda_p2p_agent`` or ``shm_agent``, by name, for a slab that they can reach."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Giver:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the registration: the agent lets go of the memory."""
+        """End the registration: the agent releases the memory."""
         self._stop_writer.send(b"\0")
         self._thread.join(timeout=5.0)
         self._stop_writer.close()

@@ -124,7 +124,7 @@ class AgentTransport:
         return encode(card)
 
     def receive(self, memory: SlotMemory, blocks: Blocks | None = None) -> None:
-        """Remember where reads end; landing slots are made when there is an agent."""
+        """Remember the targets of reads; landing slots are made when there is an agent."""
         assert blocks is not None, "a transport of blocks is given some"
         self._here = {Region.BLOCKS: blocks.slab.view(-1), Region.SLOTS: memory.rows.view(-1)}
         block_bytes = blocks.slab.shape[1]
@@ -209,7 +209,7 @@ class AgentTransport:
         return self._asker.held_bytes
 
     def rest(self) -> bool:
-        """See Resting: leave the agent, which lets go of the slots as well."""
+        """See Resting: leave the agent, which releases the slots as well."""
         if self._reads or self._taking:
             return False
         if self._asker.connected:

@@ -106,11 +106,11 @@ class Status(msgspec.Struct, frozen=True, array_like=True, tag="status"):
 
 
 class Registered(msgspec.Struct, frozen=True, array_like=True, tag="registered"):
-    """The registration stands until the connection ends."""
+    """The registration holds until the connection ends."""
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
-    """The registration does not stand; the connection ends."""
+    """The registration is refused; the connection ends."""
 
     reason: str
 

@@ -17,7 +17,7 @@ Numbers = NDArray[np.int64]
 MOST_BLOCKS = 512
 """Usual number of blocks of one read, at most."""
 LARGE_BYTES = 4 << 20
-"""Ranges of so many bytes are copied as fast one by one."""
+"""Size from which ranges are copied as fast one by one."""
 
 
 class Reach(NamedTuple):

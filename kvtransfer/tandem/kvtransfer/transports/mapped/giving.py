@@ -118,7 +118,7 @@ class DescriptorServer:
             self._given.close()
 
     def _turn(self) -> bool:
-        """Serve what is due; False when the end was asked for."""
+        """Serve what is due; return False if the thread must end."""
         wait = max(0.0, self._due - time.monotonic())
         for key, _ in self._selector.select(min(0.5, wait) if self._callers else wait):
             if key.fileobj is self._stop_reader:

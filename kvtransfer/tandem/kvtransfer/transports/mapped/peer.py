@@ -11,7 +11,7 @@ from tandem.kvtransfer.transports.mapped.wire import Given
 
 
 class PeerMemory:
-    """Mapped on construction, let go of by ``close``."""
+    """Mapped on construction, unmapped by ``close``."""
 
     def __init__(self, given: Given, copier: Copier, block_bytes: int) -> None:
         """The descriptors stay the caller's. Raises TransportError."""

@@ -49,7 +49,7 @@ class _Peer:
         self.closed = False
 
     def unmap(self) -> None:
-        """Let go of the peer's memory, once no copy is under way."""
+        """Unmap the peer's memory, once no copy is under way."""
         if self.closed and not self.in_flight and self.memory is not None:
             self.memory.close()
             self.memory = None
@@ -122,7 +122,7 @@ class MappedTransport:
         return None if self._server is None else self._server.unmet
 
     def receive(self, memory: SlotMemory, blocks: Blocks | None = None) -> None:
-        """Remember where copies land."""
+        """Remember the targets of copies."""
         assert blocks is not None, "a transport of blocks is given some"
         self._here = {
             Region.BLOCKS: blocks.slab.view(-1),

@@ -127,8 +127,7 @@ class Leg:
             self.worker.num_legs -= 1
 
     def begins(self) -> None:
-        """Note the first output: the leg decodes on its worker from now on, unless the KV is sent
-        on."""
+        """Note the first output: the leg decodes here from now on, unless the KV is sent on."""
         if self.is_prefill:
             self.let_go()
             return

@@ -39,8 +39,7 @@ class DispatchLimits:
 
 
 def check_deadlines(job: Job, attempt: Attempt) -> AttemptFailure | None:
-    """Raise if the request has ended, else return its attempt's failure. Called once all is
-    read."""
+    """Raise if the request has ended, else return its attempt's failure; call after reading."""
     if job.expired:
         raise too_late(job)
     if job.given_up:
@@ -61,8 +60,8 @@ def raise_if_too_late(job: Job, failure: AttemptFailure | None, now: float) -> N
 async def sweep(
     jobs: Callable[[], Collection[Job]], limits: DispatchLimits, tidy: Callable[[], None]
 ) -> None:
-    """Give up attempts whose workers have been silent for too long, and answers whose readers leave
-    too much unread, for as long as it runs; ``tidy`` is called each time."""
+    """Give up attempts of workers that are silent for too long, and answers of which too much stays
+    unread. Runs until cancelled; calls ``tidy`` each time."""
     loop = asyncio.get_running_loop()
     naps = Naps(loop, _SWEEP)
     while True:

@@ -1,8 +1,8 @@
-"""``EngineCoreClient`` over many workers: places, sends, merges, and tries again elsewhere.
+"""``EngineCoreClient`` over many workers: places, sends, merges, and retries elsewhere.
 
-Sends a request to P and D at once under one key; whichever says a token first is heard. Owns every
-deadline of a request. What may be tried after a failure is the ladder's to say, where it goes is
-placement's, what a client sees is the ledger's.
+Sends a request to P and D at once under one key; the first token from either is used. Owns every
+deadline of a request. The ladder decides what may be tried after a failure, placement where it
+goes, and the ledger what a client receives.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """``start`` inside the loop that serves; the pool must have been started."""
+    """The dispatcher; ``start`` it inside the loop that serves, after the pool."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class Dispatcher:
         turns: Turns,
         beside: Beside,
     ) -> None:
-        """``turns`` are shared with whoever else begins something in the loop, ``beside`` with
-        whoever has long work."""
+        """``turns`` are shared with all that starts work in the loop, ``beside`` with all long
+        work."""
         self.pool = pool
         self.fleet = fleet
         self.admission = admission
@@ -85,7 +85,7 @@ class Dispatcher:
         self.hit_ceiling = self._placing.hit_ceiling
         self._metrics = metrics
         self.canary_metrics = RouterMetrics()
-        """What canaries count, apart: they are no users."""
+        """Metrics of canaries, kept apart: they are not users."""
         self.explanations = Explanations()
         self._limits = limits
         self._jobs: dict[str, Job] = {}
@@ -93,12 +93,12 @@ class Dispatcher:
         self._sweeper: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to watch the attempts' deadlines."""
+        """Start to watch the attempts' deadlines."""
         watch = sweep(lambda: self.jobs, self._limits, self.fleet.tidy)
         self._sweeper = asyncio.create_task(watch, name="dispatch-deadlines")
 
     async def close(self) -> None:
-        """Abort what runs; the pool closes the sockets. May be called twice."""
+        """Abort all requests; the pool closes the sockets. May be called twice."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
@@ -108,13 +108,13 @@ class Dispatcher:
 
     @property
     def jobs(self) -> Collection[Job]:
-        """Requests under way, those in the queue included."""
+        """Return the requests in progress, those in the queue included."""
         return self._jobs.values()
 
     async def describe(self) -> ModelCard:
-        """Card of the decode worker with the longest context: what somebody can serve is no
-        client's error. Of a prefill worker where there are no others, which can pool. Waits until
-        one is up."""
+        """Return the card of the decode worker with the longest context: what one worker can serve
+        is not a client's error. Without decode workers, return a prefill worker's, which can pool.
+        Waits until a worker is up."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._limits.worker_wait
         while not (cards := self._cards()):
@@ -130,7 +130,7 @@ class Dispatcher:
         return decode or [worker.card for worker in self.pool.serving(WorkerRole.PREFILL)]
 
     async def call(self, command: Command) -> Reply:
-        """Run a command on every worker: ok if all are, values added up."""
+        """Run a command on every worker; return ok if all are, values added up."""
         return await call_all(self.pool, command)
 
     async def stream(
@@ -177,7 +177,7 @@ class Dispatcher:
     def _under_way(
         self, request: EngineCoreRequest, context: RequestContext, loop: asyncio.AbstractEventLoop
     ) -> Iterator[tuple[Job, Stopwatch]]:
-        """A request from its arrival to its end, whatever ends it."""
+        """Yield a request's job and stopwatch, from its arrival to its end, whatever ends it."""
         came = loop.time() if context.arrived is None else context.arrived
         job = self._open(request, context.route, came)
         timer = loop.call_at(job.deadline, job.expire)
@@ -232,7 +232,7 @@ class Dispatcher:
             await entering
 
     async def _enter(self, job: Job, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait for a turn, within the deadline, which a call's last prompts may find passed."""
+        """Wait for a turn, within the deadline, which may have passed for a call's last prompts."""
         if job.deadline <= loop.time():
             raise too_late(job)
         try:
@@ -249,13 +249,13 @@ class Dispatcher:
         job.admitted = True
 
     def _leave(self, job: Job) -> None:
-        """Once: when its workers are done, or it is over."""
+        """Leave admission, once: when the workers are done, or the request is over."""
         if job.admitted:
             job.admitted = False
             self.admission.leave(job.num_prompt, tenant=job.request.tenant)
 
     def _give_up(self, job: Job) -> None:
-        """End a job that leaves too much unread: nothing of it is kept or computed any more."""
+        """End a job that leaves too much unread: none of it is kept or computed further."""
         logger.warning("request %s: too much of its answer waits to be read", job.name)
         job.given_up = True
         if job.attempt is not None:
@@ -263,7 +263,7 @@ class Dispatcher:
         self._leave(job)
 
     async def _begin(self, job: Job, loop: asyncio.AbstractEventLoop) -> Attempt:
-        """The next attempt, sent; or the error with which the request ends."""
+        """Send the next attempt and return it; or raise the error that ends the request."""
         limits = self._limits
         wait = limits.resume_wait if job.ledger.num_tokens else limits.worker_wait
         while True:
@@ -330,7 +330,7 @@ class Dispatcher:
     def _write(
         self, job: Job, attempt: Attempt, leg: Leg, output: EngineCoreOutput
     ) -> tuple[EngineCoreOutput | None, AttemptFailure | None]:
-        """What is new of an output, or why the attempt failed with it."""
+        """Return the new tokens of an output, or the attempt's failure by it."""
         if not leg.spoke or output.finish is not None:
             if job.request.pooling is not None:
                 return None, attempt.failure(leg, FailCause.INTERNAL, "tokens, not a vector")
@@ -352,8 +352,8 @@ class Dispatcher:
             ) from error
 
     def _end_choices(self, job: Job, attempt: Attempt, ended: list[int]) -> None:
-        """The reader has found the end of some choices, which no worker knows: what is still said
-        of them is nothing, and no further attempt goes on with them."""
+        """End choices whose reader has found their end, unknown to the workers. Their later tokens
+        are ignored, and further attempts do not continue them."""
         for choice in ended:
             job.ledger.end(choice)
         attempt.end_choices(job.name, tuple(ended))
@@ -362,7 +362,7 @@ class Dispatcher:
     def _first_words(
         self, job: Job, attempt: Attempt, leg: Leg, output: EngineCoreOutput
     ) -> EngineCoreOutput:
-        """A leg spoke for the first time: pin the fingerprint, count who was first."""
+        """Handle a leg's first output: pin the fingerprint, count the leg that was first."""
         if leg.spoke:
             return output
         job.fingerprint = leg.worker.compatibility
@@ -378,7 +378,7 @@ class Dispatcher:
         return output
 
     def _end(self, job: Job, failure: AttemptFailure | None, now: float) -> None:
-        """An attempt is over: let go of its legs; learn from its failure."""
+        """End an attempt: release its legs, and record its failure."""
         assert job.attempt is not None
         workers = [leg.worker for leg in job.attempt.legs]
         job.attempt.end(job.name, finished=failure is None and job.ledger.told)

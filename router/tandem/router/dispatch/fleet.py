@@ -1,6 +1,6 @@
-"""What the dispatcher remembers of the fleet: caches, links and faults; and the snapshot of it.
+"""The dispatcher's knowledge of the fleet: caches, links and faults; and the snapshot of it.
 
-Listens to the pool, so that a worker's entries go when its incarnation does.
+Listens to the pool, so that a worker's entries are dropped with its incarnation.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _OWN_FAULTS = frozenset({"internal", "timeout"})
 
 @dataclass(slots=True)
 class LinkCount:
-    """What went over one hand-off link for this router."""
+    """Counts of one hand-off link for this router."""
 
     done: int = 0
-    """Hand-offs whose decode worker spoke."""
+    """Hand-offs whose decode worker sent an output."""
     failed: int = 0
-    """Attempts that ended with the link at fault."""
+    """Attempts that failed by the link's fault."""
     tokens: int = 0
     """Prompt tokens of the hand-offs that are done."""
     rate: DecayedRate = field(default_factory=DecayedRate)
@@ -47,7 +47,7 @@ class LinkCount:
 
 
 class Fleet:
-    """Listener of the pool; asked by the dispatcher."""
+    """State of the fleet: listener of the pool, used by the dispatcher."""
 
     def __init__(self, pool: WorkerPool, index: PrefixIndex) -> None:
         self.pool = pool
@@ -59,16 +59,16 @@ class Fleet:
         self._prompts, self._tokens = DecayedRate(1.0), DecayedRate(1.0)
 
     def asked(self, facts: PromptFacts, now: float) -> None:
-        """A prompt came whose tokens are to be computed, as far as no cache has them."""
+        """Count a new prompt and its tokens that are in no cache."""
         self._prompts.note(1, now)
         self._tokens.note(max(1, facts.num_tokens - max(facts.hits.values(), default=0)), now)
 
     def worker_up(self, worker: Worker) -> None:
-        """Nothing is known of its cache yet."""
+        """Do nothing: its cache is not known yet."""
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
-        """Forget what was known of the incarnation, but which of its links gave wrong bytes: it may
-        come back, if only the link to it was lost."""
+        """Drop the data of an incarnation, except which of its links sent wrong bytes: it may
+        return if only the link to it was lost."""
         self.index.drop(worker.incarnation)
         self.links.forget(worker.incarnation)
         self.health.forget(worker.incarnation)
@@ -77,16 +77,16 @@ class Fleet:
             del self.handoffs[pair]
 
     def worker_blocks(self, worker: Worker, events: BlockEvents) -> None:
-        """A worker's prefix cache changed."""
+        """Apply changes of a worker's prefix cache."""
         self.index.apply(worker.incarnation, events)
 
     def tidy(self) -> None:
-        """Call it now and then: what was kept of those that are gone goes bit by bit."""
+        """Remove a part of lost workers' data. Called periodically."""
         self.index.tidy()
 
     def blame(self, failure: AttemptFailure, now: float) -> None:
-        """Count a failed attempt against its link or its worker; refusals against nobody. Of those
-        that were lost meanwhile only wrong bytes are noted, since nothing else is kept of them."""
+        """Count a failed attempt against its link or its worker; refusals count against none. For
+        lost workers only wrong bytes are recorded, since no other data is kept of them."""
         if failure.cause is None:
             return
         pair = failure.pair
@@ -100,21 +100,22 @@ class Fleet:
             self.health.fault(failure.worker, now)
 
     def quarantined(self) -> dict[Pair, FailCause]:
-        """Links between workers that are up over which nothing goes, since wrong bytes came."""
+        """Return links between workers that are up that are unused since wrong bytes came."""
         found = self.links.quarantined()
         return {pair: cause for pair, cause in found.items() if self._knows(pair)}
 
     def note_tail(self, pair: Pair, seconds: float, now: float) -> None:
-        """A hand-off's decode worker spoke so long after token 1."""
+        """Record the seconds from token 1 to a hand-off's first output of the decode worker."""
         if self._knows(pair):
             self.tails.note(pair, seconds, now)
 
     def _knows(self, pair: Pair) -> bool:
-        """Whether both ends are up."""
+        """Return whether both ends are up."""
         return all(each in self.pool.workers for each in pair)
 
     def usable_links(self, now: float) -> frozenset[Pair]:
-        """(prefill, decode) pairs that the decode worker calls up and whose health allows it."""
+        """Return (prefill, decode) pairs that the decode worker reports up, with allowing
+        health."""
         workers = self.pool.workers
         return frozenset(
             (peer, decode.incarnation)
@@ -125,8 +126,8 @@ class Fleet:
         )
 
     def pull_links(self) -> frozenset[Pair]:
-        """(holder, puller) pairs whose link the puller calls up, of workers that pull prefixes from
-        such as lend them. Blocks of another size have other hashes: nothing of theirs is found."""
+        """Return (holder, puller) pairs whose link the puller reports up, if the holder lends
+        prefixes that it can use. Other block sizes have other hashes: none of theirs are found."""
         workers = self.pool.workers
         return frozenset(
             (peer, puller.incarnation)
@@ -137,7 +138,7 @@ class Fleet:
         )
 
     def snapshot(self, now: float) -> FleetSnapshot:
-        """All workers that are up, as placement sees them."""
+        """Return all workers that are up, as placement's input."""
         admitted = self.pool.admitted
         workers = self.pool.workers.values()
         views = tuple(
@@ -150,7 +151,7 @@ class Fleet:
         return FleetSnapshot(views, links, paces, pulls, arrivals)
 
     def _pace(self, pair: Pair, now: float) -> LinkPace:
-        """Of a link that its second end has told of."""
+        """Return the pace of a link that its second end has reported."""
         health = self.pool.workers[pair[1]].peers[pair[0]]
         tail = self.tails.of(pair, now)
         return LinkPace(
@@ -162,7 +163,7 @@ class Fleet:
         )
 
     def handed_over(self, pair: Pair, num_tokens: int) -> None:
-        """A decode worker goes on with what a prefill worker computed."""
+        """Count a hand-off that a decode worker continues."""
         self.links.succeeded(pair)
         count, now = self._count(pair), time.monotonic()
         count.done += 1
@@ -171,13 +172,13 @@ class Fleet:
         count.token_rate.note(num_tokens, now)
 
     def _count(self, pair: Pair) -> LinkCount:
-        """Of a link whose ends are both known; for others one that nobody keeps."""
+        """Return the counts of a link with known ends; for others, counts not kept."""
         if pair not in self.handoffs and not self._knows(pair):
             return LinkCount()
         return self.handoffs.setdefault(pair, LinkCount())
 
     def hits(self, hashes: dict[str, tuple[BlockHash, ...]]) -> dict[Incarnation, int]:
-        """Cached prompt tokens per worker, from the prompt's hashes by fingerprint."""
+        """Return cached prompt tokens per worker, by the prompt's hashes for each fingerprint."""
         found: dict[Incarnation, int] = {}
         for worker in self.pool.workers.values():
             blocks = self.index.hits(worker.incarnation, hashes.get(worker.fingerprint, ()))
@@ -186,15 +187,14 @@ class Fleet:
         return found
 
     def sleeps(self, *, pooled: bool = False) -> bool:
-        """Whether all workers that could take a request are there, and sleep: it is not worth
-        waiting for one."""
+        """Return whether all workers that could take a request sleep: then do not wait for one."""
         decode = self.pool.serving(WorkerRole.DECODE)
         able = [*decode, *self.pool.serving(WorkerRole.PREFILL)] if pooled else decode
         return bool(able) and all(worker.sleeps for worker in able)
 
     def servable(self, *, prefill: int, decode: int) -> str | None:
-        """Why a request could not be served, or None. Counts only linked prefill workers, but where
-        nobody decodes: then one worker of either role serves."""
+        """Return why a request could not be served, or None. Counts only linked prefill workers.
+        Without decode workers, one worker of either role serves."""
         problem = self._missing(prefill=prefill, decode=decode)
         others = self.pool.other_wires()
         if problem is None or not others:
@@ -222,8 +222,8 @@ class Fleet:
         return None
 
     def needs_decode(self, decode: int) -> bool:
-        """Whether nothing is answered without a decode worker, where ``decode`` are wanted: not
-        where none is, nor where no worker that is up has a model that draws tokens."""
+        """Return whether every answer requires a decode worker, if ``decode`` are wanted. Not if
+        none is wanted, or if no worker that is up has a model that samples tokens."""
         whole = self._serving()
         return decode > 0 and (not whole or any(map(_generates, whole)))
 
@@ -289,8 +289,8 @@ def _lends_to(holder: Worker, puller: Worker) -> bool:
 
 
 def _pending(worker: Worker) -> tuple[int, int]:
-    """Prompt tokens that wait at a worker, to be computed and to be brought: this router's legs,
-    which it knows at once, and what the last report says beyond them, which is others'."""
+    """Return prompt tokens that wait at a worker: to be computed, and to be loaded. They are this
+    router's legs, known at once, and the last report's rest, of other routers."""
     load = worker.load
     if load is None:
         return worker.leg_compute_tokens, worker.leg_tokens - worker.leg_compute_tokens

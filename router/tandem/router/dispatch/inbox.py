@@ -21,8 +21,7 @@ _EVENT_BYTES = 400
 _TOKEN_BYTES = 40
 _LOGPROB_BYTES = 120
 _MOST = 2
-"""Multiple of the limit of all inboxes beyond which an answer that is being read may be given
-up."""
+"""Multiple of the limit of all inboxes beyond which an answer being read may be given up."""
 _LOOKS = 64
 """Most searches of all inboxes while their bytes grow by the limit. A search without a result is so
 not repeated for each event of the same turn of the loop."""
@@ -114,7 +113,7 @@ class Inbox(Generic[_Leg]):
 
     @property
     def behind(self) -> int:
-        """Bytes that wait beside the largest event. One alone may have any size."""
+        """Return the waiting bytes without the largest event. A single event may have any size."""
         return self.held - self._largest
 
     def put(self, leg: _Leg, event: LegEvent) -> None:

@@ -1,4 +1,4 @@
-"""One request under way: its log, its ladder, its deadline, and what each attempt is made of."""
+"""One request in progress: its log, its ladder, its deadline, and the parts of its attempts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tandem.router.workers.worker import Worker
 
 
 class Job:
-    """Made by the dispatcher for one ``stream``."""
+    """State of one ``stream``; made by the dispatcher."""
 
     def __init__(
         self,
@@ -46,70 +46,70 @@ class Job:
         recording: Recording | None = None,
     ) -> None:
         self.metrics = metrics
-        """Where it is counted: a canary apart from users."""
+        """Metrics that count it: a canary's are apart from users'."""
         self.route = route
         self.recording = recording
         self.scene: Scene | None = None
-        """What placement saw last, where that is kept."""
+        """Last input of placement, if that is kept."""
         self.request = request
-        """As the caller gave it, with a seed."""
+        """Request of the caller, with a seed."""
         self.name = name
-        """The id that workers see: unique in this process."""
+        """Id used with workers: unique in this process."""
         self.deadline = deadline
-        """On the loop's clock."""
+        """Deadline on the loop's clock."""
         self.ledger = Ledger(request.params.n, request.emitted, request.finished_choices)
         self.ladder = Ladder(max_attempts)
         self.patience = Patience()
         self.attempt: Attempt | None = None
         self.placement: Placement | None = None
-        """Of the last attempt."""
+        """Placement of the last attempt."""
         self.fingerprint: str | None = None
-        """Of the KV of workers whose tokens were emitted; no others may go on."""
+        """Compatibility of workers whose tokens were emitted; only such workers may continue."""
         self.lost: dict[Incarnation, Worker] = {}
-        """Workers whose link broke under an attempt; who comes back is another ``Worker``."""
+        """Workers whose link broke during an attempt; one that returns is another ``Worker``."""
         self.expired = False
         self.given_up = False
-        """Whether its client does not read, and too much waits for it."""
+        """Whether its client does not read, and too much is unread."""
         self.admitted = False
         self.tells_accepted = False
-        """Whether the caller is still to learn that the request waits."""
+        """Whether the caller is still to be informed that the request waits."""
         self.cached: int | None = None
-        """Prompt tokens that were cached, as was first told: each attempt and choice tells it."""
+        """First reported number of cached prompt tokens: each attempt and choice reports it."""
         self._cached_passed_on = False
         self.takes_turn = False
-        """Whether others may be placed at the same moment: it waited for what they wait for, or its
-        worker was lost."""
+        """Whether other jobs may be placed at the same moment: it waited for what they wait for, or
+        its worker was lost."""
         self.counted = False
         """Whether the ceiling has counted its prompt."""
         self.num_dispatched = 0
         self._num_tokens_before = 0
         self.hits: Mapping[Incarnation, int] = {}
-        """Tokens of the prompt that workers had cached when it was last placed."""
+        """Cached tokens of the prompt per worker, at its last placement."""
         self.prompt = PromptHashes(request)
 
     @property
     def num_prompt(self) -> int:
-        """Prompt tokens."""
+        """Return the number of prompt tokens."""
         return len(self.request.prompt_token_ids)
 
     def expire(self) -> None:
-        """The deadline passed: what is there may still be read, a token that was held back too."""
+        """Mark the deadline as passed: events here may still be read, a held-back token too."""
         self.expired = True
         if self.attempt is not None:
             self.attempt.let_go()
             self.attempt.wake()
 
     def is_taken(self, attempt: Attempt, now: float) -> bool:
-        """Return whether the caller learns now that the request waits at its workers; true once at
-        most, and never after the first token. Workers accept a grammar before they compile it, so
-        that their acceptance alone does not count then."""
+        """Return whether the caller is informed now that the request waits at its workers; true at
+        most once, and never after the first token. Workers accept a grammar before they compile it,
+        so that their acceptance alone does not count then."""
         accepted = attempt.is_accepted and self.request.params.structured_outputs is None
         taken = not self.ledger.num_tokens and (accepted or attempt.had_time(now))
         self.tells_accepted = not (taken or self.ledger.num_tokens)
         return taken
 
     def failed(self, failure: AttemptFailure, workers: Sequence[Worker]) -> None:
-        """An attempt on these workers is over: rule out what it showed to be of no use."""
+        """Record the end of an attempt on these workers, and rule out unusable places."""
         brought_on = self.ledger.num_tokens > self._num_tokens_before
         self.ladder.record(replace(failure, brought_on=brought_on))
         if failure.did_work:
@@ -118,8 +118,8 @@ class Job:
             self.lost |= {w.incarnation: w for w in workers if w.incarnation == failure.worker}
 
     def write(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
-        """See ``Ledger.write``. What is first told of cached tokens goes with what is next written,
-        though that which told of it be dropped; what is told later goes with nothing."""
+        """Write as ``Ledger.write``. The first number of cached tokens goes with the next written
+        output, even if its own is dropped; later numbers are dropped."""
         if self.cached is None:
             self.cached = output.num_cached_tokens
         written = self.ledger.write(output)
@@ -132,7 +132,7 @@ class Job:
         return written
 
     def facts(self, hits: dict[Incarnation, int]) -> PromptFacts:
-        """What placement must know for the next attempt."""
+        """Return the facts for placement of the next attempt."""
         self.hits = hits
         params, emitted = self.request.params, self.ledger.num_tokens
         longest = max(map(self.ledger.length, range(params.n)))
@@ -165,7 +165,7 @@ class Job:
         budget_ms: int,
         watch: Watch | None = None,
     ) -> list[tuple[Worker, EngineCoreRequest]]:
-        """What to send to whom; two workers are a prefill and a decode worker, in that order."""
+        """Return the workers with their requests; of two, the first is a prefill worker."""
         number = self.num_dispatched
         self.num_dispatched += 1
         self._num_tokens_before = self.ledger.num_tokens
@@ -193,19 +193,19 @@ class Job:
     def _for(
         self, worker: Worker, base: EngineCoreRequest, kv: Produce | Consume | None
     ) -> EngineCoreRequest:
-        """The request with the hashes of this worker's blocks, whose size may be its own."""
+        """Return the request with the hashes of this worker's blocks, whose size may be its own."""
         hashes: tuple[BlockHash, ...] = ()
         if worker.card.prefix_caching or kv is not None:
             hashes = self.prompt.of(worker.fingerprint, worker.card.block_size)
         return msgspec.structs.replace(base, block_hashes=hashes, kv=kv)
 
     def remaining_ms(self, loop: asyncio.AbstractEventLoop) -> int:
-        """What is left of the deadline, at least one millisecond."""
+        """Return the milliseconds left of the deadline, at least 1."""
         return max(1, int((self.deadline - loop.time()) * 1000))
 
 
 def _first_is_long(params: SamplingParams) -> bool:
-    """Whether the first tokens, with their log-probabilities, are more than workers hand over."""
+    """Return whether the first tokens, with their log-probabilities, are too long to hand over."""
     most = params.logprobs
     if most == ALL_LOGPROBS:  # of a caller that knows no vocabulary
         return True
@@ -213,7 +213,7 @@ def _first_is_long(params: SamplingParams) -> bool:
 
 
 def _pull_of(placement: Placement | None) -> Pull | None:
-    """What who computes the prompt is told to pull first."""
+    """Return the pull for the worker that computes the prompt."""
     plan = None if placement is None else placement.pull
     if plan is None:
         return None
@@ -222,7 +222,7 @@ def _pull_of(placement: Placement | None) -> Pull | None:
 
 
 def _query_key(request: EngineCoreRequest) -> str | None:
-    """Of the query that it is kept as, or scored against."""
+    """Return the key of the query that the request keeps, or is scored against."""
     if request.pooling is None or request.pooling.late_interaction is None:
         return None
     return request.pooling.late_interaction.query_key

@@ -1,10 +1,9 @@
 """The failure ladder: what may be tried after an attempt failed, and when to give up.
 
-The one owner of that decision. It keeps no order of rungs itself: it says where the request must
-not go again, and placement chooses the cheapest of what is left, which gives another P, local
-prefill on D, another D, in that order when all else is equal. The last attempt does not hand off.
-When nobody is left, the dispatcher allows those again whose link was lost and stands anew, and
-has those asked again, while it waits, that were full.
+The one owner of that decision. It keeps no order of rungs itself: it excludes workers and links,
+and placement chooses the cheapest of the rest. That gives another P, local prefill on D, another D,
+in that order if all else is equal. The last attempt does not hand off. If no worker is left, the
+dispatcher allows those again whose lost link is back. While it waits, it asks full ones again.
 Pure: no sockets, no clock.
 """
 
@@ -26,15 +25,15 @@ from tandem.router.placement.base import Placement
 from tandem.router.placement.snapshot import Exclusions
 
 MAX_REFUSALS = 8
-"""Refusals do no work and are not attempts, but they take a round trip each. So do requests that
-could not be sent."""
+"""Most refusals. They do no work and are not attempts, but take a round trip each. So do requests
+that could not be sent."""
 MAX_RESUMES = 8
-"""Attempts beyond those that may fail in vain, of an answer that they brought on: a request that
-is itself what ends its workers is to end no more of them."""
+"""Attempts beyond the failing ones for an answer that they extended: a request that itself ends its
+workers is to end no more of them."""
 
 
 class Rung(StrEnum):
-    """What an attempt is, compared with the one before."""
+    """Kind of an attempt, compared with the one before."""
 
     FIRST = "first"
     ANOTHER_PREFILL = "another_prefill"
@@ -45,7 +44,7 @@ class Rung(StrEnum):
 
 @dataclass(slots=True)
 class Ladder:
-    """One request's failures and what they rule out."""
+    """One request's failures and the exclusions by them."""
 
     max_attempts: int
     exclusions: Exclusions = field(default_factory=Exclusions)
@@ -53,14 +52,14 @@ class Ladder:
 
     @property
     def num_failed(self) -> int:
-        """Attempts that did work and failed."""
+        """Return the attempts that did work and failed."""
         return sum(failure.did_work for failure in self.failures)
 
     @property
     def num_left(self) -> int:
-        """Attempts that may still be made. Whoever wants one alone has nothing tried again; else
-        those that brought the answer on are bounded apart: its client has read it, and cannot send
-        it again."""
+        """Return the attempts that may still be made. With one attempt at most there is no retry.
+        Else attempts that extended the answer have a bound of their own: its client has read it,
+        and cannot send it again."""
         if self.max_attempts == 1:
             return 1 - self.num_failed
         in_vain = sum(each.did_work and not each.brought_on for each in self.failures)
@@ -69,25 +68,25 @@ class Ladder:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What happened, first to last."""
+        """Return all failures, first to last."""
         return tuple(str(failure) for failure in self.failures)
 
     @property
     def exhausted(self) -> bool:
-        """Whether no further attempt may be made."""
+        """Return whether no further attempt may be made."""
         refused = len(self.failures) - self.num_failed
         return self.num_left <= 0 or refused >= MAX_REFUSALS
 
     @property
     def non_retryable(self) -> Refusal | None:
-        """The refusal that every worker would repeat, if the last one was such."""
+        """Return the refusal that every worker would repeat, if the last one was such."""
         last = self.failures[-1].refusal if self.failures else None
         return last if last is not None and last.code in NON_RETRYABLE else None
 
     @property
     def unsupported(self) -> Refusal | None:
-        """The refusal to tell the client when nobody could do it: all said so. What was said of
-        a hand-off only is no word on the request."""
+        """Return the refusal to report if no worker supports the request: all refused for that.
+        Refusals of a hand-off only do not count."""
         refusals = [each.refusal for each in self.failures if not each.of_handoff]
         if refusals and all(r and r.code in UNABLE for r in refusals):
             return refusals[-1]
@@ -95,7 +94,7 @@ class Ladder:
 
     @property
     def only_capacity(self) -> bool:
-        """Whether every failure was a worker that was full, asleep or on its way out."""
+        """Return whether every failure was a worker that was full, asleep or draining."""
         return bool(self.failures) and all(
             failure.for_now
             or (failure.refusal is not None and failure.refusal.code is RefusalCode.DRAINING)
@@ -104,12 +103,12 @@ class Ladder:
 
     @property
     def only_asleep(self) -> bool:
-        """Whether all that was asked is asleep, or was put to sleep over it."""
+        """Return whether all workers that were asked are asleep, or were put to sleep meanwhile."""
         asleep = str(RefusalCode.ASLEEP)
         return bool(self.failures) and all(each.word == asleep for each in self.failures)
 
     def record(self, failure: AttemptFailure) -> None:
-        """An attempt ended: rule out what it showed to be of no use."""
+        """Record the end of an attempt, and rule out what it showed as unusable."""
         self.failures.append(failure)
         if failure.refusal is not None:
             self._rule_out_refused(failure, failure.refusal)
@@ -119,7 +118,7 @@ class Ladder:
             self.exclusions = replace(self.exclusions, no_handoff=True)
 
     def ask_again(self) -> None:
-        """Whoever was full or asleep may have room by now: forget that it had none."""
+        """Forget refusals of workers that were full or asleep, as they may have room by now."""
         kept = [each for each in self.failures if not each.for_now]
         self.failures, self.exclusions = [], Exclusions()
         for failure in kept:
@@ -135,7 +134,7 @@ class Ladder:
             self._exclude(failure.worker)
 
     def _rule_out_handoff(self, failure: AttemptFailure) -> None:
-        """P cannot hand this over: another may. D cannot take it over: it may compute it."""
+        """Rule out P if it cannot hand over, all hand-offs if D cannot take over."""
         assert failure.pair is not None
         if failure.worker == failure.pair[0]:
             prefill = self.exclusions.prefill | {failure.worker}
@@ -156,7 +155,7 @@ class Ladder:
 
 
 def rung_of(before: Placement | None, after: Placement) -> Rung:
-    """Name of the step from one placement to the next."""
+    """Return the name of the step from one placement to the next."""
     if before is None:
         return Rung.FIRST
     if after.worker != before.worker:

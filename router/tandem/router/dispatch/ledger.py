@@ -1,8 +1,8 @@
 """The log of a request's emitted tokens by (choice, position): first write wins.
 
-The one place that decides what a client may see. A second writer of a position must agree: token 1
-comes from P and again from D. One that does not agree means wrong KV somewhere, and the request
-fails closed. Pure: no sockets, no clock.
+Only the log decides which tokens a client receives. A second writer of a position must agree: token
+1 comes from P and again from D. Disagreement means wrong KV somewhere, and the request fails
+closed. Pure: no sockets, no clock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Choice:
         self.tokens = list(tokens)
         self.finish = finish
         self.cut = False
-        """Ended by its reader, and no worker has said its end."""
+        """Whether its reader ended it, and no worker has reported its end."""
 
 
 class Ledger:
@@ -59,43 +59,44 @@ class Ledger:
 
     @property
     def done(self) -> bool:
-        """Whether every choice has finished."""
+        """Return whether every choice has finished."""
         return self._open == 0
 
     @property
     def told(self) -> bool:
-        """Whether every choice has finished by a worker's word: none is computed any more."""
+        """Return whether workers have reported the end of every choice: none is computed
+        further."""
         return self._open == 0 and not any(choice.cut for choice in self._choices)
 
     @property
     def num_tokens(self) -> int:
-        """Emitted tokens over all choices."""
+        """Return the emitted tokens over all choices."""
         return sum(len(choice.tokens) for choice in self._choices)
 
     @property
     def emitted(self) -> tuple[tuple[int, ...], ...]:
-        """Tokens per choice for a further attempt; () when there are none at all."""
+        """Return tokens per choice for a further attempt; () if there are none at all."""
         if not any(choice.tokens for choice in self._choices):
             return ()
         return tuple(tuple(choice.tokens) for choice in self._choices)
 
     @property
     def finished_choices(self) -> tuple[int, ...]:
-        """Choices that are not to be continued."""
+        """Return the choices that are not to be continued."""
         return tuple(
             index for index, choice in enumerate(self._choices) if choice.finish is not None
         )
 
     def length(self, choice: int) -> int:
-        """Emitted tokens of one choice."""
+        """Return the emitted tokens of one choice."""
         return len(self._choices[choice].tokens)
 
     def write(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
-        """Write what is new of ``output`` and return just that, or None when nothing is.
+        """Write the new part of ``output`` and return it, or None if nothing is new.
 
-        Raises Contradiction when a written token differs, Gap for a position or choice that
-        cannot be. Tokens after a choice's end are repeats if they were written, else a Gap, unless
-        its reader ended it: a worker may not know that yet, and nothing of it is new.
+        Raises Contradiction if a written token differs, Gap for an impossible position or choice.
+        Tokens after a choice's end are repeats if they were written, else a Gap. If its reader
+        ended it, they are ignored: a worker may not know the end yet.
         """
         if not 0 <= output.choice < len(self._choices):
             raise Gap(f"choice {output.choice} of {len(self._choices)}")
@@ -110,14 +111,14 @@ class Ledger:
         return self._overlap(choice, output)
 
     def end(self, choice: int) -> None:
-        """Its reader has found its end in what was written."""
+        """End a choice whose reader has found its end in the written tokens."""
         ended = self._choices[choice]
         if ended.finish is None:
             ended.finish, ended.cut = FinishReason.STOP, True
             self._open -= 1
 
     def answered(self) -> None:
-        """The one choice of a request without tokens has its whole answer."""
+        """Mark the one choice of a request without tokens as answered."""
         (choice,) = self._choices
         choice.finish = FinishReason.STOP
         self._open = 0
@@ -154,7 +155,7 @@ class Ledger:
 
 
 def _without(output: EngineCoreOutput, count: int) -> EngineCoreOutput:
-    """The output less its first ``count`` tokens."""
+    """Return the output without its first ``count`` tokens."""
     return EngineCoreOutput(
         request=output.request,
         attempt=output.attempt,

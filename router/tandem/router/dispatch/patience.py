@@ -1,7 +1,7 @@
-"""How long a request waits for a worker that could take it. Pure: the caller has the clock.
+"""Waiting time of a request for a worker that could take it. Pure: the caller has the clock.
 
-It waits because somebody is gone and may come back, or has a successor. Meanwhile those that were
-full, or asleep, may be so no more: they are asked again, after pauses that grow.
+It waits because a lost worker may return or have a successor. Meanwhile full or sleeping workers
+may become available: they are asked again, after growing pauses.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ FIRST_PAUSE = 1.0
 
 
 class Patience:
-    """Of one request, from when no worker was left until one has worked for it."""
+    """Wait of one request, from when no worker is left until one has worked for it."""
 
     __slots__ = ("_ask_at", "_pause", "ends")
 
@@ -21,24 +21,24 @@ class Patience:
         self.over()
 
     def over(self) -> None:
-        """A worker has worked for it: what it waits from now on is another wait."""
+        """Reset after a worker has worked for the request: a later wait is a new one."""
         self.ends = math.inf
-        """When it is told that nobody is there."""
+        """Time at which the request fails without a worker."""
         self._ask_at = math.inf
         self._pause = FIRST_PAUSE
 
     def begin(self, now: float, seconds: float) -> None:
-        """No worker is left. Refusals of those that are asked again do not make it longer."""
+        """Begin a wait without workers. Repeated refusals do not make it longer."""
         if self.ends == math.inf:
             self.ends = now + seconds
             self._ask_at = now + self._pause
 
     def nap(self, now: float) -> float:
-        """Seconds until something is to be done, whether or not the fleet changes."""
+        """Return the seconds until the next action, whether or not the fleet changes."""
         return max(0.0, min(self.ends, self._ask_at) - now)
 
     def asks_again(self, now: float) -> bool:
-        """Whether it is time to; once for each pause."""
+        """Return whether it is time to ask again; true once for each pause."""
         if now < self._ask_at:
             return False
         self._pause *= 2

@@ -1,9 +1,9 @@
-"""Where a job's next attempt goes, and when that is asked: in the loop, which it must not hold.
+"""Placement of a job's next attempt, in the loop, which it must not block.
 
-Placement itself is pure and quick. What it goes by takes long for a long prompt: hashes under
-fingerprints other than the caller's are computed beside the loop, and what the ceiling counts is
-counted in many rounds. Jobs that would be placed together (their worker was lost, one came up, many
-were let in) are placed in a round each. The dispatcher alone calls this.
+Placement itself is pure and quick, but its inputs take long for a long prompt. Hashes under
+fingerprints other than the caller's are computed outside the loop, and the ceiling counts in many
+rounds. Jobs that would be placed together (their worker was lost, one came up, many were admitted)
+are placed in a round each. Only the dispatcher calls this.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tandem.router.placement.base import Placement, PlacementPolicy
 from tandem.router.workers.worker import Worker
 
 RETRY_SECONDS = 1.0
-"""For which a further attempt waits for a thread that hashes: its client has waited already."""
+"""Seconds that a further attempt waits for a thread that hashes: its client already waited."""
 COUNTED = 512
 """Blocks that the ceiling counts in one round of the loop: a third of a millisecond."""
 
 
 class Placing:
-    """``ready``, and ``place`` in the same round of the loop."""
+    """Places jobs: ``ready``, and ``place`` in the same round of the loop."""
 
     def __init__(
         self, fleet: Fleet, policy: PlacementPolicy, *, turns: Turns, beside: Beside
@@ -42,11 +42,11 @@ class Placing:
         self.policy = policy
         self._beside = beside
         self._uncounted: deque[tuple[tuple[BlockHash, ...], int]] = deque()
-        """Blocks that the ceiling has yet to count, from which on."""
+        """Blocks that the ceiling has yet to count, with the first index."""
 
     async def ready(self, job: Job) -> None:
-        """Wait until the job may be placed: its prompt is hashed for whoever is up, and the round
-        is its own, unless it comes as the caller's first and has waited for nothing.
+        """Wait until the job may be placed: its prompt is hashed for the workers that are up, and
+        it has a round of its own. A caller's first job that has not waited needs no round.
 
         Raises the error with which it ends, if nothing more may be tried by then.
         """
@@ -69,7 +69,7 @@ class Placing:
                 return
 
     def place(self, job: Job, now: float) -> Placement | None:
-        """Ask the policy; None where nobody can take it. ``now`` is the loop's clock."""
+        """Return the policy's placement, or None without a worker. ``now`` is the loop's clock."""
         hashes = {
             worker.fingerprint: job.prompt.of(worker.fingerprint, worker.card.block_size)
             for worker in self._hashed_for(job)
@@ -92,15 +92,15 @@ class Placing:
         return placement
 
     def _hashed_for(self, job: Job) -> list[Worker]:
-        """Workers whose cache may have some of the prompt. All of them where tokens are drawn: then
-        the ceiling counts what a cache would have found."""
+        """Return workers whose cache may have some of the prompt. If tokens are sampled, return
+        all: then the ceiling counts the hits of a cache."""
         workers = self._fleet.pool.workers.values()
         draws = job.request.pooling is None
         return [each for each in workers if draws or each.card.prefix_caching]
 
     async def _hash(self, job: Job, lacking: dict[str, int]) -> bool:
-        """Whether it is done. Where all threads are taken an answer that has begun does not end for
-        it: ``place`` hashes in the loop then."""
+        """Hash the prompt in a thread; return whether it is done. If all threads are busy, an
+        answer that has begun does not end: ``place`` then hashes in the loop."""
         prompt, further = job.prompt, job.num_dispatched > 0
         now = asyncio.get_running_loop().time()
         try:
@@ -121,12 +121,12 @@ class Placing:
         return True
 
     def _back(self, job: Job) -> set[Incarnation]:
-        """Workers that were lost under the request and have another link since."""
+        """Return workers that were lost during the request and have another link since."""
         known = self._fleet.pool.workers
         return {each for each, lost in job.lost.items() if known.get(each, lost) is not lost}
 
     def _count(self, hashes: tuple[BlockHash, ...]) -> None:
-        """For the ceiling: the first blocks now, and what is left in rounds to come."""
+        """Count for the ceiling: the first blocks now, and the rest in later rounds."""
         self.hit_ceiling.add(hashes[:COUNTED])
         if len(hashes) > COUNTED:
             self._uncounted.append((hashes, COUNTED))

@@ -1,4 +1,4 @@
-"""The answer to a request that is pooled: whole, from one worker, once."""
+"""The answer to a pooled request: whole, from one worker, once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tandem.router.dispatch.job import Job
 def take_pooled(
     job: Job, attempt: Attempt, leg: Leg, output: PooledOutput
 ) -> AttemptFailure | None:
-    """Note that the job is answered, or why the attempt failed with it."""
+    """Mark the job as answered, or return the attempt's failure."""
     if job.request.pooling is None:
         return attempt.failure(leg, FailCause.INTERNAL, "a vector, not tokens")
     if not output.values or len(output.values) % 4:

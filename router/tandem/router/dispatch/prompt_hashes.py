@@ -1,8 +1,8 @@
-"""Hashes of one prompt's blocks under each fingerprint that is up: computed once for each.
+"""Hashes of one prompt's blocks, computed once for each fingerprint that is up.
 
 Workers of another block size or revision have a fingerprint of their own. The caller's hashes are
-of one of them; the others' take 0.15 us a token, longer than a loop should be held by a long
-prompt. So ``Placing`` has those that are lacking computed beside it.
+of one of them. The others' take 0.15 us a token, too long for the loop with a long prompt.
+``Placing`` therefore has the missing ones computed outside the loop.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from tandem.router.workers.worker import Worker
 Hashes = tuple[BlockHash, ...]
 
 _TOKEN = 2
-"""Items of ``Beside.run`` that hashing a token takes as long as."""
+"""Items of ``Beside.run`` for the hashing time of a token."""
 _VECTOR_BYTES = 64
-"""Bytes of embeddings that an item takes as long as."""
+"""Bytes of embeddings for the time of one item."""
 
 
 class PromptHashes:
-    """Of one request. ``of`` and ``lacking`` in the loop, ``compute`` anywhere."""
+    """Hashes of one request. ``of`` and ``lacking`` in the loop, ``compute`` anywhere."""
 
     def __init__(self, request: EngineCoreRequest) -> None:
         self._request = request
         self._known: dict[str, Hashes] = {}
 
     def of(self, fingerprint: str, block_size: int) -> Hashes:
-        """The prompt's full blocks' hashes; computed here and now where they are lacking."""
+        """Return the hashes of the prompt's full blocks; compute missing ones at once."""
         known = self._find(fingerprint, block_size)
         if known is None:
             known = self._known[fingerprint] = self._compute(fingerprint, block_size)
         return known
 
     def lacking(self, workers: Iterable[Worker]) -> dict[str, int]:
-        """Fingerprints of workers under which nothing is known yet, with their block sizes."""
+        """Return fingerprints of workers without known hashes, with their block sizes."""
         return {
             worker.fingerprint: worker.card.block_size
             for worker in workers
@@ -45,17 +45,17 @@ class PromptHashes:
         }
 
     def weight(self, lacking: dict[str, int]) -> int:
-        """How long ``compute`` takes, as ``Beside.run`` counts it."""
+        """Return the time of ``compute``, in items of ``Beside.run``."""
         embeds = self._request.prompt_embeds
         vectors = 0 if embeds is None else len(embeds.values) // _VECTOR_BYTES
         return len(lacking) * (_TOKEN * len(self._request.prompt_token_ids) + vectors)
 
     def compute(self, lacking: dict[str, int]) -> dict[str, Hashes]:
-        """Under each of these fingerprints."""
+        """Return the hashes under each of these fingerprints."""
         return {name: self._compute(name, block_size) for name, block_size in lacking.items()}
 
     def learn(self, computed: dict[str, Hashes]) -> None:
-        """Know what was computed."""
+        """Add computed hashes."""
         self._known |= computed
 
     def _root(self, fingerprint: str, block_size: int) -> BlockHash:
@@ -73,7 +73,7 @@ class PromptHashes:
         return tuple(hash_blocks(root, prompt, block_size, embeds))
 
     def _find(self, fingerprint: str, block_size: int) -> Hashes | None:
-        """What is known, or the caller's hashes if they are of this fingerprint: a chain agrees
+        """Return known hashes, or the caller's if they are of this fingerprint: a chain agrees
         wholly or not at all."""
         known = self._known.get(fingerprint)
         if known is not None:

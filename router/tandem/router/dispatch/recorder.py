@@ -1,4 +1,4 @@
-"""What the dispatcher adds to the record of a call: attempts, legs, and why they went there."""
+"""The dispatcher's part of a call's record: attempts, legs, and the reasons of their placement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What placement saw; who wants its numbers computes them from this."""
+    """Input of a placement; its numbers are computed from this on request."""
 
     facts: PromptFacts
     fleet: FleetSnapshot
@@ -37,7 +37,7 @@ def begin_attempt(
     request: EngineCoreRequest,
     scene: Scene | None,
 ) -> Watch:
-    """An attempt is about to be sent; what its workers are told of the record."""
+    """Record an attempt before it is sent; return the watch for its workers."""
     now = time.monotonic()
     number, rule = attempt.number, attempt.placement.rule
     recording.num_prompt = max(recording.num_prompt, len(request.prompt_token_ids))
@@ -56,7 +56,7 @@ def begin_attempt(
 
 
 def _asked(request: EngineCoreRequest) -> dict[str, float]:
-    """Numbers of a request under the names of OpenTelemetry's conventions for GenAI."""
+    """Return numbers of a request under OpenTelemetry's names for GenAI."""
     params = request.params
     if request.pooling is not None:
         return {}
@@ -68,7 +68,7 @@ def _asked(request: EngineCoreRequest) -> dict[str, float]:
 
 
 def note_sent(attempt: Attempt) -> None:
-    """An attempt was sent to its workers."""
+    """Record that an attempt was sent to its workers."""
     record, now = attempt.record, time.monotonic()
     if record is None:
         return
@@ -78,7 +78,7 @@ def note_sent(attempt: Attempt) -> None:
 
 
 def note_end(attempt: Attempt, failure: AttemptFailure | None) -> None:
-    """An attempt is over."""
+    """Record the end of an attempt."""
     record = attempt.record
     if record is not None and record.end is None:
         record.end = time.monotonic()
@@ -88,7 +88,7 @@ def note_end(attempt: Attempt, failure: AttemptFailure | None) -> None:
 
 
 def note_way(route: Route | None, attempt: Attempt) -> None:
-    """For a canary: which workers speak."""
+    """Record a canary's workers and shape."""
     if route is None:
         return
     revisions = {leg.is_prefill: leg.worker.note.revision for leg in attempt.legs}

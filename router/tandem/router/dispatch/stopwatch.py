@@ -1,4 +1,4 @@
-"""Times of one request as its client sees them: first token, between tokens, in all.
+"""Times of one request as seen by its client: first token, between tokens, in all.
 
 Runs from the arrival of the request's head: parsing and tokenizing count.
 """
@@ -14,11 +14,11 @@ from tandem.router.dispatch.failure import ReaderTooSlow
 from tandem.router.metrics import MISTAKES, RouterMetrics
 
 MAX_FINISHES = 16
-"""Ends of choices that a record names."""
+"""Most ends of choices in a record."""
 
 
 class Stopwatch:
-    """Of a request from when it came, ``now``: ``admitted``, ``output`` per output, ``end`` once;
+    """Times of a request that came at ``now``: ``admitted``, ``output`` per output, ``end`` once;
     times are seconds on the loop's clock."""
 
     __slots__ = (
@@ -49,7 +49,7 @@ class Stopwatch:
         metrics.request_came()
 
     def admitted(self, request: EngineCoreRequest) -> None:
-        """Its turn has come."""
+        """Count the request's start, after its turn came."""
         self._metrics.request_started(
             num_prompt=len(request.prompt_token_ids),
             num_choices=request.params.n,
@@ -57,7 +57,7 @@ class Stopwatch:
         )
 
     def output(self, output: EngineCoreOutput, now: float) -> None:
-        """Tokens went to the client."""
+        """Record tokens sent to the client."""
         if self._first is None:
             self._first = now
             self._metrics.first_token(now - self._started)
@@ -79,21 +79,21 @@ class Stopwatch:
             self._cached(output.num_cached_tokens)
 
     def pooled(self, output: PooledOutput, now: float) -> None:
-        """The whole answer went to the client: no token is timed."""
+        """Record the whole answer sent to the client: no token is timed."""
         self._first = self._last[output.choice] = now
         if self._recording is not None:
             self._recording.output(0)
         self._cached(output.num_cached_tokens)
 
     def _cached(self, num_tokens: int) -> None:
-        """Of the prompt: a job passes it on once."""
+        """Count cached prompt tokens: a job passes them on once."""
         if num_tokens:
             self._metrics.cached_tokens(num_tokens)
         if self._recording is not None:
             self._recording.num_cached += num_tokens
 
     def failed(self, error: RequestFailed | RequestRefused) -> None:
-        """It ends before its time; that may be its client's fault, and no failure."""
+        """Count an early end; it may be the client's doing, and not a failure."""
         if isinstance(error, AdmissionRefused):
             return  # the queue has counted it
         if isinstance(error, ReaderTooSlow):
@@ -107,7 +107,7 @@ class Stopwatch:
             self._metrics.request_failed(str(error.refusal.code))
 
     def end(self, now: float) -> None:
-        """The request is over, answered or not."""
+        """Record the end of the request, answered or not."""
         if self._first is None:
             return
         last = max(self._last.values())

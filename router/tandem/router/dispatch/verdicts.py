@@ -1,4 +1,4 @@
-"""With what a request ends when no attempt can be made, and whether to wait for one that can."""
+"""Ends of requests without a possible attempt, and whether to wait for a worker."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def raise_if_non_retryable(job: Job) -> None:
 
 
 _LEAVES = {str(cause): cause for cause in (FailCause.ASLEEP, FailCause.DRAINING)}
-"""What refusals of those words mean for a request that others have worked for."""
+"""Causes for these refusals of a request that other workers have worked for."""
 
 
 def worth_waiting(job: Job, *, anyone_up: bool) -> bool:
-    """Whether a worker that comes (back) could take the request: who is lost or on its way out has
-    a successor, as a rule; who is full has none."""
+    """Return whether a worker that comes (back) could take the request. A lost or draining one
+    usually has a successor, a full one has not."""
     if job.ladder.unsupported is not None:
         return False
     if any(_is_gone(failure) for failure in job.ladder.failures):
@@ -48,7 +48,7 @@ def _is_gone(failure: AttemptFailure) -> bool:
 
 
 def no_place(job: Job) -> RequestRefused | RequestFailed:
-    """No worker is left that could take it."""
+    """Return the error of a request without a worker that could take it."""
     ladder = job.ladder
     if ladder.unsupported is not None:
         return RequestRefused(ladder.unsupported)
@@ -67,10 +67,10 @@ def no_place(job: Job) -> RequestRefused | RequestFailed:
 
 
 def asleep() -> RequestRefused:
-    """Every worker that could take it sleeps, and nobody knows until when."""
+    """Return the refusal if every worker that could take the request sleeps."""
     return RequestRefused(Refusal(code=RefusalCode.ASLEEP, message="every worker sleeps"))
 
 
 def too_late(job: Job) -> RequestFailed:
-    """The deadline passed."""
+    """Return the error of a passed deadline."""
     return DeadlinePassed(FailCause.TIMEOUT, "the request's deadline passed", job.ladder.reasons)

@@ -142,8 +142,7 @@ class ControlClient(Channel):
                     self._try_to_connect(producer, address, now)
 
     def on_tick(self, now: Millis, late: float = 0.0) -> None:
-        """Send beats to every producer; drop those that are silent, make no progress or sent no
-        WELCOME."""
+        """Send beats to producers; drop those that are silent, stall or sent no WELCOME."""
         beat = self.beat()
         for producer in list(self._producers.values()):
             link = producer.link

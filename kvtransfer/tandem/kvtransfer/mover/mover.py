@@ -143,8 +143,7 @@ class Mover(Generic[Item, Event]):
         self.ending: str | None = None
         """Reason why nothing more is begun: the thread has ended, or is about to."""
         self.problem: str | None = None
-        """Reason why the thread has ended; set once all work under way has ended or been given
-        up."""
+        """Reason why the thread has ended; set once its work has ended or been given up."""
         self.written: frozenset[RequestKey] = frozenset()
         """Hand-offs whose blocks may still be written, if there is a ``problem``."""
         self.control: Channel | None = None

@@ -30,11 +30,12 @@ def make_transports(
 
     ``auto`` is nixl and then tcp, so that ends of which only one can load nixl still meet;
     without nixl a warning is logged. A connector asked for by name that cannot load raises
-    TransportError. With ``kv_node_folder``, ``auto`` tries cuda_p2p or shm first for each link,
-    and the node's agent between the two and nixl, as ``kv_node_copy`` is set. A link whose other
-    end lacks a way uses the next. There cuda_p2p and shm by name are these two ways, and a link
-    that has neither is down. With ``on_gpu``, the slab is in a GPU's memory: nixl reaches slots
-    there. tcp needs them on the host, and is used only if nixl cannot load.
+    TransportError. With ``kv_node_folder``, ``auto`` first tries cuda_p2p or shm for each link,
+    then the node's agent, then nixl or tcp; ``kv_node_copy`` may leave one of the first two out.
+    A link whose other end lacks a way uses the next. There cuda_p2p and shm by name are the
+    first two ways, and a link that has neither is down. With ``on_gpu``, the slab is in a GPU's
+    memory: nixl reaches slots there. tcp needs them on the host, and is used only if nixl cannot
+    load.
     """
 
     make = _Maker(config, incarnation, role, on_gpu, on_garbage)

@@ -47,9 +47,9 @@ class LogitsProcessor(ABC):
     ARGUMENTS: ClassVar[tuple[str, ...]]
     """Names in ``vllm_xargs`` that it reads; a request with one of them requests it."""
     keeps_argmax: ClassVar[bool] = False
-    """Whether the best token of a row is the same before and after."""
+    """True if the best token of a row is the same before and after."""
     looks_back: ClassVar[bool] = False
-    """Whether it receives each token by ``extend`` before the next is sampled. This costs the row
+    """True if it receives each token by ``extend`` before the next is sampled. This costs the row
     the step that would run ahead."""
 
     def __init__(self, context: ProcessorContext) -> None:

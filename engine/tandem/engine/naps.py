@@ -33,7 +33,7 @@ class IdlePoll:
         self._seconds = seconds
         self._idle_since: float | None = None
         self._worth_it = False
-        """Whether the last work came within that time."""
+        """True if the last work came within that time."""
 
     def begin(self) -> float:
         """Return the time (of ``time.monotonic``) until which to poll. Repeated calls while idle

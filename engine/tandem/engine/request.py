@@ -36,7 +36,7 @@ class RequestState(Enum):
     """State of a Request; each has one owner."""
 
     WAITING = "waiting"
-    """In the queue, never computed."""
+    """Queued, never computed."""
     GATED = "gated"
     """Waiting for a resource that is made or fetched for it; in no queue, nothing is reserved."""
     REMOTE = "remote"
@@ -295,9 +295,9 @@ class Request:
         self.num_preemptions, self.preempted_for_tenant = 0, False
         self.state = RequestState.WAITING
         self.on_rank = False
-        """Whether the ranks hold a row of it."""
+        """True if the ranks hold a row of it."""
         self.remote_done = False
-        """Whether the connector has finally answered where the KV comes from."""
+        """True if the connector has finally answered where the KV comes from."""
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
             [None] if self._scores_prompt() else None
         )

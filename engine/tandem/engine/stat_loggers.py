@@ -64,7 +64,7 @@ class Report:
 
     seconds: float
     final: bool
-    """Whether it covers the whole time of the engine."""
+    """True if it covers the whole time of the engine."""
     done: Totals
     """Counts of these seconds."""
     now: SchedulerStats

@@ -155,7 +155,7 @@ class SchedulerOutput:
     """Transfers of an offload tier; None without a tier or transfers. A step with transfers and
     without rows waits for all loads and stores in progress before its result."""
     awaits_masks: bool = False
-    """Whether rows under a grammar sample: the step computes, and samples after its
+    """True if rows under a grammar sample: the step computes, and samples after its
     ``TokenMasks``."""
     drafts: tuple[RowDraft, ...] = ()
     """Drafts of the rows that have some. They are not in the rows, since most steps have none."""

@@ -43,11 +43,11 @@ class Limits:
     hidden_size: int = 1 << 20
     """Values of a hidden state."""
     pooling: ModelPooling = field(default_factory=ModelPooling)
-    """What the model computes in addition to tokens."""
+    """Results of the model in addition to tokens."""
     processors: ProcessorClasses = field(default_factory=lambda: ProcessorClasses(()))
     """Classes that may change logits when a request asks for it."""
     computes_whole: bool = False
-    """Whether each prompt is computed in one step, as an encoder's is."""
+    """True if each prompt is computed in one step, as an encoder's is."""
     embeds_size: int | None = None
     """Values of each vector of a prompt of embeddings; None: such prompts are refused."""
     max_held_embeds_bytes: int = 1 << 30

@@ -39,7 +39,7 @@ class Remote:
     num_tokens: int = 0
     """Tokens from the start of the prompt whose KV the other side will deliver (READY)."""
     in_step: bool = False
-    """Whether the KV comes within steps, from an ``InStepConnector``."""
+    """True if the KV comes within steps, from an ``InStepConnector``."""
     announced: bool = False
     """Only for LATER: an ``Announced`` follows any change, so no lookup is needed before it."""
     lent: bool = False
@@ -159,7 +159,7 @@ class KVConnector(Protocol):
 
 @runtime_checkable
 class ComposedConnector(KVConnector, Protocol):
-    """Several connectors behind the interface of one."""
+    """Several connectors with the interface of one."""
 
     def lookup_again(self, request: Request, num_local: int) -> Remote:
         """Return ``lookup`` of the connector alone that answered LATER for a parked request. After

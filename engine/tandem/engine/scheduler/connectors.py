@@ -1,4 +1,4 @@
-"""Several connectors of one scheduler, asked in order, behind the interface of one.
+"""Several connectors of one scheduler, asked in order, with the interface of one.
 
 A hand-off, an offload tier and a pull from a peer each know only their own requests. With one
 connector, ``compose`` returns it unchanged.

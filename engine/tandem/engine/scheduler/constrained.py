@@ -47,7 +47,7 @@ class Constrained:
         self._drawing: list[Request] = []
         """Requests that sample in the step that awaits masks."""
         self._others_draw = False
-        """Whether that step also samples for requests without a constraint."""
+        """True if that step also samples for requests without a constraint."""
 
     def __len__(self) -> int:
         """Return the number of constrained requests."""

@@ -73,7 +73,7 @@ class RemoteKV:
         """Loads reserved while that step was the last one planned. They begin once it has ended,
         because its rows may still write blocks that were freed before."""
         self.awaits_fence = False
-        """Whether a load waits only for the fence of a step that has ended."""
+        """True if a load waits only for the fence of a step that has ended."""
         self._to_ask: dict[int, Request] = {}
         """Parked requests by ``seq`` to look up in the next step; the others are announced."""
         self._asked: list[Request] = []

@@ -125,7 +125,7 @@ class Roster:
         self.held: dict[RequestKey, list[int]] = {}
         """Blocks that the connector keeps for requests that have ended."""
         self.is_short = False
-        """Whether a hand-off that was ready found no room at its last try."""
+        """True if a hand-off that was ready found no room at its last try."""
         self.dropped: list[SeqId] = []
         """Sequences whose rows the ranks must forget."""
         self._numbers = itertools.count()

@@ -71,7 +71,7 @@ class Shares:
 
     def prompt_parts(self, running: Iterable[Request], budget: int) -> dict[str, int]:
         """Return the prompt tokens that each tenant may have computed in a step of ``budget``: an
-        equal part, and what others leave of theirs."""
+        equal part, and the unused rest of other tenants' parts."""
         wanted: Counter[str] = Counter()
         manager = self._roster.manager
         for request in running:

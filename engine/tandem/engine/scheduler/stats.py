@@ -36,7 +36,7 @@ class SchedulerStats:
 
     running: int
     waiting: int
-    """In the queue: new or preempted."""
+    """Requests in the queue: new or preempted."""
     parked: int
     """Requests without a block whose KV is to come, or may not be computed yet."""
     loading: int

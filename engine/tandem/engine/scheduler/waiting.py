@@ -169,7 +169,7 @@ class Parked:
 
     def __init__(self) -> None:
         self._coming: dict[SeqId, bool] = {}
-        """Whether each one's KV is to come."""
+        """Parked requests, True if their KV is to come."""
         self.num_tokens = 0
         """Tokens of all of them that were known when they came."""
         self.num_coming = 0

@@ -38,7 +38,7 @@ class StepInputs:
 
     shape: StepShape
     padded: bool
-    """Whether ``shape`` is a graph's, and all is at the addresses that the graph reads."""
+    """True if ``shape`` is a graph's, and all is at the addresses that the graph reads."""
     source: Tensor
     """int64 [tokens]: words of the staging buffer that hold the token ids."""
     positions: Tensor

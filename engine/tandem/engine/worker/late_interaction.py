@@ -46,7 +46,7 @@ class LateInteractionRunner:
 
     most_bytes: int = MOST_BYTES
     _queries: OrderedDict[str, _Query] = field(default_factory=OrderedDict)
-    """By key, the one used longest ago first."""
+    """Queries by key, the one used longest ago first."""
     _held: int = 0
     """Bytes."""
 

@@ -55,11 +55,11 @@ class LaunchedStep:
     host: HostBlocks | None = None
     """Blocks in host memory whose loads the result reports."""
     for_transfers: bool = False
-    """Whether the step has only transfers: its result waits for all of them."""
+    """True if the step has only transfers: its result waits for all of them."""
     drafts: Mapping[SeqId, RowDraft] = field(default_factory=dict)
     """Drafts of rows that also sample after each of them."""
     awaits_masks: bool = False
-    """Whether nothing is sampled yet: neither ``moment`` nor a token is known."""
+    """True if nothing is sampled yet: neither ``moment`` nor a token is known."""
     late: frozenset[SeqId] = frozenset()
     """Sequences whose samples are discarded: their masks were not made."""
     _known: list[int] | None = None

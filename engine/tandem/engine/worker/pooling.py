@@ -82,7 +82,7 @@ class PoolingCursor(NamedTuple):
     counts: Index
     """Tokens whose hidden states are pooled."""
     is_finished: Flags
-    """Whether the prompt ends with the step."""
+    """True if the prompt ends with the step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class Rest:
         self._parked: ParkedWeights | None = None
         self._asleep: set[SleepTag] = set()
         self._dropped = False
-        """Whether weights are to be loaded again."""
+        """True if weights are to be loaded again."""
 
     def sleep(self, level: int) -> int:
         """Sleep as in Executor. Also raises InvalidParameter if torch allocated a GPU's slab."""

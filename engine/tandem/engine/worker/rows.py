@@ -36,7 +36,7 @@ class StepRows:
     choices: NDArray[np.int64] | None = None
     """The choice that each row draws for; None unless each draws for one."""
     drafted: bool = False
-    """Whether rows have drafts: several tokens of which the first may have been drawn here."""
+    """True if rows have drafts: several tokens of which the first may have been drawn here."""
 
     @classmethod
     def of(cls, rows: Sequence[StepRow], batch: InputBatch, *, drafted: bool = False) -> StepRows:

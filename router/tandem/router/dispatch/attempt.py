@@ -81,18 +81,18 @@ class Leg:
         self.attempt = attempt
         self.worker = worker
         self.is_prefill = is_prefill
-        """Whether it produces KV for another leg."""
+        """True if it produces KV for another leg."""
         self.loads = False
-        """Whether it loads KV from another leg, instead of computing the prompt."""
+        """True if it loads KV from another leg, instead of computing the prompt."""
         self.state = LegState.SENT
         self.counts = False
-        """Whether it counts among its worker's legs."""
+        """True if it counts among its worker's legs."""
         self.spoke = False
-        """Whether an output was read."""
+        """True if an output was read."""
         self.came_at: float | None = None
         """Time at which the first output came, read or not, by the loop's clock."""
         self.streams = False
-        """Whether it counts among its worker's decoding legs."""
+        """True if it counts among its worker's decoding legs."""
         self.num_tokens = 0
         """Prompt tokens counted on the worker until its first output."""
         self.whole_tokens = 0
@@ -182,7 +182,7 @@ class Attempt:
         self.heard_at = self.started_at
         """Time of the last event, read or not: a slow client does not make the worker silent."""
         self.decoding = False
-        """Whether the worker that runs to the end has sent an output: a hand-off is then over."""
+        """True if the worker that runs to the end has sent an output: a hand-off is then over."""
         self._loop = loop
         self._inbox: Inbox[Leg] = Inbox(backlog or Backlog(), overflow, tenant)
         self._open = num_open

@@ -53,9 +53,9 @@ class AttemptFailure:
     cause: FailCause | None = None
     refusal: Refusal | None = None
     unsent: bool = False
-    """Whether the worker never received it: its link was down."""
+    """True if the worker never received it: its link was down."""
     brought_on: bool = False
-    """Whether the attempt had emitted new tokens."""
+    """True if the attempt had emitted new tokens."""
 
     @property
     def did_work(self) -> bool:

@@ -66,8 +66,8 @@ class Backlog:
 
     def make_room(self) -> None:
         """Give up the largest answer of the tenant with the most bytes, if all inboxes hold too
-        much. Only answers that are not being read are considered, unless the events of others in
-        one turn of the loop exceed the limit by far."""
+        much. Answers being read are spared, unless the events of one turn of the loop exceed the
+        limit by far."""
         if self.held <= self.total_bytes:
             self._look_beyond = self.total_bytes
         if self.held <= self._look_beyond:
@@ -98,14 +98,14 @@ class Inbox(Generic[_Leg]):
         self.held = 0
         """Bytes of the waiting events."""
         self.awaited = False
-        """Whether the reader has read all and waits, or is about to continue reading."""
+        """True if the reader has read all and waits, or is about to continue reading."""
         self.overflow = overflow
         self._backlog = backlog
         self._items: deque[tuple[int, _Leg, LegEvent]] = deque()
         self._largest = 0
         """Bytes of the largest waiting event, or 0 if that is not known."""
         self._had_too_much = False
-        """Whether too much waited at the last ``judge``, and not all of it was read since."""
+        """True if too much waited at the last ``judge``, and not all of it was read since."""
 
     def __bool__(self) -> bool:
         """Return whether events wait."""

@@ -69,18 +69,18 @@ class Job:
         """Workers whose link broke during an attempt; one that returns is another ``Worker``."""
         self.expired = False
         self.given_up = False
-        """Whether its client does not read, and too much is unread."""
+        """True if its client does not read, and too much is unread."""
         self.admitted = False
         self.tells_accepted = False
-        """Whether the caller is still to be informed that the request waits."""
+        """True if the caller is still to be informed that the request waits."""
         self.cached: int | None = None
         """First reported number of cached prompt tokens: each attempt and choice reports it."""
         self._cached_passed_on = False
         self.takes_turn = False
-        """Whether other jobs may be placed at the same moment: it waited for what they wait for, or
+        """True if other jobs may be placed at the same moment: it waited for what they wait for, or
         its worker was lost."""
         self.counted = False
-        """Whether the ceiling has counted its prompt."""
+        """True if the ceiling has counted its prompt."""
         self.num_dispatched = 0
         self._num_tokens_before = 0
         self.hits: Mapping[Incarnation, int] = {}

@@ -33,7 +33,7 @@ class _Choice:
         self.tokens = list(tokens)
         self.finish = finish
         self.cut = False
-        """Whether its reader ended it, and no worker has reported its end."""
+        """True if its reader ended it, and no worker has reported its end."""
 
 
 class Ledger:
@@ -64,8 +64,7 @@ class Ledger:
 
     @property
     def told(self) -> bool:
-        """Return whether workers have reported the end of every choice: none is computed
-        further."""
+        """Return whether workers have reported every choice's end: none is computed further."""
         return self._open == 0 and not any(choice.cut for choice in self._choices)
 
     @property

@@ -28,7 +28,7 @@ class Tail(NamedTuple):
     at: float
     """Time of the last one, or of the start of one on trial."""
     on_trial: bool = False
-    """Whether the known times are old, and the next replaces them."""
+    """True if the known times are old, and the next replaces them."""
 
 
 class Tails:

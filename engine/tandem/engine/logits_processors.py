@@ -40,7 +40,7 @@ class LogitsProcessor(ABC):
     """Changes logits of the rows that request it, all of a step at once, on the device.
 
     A processor that may change the best token (``keeps_argmax`` is False) runs before the server's
-    own masks, grammars, biases and penalties, which so hold in any case. Other processors run after
+    own masks, grammars, biases and penalties. These so hold in any case. Other processors run after
     these, and not at all for rows that take the best token.
     """
 

@@ -1,9 +1,9 @@
 """Short waits that must not end late: naps, and the polling time of an idle step loop.
 
 A nap is a short sleep. Unlike a loop without a pause it lets the process's other threads run, and
-its core stays out of deep sleep, from which it would wake slowly. A sleeping thread takes 50 us to
-wake on an H200 machine, and finds its core cold, so that Python is slow for the first milliseconds.
-An idle step loop therefore polls between naps for a bounded time, as a hypervisor does for a halted
+its core stays out of deep sleep. A sleeping thread takes 50 us to wake on an H200 machine. It finds
+its core cold, so that Python runs at a fraction of its speed for the first milliseconds. An idle
+step loop therefore polls between naps for a bounded time, as a hypervisor does for a halted
 processor (adaptive halt polling). It polls only if the last work came soon, or around the moment at
 which work is expected.
 """

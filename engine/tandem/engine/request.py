@@ -297,7 +297,7 @@ class Request:
         self.on_rank = False
         """True if the ranks hold a row of it."""
         self.remote_done = False
-        """True if the connector has finally answered where the KV comes from."""
+        """True if the connector has given its final answer on the source of the KV."""
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
             [None] if self._scores_prompt() else None
         )

@@ -17,7 +17,7 @@ from tandem.protocol.pooling import PoolingParams
 from tandem.protocol.sampling import SamplingParams
 
 SeqId = NewType("SeqId", int)
-"""One choice of one request within this engine; never reused while the engine lives."""
+"""One choice of one request within this engine; never used again in this engine."""
 
 
 class NewSequence(msgspec.Struct, frozen=True, gc=False):
@@ -193,8 +193,8 @@ class ModelRunnerOutput:
     sampled: tuple[Sampled, ...]
     """One token a choice."""
     fence: Fence
-    """Done when all KV of the step is written on every rank, and all stores to host memory of this
-    step and those before have ended."""
+    """Done when all KV of the step is written on every rank, and all stores to host memory so far
+    have ended."""
     prompt_logprobs: dict[SeqId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     """Scores of rows that request them: log-probabilities of prompt tokens ``num_computed + 1 ..``
     that this step's logits predict; the scheduler joins the chunks."""

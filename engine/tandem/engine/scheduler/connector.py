@@ -105,9 +105,9 @@ class KVConnector(Protocol):
         ...
 
     def lookup(self, request: Request, num_local: int) -> Remote:
-        """Return where KV of a waiting request is; ``num_local`` tokens are cached here. Called
-        each step unless the answer was ``announced``. On NOTHING, which means no KV beyond the
-        cached, the next connector is asked."""
+        """Return the availability of a waiting request's KV; ``num_local`` tokens are cached here.
+        Called each step unless the answer was ``announced``. On NOTHING, which means no KV beyond
+        the cached, the next connector is asked."""
         ...
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
@@ -163,8 +163,7 @@ class ComposedConnector(KVConnector, Protocol):
 
     def lookup_again(self, request: Request, num_local: int) -> Remote:
         """Return ``lookup`` of the connector alone that answered LATER for a parked request. After
-        NOTHING the request goes back to the queue, where the other connectors are asked in its
-        turn."""
+        NOTHING the request is queued again; the other connectors are asked in its turn."""
         ...
 
 

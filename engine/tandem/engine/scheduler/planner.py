@@ -125,8 +125,8 @@ class Planner:
         return draft
 
     def _divide(self, draft: Draft, shares: Shares, prompts: Sequence[Request]) -> None:
-        """Divide the step's prompt tokens between tenants. If one of several can have all of its
-        own computed in a step as short as one with decodes is, the step is no longer."""
+        """Divide the step's prompt tokens between tenants. If one tenant can have all of its own
+        computed in a step as short as one with decodes, the step is that short."""
         draft.parts = shares.prompt_parts(prompts, draft.budget)
         if len(draft.parts) < 2:
             return

@@ -180,8 +180,8 @@ class RemoteKV:
         return manager.can_start(hits, count, extra=asked, keep_spare=roster.busy)
 
     def _lookup(self, request: Request) -> Remote:
-        """Return where KV of a queued request is. A preempted request, or one whose KV came, is
-        computed again unless a step can bring it."""
+        """Return the availability of a queued request's KV. A preempted request, or one whose KV
+        came, is computed again unless a step can bring it."""
         connector: KVConnector | None = self._connector
         if request.remote_done or request.num_preemptions:
             connector = self._in_step

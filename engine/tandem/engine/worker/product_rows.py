@@ -1,10 +1,10 @@
 """Runs a library's products for many numbers of rows before a worker is ready, to load its kernels.
 
-cuBLAS has a kernel of its own for nearly every band of 8 rows up to a thousand and of 16 after
-that, and at times another for the last number of a band. On an H100 with torch 2.11 it has 41 to 68
-for each weight of Qwen3-8B up to 8,192 rows. One is loaded at its first launch, in 3 to 40 ms in
-which the device gets no other work: each decoded stream stalls. CUDA graphs load theirs at capture;
-this is for steps without one.
+cuBLAS has a kernel for nearly every band of 8 rows up to a thousand, and of 16 after that. At times
+it has another for the last number of a band. On an H100 with torch 2.11 it has 41 to 68 for each
+weight of Qwen3-8B up to 8,192 rows. One is loaded at its first launch, in 3 to 40 ms in which the
+device gets no other work: each decoded stream stalls. CUDA graphs load theirs at capture; this is
+for steps without one.
 """
 
 from __future__ import annotations

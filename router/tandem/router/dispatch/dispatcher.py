@@ -1,8 +1,8 @@
 """``EngineCoreClient`` over many workers: places, sends, merges, and retries elsewhere.
 
 Sends a request to P and D at once under one key; the first token from either is used. Owns every
-deadline of a request. The ladder decides what may be tried after a failure, placement where it
-goes, and the ledger what a client receives.
+deadline of a request. The ladder decides what may be tried after a failure, placement its workers,
+and the ledger what a client receives.
 """
 
 from __future__ import annotations

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import runpy
-from pathlib import Path
 
 import httpx
 import pytest
 from client import Answer, stream
+from heavy_requests import named, of_any_size
 from reference import rows
 from stack import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
-NASTY = runpy.run_path(str(Path(__file__).parents[2] / "bench" / "router" / "nasty.py"))
 COMPUTED = ("256 prompts", "n=128")
 """What is no cost of looking but of computing: the workers' own, and long on two cores."""
 SCORED = "echo, logprobs"
@@ -41,7 +39,7 @@ async def test_streams_go_on_beside_every_nasty_request(
     async with httpx.AsyncClient(base_url=pair.url, timeout=120) as client:
         prompts = [rows()[n].prompt for n in STREAMS]
         beside = [asyncio.create_task(stream(client, each, max_tokens=64)) for each in prompts]
-        for name, path, body in [*NASTY["named"](), *NASTY["of_any_size"](7, 12)]:
+        for name, path, body in [*named(), *of_any_size(7, 12)]:
             if not name.startswith(left_out):
                 sent = asyncio.create_task(client.post(path, content=body))
                 (await client.get("/health")).raise_for_status()

@@ -1,4 +1,4 @@
-"""What each backend of structured output costs on a CPU: compiles, and masks a row.
+"""Measure the cost of each backend of structured output on a CPU: compiles, and masks a row.
 
     python bench/engine/grammars.py [--texts 40 --out bench/results/grammars_cpu.json]
 
@@ -54,7 +54,7 @@ def texts_of(at: int) -> dict[str, StructuredOutputsParams]:
 
 
 def measure(compiler: Compiler, wanted: list[StructuredOutputsParams]) -> dict[str, float]:
-    """Of texts of one kind."""
+    """Figures of texts of one kind."""
     draw, compiles, first, again = random.Random(0), list[float](), list[float](), list[float]()
     for text in wanted:
         started = time.perf_counter()

@@ -52,7 +52,7 @@ class Report:
         self._write()
 
     def kernels(self, found: list[dict[str, Any]]) -> None:
-        """What steps are made of."""
+        """Parts of a step."""
         (self._out / "profile.json").write_text(json.dumps(found, indent=1))
         for each in found:
             print(each["what"], f"span {each['span_us']:.0f} us, busy {each['busy_us']:.0f} us")
@@ -91,7 +91,7 @@ def start(args: argparse.Namespace, report: Report) -> Any:
 
 
 def measure(rig: Any, args: argparse.Namespace, report: Report) -> None:
-    """What was asked for."""
+    """Parse the command line."""
     import profiler
     import steps
 

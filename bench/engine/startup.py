@@ -1,4 +1,4 @@
-"""From nothing to the first token with real files: python bench/engine/startup.py FOLDER --out OUT.
+"""Measure a start up to the first token: python bench/engine/startup.py FOLDER --out OUT.
 
 Writes 16 GB of random weights in Qwen3-8B's shapes to FOLDER (once; they are then in the page
 cache) and starts run.py on them in fresh processes, the second time with compiled kernels.

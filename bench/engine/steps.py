@@ -1,4 +1,4 @@
-"""What the engine's steps take: decodes by batch and context, prompts alone, prompts in a row."""
+"""Measure the engine's steps: decodes by batch and context, prompts alone, prompts in a row."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ SHAPES = {
 
 
 class Chunk(msgspec.Struct):
-    """What is read of an event."""
+    """Event of a stream, as far as it is read."""
 
     choices: list[dict[str, Any]] = []
 
@@ -148,7 +148,7 @@ class RealStack:
 
 
 def late_places(seen: Sequence[Seen]) -> list[list[float]]:
-    """Of each request with several gaps over the bound: when it was sent (seconds), how many tokens
+    """Return a row for each request with several late gaps: its start in seconds, the tokens that
     it got, and of each of these gaps the number and the ms."""
     rows = []
     for each in seen:

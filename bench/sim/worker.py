@@ -101,7 +101,7 @@ class SimWorker(Side):
             self._clock.at(self._clock.now + self._way.wake, self._turn)
 
     def _turn(self) -> None:
-        """What the shell's loop does at each round. Its own time runs ahead of the clock while it
+        """Run one round of the shell's loop. Its own time runs ahead of the clock while it
         waits for a step: nothing that happens meanwhile reaches it before the next round."""
         self.now = self._clock.now
         refused = []
@@ -152,7 +152,7 @@ class Connection:
 
     @property
     def endpoint(self) -> str:
-        """For people."""
+        """Return the name that is shown."""
         return f"sim-{self._worker.incarnation.hex()[:2]}"
 
     def submit(self, request: EngineCoreRequest, leg: Leg) -> bool:

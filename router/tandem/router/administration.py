@@ -44,7 +44,7 @@ async def server_info(request: Request) -> Response:
 
 @routes.get("/log_level")
 async def show_log_level(_: Request) -> Response:
-    """From which level on this router logs."""
+    """Return the least level that this router logs."""
     return _json({"log_level": _level()})
 
 

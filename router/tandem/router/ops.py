@@ -45,7 +45,7 @@ class Readiness:
 
 @routes.get("/")
 async def show_root(_: Request) -> Response:
-    """What this server is, and where to go on."""
+    """Return the name of this server and its links."""
     return _json(
         {
             "name": "tandem",

@@ -75,7 +75,7 @@ async def wake_up(request: Request) -> Response:
 
 @routes.get("/is_sleeping")
 async def is_sleeping(request: Request) -> Response:
-    """Whether every worker sleeps, or has not taken all of its memory again."""
+    """Return whether every worker sleeps, or has not allocated all of its memory again."""
     _check_names(request)
     return _json({"is_sleeping": await service_of(request).llm.is_sleeping()})
 

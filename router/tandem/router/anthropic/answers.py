@@ -14,14 +14,14 @@ StopReason = Literal[
 
 
 class TextBlock(Answer):
-    """What the model says."""
+    """Text of the model."""
 
     type: Literal["text"]
     text: str
 
 
 class ThinkingBlock(Answer):
-    """What the model thought; nothing is signed."""
+    """Reasoning of the model; it is not signed."""
 
     type: Literal["thinking"]
     thinking: str
@@ -41,7 +41,7 @@ Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class ThinkingTokens(Answer):
-    """Of the tokens that were written."""
+    """Counts of the generated tokens."""
 
     thinking_tokens: int
 
@@ -70,7 +70,7 @@ class MessageObject(Answer):
 
 
 class BlockDelta(Answer):
-    """What is new of a block."""
+    """New part of a block."""
 
     type: Literal["text_delta", "thinking_delta", "input_json_delta"]
     text: str | None = None
@@ -79,14 +79,14 @@ class BlockDelta(Answer):
 
 
 class MessageDelta(Answer):
-    """How a message ended."""
+    """End of a message."""
 
     stop_reason: StopReason
     stop_sequence: str | None
 
 
 class MessageErrorDetail(Answer):
-    """What went wrong; the message names the field."""
+    """Cause of an error; the message names the field."""
 
     type: str
     message: str
@@ -123,7 +123,7 @@ class MessageEvent(Answer):
 
 
 class TokenCount(Answer):
-    """How many tokens messages are."""
+    """Number of tokens of messages."""
 
     input_tokens: int
 

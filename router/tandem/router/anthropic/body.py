@@ -81,7 +81,7 @@ class ToolChoice(Body):
 
 
 class Thinking(Body):
-    """Whether the model is to think."""
+    """Switch of the reasoning."""
 
     HINTS: ClassVar[Mapping[str, Hint]] = hints.THINKING
 
@@ -97,14 +97,14 @@ class Thinking(Body):
 
 
 class OutputFormat(Body):
-    """What form the text is to have."""
+    """Format of the text."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(Body):
-    """How hard the model is to think, and what form the text is to have."""
+    """Reasoning effort, and format of the text."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None

@@ -84,7 +84,7 @@ async def create_message(request: Request) -> Response:
 
 @routes.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request) -> Response:
-    """How many tokens messages are, without an answer."""
+    """Count the tokens of messages without an answer."""
     body = await read(CountBody, request)
     service = service_of(request)
     service.model_name(body.model)

@@ -36,7 +36,7 @@ async def create_embedding(request: Request) -> Response:
 
 @routes.post("/pooling")
 async def pool(request: Request) -> Response:
-    """What a task gives for each input: a vector, one a token, or a number a label."""
+    """Return the result of a task for each input: a vector, one a token, or a number a label."""
     body = await read(PoolingBody, request)
     call = PooledCall.of("pool", request, body)
     task = PoolingTask(body.task or PoolingTask.EMBED)

@@ -49,7 +49,7 @@ async def classify(request: Request) -> Response:
 @routes.post("/score")
 @routes.post("/v1/score")
 async def score(request: Request) -> Response:
-    """How well texts go together: one with each of ``text_2``, or pair by pair."""
+    """Score texts: one with each of ``text_2``, or pair by pair."""
     body = await read(ScoreBody, request)
     call = PooledCall.of("score", request, body)
     first, second = _side(call, "text_1", body.text_1), _side(call, "text_2", body.text_2)

@@ -8,7 +8,7 @@ from tandem.router.openai.answers.types import Answer, Usage
 
 
 class PooledAnswer(Answer):
-    """What stands in every one."""
+    """Fields of every pooled answer."""
 
     id: str
     created: int
@@ -32,7 +32,7 @@ class EmbeddingList(PooledAnswer):
 
 
 class Pooling(Answer):
-    """What a task gives for one input."""
+    """Result of a task for one input."""
 
     object: Literal["pooling"]
     index: int
@@ -63,7 +63,7 @@ class ClassificationList(PooledAnswer):
 
 
 class Score(Answer):
-    """How well a pair goes together."""
+    """Score of a pair."""
 
     object: Literal["score"]
     index: int
@@ -78,7 +78,7 @@ class ScoreList(PooledAnswer):
 
 
 class Document(Answer):
-    """As it came."""
+    """Document of the request."""
 
     text: str
 

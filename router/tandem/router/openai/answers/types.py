@@ -20,7 +20,7 @@ class Answer(BaseModel):
 
 
 class ErrorDetail(Answer):
-    """What went wrong."""
+    """Cause of an error."""
 
     message: str
     type: str
@@ -35,13 +35,13 @@ class ErrorBody(Answer):
 
 
 class PromptDetails(Answer):
-    """Of a prompt's tokens."""
+    """Counts of a prompt's tokens."""
 
     cached_tokens: int
 
 
 class CompletionDetails(Answer):
-    """Of an answer's tokens."""
+    """Counts of an answer's tokens."""
 
     reasoning_tokens: int
 
@@ -79,7 +79,7 @@ class ChatLogprob(TopLogprob):
 
 
 class ChatLogprobs(Answer):
-    """Of a chat's choice."""
+    """Log-probabilities of a chat's choice."""
 
     content: list[ChatLogprob]
     refusal: None
@@ -101,7 +101,7 @@ class ToolCall(Answer):
 
 
 class Message(Answer):
-    """What the model says."""
+    """Message of the model."""
 
     role: Literal["assistant"]
     content: str | None
@@ -138,14 +138,14 @@ class ChatCompletion(Answer):
 
 
 class FunctionDelta(Answer):
-    """What is new of a function's call."""
+    """New part of a function's call."""
 
     name: str | None = None
     arguments: str
 
 
 class ToolCallDelta(Answer):
-    """What is new of a call; id, type and name stand in its first."""
+    """New part of a call; id, type and name stand in its first."""
 
     index: int
     id: str | None = None
@@ -154,7 +154,7 @@ class ToolCallDelta(Answer):
 
 
 class Delta(Answer):
-    """What is new."""
+    """New part of a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -164,7 +164,7 @@ class Delta(Answer):
 
 
 class ChatChunkChoice(Answer):
-    """What is new of one choice."""
+    """New part of one choice."""
 
     index: int
     delta: Delta
@@ -188,7 +188,7 @@ class ChatChunk(Answer):
 
 
 class TextLogprobs(Answer):
-    """Of a completion's choice, one of each per token."""
+    """Log-probabilities of a completion's choice, one of each per token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -197,7 +197,7 @@ class TextLogprobs(Answer):
 
 
 class TextChunkChoice(Answer):
-    """What is new of one choice."""
+    """New part of one choice."""
 
     index: int
     text: str

@@ -38,7 +38,7 @@ Task = Literal["embed", "token_embed", "classify"]
 
 
 class PooledBody(Body):
-    """What all of them share."""
+    """Fields of all pooling requests."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = _REFUSED
     HINTS: ClassVar[Mapping[str, Hint]] = hints.POOLED

@@ -51,7 +51,7 @@ Messages = Annotated[
 
 
 class StreamOptions(Body):
-    """What a stream carries beside the text."""
+    """Parts of a stream in addition to the text."""
 
     HINTS: ClassVar[Mapping[str, Hint]] = hints.STREAM_OPTIONS
 
@@ -60,7 +60,7 @@ class StreamOptions(Body):
 
 
 class GenerationBody(Body):
-    """What chat and completions share."""
+    """Fields of both chats and completions."""
 
     model: str | None = None
     n: int | None = None

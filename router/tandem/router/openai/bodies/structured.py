@@ -21,7 +21,7 @@ _SCHEMA = "response_format.json_schema.schema"
 
 
 class StructuredOutputs(Body):
-    """What the text is to match, wholly: one of ``KINDS``."""
+    """Format that the whole text matches: one of ``KINDS``."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = parameters.STRUCTURED_OUTPUTS
 
@@ -68,7 +68,7 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """What form the text is to have."""
+    """Format of the text."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = parameters.RESPONSE_FORMAT
 

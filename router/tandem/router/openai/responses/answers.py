@@ -35,14 +35,14 @@ class RefusalPart(Answer):
 
 
 class ReasoningText(Answer):
-    """What the model thought, or a summary of it."""
+    """Reasoning of the model, or its summary."""
 
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
 class MessageItem(Answer):
-    """What somebody said."""
+    """Message of a turn."""
 
     id: str
     type: Literal["message"]
@@ -63,7 +63,7 @@ class FunctionCallItem(Answer):
 
 
 class FunctionCallOutputItem(Answer):
-    """What a call came to."""
+    """Output of a call."""
 
     id: str
     type: Literal["function_call_output"]
@@ -73,7 +73,7 @@ class FunctionCallOutputItem(Answer):
 
 
 class ReasoningItem(Answer):
-    """What the model thought."""
+    """Reasoning of the model."""
 
     id: str
     type: Literal["reasoning"]
@@ -86,14 +86,14 @@ OutputItem = MessageItem | FunctionCallItem | ReasoningItem
 
 
 class InputDetails(Answer):
-    """Of the tokens that were read."""
+    """Counts of the prompt tokens."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class OutputDetails(Answer):
-    """Of the tokens that were written."""
+    """Counts of the generated tokens."""
 
     reasoning_tokens: int
 

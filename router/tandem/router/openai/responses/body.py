@@ -35,7 +35,7 @@ NAMES: Mapping[str, str] = {
 
 
 class TextFormat(Body):
-    """What form the text is to have. A schema is always kept to, whatever ``strict`` says."""
+    """Format of the text. A schema always holds, whatever ``strict`` is."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = Field(default=None, max_length=512)
@@ -52,7 +52,7 @@ class TextFormat(Body):
 
 
 class TextConfig(Body):
-    """Of the text of an answer."""
+    """Settings of the text of an answer."""
 
     HINTS: ClassVar[Mapping[str, Hint]] = hints.RESPONSE_TEXT
 
@@ -60,7 +60,7 @@ class TextConfig(Body):
 
 
 class ReasoningConfig(Body):
-    """How the model is to think."""
+    """Settings of the reasoning."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = parameters.RESPONSE_REASONING
     HINTS: ClassVar[Mapping[str, Hint]] = hints.RESPONSE_REASONING

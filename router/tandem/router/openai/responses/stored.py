@@ -70,7 +70,7 @@ async def cancel_response(request: Request) -> Response:
 
 @routes.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(request: Request) -> Response:
-    """What a response answered, earlier turns included, in pages."""
+    """Return the input items of a response in pages, earlier turns included."""
     _check_query(request, "after", "limit", "order")
     after, limit, order = map(request.query_params.get, ("after", "limit", "order"))
     turn = _found(request).turn

@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.forked import fork_server
 from tests.operator.builders import service
 from tests.operator.control_plane import ControlPlane
 
@@ -26,15 +26,16 @@ FAST = ("--lease-seconds", "6", "--renew-deadline", "4")
 
 
 class OperatorProcess:
-    """`tandem operator` in a process of its own."""
+    """`tandem operator` in a process of its own, forked from one that has imported it."""
 
     def __init__(self, home: Path, name: str, kubeconfig: Path, *flags: str) -> None:
         self._log = home / f"operator-{name}.log"
-        command = [sys.executable, "-m", "tandem.cli", "operator", "--port", "0"]
+        command = ["operator", "--port", "0"]
         command += ["--own-namespace", OPERATOR_NAMESPACE, "--identity", name, *CALM, *flags]
-        environ = {**os.environ, "KUBECONFIG": str(kubeconfig), "PYTHONFAULTHANDLER": "1"}
+        environ = {**os.environ, "KUBECONFIG": str(kubeconfig)}
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
+            server = fork_server("operator")
+            self.process = server.fork(command, environ, output=log.fileno())
 
     def log(self) -> str:
         """What it said so far."""

@@ -7,13 +7,18 @@ the real controllers.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import urlencode
+
+from urllib3 import Timeout
+from urllib3.exceptions import HTTPError
 
 from tandem.operator.clock import time_text
 from tandem.operator.cluster import Cluster, ClusterError
@@ -32,37 +37,76 @@ REPORT = {
     "maxModelLen": 8192,
 }
 
+WATCH_SECONDS = 3.0
+"""Silence after which a watch begins again."""
+
 Pod = dict[str, Any]
 Rule = Callable[[Pod], Pod | None]
 """Status of a pod that shall not simply be ready, or None."""
 
 
 class Node:
-    """Sets the status of all pods of all namespaces, five times a second."""
+    """Watches the pods of all namespaces, and sets their status ten times a second."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._stop = threading.Event()
+        self._pods: dict[str, Pod] = {}
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.rules: list[Rule] = []
         self.report: Pod = REPORT
 
     def start(self) -> None:
-        """Be a node from now on."""
+        """Start to watch and to set."""
+        self._watcher.start()
         self._thread.start()
 
     def stop(self) -> None:
-        """Be none any more."""
+        """End both threads."""
         self._stop.set()
         self._thread.join(timeout=10)
+        self._watcher.join(timeout=WATCH_SECONDS + 10)
+
+    def _watch(self) -> None:
+        """Keep ``_pods`` up to date: a watch without a version begins with all pods that exist."""
+        api = self._cluster._api
+        query = {"watch": "true", "labelSelector": names.LABEL_SERVICE}
+        headers: dict[str, Any] = {}
+        api.update_params_for_auth(headers, [], ["BearerToken"], "/api/v1/pods", "GET", None)
+        url = f"{api.configuration.host}/api/v1/pods?{urlencode(query)}"
+        while not self._stop.is_set():
+            self._pods = {}
+            with contextlib.suppress(HTTPError, OSError, ValueError):
+                pool = api.rest_client.pool_manager
+                answer = pool.request(
+                    "GET",
+                    url,
+                    headers=headers,
+                    timeout=Timeout(WATCH_SECONDS),
+                    retries=False,
+                    preload_content=False,
+                )
+                try:
+                    for line in _lines(answer.stream(None)):
+                        self._note(json.loads(line))
+                finally:
+                    answer.close()
+            self._stop.wait(0.2)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        pod = event["object"]
+        uid = pod["metadata"]["uid"]
+        if event["type"] == "DELETED":
+            self._pods.pop(uid, None)
+        else:
+            self._pods[uid] = pod
 
     def _run(self) -> None:
-        while not self._stop.wait(0.2):
-            try:
-                for pod in self._cluster.items("Pod", None, names.LABEL_SERVICE):
+        while not self._stop.wait(0.1):
+            for pod in list(self._pods.values()):
+                with contextlib.suppress(ClusterError):
                     self._care(pod)
-            except ClusterError:
-                continue
 
     def _care(self, pod: Pod) -> None:
         metadata = pod["metadata"]
@@ -97,6 +141,13 @@ class Node:
             "podIPs": [{"ip": address}],
             "conditions": conditions,
         }
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
 
 
 def says(now: Any, wanted: Any) -> bool:

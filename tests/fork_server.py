@@ -1,13 +1,13 @@
 """A process that has imported what every worker imports, and forks workers that only have to run.
 
-    python -m tests.fork_server SOCKET worker|router|rank|handoff|operator
+    python -m tests.fork_server SOCKET worker|router|rank|handoff|agent|operator
 
-The same for routers and operators, which have no torch, for an engine's ranks, and for ends of a
-hand-off without an engine (tests/kvtransfer/worker_process.py). Started by tests/forked.py with the
-environment of what it forks, and with the number of its end of a socket pair. Each packet asks for
-one process: its arguments and environment as JSON, and beside them what takes its output, where it
-talks its input, and what else it is given. The answer is its process id. It ends when the other end
-closes.
+The same for routers and operators, which have no torch, for an engine's ranks, for agents of nodes,
+and for ends of a hand-off without an engine (tests/kvtransfer/worker_process.py). Started by
+tests/forked.py with the environment of what it forks, and with the number of its end of a socket
+pair. Each packet asks for one process: its arguments and environment as JSON, and beside them what
+takes its output, where it talks its input, and what else it is given. The answer is its process id.
+It ends when the other end closes.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ IMPORTED = {
     "router": ("tandem.cli.__main__", "tandem.cli.router", "tandem.router.app", "uvloop"),
     "rank": ("tandem.engine.executor.rank", "tandem.engine.worker"),
     "handoff": ("tests.kvtransfer.worker_process",),
+    "agent": ("tandem.cli.__main__", "tandem.kvtransfer.nodeagent.run"),
     "operator": ("tandem.cli.__main__", "tandem.cli.operator", "tandem.operator.run"),
 }
 """What a process has imported when it is ready. No agent of nixl's: that one looks at the machine,

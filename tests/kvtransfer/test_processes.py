@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
+import psutil
 import pytest
 from tests.forked import ONE_THREAD, Forked, fork_server
 from tests.kvtransfer.builders import (
@@ -25,6 +26,7 @@ from tests.waiting import wait_for
 
 from tandem.kvtransfer import events
 from tandem.protocol.errors import FailCause
+from tandem.protocol.exposure import is_loopback
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.layout import blocks_for
 
@@ -138,7 +140,8 @@ def hand_over(child: Child, consumer: Consumer, num_tokens: int = 100) -> str:
 
 @pytest.mark.slow
 def test_kv_crosses_processes_while_it_is_computed(met):
-    """Chunk by chunk, many requests, the right bytes and every slot and lease free at the end."""
+    """Chunk by chunk, many requests, the right bytes and every slot and lease free at the end. A
+    worker on the loopback listens on no other network."""
     child, consumer = met
     names = [hand_over(child, consumer, 37 + 10 * n) for n in range(8)]
     released = [f"Released:{name}" for name in names]
@@ -147,6 +150,14 @@ def test_kv_crosses_processes_while_it_is_computed(met):
     assert ring.free == len(ring)
     loaded = {"role": "consumer", "outcome": "loaded"}
     consumer.until(lambda: consumer.metric("tandem:kv_handoffs_total", **loaded) == 8)
+    listening = [
+        each.laddr.ip
+        for each in psutil.Process(child.process.pid).net_connections("inet")
+        if each.status == psutil.CONN_LISTEN
+    ]
+    assert listening
+    # UCX, left to itself, listens on the machine's own addresses as well.
+    assert all(map(is_loopback, listening)), "another machine can ask for KV"
 
 
 @pytest.mark.slow

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.forked import Forked, fork_server
 from tests.waiting import wait_for
 
 from tandem.kvtransfer.errors import TransportError
@@ -18,18 +20,25 @@ SECONDS = 90.0
 """A busy machine starts a process in half a minute."""
 
 
+def started(words: list[str], isolated: tuple[str, ...]) -> subprocess.Popen[bytes] | Forked:
+    """Start a command of `tandem` whose output is dropped."""
+    if isolated or sys.platform != "linux":
+        command = [*isolated, sys.executable, "-m", "tandem.cli", *words]
+        return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    with open(os.devnull, "wb") as nowhere:
+        return fork_server("agent").fork(words, os.environ, output=nowhere.fileno())
+
+
 class Agent:
     """`tandem node-agent` in a process of its own."""
 
     def __init__(
         self, folder: Path, isolated: tuple[str, ...] = (), flags: tuple[str, ...] = ()
     ) -> None:
+        """Start one by the command ``isolated``, or fork it from a process that has imported it."""
         self._words = ["node-agent", "--kv-node-folder", str(folder)]
         self.folder = folder
-        tandem = [sys.executable, "-m", "tandem.cli"]
-        self.process = subprocess.Popen(
-            [*isolated, *tandem, *self._words, *flags], stderr=subprocess.DEVNULL
-        )
+        self.process = started([*self._words, *flags], isolated)
         try:
             self.status()
         except BaseException:

@@ -143,7 +143,7 @@ _COPY = st.builds(
 )
 
 
-@fuzzing(100)
+@fuzzing(60)
 @given(
     messages=st.lists(
         st.tuples(
@@ -189,7 +189,7 @@ _SECRET = st.sampled_from([None, None, None, b"wrong" + bytes(27)])
 _NAMES = st.sampled_from([None, None, None, b"unknown" + bytes(9)])
 
 
-@fuzzing(150)
+@fuzzing(75)
 @given(
     name=_NAMES,
     secret=_SECRET,
@@ -330,7 +330,7 @@ _ANSWER = st.one_of(
 )
 
 
-@fuzzing(150)
+@fuzzing(75)
 @given(
     answers=st.lists(
         st.tuples(

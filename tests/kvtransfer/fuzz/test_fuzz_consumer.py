@@ -191,7 +191,7 @@ _CHANGES = st.fixed_dictionaries(
 )
 
 
-@fuzzing(60)
+@fuzzing(30)
 @given(changes=_CHANGES, nbytes=_BIG)
 @example(changes={"connector": "nothing"}, nbytes=SLOT)
 @example(changes={"slot_bytes": 1 << 40, "num_slots": 1 << 24}, nbytes=SLOT)
@@ -256,7 +256,7 @@ _READYS = st.builds(
 """Blocks that D copies, or refuses to."""
 
 
-@fuzzing(120)
+@fuzzing(60)
 @given(depth=st.integers(0, 4), said=words(_PARTS | _READYS | TO_CONSUMER))
 def test_whatever_a_producer_says_only_its_own_ends(
     stage: Stage, depth: int, said: list[Word]
@@ -281,7 +281,7 @@ def test_whatever_a_producer_says_only_its_own_ends(
 _SPOILED = st.tuples(TO_CONSUMER, st.sampled_from(Spoil), st.integers(0, 300))
 
 
-@fuzzing(60)
+@fuzzing(30)
 @given(said=st.lists(_SPOILED, max_size=9))
 def test_garbage_is_counted_and_ends_nothing(stage: Stage, said: list[Any]) -> None:
     """What is no message changes nothing: the link stands, and each is counted."""

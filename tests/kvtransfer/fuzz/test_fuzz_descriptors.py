@@ -94,7 +94,7 @@ def _called(giver: Worker, folder: Path, said: Said) -> tuple[bytes, list[int]]:
         return hand.taken(mine)
 
 
-@fuzzing(150)
+@fuzzing(75)
 @given(
     said=st.builds(
         Said, st.integers(0, ANSWER.size) | st.just(ANSWER.size), PIECES, st.integers(0, 3)
@@ -178,7 +178,7 @@ _RIGHT = (BLOCKS * BYTES, BLOCKS * BYTES, BLOCKS * (TAG_BYTES + TURN_BYTES))
 _SIZES = st.builds(lambda a, b, c: SIZES.pack(MAGIC, a, b, c), _SIZE, _SIZE, _SIZE)
 
 
-@fuzzing(150)
+@fuzzing(75)
 @given(
     answer=_SIZES | st.binary(max_size=60),
     kinds=st.lists(st.sampled_from(sorted(KINDS)), max_size=5),

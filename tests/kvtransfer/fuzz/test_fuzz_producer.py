@@ -155,7 +155,7 @@ def stage(request) -> Iterator[Stage]:
     made.close()
 
 
-@fuzzing(120)
+@fuzzing(60)
 @given(said=words(TO_PRODUCER))
 def test_whatever_a_consumer_says_only_its_own_ends(stage: Stage, said: list[Word]) -> None:
     """Garbage is counted to the frame; a hand-off of another's is not touched; what the caller held

@@ -73,7 +73,7 @@ def _is_within(offset: int, nbytes: int) -> bool:
     return slot < SLOTS and 0 < nbytes <= SLOT - rest
 
 
-@fuzzing(150)
+@fuzzing(75)
 @given(
     asked=st.lists(st.tuples(_OFFSET, _EDGE.filter(lambda n: n < 1 << 32)), max_size=5),
     at=st.none() | st.integers(0, GREETING.size - 1),
@@ -115,7 +115,7 @@ def test_whoever_asks_gets_bytes_of_one_slot_or_is_closed(
     assert (end.memory.rows == 7).all()
 
 
-@fuzzing(100)
+@fuzzing(60)
 @given(
     heads=st.lists(st.tuples(st.sampled_from([0, 1, 5, 1 << 63]), _EDGE), max_size=3),
     noise=st.binary(max_size=40),

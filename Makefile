@@ -103,7 +103,8 @@ format: setup  ## Put every file into the house's format
 
 .PHONY: reference
 reference: setup  ## Make the reference tokens anew, with transformers as the judge
-	$(BIN)/python tests/reference/make_reference.py
+	$(BIN)/python tests/reference/make_reference.py smollm2
+	$(BIN)/python tests/reference/make_reference.py small
 
 .PHONY: manifests
 manifests: setup  ## Make the CRD manifests anew from the operator's types

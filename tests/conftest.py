@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from tests.small_model import write_small_model
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tandem.engine.threads import spin_briefly
@@ -91,3 +92,9 @@ def pytest_collection_finish() -> None:
 def smollm2() -> Path:
     """The prepared folder of the embedded default: SmolLM2-135M-Instruct, weights in float32."""
     return prepare(DEFAULT_MODEL, progress=False).path
+
+
+@pytest.fixture(scope="session")
+def small(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model of random weights with SmolLM2's tokenizer: a hundredth of its work."""
+    return write_small_model(smollm2, tmp_path_factory.mktemp("model") / "small")

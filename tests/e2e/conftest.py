@@ -12,6 +12,7 @@ from stack import Stack
 
 DEADLINE = 150.0
 """Of a request to a stack whose workers are killed."""
+STEPS = ["--max-num-batched-tokens", "16", "--max-num-seqs", "16"]
 StackMaker = Callable[..., AbstractContextManager[Stack]]
 
 
@@ -25,6 +26,24 @@ def start_stack(smollm2: Path, tmp_path: Path) -> StackMaker:
     return start
 
 
+@pytest.fixture
+def start_small(small: Path, tmp_path: Path) -> StackMaker:
+    """Start a stack of the small model, for tests that are not of SmolLM2 itself."""
+
+    def start(**options: Any) -> AbstractContextManager[Stack]:
+        return Stack.running(str(small), tmp_path / "stack.log", reference="small", **options)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def small_pair(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """``pair``, but of the small model."""
+    log = tmp_path_factory.mktemp("small-pair") / "stack.log"
+    with Stack.running(str(small), log, reference="small") as stack:
+        yield stack
+
+
 @pytest.fixture(scope="session")
 def pair(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One prefill and one decode worker, shared by the tests of all files; none may hurt it, and
@@ -35,14 +54,18 @@ def pair(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
 
 
 @pytest.fixture(scope="session")
-def hurt_stack(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One prefill and two decode workers, for ``hurt``."""
+def hurt_stack(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One prefill and two decode workers of the small model, for ``hurt``.
+
+    Steps are of 16 tokens, so that a prompt of 2,500 takes a while.
+    """
     log = tmp_path_factory.mktemp("hurt") / "stack.log"
     running = Stack.running(
-        str(smollm2),
+        str(small),
         log,
+        reference="small",
         decode=2,
-        worker_flags=["--enable-prompt-embeds", "--max-num-batched-tokens", "64"],
+        worker_flags=[*STEPS, "--enable-prompt-embeds"],
         router_flags=["--enable-prompt-embeds", "--request-timeout", f"{DEADLINE:g}"],
     )
     with running as stack:
@@ -51,8 +74,10 @@ def hurt_stack(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def hurt(hurt_stack: Stack) -> Stack:
-    """A stack of which a test may kill workers: it is whole again when the next one begins. Prompts
-    of 600 tokens take it seconds, so each test has one of its own, which is in no cache."""
+    """A stack of which a test may kill workers: it is whole again when the next one begins.
+
+    Each test has a prompt of its own, which is in no cache.
+    """
     for name in hurt_stack.killed:
         hurt_stack.restart(name)
 

@@ -38,13 +38,18 @@ class Stack:
         prefill_flags: list[str] | None = None,
         decode_flags: list[str] | None = None,
         fork: bool = True,
+        reference: str = "smollm2",
     ) -> None:
-        """``fork`` off where a test gives a process a clock, which a forked one has from where it
-        comes, or where workers that are back sooner are killed the more often."""
+        """``reference`` names the rows of tests/reference that hold the model's tokens.
+
+        ``fork`` is off if a test gives a process a clock, which a forked one takes from its parent,
+        or if workers that are back sooner are killed more often.
+        """
         made = forked if fork else _started
         numbers = iter(own_ports(4 * (prefill + decode) + 1))
         shared = ["--served-model-name", "smol", "--log-level", "info", *(worker_flags or [])]
         self.log = log
+        self.reference = reference
         self.workers: dict[str, Child] = {}
         self.probes: dict[str, int] = {}
         ports = []

@@ -16,15 +16,15 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 CHAT: Any = [{"role": "user", "content": "Tell me about the river Seine in two sentences."}]
 PARTY = "\N{PARTY POPPER}" * 12
-"""The model goes on with it, and each takes several byte tokens."""
+"""SmolLM2 goes on with it, and each takes several byte tokens."""
 FREE_SECONDS = 10.0
 """What is held longer is held for good."""
 
 
 @pytest.fixture
-def client(pair: Stack) -> Iterator[openai.OpenAI]:
+def client(small_pair: Stack) -> Iterator[openai.OpenAI]:
     """A client of the pair."""
-    with openai.OpenAI(base_url=f"{pair.url}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{small_pair.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -56,7 +56,7 @@ def test_chat_streamed_and_not(client: openai.OpenAI) -> None:
 
 def test_completions_streamed_and_not(client: openai.OpenAI) -> None:
     """A prompt of ids gives the reference's text, streamed and not."""
-    row = rows()[20]
+    row = rows("small")[20]
     whole = complete(client, row.prompt, extra_body={"return_token_ids": True})
     chunks = list(complete(client, row.prompt, stream=True))
 
@@ -154,10 +154,11 @@ def test_seeds(client: openai.OpenAI) -> None:
     assert texts[0] != texts[2]
 
 
-def test_unicode_split_over_tokens(client: openai.OpenAI) -> None:
+def test_unicode_split_over_tokens(pair: Stack) -> None:
     """A character of several tokens arrives whole, in one chunk."""
-    whole = complete(client, PARTY, extra_body={"return_token_ids": True})
-    pieces = [c.choices[0].text for c in complete(client, PARTY, stream=True)]
+    with openai.OpenAI(base_url=f"{pair.url}/v1", api_key="none", max_retries=0) as client:
+        whole = complete(client, PARTY, extra_body={"return_token_ids": True})
+        pieces = [c.choices[0].text for c in complete(client, PARTY, stream=True)]
 
     assert "".join(pieces) == whole.choices[0].text
     assert PARTY[0] in whole.choices[0].text
@@ -165,15 +166,15 @@ def test_unicode_split_over_tokens(client: openai.OpenAI) -> None:
     assert all("\ufffd" not in piece for piece in pieces[:-1])
 
 
-def test_disconnect_in_mid_stream(pair: Stack, client: openai.OpenAI) -> None:
+def test_disconnect_in_mid_stream(small_pair: Stack, client: openai.OpenAI) -> None:
     """Closing a stream after three chunks frees everything on the workers."""
     stream = chat(client, stream=True, max_tokens=2000)
     for _ in zip(range(3), stream, strict=False):
         pass
-    assert pair.total("decode-0", "vllm:num_requests_running") == 1
+    assert small_pair.total("decode-0", "vllm:num_requests_running") == 1
     stream.close()
 
-    assert held_after(pair, FREE_SECONDS) == {}
+    assert held_after(small_pair, FREE_SECONDS) == {}
 
 
 def test_error_classes(client: openai.OpenAI) -> None:
@@ -189,13 +190,13 @@ def test_error_classes(client: openai.OpenAI) -> None:
         complete(client, "")
 
 
-async def test_a_client_that_loses_patience(pair: Stack) -> None:
+async def test_a_client_that_loses_patience(small_pair: Stack) -> None:
     """The package's own timeout cancels the request on the workers."""
-    url = f"{pair.url}/v1"
+    url = f"{small_pair.url}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
         with pytest.raises(openai.APITimeoutError):
             await client.completions.create(
                 model="smol", prompt=rows()[40].prompt, max_tokens=2000, timeout=0.5
             )
 
-    assert await asyncio.to_thread(held_after, pair, FREE_SECONDS) == {}
+    assert await asyncio.to_thread(held_after, small_pair, FREE_SECONDS) == {}

@@ -28,18 +28,18 @@ EXACT = ["--dtype", "float32", "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
-def apart(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def apart(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One prefill and one decode worker in float32. The last test kills the prefill worker."""
     log = tmp_path_factory.mktemp("apart") / "stack.log"
-    with Stack.running(str(smollm2), log, worker_flags=EXACT) as stack:
+    with Stack.running(str(small), log, worker_flags=EXACT) as stack:
         yield stack
 
 
 @pytest.fixture(scope="module")
-def wanted(smollm2: Path) -> list[torch.Tensor]:
+def wanted(small: Path) -> list[torch.Tensor]:
     """transformers' last hidden state of each text's last token."""
-    tokenizer = AutoTokenizer.from_pretrained(smollm2)
-    model = AutoModel.from_pretrained(smollm2, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(small)
+    model = AutoModel.from_pretrained(small, dtype=torch.float32).eval()
     with torch.inference_mode():
         return [
             model(torch.tensor([tokenizer(text)["input_ids"]])).last_hidden_state[0, -1]
@@ -97,10 +97,9 @@ def test_scores_and_ranks_are_cosines(apart: Stack, wanted: list[torch.Tensor]) 
 def test_what_the_model_cannot_do_is_a_bad_request(apart: Stack) -> None:
     """Dimensions beyond its own, classes without a head; then it goes on."""
     for path, body, param in (
-        ("/v1/embeddings", {"input": "a", "dimensions": 577}, "dimensions"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 65}, "dimensions"),
         ("/classify", {"input": "a"}, "model"),
         ("/pooling", {"input": "a", "task": "classify"}, "task"),
-        ("/pooling", {"input": [5] * 8000, "task": "token_embed"}, "input"),
     ):
         answer = posted(apart, path, **body)
         assert answer.status_code == 400, answer.text
@@ -144,15 +143,14 @@ def test_a_classifier_in_one_worker(smollm2: Path, tmp_path: Path) -> None:
 def test_a_death_in_the_middle_is_not_seen(apart: Stack, wanted: list[torch.Tensor]) -> None:
     """SIGKILL to the prefill worker under load: every call has its vectors, from who is left.
 
-    The worker is stopped first, for calls come in waves: between two of them nothing would be lost.
+    The worker is stopped first: else the calls may be over before it is killed.
     """
-    attempts = Growth(apart, "router", "tandem:router_attempts_total")
     failures = Growth(apart, "router", "tandem:router_attempt_failures_total")
     computed = Growth(apart, "decode-0", "vllm:prompt_tokens_total")
     with ThreadPoolExecutor(6) as threads:
-        answers = [threads.submit(embedded, apart, TEXTS) for _ in range(14)]
-        apart.until(lambda: sum(each.done() for each in answers) >= 3, 60, "no answers")
+        attempts = Growth(apart, "router", "tandem:router_attempts_total")
         apart.signal("prefill-0", signal.SIGSTOP)
+        answers = [threads.submit(embedded, apart, TEXTS) for _ in range(11)]
 
         def asked() -> bool:
             """Whether an input is at a worker: all of an answered call's have left it."""

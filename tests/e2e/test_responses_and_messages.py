@@ -29,16 +29,16 @@ SCHEMA: dict[str, Any] = {
 
 
 @pytest.fixture
-def ours(pair: Stack) -> Iterator[openai.OpenAI]:
+def ours(small_pair: Stack) -> Iterator[openai.OpenAI]:
     """The openai package."""
-    with openai.OpenAI(base_url=f"{pair.url}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{small_pair.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
 @pytest.fixture
-def theirs(pair: Stack) -> Iterator[anthropic.Anthropic]:
+def theirs(small_pair: Stack) -> Iterator[anthropic.Anthropic]:
     """The anthropic package."""
-    with anthropic.Anthropic(base_url=pair.url, api_key="none", max_retries=0) as client:
+    with anthropic.Anthropic(base_url=small_pair.url, api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -51,7 +51,7 @@ def chat(client: openai.OpenAI, messages: Any) -> str:
 
 
 def test_all_three_answer_one_chat_alike(
-    ours: openai.OpenAI, theirs: anthropic.Anthropic, pair: Stack
+    ours: openai.OpenAI, theirs: anthropic.Anthropic, small_pair: Stack
 ) -> None:
     """Whole and streamed, over two turns, of which responses keep the first."""
     asked: Any = [{"role": "user", "content": QUESTION}]
@@ -60,8 +60,9 @@ def test_all_three_answer_one_chat_alike(
     second = chat(ours, again)
     settings: Any = {"model": "smol", "max_output_tokens": 12, "temperature": 0}
     response = ours.responses.create(**settings, input=QUESTION)
-    with ours.responses.stream(**settings, input="?", previous_response_id=response.id) as stream:
-        assert (response.output_text, stream.get_final_response().output_text) == (first, second)
+    more: Any = {**settings, "input": "?", "previous_response_id": response.id}
+    *_, last = ours.responses.create(**more, stream=True)
+    assert (response.output_text, last.response.output_text) == (first, second)
     limits: Any = {"model": "smol", "max_tokens": 12, "extra_body": {"temperature": 0}}
     message = theirs.messages.create(**limits, messages=asked)
     with theirs.messages.stream(**limits, messages=again) as events:
@@ -72,7 +73,7 @@ def test_all_three_answer_one_chat_alike(
     assert count == usage.input_tokens + cached
     assert response.usage is not None
     assert count == response.usage.input_tokens
-    assert held_after(pair, FREE_SECONDS) == {}
+    assert held_after(small_pair, FREE_SECONDS) == {}
 
 
 def check_call(name: str, arguments: Any) -> None:
@@ -93,7 +94,7 @@ LOOPS = [
 
 @pytest.mark.parametrize(("stream", "is_named"), LOOPS)
 def test_a_loop_of_calls_by_responses(
-    ours: openai.OpenAI, pair: Stack, stream: bool, is_named: bool
+    ours: openai.OpenAI, small_pair: Stack, stream: bool, is_named: bool
 ) -> None:
     """A model that was taught no calls is made to call, hears the result, and answers in words."""
     tool: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
@@ -118,12 +119,12 @@ def test_a_loop_of_calls_by_responses(
         model="smol", input=results, previous_response_id=said.id, max_output_tokens=12
     )
     assert last.output_text
-    assert held_after(pair, FREE_SECONDS) == {}
+    assert held_after(small_pair, FREE_SECONDS) == {}
 
 
 @pytest.mark.parametrize(("stream", "is_named"), LOOPS)
 def test_a_loop_of_calls_by_messages(
-    theirs: anthropic.Anthropic, pair: Stack, stream: bool, is_named: bool
+    theirs: anthropic.Anthropic, small_pair: Stack, stream: bool, is_named: bool
 ) -> None:
     """The same in blocks."""
     tool: Any = {"name": "weather", "description": "Forecast.", "input_schema": SCHEMA}
@@ -153,7 +154,7 @@ def test_a_loop_of_calls_by_messages(
     ]
     last = theirs.messages.create(model="smol", messages=history, max_tokens=12)
     assert last.content[0].type == "text"
-    assert held_after(pair, FREE_SECONDS) == {}
+    assert held_after(small_pair, FREE_SECONDS) == {}
 
 
 class Person(BaseModel):
@@ -175,7 +176,7 @@ class City(BaseModel):
 
 
 def test_answers_are_parsed_into_a_class(
-    ours: openai.OpenAI, theirs: anthropic.Anthropic, pair: Stack
+    ours: openai.OpenAI, theirs: anthropic.Anthropic, small_pair: Stack
 ) -> None:
     """``parse`` of either package, under a grammar that workers follow."""
     whole = ours.responses.parse(
@@ -193,4 +194,4 @@ def test_answers_are_parsed_into_a_class(
         output_format=City,
     )
     assert isinstance(answer.parsed_output, City)
-    assert held_after(pair, FREE_SECONDS) == {}
+    assert held_after(small_pair, FREE_SECONDS) == {}

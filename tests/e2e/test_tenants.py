@@ -32,9 +32,9 @@ def cached(answer: dict[str, Any]) -> int:
     return int(details.get("cached_tokens") or 0)
 
 
-def test_a_tenants_prefixes_are_handed_over_and_found_by_it_alone(start_stack: StackMaker) -> None:
+def test_a_tenants_prefixes_are_handed_over_and_found_by_it_alone(start_small: StackMaker) -> None:
     """Both get the tokens of the same model; what one has asked is no hit for the other."""
-    with start_stack(router_flags=[*KEYS, "--placement", "strict"]) as stack:
+    with start_small(router_flags=[*KEYS, "--placement", "strict"]) as stack:
         first, again = complete(stack, ONE), complete(stack, ONE)
         other, other_again = complete(stack, TWO), complete(stack, TWO)
         assert [cached(each) > 0 for each in (first, again, other, other_again)] == [
@@ -48,17 +48,18 @@ def test_a_tenants_prefixes_are_handed_over_and_found_by_it_alone(start_stack: S
         assert sent[handed] == 4
 
 
-def test_a_request_does_not_wait_for_hundreds_of_another_tenant(start_stack: StackMaker) -> None:
+def test_a_request_does_not_wait_for_hundreds_of_another_tenant(start_small: StackMaker) -> None:
     """It is done long before they are."""
-    with start_stack(prefill=0, router_flags=KEYS) as stack, ThreadPoolExecutor(5) as pool:
+    with start_small(prefill=0, router_flags=KEYS) as stack, ThreadPoolExecutor(5) as pool:
         complete(stack, TWO)
 
         def hog(number: int) -> float:
-            complete(stack, ONE, [f"{number} {each}" for each in range(100)], max_tokens=4)
+            complete(stack, ONE, [f"{number} {each}" for each in range(100)], max_tokens=40)
             return time.monotonic()
 
         hogs = [pool.submit(hog, number) for number in range(3)]
-        time.sleep(1.0)
+        running = "vllm:num_requests_running"
+        stack.until(lambda: stack.total("decode-0", running) > 1, 30.0, "none runs")
         complete(stack, TWO, "Hi", max_tokens=1)
         done = time.monotonic()
         assert not any(each.done() for each in hogs)

@@ -40,6 +40,15 @@ def chunked(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield stack
 
 
+@pytest.fixture(scope="module")
+def small_chunked(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The same of the small model."""
+    log = tmp_path_factory.mktemp("small-chunked") / "stack.log"
+    flags = ["--max-num-batched-tokens", "64"]
+    with Stack.running(str(small), log, worker_flags=flags) as stack:
+        yield stack
+
+
 def told(stack: Stack, request_id: str) -> dict[str, Any]:
     """What the router keeps of a call."""
     response = clear_text.get(f"{stack.url}/debug/requests/{request_id}", timeout=10)
@@ -102,19 +111,19 @@ def sent_and_taken(content: dict[str, Any], role: str) -> tuple[float, float]:
 
 
 def test_a_whole_answer_brings_its_timeline_in_a_header(
-    chunked: Stack, capsys: pytest.CaptureFixture[str]
+    small_chunked: Stack, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The header's parts add up, by both workers; the kept record names them and their notes."""
     body = body_of(rows()[20].prompt, max_tokens=8)
     headers = {**ASK, "x-request-id": "whole-1"}
     response = clear_text.post(
-        f"{chunked.url}/v1/completions", json=body, headers=headers, timeout=60
+        f"{small_chunked.url}/v1/completions", json=body, headers=headers, timeout=60
     )
     said = json.loads(response.headers["x-tandem-timeline"])
     assert said["request_id"] == "whole-1"
     assert abs(sum(part[3] for part in said["parts"]) - said["total_ms"]) < 1
     assert {part[0] for part in said["parts"]} >= {"router", "prefill", "decode"}
-    content = told(chunked, "whole-1")
+    content = told(small_chunked, "whole-1")
     assert abs(sum_of(content) - content["total_ms"]) < 1
     (attempt,) = content["attempts"]
     prefill, decode = attempt["legs"]
@@ -125,22 +134,22 @@ def test_a_whole_answer_brings_its_timeline_in_a_header(
         "decode",
     }
     assert {"tokenize", "parse", "place"} <= {part["name"] for part in content["parts"]}
-    assert clear_text.get(f"{chunked.url}/debug/requests/nobody").status_code == 404
+    assert clear_text.get(f"{small_chunked.url}/debug/requests/nobody").status_code == 404
     with pytest.raises(NoAnswer, match="no call 'nobody' is kept"):
-        explain.run(["nobody", "--url", chunked.url])
-    assert explain.run(["whole-1", "--url", chunked.url, "--width", "90"]) == 0
+        explain.run(["nobody", "--url", small_chunked.url])
+    assert explain.run(["whole-1", "--url", small_chunked.url, "--width", "90"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("  -> prefill ") and "prefill cost" in line for line in lines)
     assert any(line.split()[:1] == ["part"] and line.endswith("GB/s") for line in lines)
     assert max(map(len, lines[:30])) < 140
 
 
-def test_a_stream_brings_its_timeline_in_a_comment(chunked: Stack) -> None:
+def test_a_stream_brings_its_timeline_in_a_comment(small_chunked: Stack) -> None:
     """It comes before [DONE], and only to who asks."""
     body = body_of(rows()[21].prompt, max_tokens=8, stream=True)
     for headers, count in ((ASK, 1), ({}, 0)):
         text = clear_text.post(
-            f"{chunked.url}/v1/completions", json=body, headers=headers, timeout=60
+            f"{small_chunked.url}/v1/completions", json=body, headers=headers, timeout=60
         ).text
         lines = [line for line in text.splitlines() if line]
         assert lines[-1] == "data: [DONE]"

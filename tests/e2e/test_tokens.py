@@ -74,20 +74,20 @@ async def check(stack: Stack, indices: tuple[int, ...], count: int = FEW) -> int
     failed = [answer.error for answer in answers if answer.error]
     assert not failed, failed
     tokens = {index: answer.tokens for index, answer in zip(indices, answers, strict=True)}
-    wrong, excused = judge(tokens, count)
+    wrong, excused = judge(tokens, count, stack.reference)
     assert not wrong, wrong
     return excused
 
 
 @pytest.mark.e2e
 @pytest.mark.timeout(600)
-async def test_some_prompts_equal_transformers_and_draws_agree(start_stack: StackMaker) -> None:
+async def test_some_prompts_equal_transformers_and_draws_agree(start_small: StackMaker) -> None:
     """The first greedy tokens equal transformers', cold and again with prefix hits; a seed draws
     the same tokens aggregated, handed over, and from the prefix cache. On the same stacks: one
     takes as long to raise as to ask."""
     drawn: Drawn = {}
     for layout in QUICK:
-        with start_stack(**LAYOUTS[layout]) as stack:
+        with start_small(**LAYOUTS[layout]) as stack:
             excused = await check(stack, SOME) + await check(stack, SOME, AGAIN)
             if "prefill-0" in stack.workers:
                 decodes = [name for name in stack.workers if name.startswith("decode")]
@@ -100,9 +100,9 @@ async def test_some_prompts_equal_transformers_and_draws_agree(start_stack: Stac
 @pytest.mark.e2e
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("prefill", [pytest.param(0, marks=pytest.mark.full), 1])
-async def test_preempted_prompts_equal_transformers(prefill: int, start_stack: StackMaker) -> None:
+async def test_preempted_prompts_equal_transformers(prefill: int, start_small: StackMaker) -> None:
     """Sequences that outgrow the blocks give way, come again, and lose or change no token."""
-    with start_stack(prefill=prefill, worker_flags=TIGHT) as stack:
+    with start_small(prefill=prefill, worker_flags=TIGHT) as stack:
         await check(stack, SHORT, GROWN)
         assert preemptions(stack) > 0
 
@@ -121,9 +121,9 @@ async def test_all_prompts_equal_transformers(layout: str, start_stack: StackMak
 
 @pytest.mark.e2e
 @pytest.mark.timeout(300)
-async def test_prefix_hits_on_either_side(start_stack: StackMaker) -> None:
+async def test_prefix_hits_on_either_side(start_small: StackMaker) -> None:
     """What P has cached, or half of what D has: the tokens stay transformers'."""
-    await hits_on_either_side(start_stack, SOME[2:4], LATER)
+    await hits_on_either_side(start_small, SOME[2:4], LATER)
 
 
 @pytest.mark.e2e
@@ -135,10 +135,10 @@ async def test_prefix_hits_on_either_side_for_all_prompts(start_stack: StackMake
 
 
 async def hits_on_either_side(
-    start_stack: StackMaker, indices: tuple[int, ...], halved: tuple[int, ...]
+    start: StackMaker, indices: tuple[int, ...], halved: tuple[int, ...]
 ) -> None:
     """Hits on P only (D is new), then on D only (P is new, D had half of each of ``halved``)."""
-    with start_stack() as stack:
+    with start() as stack:
         await check(stack, indices, AGAIN)
         await renew(stack, "decode-0")
         pulled = Growth(stack, "decode-0", "tandem:kv_handoff_bytes_total")

@@ -90,14 +90,14 @@ def check_times(spans: list[dict[str, Any]]) -> None:
     "protocol", [pytest.param("grpc", marks=pytest.mark.full), "http/protobuf"]
 )
 def test_a_request_of_a_pair_is_one_whole_trace(
-    start_stack: StackMaker, receiver: Receiver, protocol: str, monkeypatch: pytest.MonkeyPatch
+    start_small: StackMaker, receiver: Receiver, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parents are right, GenAI's names are there, a caller's choice is followed both ways."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
     url = receiver.grpc_url if protocol == "grpc" else receiver.http_url
     each = flags(url, protocol)
     ratio = ["--traces-sample-ratio", "0"]
-    with start_stack(worker_flags=each, router_flags=[*each, *ratio]) as stack:
+    with start_small(worker_flags=each, router_flags=[*each, *ratio]) as stack:
         unwanted = ask(stack, f"00-{'1' * 32}-{CALLER}-00", rows()[20].prompt)
         untraced = ask(stack, "", rows()[22].prompt)
         response = ask(stack, f"00-{TRACE}-{CALLER}-01", rows()[21].prompt)

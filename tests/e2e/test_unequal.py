@@ -38,9 +38,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "layout", ["16 and 64", pytest.param("64 and 16, shm", marks=pytest.mark.full)]
 )
-async def test_tokens_equal_transformers(layout: str, start_stack: StackMaker) -> None:
+async def test_tokens_equal_transformers(layout: str, start_small: StackMaker) -> None:
     """Cold; with hits on both ends; while P is killed; with hits on D alone, of D's block size."""
-    with start_stack(**LAYOUTS[layout]) as stack:
+    with start_small(**LAYOUTS[layout]) as stack:
         taken = Growth(stack, "decode-0", "tandem:kv_handoff_bytes_total")
         await check(stack, SOME[:4])
         await check(stack, SOME[:4], AGAIN)

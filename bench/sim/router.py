@@ -22,7 +22,7 @@ from tandem.router.dispatch.explain import Explanations
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.dispatch.job import Job
 from tandem.router.metrics import RouterMetrics
-from tandem.router.placement.base import PlacementPolicy
+from tandem.router.placement.policy import PlacementPolicy
 from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.workers.pool import WorkerPool
 
@@ -158,7 +158,7 @@ class SimRouter:
             for worker in self._pool.workers.values()
         }
         facts = job.facts(self.fleet.hits(hashes))
-        placement = self._policy.place(facts, self.fleet.snapshot(now), now, job.ladder.exclusions)
+        placement = self._policy.place(facts, self.fleet.snapshot(now), job.ladder.exclusions)
         if placement is None:
             raise Unserved(f"no worker takes a prompt of {facts.num_tokens} tokens")
         if job.num_dispatched == 0:
@@ -212,7 +212,7 @@ class SimRouter:
         attempt = job.attempt
         assert attempt is not None
         if not leg.spoke:
-            self._explanations.spoke(attempt, leg, self._metrics, self.fleet)
+            self._explanations.spoke(attempt, leg, self._metrics)
             pair = attempt.placement.pair
             if pair is not None and not leg.is_prefill:
                 self.fleet.handed_over(pair, job.num_prompt)

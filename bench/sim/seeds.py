@@ -1,4 +1,4 @@
-"""Elastic placement against a strict pair and two bounded workers, over seeds of each load."""
+"""Placement by cost against a strict pair and two bounded workers, over seeds of each load."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.sim.figures import figures
+from bench.sim.named_loads import UNITS, load_of
 from bench.sim.stack import SHAPES, Stack
-from bench.sim.sweep import ELASTIC, UNITS, load_of
 
-STRICT, BOUNDED = "1P1D strict", "two aggregated bounded"
+STRICT, BOUNDED, PAIR = "1P1D strict", "two aggregated bounded", "1P1D"
 LOADS = "mixed:10,mixed:14,agents:16,agents:24,uniform:14,uniform:18,trace:30"
 HEAD = (
-    "| load | rate | strict pair | two bounded | elastic | over two bounded: mean, least, most "
+    "| load | rate | strict pair | two bounded | pair | over two bounded: mean, least, most "
     "| over the better | late first tokens / gaps | pair / decode / prefill |"
 )
 WAYS = ("pair", "decode", "prefill")
@@ -30,9 +30,9 @@ class Row:
     goodput: dict[str, list[float]] = field(default_factory=dict)
     """By shape."""
     late: list[tuple[float, float]] = field(default_factory=list)
-    """Of elastic: shares of requests whose first token, and whose gaps, were late."""
+    """Shares of requests whose first token, and whose gaps, were late."""
     ways: Counter[str] = field(default_factory=Counter)
-    """Attempts of elastic, of all seeds."""
+    """Attempts, of all seeds."""
 
     def mean(self, shape: str) -> float:
         """Over seeds."""
@@ -49,13 +49,13 @@ def over_seeds(
     rows = []
     for name, rate in loads:
         row = Row(name, rate)
-        for shape in (STRICT, BOUNDED, ELASTIC):
+        for shape in (STRICT, BOUNDED, PAIR):
             found = row.goodput.setdefault(shape, [])
             for seed in seeds:
                 stack = Stack(SHAPES[shape], seed=seed)
                 seen = figures(load_of(name, seconds, seed, path)(rate)(stack))
                 found.append(seen.goodput)
-                if shape == ELASTIC:
+                if shape == PAIR:
                     row.late.append((seen.late_first, seen.late_gaps))
                     row.ways.update(stack.router.ways)
             shown = " ".join(f"{each:.2f}" for each in found)
@@ -68,8 +68,8 @@ def table(rows: Sequence[Row]) -> str:
     """In Markdown."""
     lines = [HEAD, "|---" * 9 + "|"]
     for row in rows:
-        strict, bounded, own = (row.mean(each) for each in (STRICT, BOUNDED, ELASTIC))
-        pairs = zip(row.goodput[ELASTIC], row.goodput[BOUNDED], strict=True)
+        strict, bounded, own = (row.mean(each) for each in (STRICT, BOUNDED, PAIR))
+        pairs = zip(row.goodput[PAIR], row.goodput[BOUNDED], strict=True)
         apart = sorted(100 * (mine / theirs - 1) for mine, theirs in pairs if theirs)
         over = f"{100 * (own / bounded - 1):+.0f} %, {apart[0]:+.0f}, {apart[-1]:+.0f}"
         late = [sum(each[at] for each in row.late) / len(row.late) for at in (0, 1)]

@@ -16,7 +16,6 @@ from tandem.kvtransfer.config import KVTransferConfig
 from tandem.prefill.config import PrefillConfig, chunked
 from tandem.protocol.card import WorkerRole
 from tandem.router.config import RouterConfig
-from tandem.router.policy import placement_policy
 
 CONTEXT = 32_768
 MAX_ITL_MS = 21.0
@@ -28,19 +27,18 @@ class Shape:
 
     prefill: int
     decode: int
-    placement: str
+    strict: bool = False
     max_itl_ms: float | None = None
     """Of decode workers; None is the default bound by tokens."""
     prefill_max_itl_ms: float | None = None
 
 
 SHAPES = {
-    "1P1D strict": Shape(1, 1, "strict"),
-    "1P1D conditional": Shape(1, 1, "conditional"),
-    "two aggregated": Shape(0, 2, "strict"),
-    "two aggregated bounded": Shape(0, 2, "strict", MAX_ITL_MS),
-    "1P1D elastic unbounded": Shape(1, 1, "elastic"),
-    "1P1D elastic": Shape(1, 1, "elastic", MAX_ITL_MS, MAX_ITL_MS),
+    "1P1D strict": Shape(1, 1, strict=True),
+    "two aggregated": Shape(0, 2),
+    "two aggregated bounded": Shape(0, 2, max_itl_ms=MAX_ITL_MS),
+    "1P1D unbounded": Shape(1, 1),
+    "1P1D": Shape(1, 1, max_itl_ms=MAX_ITL_MS, prefill_max_itl_ms=MAX_ITL_MS),
 }
 
 
@@ -83,7 +81,7 @@ class Stack:
             for number, role in enumerate(roles)
         ]
         self.links = self._join(config)
-        policy = placement_policy(RouterConfig(placement=shape.placement))
+        policy = RouterConfig(strict_handoff=shape.strict).placement_policy()
         self.router = SimRouter(self.clock, self.way, self.workers, policy)
 
     def _join(self, config: EngineConfig) -> list[Link]:

@@ -18,7 +18,7 @@ FLAGS = {
         *("--kv-pull-peers", "3", "--max-num-seqs", "4", "--max-num-batched-tokens", "32"),
     ],
     "router_flags": [
-        *("--placement", "elastic", "--target-ttft-ms", "60000", "--target-itl-ms", "60000"),
+        *("--no-strict-handoff", "--target-ttft-ms", "60000", "--target-itl-ms", "60000"),
     ],
 }
 """Every worker may pull from every other, and has so few seats that who holds a prefix is often

@@ -69,7 +69,6 @@ def link(prefill: int, decode: int, **said: Any) -> dict[str, Any]:
         "handoffs": 40,
         "failed": 0,
         "handoffs_per_s": 3.0,
-        "tail_ms": 4.25,
         **said,
     }
 
@@ -124,7 +123,7 @@ def test_a_frame_names_what_is_wrong_first() -> None:
     workers = [worker("decode", 1, health="suspect", kv_use=0.97), worker("prefill", 2, pod="p-0")]
     links = [
         link(2, 1, handoffs_per_s=50.0),
-        link(2, 3, state="quarantined", reason="digest", failed=7, transport=None, tail_ms=None),
+        link(2, 3, state="quarantined", reason="digest", failed=7, transport=None),
     ]
     said = fleet(workers, links, links={"10.0.0.9:1": "greeting", "10.0.0.1:8001": "up"})
     text = text_of(Frame("http://r", "12:00:00", said, [call(), call(running=True, status=None)]))
@@ -137,7 +136,6 @@ def test_a_frame_names_what_is_wrong_first() -> None:
         "1,234",
         "1.50",
         "3.0 MB",
-        "4.2 ms",
         "router's queue 2",
         "2 of 9 wait, the oldest for 1.2 s",
         "refused: 3 by max_queue_age",
@@ -206,7 +204,7 @@ def test_one_frame_of_a_router(
 ) -> None:
     """Its workers, its link, its calls; or its own words."""
     p, d = prefill(), decode()
-    served = serve(p, d, min_handoff_tokens=1, placement="strict", served_model_name=("fake",))
+    served = serve(p, d, strict_handoff=True, served_model_name=("fake",))
     for _ in range(2):
         assert served.post("/v1/completions", json=BODY).is_success
     assert top.run(["--url", served.url, "--once"]) == 0

@@ -221,28 +221,30 @@ def bounds_of_steps(words: str) -> dict[str, str | None]:
     ("words", "prefill", "decode"),
     [
         ("", None, None),
-        ("--router.placement elastic", "21", "21"),
-        ("--router-flags '--placement elastic --target-itl-ms 50'", "42", "42"),
-        ("--router.placement elastic --max-itl-ms 9", "9.0", "9.0"),
-        ("--router.placement elastic --decode.max-itl-ms 9", "21", "9"),
-        ("--router.placement elastic --prefill.max-num-mixed-tokens 900", None, "21"),
-        ("--router.placement elastic --prefill 0", None, None),
+        ("--device cuda", "21", "21"),
+        ("--device cuda --router.strict-handoff", None, None),
+        ("--device cuda --router-flags '--target-itl-ms 50'", "42", "42"),
+        ("--device cuda --max-itl-ms 9", "9.0", "9.0"),
+        ("--device cuda --decode.max-itl-ms 9", "21", "9"),
+        ("--device cuda --prefill.max-num-mixed-tokens 900", None, "21"),
+        ("--device cuda --prefill 0", None, None),
     ],
 )
-def test_a_pair_with_elastic_placement_gets_its_bound_of_steps(
+def test_gpu_workers_of_a_pair_get_a_bound_of_steps(
     words: str, prefill: str | None, decode: str | None
 ):
-    """A little below the router's target between tokens, where a role has no bound of its own."""
+    """It is a little below the router's target, for a role without a bound of its own."""
     told = bounds_of_steps(words)
     assert (told.get("prefill"), told["decode"], told["router"]) == (prefill, decode, None)
 
 
-def test_elastic_placement_of_the_environment_counts_too(monkeypatch: pytest.MonkeyPatch):
-    """Whatever way the router is told, and whatever way its workers are."""
-    monkeypatch.setenv("TANDEM_PLACEMENT", "elastic")
-    assert bounds_of_steps("")["decode"] == "21"
+def test_settings_of_the_environment_count_for_the_bound(monkeypatch: pytest.MonkeyPatch):
+    """Whichever way the router and the workers are configured."""
     monkeypatch.setenv("TANDEM_MAX_ITL_MS", "12")
-    assert bounds_of_steps("")["decode"] == "12.0"
+    assert bounds_of_steps("--device cuda")["decode"] == "12.0"
+    monkeypatch.delenv("TANDEM_MAX_ITL_MS")
+    monkeypatch.setenv("TANDEM_STRICT_HANDOFF", "true")
+    assert bounds_of_steps("--device cuda")["decode"] is None
 
 
 def test_quoted_words_of_such_a_string_stay_together():

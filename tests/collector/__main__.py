@@ -63,7 +63,7 @@ def main() -> int:
             Path(name) / "stack.log",
             prefill=2,
             worker_flags=[*by_grpc, *FLAGS],
-            router_flags=[*by_http, "--min-handoff-tokens", "32"],
+            router_flags=by_http,
         )
         with running as stack:
             pair = whole(stack, collector)

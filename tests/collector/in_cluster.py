@@ -83,7 +83,7 @@ def _traces(cluster: Kube, setup: Setup) -> tuple[Spans, Spans, dict[str, set[st
     changes = {
         "observability": {"tracing": tracing},
         "engine": {"maxNumBatchedTokens": 64},
-        "router": {"extraArgs": ["--min-handoff-tokens", "32"]},
+        "router": {"extraArgs": ["--strict-handoff"]},
     }
     service = Service(kube, setup, name=SERVICE, changes=changes)
     service.apply()

@@ -13,7 +13,7 @@ from test_tokens import check
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-ELASTIC = ["--placement", "elastic", "--target-ttft-ms", "5000", "--target-itl-ms", "500"]
+ELASTIC = ["--no-strict-handoff", "--target-ttft-ms", "5000", "--target-itl-ms", "500"]
 """With bounds of a CPU: beyond those of a GPU each way is as bad as another."""
 MANY = tuple(range(0, 34, 3))
 """Prompts of many lengths, up to 248 tokens."""

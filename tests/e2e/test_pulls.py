@@ -31,8 +31,7 @@ FLAGS = {
     "decode": 2,
     "worker_flags": ["--kv-pull-peers", "1", "--max-num-seqs", "1", "--kv-connector", "shm"],
     "router_flags": [
-        "--placement",
-        "elastic",
+        "--no-strict-handoff",
         "--target-ttft-ms",
         "60000",
         "--target-itl-ms",

@@ -23,7 +23,10 @@ RESTRICTED = {
 GRPC_PORT = 9000
 ONE_EACH: Json = {
     "kvTransfer": {"connector": "NIXL"},
-    "router": {"service": {"type": "NodePort", "grpcPort": GRPC_PORT}},
+    "router": {
+        "extraArgs": ["--strict-handoff"],
+        "service": {"type": "NodePort", "grpcPort": GRPC_PORT},
+    },
 }
 """One prefill, one decode worker, one router; ports of the nodes for HTTP and gRPC."""
 PULLING: Json = {
@@ -33,10 +36,7 @@ PULLING: Json = {
     "prefill": {"replicas": 0},
     "decode": {"replicas": 2},
     "router": {
-        "extraArgs": [
-            *("--placement", "elastic"),
-            *("--target-ttft-ms", "60000", "--target-itl-ms", "5000"),
-        ]
+        "extraArgs": ["--target-ttft-ms", "60000", "--target-itl-ms", "5000"],
     },
 }
 """Two decode workers with a seat each, which pull cached prefixes from each other; no answer of

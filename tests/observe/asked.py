@@ -13,8 +13,8 @@ from tests.screens.load import loaded, own, shared
 PEAK = ["--device-peak-flops", "1e11", "--device-peak-bytes-per-second", "2e10"]
 """A CPU has no data sheet here: about what two cores of a server do."""
 ROUTERS = {
-    "observed": ["--min-handoff-tokens", "32"],
-    "elastic": ["--min-handoff-tokens", "32", "--placement", "elastic"],
+    "observed": [],
+    "elastic": ["--no-strict-handoff"],
 }
 """Flags of the routers by service; with a placement by forecasts there are fewer hand-offs."""
 PULLING = {"elastic": ["--kv-pull-peers", "1", "--max-num-seqs", "2"]}

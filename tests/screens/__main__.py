@@ -64,7 +64,6 @@ def main() -> int:
             prefill=options.prefill,
             decode=options.decode,
             worker_flags=["--max-num-batched-tokens", "128", "--num-gpu-blocks-override", "400"],
-            router_flags=["--min-handoff-tokens", "32"],
         )
         with stack as running, browser() as page:
             _take(running.url, page, options.out, options.clients)

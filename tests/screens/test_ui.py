@@ -28,7 +28,7 @@ pytestmark = [needs_browser, pytest.mark.timeout(240)]
 def stack(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One prefill and one decode worker, and a router that asks for a key."""
     log = tmp_path_factory.mktemp("ui") / "stack.log"
-    flags = ["--api-key", KEY, "--placement", "strict", "--min-handoff-tokens", "1"]
+    flags = ["--api-key", KEY]
     with Stack.running(str(smollm2), log, router_flags=flags) as stack:
         yield stack
 

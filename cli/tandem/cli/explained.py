@@ -88,7 +88,7 @@ def _attempts(content: Json) -> Iterator[str]:
 
 
 def _candidate(each: Json) -> str:
-    shown = ("prefill_cost", "decode_cost", "whole_cost", "cached_tokens", "pending_tokens")
+    shown = ("cached_tokens", "pending_tokens")
     numbers = [f"{name.replace('_', ' ')} {each[name]:g}" for name in shown if name in each]
     numbers.append(f"requests {each['requests']}")
     if each["prefill_tokens_per_s"]:

@@ -131,11 +131,11 @@ def _workers(workers: Sequence[Json], room: int) -> Table:
 
 def _links(links: Sequence[Json], workers: Sequence[Json], room: int, left_out: int) -> Table:
     table = _table("hand-off", "state", "over", left=3)
-    for name in ("GB/s", "waiting", "under way", "done", "failed", "/s", "tail"):
+    for name in ("GB/s", "waiting", "under way", "done", "failed", "/s"):
         table.add_column(name, justify="right", no_wrap=True)
     places = {each["incarnation"]: each["pod"] or each["endpoint"] for each in workers}
     for each in sorted(links, key=_rank)[:room]:
-        state, tail = each["state"], each["tail_ms"]
+        state = each["state"]
         ends = (places.get(each[end], each[end][:8]) for end in ("prefill", "decode"))
         reason = f": {each['reason'][:40]}" if each["reason"] else ""
         table.add_row(
@@ -148,7 +148,6 @@ def _links(links: Sequence[Json], workers: Sequence[Json], room: int, left_out: 
             f"{each['handoffs']:,}",
             Text(str(each["failed"]), "red" if each["failed"] else ""),
             f"{each['handoffs_per_s']:.1f}",
-            "" if tail is None else f"{tail:,.1f} ms",
         )
     return _more(table, len(links) - room + left_out)
 

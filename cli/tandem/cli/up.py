@@ -21,7 +21,6 @@ from typing import Any
 from tandem.cli.child_flags import check_host, check_kept, check_router, check_worker, named
 from tandem.cli.children import Child
 from tandem.cli.command import parse
-from tandem.cli.elastic_steps import bound_steps
 from tandem.cli.flags import Section
 from tandem.cli.gpu_turns import SHARE, Turns, check_shares, sharers
 from tandem.cli.gpus import visible_gpus
@@ -40,6 +39,7 @@ from tandem.cli.overrides import (
 from tandem.cli.ports import free_ports
 from tandem.cli.stack import PORTS_PER_WORKER, plan, router_url
 from tandem.cli.stack_dump import dump_on_signal
+from tandem.cli.step_bounds import bound_steps
 from tandem.cli.stopping import Graces, stop
 from tandem.cli.up_config import UpConfig
 from tandem.engine.config import ModelFacts

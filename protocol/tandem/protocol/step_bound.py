@@ -1,9 +1,8 @@
-"""Bound of mixed steps for workers whose router places elastically.
+"""Bound of mixed steps for GPU workers of a pair.
 
-Elastic placement sends prompts to any worker with time for them. It relies on steps with decodes
-that stay within the target between tokens. Without a bound such steps exceed it, and few prompts
-leave the prefill worker (docs/pair.md). The process that starts workers for such a router passes
-``--max-itl-ms``. Pure.
+Placement sends prompts to any worker with time for them. It relies on steps with decodes that stay
+within the target between tokens. The process that starts workers for such a router passes
+``--max-itl-ms``, unless hand-off is strict (docs/pair.md). Pure.
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ BOUNDS = frozenset({"max_itl_ms", "max_num_mixed_tokens"})
 """Settings of a worker that bound the time or the width of its mixed steps."""
 
 
-def step_bound(target_itl_ms: float | None, given: Collection[str]) -> list[str]:
+def step_bound(target_itl_ms: float, given: Collection[str]) -> list[str]:
     """Return the flags that bound the steps of a worker whose router has that target between
-    tokens, in milliseconds (None is the default). Empty if a setting in ``given``, by name, has a
-    bound."""
+    tokens, in milliseconds. Empty if a setting in ``given``, by name, has a bound."""
     if not BOUNDS.isdisjoint(given):
         return []
-    target = TARGET_ITL_MS if target_itl_ms is None else target_itl_ms
-    return ["--max-itl-ms", f"{SHARE_OF_TARGET * target:g}"]
+    return ["--max-itl-ms", f"{SHARE_OF_TARGET * target_itl_ms:g}"]

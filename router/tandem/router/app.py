@@ -69,7 +69,6 @@ from tandem.router.openai.responses import stored as stored_responses
 from tandem.router.openai.responses.store import ResponseStore
 from tandem.router.openai.service import Service
 from tandem.router.placement.prefix_index import PrefixIndex
-from tandem.router.policy import placement_policy
 from tandem.router.routes import Dispatch, RouteTable
 from tandem.router.server import RpcServer, make_server
 from tandem.router.shared_answers import SharedAnswers
@@ -149,7 +148,7 @@ class Router:
             stream_backlog=config.max_stream_backlog_bytes,
             total_backlog=config.max_backlog_bytes,
         )
-        policy = placement_policy(config)
+        policy = config.placement_policy()
         turns, beside = Turns(tenant=tenant_id), Beside(tenant=tenant_id)
         beside.on_refused = metrics.too_large_now
         dispatcher = Dispatcher(

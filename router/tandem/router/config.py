@@ -11,7 +11,6 @@ from tandem.protocol.names import ROUTER_PORT
 from tandem.protocol.settings import (
     check_choices,
     check_integer,
-    check_optional_integer,
     check_positive,
     check_share,
     setting,
@@ -20,6 +19,8 @@ from tandem.protocol.step_bound import TARGET_ITL_MS
 from tandem.protocol.tracing import TracingConfig
 from tandem.router.beats import check_beats
 from tandem.router.limits import Limits
+from tandem.router.placement.forecast import Targets
+from tandem.router.placement.policy import PlacementPolicy
 from tandem.text.parsers.choose import check_name
 from tandem.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 
@@ -27,10 +28,8 @@ _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]*[A-Za-z0-9_~-])+")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#,]+")
 
 
-HANDOFF_PATIENCE = {"conditional": 1.0, "elastic": 0.05}
-"""Seconds by placement, unless given."""
-MIN_HANDOFF_TOKENS = {"conditional": 16, "elastic": 0, "strict": 0}
-"""Defaults by placement."""
+HANDOFF_PATIENCE = 0.05
+"""Seconds, unless given."""
 TARGET_TTFT_MS = 300.0
 
 _BOUNDS: dict[str, tuple[int, int | None]] = {
@@ -151,37 +150,23 @@ class RouterConfig(TracingConfig, Limits):
         "An attempt without a token for this long has failed, whatever the beats say; time in the "
         "queue of a worker that moves does not count.",
     )
-    placement: str = setting(
-        "conditional",
-        "conditional: prompts are handed off, but for short ones and those that would wait for a "
-        "prefill worker. elastic: a prompt goes where measured rates say that it costs least, "
-        "first token, second token and what others lose counted: over a prefill and a decode "
-        "worker, to a decode worker alone, or to a prefill worker that decodes on. strict: prefill "
-        "workers prefill, decode workers decode, as long as both are there.",
-        choices=("conditional", "elastic", "strict"),
-    )
-    min_handoff_tokens: int | None = setting(
-        None,
-        "Prompts with fewer uncached tokens than this are never handed off: "
-        f"{MIN_HANDOFF_TOKENS['conditional']} with conditional placement, else 0, unless given.",
+    strict_handoff: bool = setting(
+        False,
+        "Hand off every prompt while a prefill worker and its link are up. If off, a prompt goes "
+        "where measured times predict the least cost: to a pair, or whole to one worker.",
     )
     handoff_patience: float | None = setting(
         None,
-        "With conditional placement, seconds that a prompt may wait longer for a prefill worker "
-        "and its KV than for a decode worker, what its others lose there counted in; a prompt that "
-        f"would goes there whole; {HANDOFF_PATIENCE['conditional']:g} unless given. With elastic "
-        "placement, seconds of cost by which another way must be cheaper; "
-        f"{HANDOFF_PATIENCE['elastic']:g} unless given. Not with strict placement.",
+        "Seconds of cost by which serving a prompt on one worker must be cheaper than a hand-off; "
+        f"{HANDOFF_PATIENCE:g} unless given. Not with --strict-handoff.",
     )
-    target_ttft_ms: float | None = setting(
-        None,
-        "Time to the first token that elastic placement takes for good; more weighs more. "
-        f"{TARGET_TTFT_MS:g} unless given.",
+    target_ttft_ms: float = setting(
+        TARGET_TTFT_MS,
+        "Target of the time to the first token. Placement counts requests that miss it.",
     )
-    target_itl_ms: float | None = setting(
-        None,
-        "Time between tokens that elastic placement takes for good; steps near it weigh more. "
-        f"{TARGET_ITL_MS:g} unless given.",
+    target_itl_ms: float = setting(
+        TARGET_ITL_MS,
+        "Target of the time between tokens. Placement counts requests that miss it.",
     )
     limits_file: str | None = setting(
         None, "YAML file that changes limits of requests, connections and answers (docs/http.md)."
@@ -328,17 +313,17 @@ class RouterConfig(TracingConfig, Limits):
     def _check_placement(self) -> None:
         if self.handoff_patience is not None:
             check_positive("handoff_patience", self.handoff_patience, or_zero=True)
-            if self.placement == "strict":
-                allowed = "none with placement strict"
+            if self.strict_handoff:
+                allowed = "none with strict_handoff"
                 raise InvalidParameter("handoff_patience", self.handoff_patience, allowed)
-        check_optional_integer("min_handoff_tokens", self.min_handoff_tokens, 0)
-        for name in ("target_ttft_ms", "target_itl_ms"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            check_positive(name, value)
-            if self.placement != "elastic":
-                raise InvalidParameter(name, value, "only with placement elastic")
+        check_positive("target_ttft_ms", self.target_ttft_ms)
+        check_positive("target_itl_ms", self.target_itl_ms)
+
+    def placement_policy(self) -> PlacementPolicy:
+        """Return the policy of these settings."""
+        targets = Targets(self.target_ttft_ms / 1000, self.target_itl_ms / 1000)
+        patience = HANDOFF_PATIENCE if self.handoff_patience is None else self.handoff_patience
+        return PlacementPolicy(targets, patience, strict=self.strict_handoff)
 
     def _check_secrets(self) -> None:
         """Raise InvalidParameter for empty keys and paths, and for plaintext links to other

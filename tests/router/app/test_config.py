@@ -32,11 +32,9 @@ def test_every_field_is_a_setting_with_a_default() -> None:
         ("port", True),
         ("max_attempts", 0),
         ("max_body_bytes", 0),
-        ("min_handoff_tokens", -1),
         ("target_ttft_ms", 0),
         ("target_itl_ms", 0),
         ("handoff_patience", -1),
-        ("placement", "never"),
         ("ready_prefill", -1),
         ("request_timeout", 0),
         ("request_timeout", float("inf")),
@@ -65,12 +63,7 @@ def test_endpoints() -> None:
         assert check_endpoint("workers", endpoint) == endpoint
 
 
-def test_what_a_placement_does_not_read_is_refused() -> None:
-    """Nothing would read it under strict placement, nor targets under any but elastic."""
+def test_patience_is_refused_with_strict_hand_off() -> None:
+    """Nothing would read it."""
     with pytest.raises(InvalidParameter, match="handoff_patience"):
-        RouterConfig(placement="strict", handoff_patience=1.0)
-    RouterConfig(placement="elastic", target_ttft_ms=5.0, target_itl_ms=5.0)
-    with pytest.raises(InvalidParameter, match="target_ttft_ms"):
-        RouterConfig(target_ttft_ms=5.0)
-    with pytest.raises(InvalidParameter, match="target_itl_ms"):
-        RouterConfig(placement="strict", target_itl_ms=5.0)
+        RouterConfig(strict_handoff=True, handoff_patience=1.0)

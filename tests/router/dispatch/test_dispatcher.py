@@ -108,24 +108,6 @@ async def test_without_prefill_worker(stack: Stack, decode: Make) -> None:
     assert d.submitted[0].kv is None
 
 
-async def test_short_or_cached_prompts_stay_whole(
-    stack: Stack, prefill: Make, decode: Make
-) -> None:
-    """A prompt whose uncached part is small is not handed over."""
-    p, d = prefill(), decode()
-    await stack.find(p, d)
-
-    await stack.run(make_request(10))
-    assert d.submitted[0].kv is None
-    await stack.run(make_request(40))
-    d.tell_blocks(BlockEvents(stored=d.submitted[1].block_hashes))
-    await until(lambda: len(stack.fleet.index) == 2)
-    await stack.run(make_request(40))
-
-    assert d.submitted[1].kv is not None
-    assert d.submitted[2].kv is None
-
-
 async def test_workers_of_other_block_sizes_are_a_pair_and_get_their_own_hashes(
     stack: Stack, prefill: Make, decode: Make
 ) -> None:

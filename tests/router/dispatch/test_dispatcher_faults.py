@@ -158,12 +158,10 @@ async def test_of_those_that_are_gone_no_link_is_called_quarantined(
             worker=d.incarnation, worker_name="d", pair=pair, message="", cause=cause
         )
         stack.fleet.blame(failure, 0.0)
-    stack.fleet.note_tail(pair, 0.02, 0.0)
 
     assert stack.fleet.quarantined() == {}
     assert not stack.fleet.links.rests(pair, 1.0)
     assert not stack.fleet.health.suspect(d.incarnation, 1.0)
-    assert stack.fleet.tails.of(pair, 0.0) is None
     assert stack.fleet.handoffs == {}
 
 

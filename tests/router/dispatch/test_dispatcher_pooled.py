@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
-from tests.router.builders import Stack, beats, inc, make_request, view
+from tests.router.builders import STRICT, Stack, beats, inc, make_request, view
 from tests.router.fake_worker import FakeWorker, Turn
 from tests.waiting import until
 
@@ -19,7 +19,6 @@ from tandem.protocol.outputs import PooledOutput
 from tandem.protocol.pooling import NO_SAMPLING, PoolingParams
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.router.dispatch.inbox import weigh
-from tandem.router.placement.prefix_load import PrefixLoadPolicy
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, PromptFacts
 
 Make = Callable[..., FakeWorker]
@@ -239,11 +238,10 @@ def test_workers_that_do_not_pool_are_passed_by() -> None:
     old = view(1, WorkerRole.PREFILL, pools=False)
     new = view(2, WorkerRole.DECODE)
     facts = PromptFacts(num_tokens=40, max_new_tokens=1, one_token=True, pooled=True)
-    policy = PrefixLoadPolicy(16)
-    placed = policy.place(facts, FleetSnapshot((old, new)), 0.0, Exclusions())
+    placed = STRICT.place(facts, FleetSnapshot((old, new)), Exclusions())
     assert placed is not None
     assert (placed.worker, placed.prefill) == (inc(2), None)
-    assert policy.place(facts, FleetSnapshot((old,)), 0.0, Exclusions()) is None
+    assert STRICT.place(facts, FleetSnapshot((old,)), Exclusions()) is None
 
 
 def test_a_vector_that_waits_to_be_read_counts_with_its_bytes() -> None:

@@ -12,7 +12,7 @@ from tandem.protocol.outputs import Accepted
 from tandem.router.dispatch.attempt import Attempt, Leg
 from tandem.router.dispatch.job import Job
 from tandem.router.metrics import RouterMetrics
-from tandem.router.placement.base import Placement
+from tandem.router.placement.policy import Placement
 
 
 def test_hashes_of_the_caller_are_used_if_they_fit() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.router.builders import inc, view
+from tests.router.builders import STRICT, inc, view
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode
 from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.dispatch.ladder import Ladder, Rung, rung_of
-from tandem.router.placement.prefix_load import PrefixLoadPolicy
 from tandem.router.placement.snapshot import FleetSnapshot, PromptFacts
 
 P1, P2, D1, D2 = inc(1), inc(2), inc(3), inc(4)
@@ -24,7 +23,6 @@ FLEET = FleetSnapshot(
     ),
     frozenset((p, d) for p in (P1, P2) for d in (D1, D2)),
 )
-POLICY = PrefixLoadPolicy(16)
 
 
 def failed(cause: FailCause, worker=D1, pair=(P1, D1), **fields) -> AttemptFailure:
@@ -42,7 +40,7 @@ def refused(code: RefusalCode, worker=D1, pair=(P1, D1)) -> AttemptFailure:
 
 def place(ladder: Ladder):
     """Where the policy goes next."""
-    return POLICY.place(PromptFacts(num_tokens=100), FLEET, 0.0, ladder.exclusions)
+    return STRICT.place(PromptFacts(num_tokens=100), FLEET, ladder.exclusions)
 
 
 @pytest.mark.parametrize(

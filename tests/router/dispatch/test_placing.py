@@ -19,7 +19,7 @@ from tandem.protocol.hashing import hash_blocks
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.router.admission.turns import Turns
 from tandem.router.dispatch import placing, prompt_hashes
-from tandem.router.placement.prefix_load import PrefixLoadPolicy
+from tandem.router.placement.policy import PlacementPolicy
 
 MANY = 20
 
@@ -28,7 +28,7 @@ MANY = 20
 async def placed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The loop's round of each placement from now on."""
     loop, rounds, at = asyncio.get_running_loop(), 0, list[int]()
-    place = PrefixLoadPolicy.place
+    place = PlacementPolicy.place
 
     def count() -> None:
         nonlocal rounds
@@ -40,7 +40,7 @@ async def placed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return place(*given)  # type: ignore[arg-type]  # as they came
 
     count()
-    monkeypatch.setattr(PrefixLoadPolicy, "place", noted)
+    monkeypatch.setattr(PlacementPolicy, "place", noted)
     return at
 
 

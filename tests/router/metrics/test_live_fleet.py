@@ -128,7 +128,7 @@ def test_links_of_pulls_say_how_fast_they_are(serve: Serve, decode: Make) -> Non
     one, two = decode(pull_peers=1), decode(pull_peers=1)
     one.probed_bytes_per_s = 5e7
     two.probed_bytes_per_s, two.bytes_per_s = 4e7, 2e9
-    served = serve(one, two, placement="elastic")
+    served = serve(one, two)
     wait_for(lambda: len(served.get("/debug/fleet")["pull_links"]) == 2)
     links = served.get("/debug/fleet")["pull_links"]
     assert {each["puller"]: each["bytes_per_s"] for each in links} == {
@@ -141,7 +141,7 @@ def test_the_fabric_is_the_links_alone(serve: Serve, prefill: Make, decode: Make
     """Each link as in the whole view: its transport, how fast it is, its state, and why."""
     p, d = prefill(), decode()
     d.bytes_per_s, d.probed_bytes_per_s = 3e9, 5e8
-    served = serve(p, d, placement="strict")
+    served = serve(p, d, strict_handoff=True)
     fabric = served.get("/debug/fabric")
     assert set(fabric) == {
         *("transport", "handoff_links", "handoff_links_left_out", "pull_links", "quarantined"),
@@ -162,7 +162,7 @@ def test_workers_and_links_are_told_whole(serve: Serve, prefill: Make, decode: M
     """Health, load and rates of each worker; transport, pace and hand-offs of each link."""
     p, d = prefill(), decode()
     d.bytes_per_s, d.waiting_bytes = 2e9, 77
-    served = serve(p, d, min_handoff_tokens=1, placement="strict")
+    served = serve(p, d, strict_handoff=True)
     for _ in range(3):
         assert served.post("/v1/completions", json=BODY).is_success
     for step in range(1, 12):

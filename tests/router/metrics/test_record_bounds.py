@@ -19,7 +19,7 @@ from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.timeline import LegTimes, Note, Watch
 from tandem.router.dispatch.attempt import Attempt
 from tandem.router.dispatch.recorder import Scene, begin_attempt
-from tandem.router.placement.base import Placement
+from tandem.router.placement.policy import Placement
 from tandem.router.placement.snapshot import FleetSnapshot, LinkPace, PromptFacts
 from tandem.router.timeline import parts, view
 from tandem.router.timeline.recorder import Recorder
@@ -80,7 +80,7 @@ async def test_paths_and_fleets_weigh_what_they_hold() -> None:
     prefill = [seen(number, WorkerRole.PREFILL) for number in range(16)]
     decode = [seen(16 + number, WorkerRole.DECODE) for number in range(16)]
     pairs = [(p.incarnation, d.incarnation) for p in prefill for d in decode]
-    paces = {pair: LinkPace(1.0, 2, 3.0) for pair in pairs}
+    paces = {pair: LinkPace(1.0, 2) for pair in pairs}
     fleet = FleetSnapshot((*prefill, *decode), frozenset(pairs), paces)
     await sent(recording, make_request(), Scene(PromptFacts(num_tokens=40), fleet))
     assert weigh(recording) > 256 * 400

@@ -68,7 +68,7 @@ def series(text: str) -> set[tuple[str, ...]]:
 @pytest.mark.slow
 def test_series_do_not_grow_with_names(serve: Serve, prefill: Make, decode: Make) -> None:
     """Two thousand ids, tenants and models leave what a few hundred left."""
-    served = serve(prefill(step=0.0), decode(step=0.0), min_handoff_tokens=1)
+    served = serve(prefill(step=0.0), decode(step=0.0), strict_handoff=True)
     port = served.socket.getsockname()[1]
     every = list(calls())
 

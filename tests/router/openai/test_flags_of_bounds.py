@@ -11,9 +11,7 @@ import pytest
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 
-from tandem.router.placement.damage import Targets
-from tandem.router.placement.elastic import ElasticPolicy
-from tandem.router.placement.prefix_load import PrefixLoadPolicy
+from tandem.router.placement.forecast import Targets
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
@@ -92,7 +90,6 @@ def test_what_the_parts_are_told(serve: Serve, decode: Make) -> None:
         prefix_index_mib=1,
         max_stream_backlog_bytes=4_096,
         max_backlog_bytes=8_192,
-        placement="elastic",
         handoff_patience=7.5,
         target_ttft_ms=500,
         target_itl_ms=50,
@@ -104,13 +101,10 @@ def test_what_the_parts_are_told(serve: Serve, decode: Make) -> None:
     assert (backlog.stream_bytes, backlog.total_bytes) == (4_096, 8_192)
     policy = router.dispatcher._placing.policy
     assert (policy.patience, policy.targets) == (7.5, Targets(0.5, 0.05))
-    assert isinstance(policy, ElasticPolicy)
-    usual_policy = usual.dispatcher._placing.policy
-    assert isinstance(usual_policy, PrefixLoadPolicy)
-    assert (usual_policy.min_handoff_tokens, usual_policy.patience) == (16, 1.0)
-    strict = serve(decode(), placement="strict").app.state.router.dispatcher._placing.policy
-    assert isinstance(strict, PrefixLoadPolicy)
-    assert (strict.min_handoff_tokens, strict.patience) == (0, math.inf)
+    policy = usual.dispatcher._placing.policy
+    assert (policy.patience, policy.targets, policy.strict) == (0.05, Targets(0.3, 0.025), False)
+    strict = serve(decode(), strict_handoff=True).app.state.router.dispatcher._placing.policy
+    assert (strict.patience, strict.strict) == (math.inf, True)
 
 
 def test_a_page_may_send_the_headers_that_are_allowed(serve: Serve, decode: Make) -> None:

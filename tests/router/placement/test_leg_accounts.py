@@ -15,7 +15,7 @@ from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.messages import Beat, LoadReport, WorkerBeat
 from tandem.router.dispatch.attempt import Attempt
-from tandem.router.placement.base import Placement
+from tandem.router.placement.policy import Placement
 
 P, D = WorkerRole.PREFILL, WorkerRole.DECODE
 NOTHING = LoadReport(num_running=0, num_waiting=0, waiting_tokens=0, free_blocks=9, total_blocks=9)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.router.behaviours import ANSWER, Make, behind, has_read, refuse_with
-from tests.router.builders import Stack, make_request, tokens_of, view
+from tests.router.builders import STRICT, Stack, make_request, tokens_of, view
 from tests.router.fake_worker import Turn, serve_well
 from tests.waiting import until
 
@@ -19,8 +19,7 @@ from tandem.protocol.errors import RefusalCode, RequestRefused
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.requests import Consume
 from tandem.router.dispatch.failure import NON_RETRYABLE, AttemptFailure
-from tandem.router.placement import prefix_load
-from tandem.router.placement.prefix_load import PrefixLoadPolicy
+from tandem.router.placement import policy
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, PromptFacts, WorkerView
 
 P, D = WorkerRole.PREFILL, WorkerRole.DECODE
@@ -30,7 +29,7 @@ def where(prompt: PromptFacts, *workers: WorkerView) -> tuple[int | None, int] |
     """(prefill, worker) that the policy takes, all of them linked."""
     pairs = [(p.incarnation, d.incarnation) for p in workers for d in workers]
     fleet = FleetSnapshot(workers, frozenset(pairs))
-    placement = PrefixLoadPolicy(16).place(prompt, fleet, 0.0, Exclusions())
+    placement = STRICT.place(prompt, fleet, Exclusions())
     if placement is None:
         return None
     number = int.from_bytes
@@ -148,7 +147,7 @@ async def test_the_longest_context_is_what_clients_are_held_to(stack: Stack, dec
 
 def never_fits_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was: nobody knows P's limit, and its no is the client's answer."""
-    monkeypatch.setattr(prefix_load, "may_hand_over", lambda prompt, worker: True)
+    monkeypatch.setattr(policy, "may_hand_over", lambda prompt, worker: True)
     monkeypatch.setattr(
         "tandem.router.dispatch.ladder.NON_RETRYABLE", NON_RETRYABLE | {RefusalCode.NEVER_FITS}
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.router.builders import inc, view
+from tests.router.builders import STRICT, inc, view
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import FailCause
@@ -15,7 +15,6 @@ from tandem.router.placement import links as health
 from tandem.router.placement import prefix_index
 from tandem.router.placement.links import LinkHealth, WorkerHealth
 from tandem.router.placement.prefix_index import ENTRY_BYTES, PrefixIndex
-from tandem.router.placement.prefix_load import PrefixLoadPolicy
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, PromptFacts
 
 P, D = WorkerRole.PREFILL, WorkerRole.DECODE
@@ -29,7 +28,7 @@ def place(prompt, workers, *, links=None, exclusions=NONE):
     if links is None:
         links = [(p, d) for p in producers for d in consumers]
     fleet = FleetSnapshot(tuple(workers), frozenset(links))
-    return PrefixLoadPolicy(16).place(prompt, fleet, 0.0, exclusions)
+    return STRICT.place(prompt, fleet, exclusions)
 
 
 def where(placement):
@@ -51,21 +50,18 @@ def test_nobody() -> None:
 
 
 def test_shapes() -> None:
-    """Hand-off where it pays and can work, else whole, with the reason."""
+    """Strict placement hands over whatever it can, else one worker does all."""
     workers = [view(1, P), view(2, D)]
-    short = PromptFacts(num_tokens=15)
     cached = PromptFacts(num_tokens=1000, hits={inc(2): 992})
     whole = PromptFacts(num_tokens=1000, whole=True)
 
     assert where(place(LONG, workers)) == (1, 2)
     assert where(place(LONG, workers[1:])) == (None, 2)
-    assert where(place(short, workers)) == (None, 2)
-    assert where(place(cached, workers)) == (None, 2)
+    assert where(place(cached, workers)) == (1, 2)
     assert where(place(whole, workers)) == (None, 2)
     assert where(place(LONG, workers, links=[])) == (None, 2)
-    assert "one worker" in place(whole, workers).rule
     assert place(LONG, workers).pair == (inc(1), inc(2))
-    assert place(short, workers).pair is None
+    assert place(whole, workers).pair is None
 
 
 def test_one_token() -> None:

@@ -5,30 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from zlib import crc32
 
-from tests.router.builders import inc, view
+from tests.router.builders import STRICT, inc, view
 
 from tandem.protocol.card import WorkerRole
-from tandem.router.placement.damage import Targets
-from tandem.router.placement.elastic import ElasticPolicy
-from tandem.router.placement.prefix_load import PrefixLoadPolicy
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, PromptFacts
 
 P, D = WorkerRole.PREFILL, WorkerRole.DECODE
 
 
 def place(key, workers, exclusions=Exclusions()):  # noqa: B008 - frozen
-    """Which worker alone; both policies agree."""
+    """Return the worker that serves it alone."""
     facts = PromptFacts(num_tokens=9, max_new_tokens=1, one_token=True, pooled=True, query_key=key)
     fleet = FleetSnapshot(tuple(workers), frozenset())
-    found = [
-        policy.place(facts, fleet, 0.0, exclusions)
-        for policy in (PrefixLoadPolicy(16), ElasticPolicy(16, 1.0, Targets(1.0, 1.0)))
-    ]
-    assert found[0] == found[1]
-    if found[0] is None:
+    found = STRICT.place(facts, fleet, exclusions)
+    if found is None:
         return None
-    assert found[0].prefill is None
-    return found[0].worker
+    assert found.prefill is None
+    return found.worker
 
 
 def test_equal_keys_go_to_one_worker_whatever_its_load() -> None:

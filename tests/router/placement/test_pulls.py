@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.router.builders import Stack, beats, inc, make_request, view
-from tests.router.placement.test_elastic import MEASURED
+from tests.router.placement.test_policy import MEASURED
 from tests.waiting import until
 
 from tandem.protocol.card import WorkerRole
@@ -14,10 +14,10 @@ from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.messages import LoadReport
 from tandem.protocol.outputs import BlockEvents
 from tandem.protocol.requests import Produce, Pull
-from tandem.router.placement.damage import Targets
-from tandem.router.placement.elastic import ElasticPolicy
+from tandem.router.placement.forecast import Targets
+from tandem.router.placement.policy import PlacementPolicy
 from tandem.router.placement.pulls import BUDGET_SECONDS, ROUND_SECONDS, best_pulls
-from tandem.router.placement.rates import Rates, StandIns
+from tandem.router.placement.rates import measured
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, LinkPace, PromptFacts
 from tandem.router.tenant import NO_KEYS
 from tandem.router.workers.peering import handoff_peers
@@ -44,8 +44,8 @@ def fleet_of(pace: LinkPace = FAST, *, busy: int = 0, **holder: object) -> Fleet
 
 def placed(prompt: PromptFacts, fleet: FleetSnapshot):
     """By a router's defaults, with a forecast."""
-    policy = ElasticPolicy(0, 0.1, Targets(0.3, 0.025))
-    placement = policy.place(prompt, fleet, 0.0, Exclusions())
+    policy = PlacementPolicy(Targets(0.3, 0.025), 0.1)
+    placement = policy.place(prompt, fleet, Exclusions())
     assert placement is not None
     assert placement.forecast is not None
     return placement
@@ -63,7 +63,9 @@ def prompt_of(tokens: int, hits: dict[int, int], **fields: object) -> PromptFact
 
 def plans(prompt: PromptFacts, fleet: FleetSnapshot):
     """What each worker would pull."""
-    rates = {each.incarnation: Rates.of(each, StandIns.of(fleet.workers)) for each in fleet.workers}
+    known = measured(fleet.workers)
+    assert known is not None
+    rates = {each.incarnation: known.of(each) for each in fleet.workers}
     return best_pulls(prompt, fleet, rates)
 
 
@@ -95,7 +97,7 @@ def test_an_idle_holder_computes_the_rest_itself() -> None:
     ("pace", "pulls"),
     [
         (FAST, True),
-        (LinkPace(0.0, 0, None, 10e9), True),
+        (LinkPace(0.0, 0, 10e9), True),
         (LinkPace(), False),
         (LinkPace(2e9), False),
         (LinkPace(10e9, 10_000_000_000), False),
@@ -183,7 +185,7 @@ async def test_who_computes_is_told_whence_to_pull(make_worker) -> None:
     idle = make_worker(D, pull_peers=2, load=SLOW, step=0.2)
     idle.probed_bytes_per_s = 1e9
     stack = Stack()
-    stack.dispatcher._placing.policy = ElasticPolicy(0, 0.02, Targets(0.3, 0.025))
+    stack.dispatcher._placing.policy = PlacementPolicy(Targets(0.3, 0.025), 0.02)
     await stack.find(lender, idle)
     await until(lambda: lender.incarnation in stack.pool.workers[idle.incarnation].peers)
     request = make_request(100)
@@ -218,7 +220,7 @@ async def test_a_prefill_leg_pulls_and_its_decode_leg_does_not(make_worker) -> N
     decode = make_worker(D, pull_peers=4, load=SLOW)
     first.probed_bytes_per_s = second.probed_bytes_per_s = 1e9
     stack = Stack()
-    stack.dispatcher._placing.policy = ElasticPolicy(0, 5.0, Targets(0.3, 0.025))
+    stack.dispatcher._placing.policy = PlacementPolicy(Targets(0.3, 0.025), 5.0)
     await stack.find(first, second, decode)
     await until(lambda: len(stack.fleet.pull_links()) == 6)
     request = make_request(100)

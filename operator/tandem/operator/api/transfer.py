@@ -156,9 +156,8 @@ class KVTransfer(Api, frozen=True, kw_only=True):
     pull_peers: Annotated[
         PeerCount | None,
         doc(
-            "Other workers, of either role, to which each keeps links so that it can pull the "
-            "start of a prompt that they have cached, where that is sooner than computing it as "
-            "routers foresee it: goes with `--placement elastic` in router.extraArgs. Unless "
+            "Number of other workers, of either role, from which each may pull the cached start "
+            "of a prompt, if routers predict that this is faster than computing it. Unless "
             "given, none."
         ),
     ] = None

@@ -12,7 +12,7 @@ from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.transfer import Connector, NodeLocalMode, TransportChoice
 from tandem.operator.desired.fetching import unusable_hub
 from tandem.operator.desired.naming import WORKERS, Role
-from tandem.operator.desired.policy import node_local_volume, router_value, worker_role
+from tandem.operator.desired.policy import node_local_volume, worker_role
 from tandem.operator.desired.tracing import unusable_endpoint, unused_share
 
 Question = Callable[[LLMServiceSpec], object]
@@ -80,11 +80,6 @@ def _node_volume(spec: LLMServiceSpec) -> object:
     return None if _has_folder(spec) else volume
 
 
-def _pull_peers(spec: LLMServiceSpec) -> object:
-    """Return the pull peers if the router's placement pulls no prefixes, else None."""
-    return None if router_value(spec, "placement") == "elastic" else spec.kv_transfer.pull_peers
-
-
 def _shown(value: object) -> str:
     """Return a value as the resource has it; a value with several fields is empty."""
     return f" {value}" if isinstance(value, str | int) else ""
@@ -123,11 +118,6 @@ _REFUSED: tuple[tuple[str, Question, str], ...] = (
         "kvTransfer.nodeLocal.volume",
         _node_volume,
         "it goes with connector Auto or CudaP2P; remove one of the two",
-    ),
-    (
-        "kvTransfer.pullPeers",
-        _pull_peers,
-        "it goes with `--placement elastic` in router.extraArgs, by which routers weigh pulls",
     ),
     (
         "observability.tracing.endpoint",

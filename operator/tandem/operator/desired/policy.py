@@ -67,6 +67,13 @@ def router_value(spec: LLMServiceSpec, flag: str) -> str | None:
     return next((value for name, value in [*pairwise(words)][::-1] if name == f"--{flag}"), None)
 
 
+def router_has(spec: LLMServiceSpec, flag: str) -> bool:
+    """Return whether ``router.extraArgs`` sets a switch: ``--flag`` or ``--no-flag``, the last of
+    several."""
+    given = [each for each in spec.router.extra_args if each in (f"--{flag}", f"--no-{flag}")]
+    return given[-1:] == [f"--{flag}"]
+
+
 def answering_role(spec: LLMServiceSpec) -> Role:
     """Return the role of the workers that answer requests."""
     return Role.DECODE if draws_tokens(spec) else Role.PREFILL

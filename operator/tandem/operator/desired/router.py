@@ -63,14 +63,14 @@ def router_arguments(facts: Facts) -> list[str]:
     }
     if spec.kv_transfer.failure_policy is FailurePolicy.FAIL:
         flags["max-attempts"] = 1
-    if spec.disaggregation.mode is DisaggregationMode.ALWAYS:
-        flags["placement"] = "strict"
     if not draws_tokens(spec):
         flags["ready-decode"] = 0
     arguments = [str(Role.ROUTER)]
     for flag, value in flags.items():
         if value is not None:
             arguments += [f"--{flag}", str(value)]
+    if spec.disaggregation.mode is DisaggregationMode.ALWAYS:
+        arguments.append("--strict-handoff")
     for name in spec.model.served_names or [spec.model.name]:
         arguments += ["--served-model-name", name]
     return [*arguments, *spec.router.extra_args]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from tandem.operator.api.transfer import Connector, KVTransfer, TransportChoice
 from tandem.operator.desired.containers import worker_image
-from tandem.operator.desired.elastic_steps import elastic_step_flags
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.merge import main_of
 from tandem.operator.desired.model import delivery
@@ -23,6 +22,7 @@ from tandem.operator.desired.policy import (
     probe_port,
     worker_role,
 )
+from tandem.operator.desired.step_bounds import step_bound_flags
 from tandem.operator.desired.tracing import tracing_flags
 from tandem.protocol import names
 
@@ -80,7 +80,7 @@ def worker_arguments(facts: Facts, role: Role) -> list[str]:
         if value is not None:
             arguments += [f"--{flag}", str(value)]
     extra = [*facts.spec.engine.extra_args, *worker_role(facts.spec, role).extra_args]
-    return [*arguments, *elastic_step_flags(facts.spec, role), *extra]
+    return [*arguments, *step_bound_flags(facts.spec, role), *extra]
 
 
 Flags = dict[str, object]

@@ -27,7 +27,7 @@ from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.timeline import LegTimes
 from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.dispatch.inbox import Backlog, Inbox
-from tandem.router.placement.base import Placement
+from tandem.router.placement.policy import Placement
 from tandem.router.workers.seams import LegEvent
 from tandem.router.workers.worker import Worker
 
@@ -193,8 +193,6 @@ class Attempt:
         self.given_up: AttemptFailure | None = None
         """Failure set when a deadline of the attempt passed."""
         self._waiter: asyncio.Future[None] | None = None
-        self._held: asyncio.TimerHandle | None = None
-        """Timer until which the first token is not read, unless the second comes before."""
         self.record: AttemptRecord | None = None
         """Record of its times, if they are kept."""
 
@@ -227,31 +225,9 @@ class Attempt:
             if leg.came_at is None:
                 leg.came_at = self.heard_at
                 leg.begins()
-                if leg.is_prefill and all(each.came_at is None for each in self.legs[1:]):
-                    self._hold()
             if event.finish is not None and event.finish not in BAD_ENDS:
                 self._choice_ended(event.choice)
-            if event.finish is not None or not leg.is_prefill:
-                self.let_go()
-        elif type(event) is not Accepted:
-            self.let_go()
         self.wake()
-
-    def _hold(self) -> None:
-        forecast = self.placement.forecast
-        if forecast is None:
-            return
-        # It may have come later than was forecast: then it is held for less, or not at all.
-        seconds = min(forecast.hold, self.started_at + forecast.hold_until - self._loop.time())
-        if seconds > 0:
-            self._held = self._loop.call_later(seconds, self.let_go)
-
-    def let_go(self) -> None:
-        """Allow reading of all events."""
-        if self._held is not None:
-            self._held.cancel()
-            self._held = None
-            self.wake()
 
     def _choice_ended(self, choice: int) -> None:
         """Note a choice's end, by its worker or its reader. After the last, the workers count as
@@ -286,12 +262,12 @@ class Attempt:
             waiter.set_result(None)
 
     def pop(self) -> tuple[Leg, LegEvent] | None:
-        """Return the next event, or None if there is none that may be read."""
-        return self._inbox.pop() if self._held is None else None
+        """Return the next event, or None."""
+        return self._inbox.pop()
 
     async def wait(self, recording: Recording | None = None) -> None:
         """Return when there may be events, or after ``wake``."""
-        if not self._inbox or self._held is not None:
+        if not self._inbox:
             since = 0.0 if recording is None else time.monotonic()
             self._waiter = self._loop.create_future()
             self._inbox.awaited = True
@@ -411,5 +387,4 @@ class Attempt:
             leg.let_go()
             leg.worker.connection.release(request, self.number, cancel=not let_go)
         self.legs = []
-        self.let_go()
         self._inbox.clear()

@@ -53,7 +53,7 @@ from tandem.router.dispatch.verdicts import (
     worth_waiting,
 )
 from tandem.router.metrics import RouterMetrics
-from tandem.router.placement.base import Placement, PlacementPolicy
+from tandem.router.placement.policy import Placement, PlacementPolicy
 from tandem.router.tenant import current_tenant
 from tandem.router.workers.pool import WorkerPool
 
@@ -322,8 +322,6 @@ class Dispatcher:
             watch = begin_attempt(job.recording, attempt, rung, job.request, job.scene)
         legs = job.legs(self.pool.me, workers, job.remaining_ms(loop), watch)
         failure = attempt.start(legs, placement.hits_with_pull(job.hits))
-        if placement.pair is not None:
-            self.fleet.tails.sent(placement.pair, loop.time())
         note_sent(attempt)
         return failure
 
@@ -368,7 +366,7 @@ class Dispatcher:
         job.fingerprint = leg.worker.compatibility
         note_way(job.route, attempt)
         pair = attempt.placement.pair
-        self.explanations.spoke(attempt, leg, job.metrics, self.fleet)
+        self.explanations.spoke(attempt, leg, job.metrics)
         if not any(each.spoke for each in attempt.legs):
             job.metrics.first_token_from(str(leg.worker.role))
         if pair is not None and not leg.is_prefill:

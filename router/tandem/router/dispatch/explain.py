@@ -9,7 +9,6 @@ from collections import deque
 from typing import Any
 
 from tandem.router.dispatch.attempt import Attempt, Explained, Leg
-from tandem.router.dispatch.fleet import Fleet
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.forecast import Forecast
 from tandem.router.placement.pulls import PullPlan
@@ -30,7 +29,7 @@ class Explanations:
         attempt.explained = explained
         self._latest.append(explained)
 
-    def spoke(self, attempt: Attempt, leg: Leg, metrics: RouterMetrics, fleet: Fleet) -> None:
+    def spoke(self, attempt: Attempt, leg: Leg, metrics: RouterMetrics) -> None:
         """Record the times of a leg's first output, and the error of the forecast."""
         explained, pair = attempt.explained, attempt.placement.pair
         if explained is None:
@@ -44,7 +43,6 @@ class Explanations:
         elif pair is not None and not leg.is_prefill:
             times = [each.came_at for each in attempt.legs if each.came_at is not None]
             explained.second = came - min(times, default=came)
-            fleet.note_tail(pair, explained.second, came)
 
     def to_json(self, reader: Tenant) -> list[dict[str, Any]]:
         """Return those that ``reader`` may see, the latest first."""
@@ -72,9 +70,8 @@ def _way(forecast: Forecast, *, chosen: bool) -> dict[str, Any]:
         "prefill": None if forecast.prefill is None else forecast.prefill.hex(),
         "ttft_s": forecast.ttft,
         "second_s": forecast.second,
-        "hold_s": forecast.hold,
         "answers_s": forecast.answers,
-        "missing": forecast.damage,
+        "missing": forecast.missing,
         "cost_s": forecast.cost,
         "chosen": chosen,
         "pull": None if forecast.pull is None else _pull(forecast.pull),

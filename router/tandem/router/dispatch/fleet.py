@@ -13,7 +13,6 @@ from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash, Incarnation
 from tandem.protocol.outputs import BlockEvents
 from tandem.router.dispatch.failure import LINK_CAUSES, AttemptFailure
-from tandem.router.dispatch.tails import Tails
 from tandem.router.placement.links import WRONG_BYTES, LinkHealth, Pair, WorkerHealth
 from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.placement.snapshot import (
@@ -55,7 +54,6 @@ class Fleet:
         self.links = LinkHealth()
         self.health = WorkerHealth()
         self.handoffs: dict[Pair, LinkCount] = {}
-        self.tails = Tails()
         self._prompts, self._tokens = DecayedRate(1.0), DecayedRate(1.0)
 
     def asked(self, facts: PromptFacts, now: float) -> None:
@@ -72,7 +70,6 @@ class Fleet:
         self.index.drop(worker.incarnation)
         self.links.forget(worker.incarnation)
         self.health.forget(worker.incarnation)
-        self.tails.forget(worker.incarnation)
         for pair in [pair for pair in self.handoffs if worker.incarnation in pair]:
             del self.handoffs[pair]
 
@@ -103,11 +100,6 @@ class Fleet:
         """Return links between workers that are up that are unused since wrong bytes came."""
         found = self.links.quarantined()
         return {pair: cause for pair, cause in found.items() if self._knows(pair)}
-
-    def note_tail(self, pair: Pair, seconds: float, now: float) -> None:
-        """Record the seconds from token 1 to a hand-off's first output of the decode worker."""
-        if self._knows(pair):
-            self.tails.note(pair, seconds, now)
 
     def _knows(self, pair: Pair) -> bool:
         """Return whether both ends are up."""
@@ -146,20 +138,17 @@ class Fleet:
             for worker in workers
         )
         links, pulls = self.usable_links(now), self.pull_links()
-        paces = {pair: self._pace(pair, now) for pair in links | pulls}
+        paces = {pair: self._pace(pair) for pair in links | pulls}
         arrivals = Arrivals(self._prompts.read(now), self._tokens.read(now))
         return FleetSnapshot(views, links, paces, pulls, arrivals)
 
-    def _pace(self, pair: Pair, now: float) -> LinkPace:
+    def _pace(self, pair: Pair) -> LinkPace:
         """Return the pace of a link that its second end has reported."""
         health = self.pool.workers[pair[1]].peers[pair[0]]
-        tail = self.tails.of(pair, now)
         return LinkPace(
             bytes_per_s=health.bytes_per_s,
             waiting_bytes=health.waiting_bytes,
-            tail_s=None if tail is None else tail.mean,
             probed_bytes_per_s=health.probed_bytes_per_s,
-            tail_spread_s=0.0 if tail is None else tail.spread,
         )
 
     def handed_over(self, pair: Pair, num_tokens: int) -> None:

@@ -26,7 +26,7 @@ from tandem.router.dispatch.patience import Patience
 from tandem.router.dispatch.prompt_hashes import PromptHashes
 from tandem.router.dispatch.recorder import Scene
 from tandem.router.metrics import RouterMetrics
-from tandem.router.placement.base import Placement
+from tandem.router.placement.policy import Placement
 from tandem.router.placement.snapshot import PromptFacts
 from tandem.router.workers.worker import Worker
 
@@ -93,10 +93,9 @@ class Job:
         return len(self.request.prompt_token_ids)
 
     def expire(self) -> None:
-        """Mark the deadline as passed: events here may still be read, a held-back token too."""
+        """Mark the deadline as passed: events here may still be read."""
         self.expired = True
         if self.attempt is not None:
-            self.attempt.let_go()
             self.attempt.wake()
 
     def is_taken(self, attempt: Attempt, now: float) -> bool:

@@ -21,7 +21,7 @@ from tandem.router.dispatch.failure import (
     UNABLE,
     AttemptFailure,
 )
-from tandem.router.placement.base import Placement
+from tandem.router.placement.policy import Placement
 from tandem.router.placement.snapshot import Exclusions
 
 MAX_REFUSALS = 8

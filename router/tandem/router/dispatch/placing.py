@@ -21,7 +21,7 @@ from tandem.router.dispatch.job import Job
 from tandem.router.dispatch.recorder import Scene
 from tandem.router.dispatch.verdicts import raise_if_non_retryable, too_late
 from tandem.router.hit_ceiling import HitCeiling
-from tandem.router.placement.base import Placement, PlacementPolicy
+from tandem.router.placement.policy import Placement, PlacementPolicy
 from tandem.router.workers.worker import Worker
 
 RETRY_SECONDS = 1.0
@@ -84,9 +84,9 @@ class Placing:
         exclusions = job.ladder.exclusions
         if job.recording is not None:
             job.scene = Scene(facts, fleet)
-        placement = self.policy.place(facts, fleet, now, exclusions)
+        placement = self.policy.place(facts, fleet, exclusions)
         if placement is None and (back := self._back(job)):
-            placement = self.policy.place(facts, fleet, now, exclusions.but_for(back))
+            placement = self.policy.place(facts, fleet, exclusions.but_for(back))
         if placement is not None and job.num_dispatched == 0 and not facts.pooled:
             self._fleet.asked(facts, now)
         return placement

@@ -157,7 +157,7 @@ class LiveFleet:
         now: float,
     ) -> dict[str, Any]:
         pair: Pair = (health.peer, decode.incarnation)
-        count, tail = self.fleet.handoffs.get(pair, _NOTHING), self.fleet.tails.of(pair, now)
+        count = self.fleet.handoffs.get(pair, _NOTHING)
         state, reason = self.standing(pair, health, quarantined, now)
         producer = self.fleet.pool.workers.get(health.peer)
         return {
@@ -176,7 +176,6 @@ class LiveFleet:
             "failed": count.failed,
             "handoffs_per_s": round(count.rate.read(now), 3),
             "tokens_per_s": round(count.token_rate.read(now), 1),
-            "tail_ms": None if tail is None else round(1000 * tail.mean, 3),
         }
 
     def standing(

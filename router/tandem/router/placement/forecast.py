@@ -1,152 +1,324 @@
-"""What each way would come to for one prompt, in seconds, from rates that were measured. Pure.
+"""Predicted cost of each way to serve a prompt, in seconds, from measured times. Pure.
 
-Three ways: a prefill worker hands over to a decode worker (``pair``), a decode worker computes the
-prompt beside what it decodes (``decode``), a prefill worker goes on with what it computed
-(``prefill``). Each has a time to the first token, one more to the second, and a number of requests
-that miss their bounds for it, this one among them (``damage``). One cost in seconds puts them
-together. No length of a prompt is treated by itself.
+There are three ways. A prefill worker hands over to a decode worker (``pair``). A decode worker
+computes the prompt next to what it decodes (``decode``). A prefill worker decodes what it computed
+(``prefill``). The cost of a way is the time to the first token, the time from it to the second, a
+second for each request that misses its targets, and a tenth of the seconds of answers
+(docs/decisions/023). Most of it depends on one end alone, so it is computed once a worker and not
+once a pair: ``Prefilling`` for the prompt, ``Decoding`` for the answer.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation
-from tandem.router.placement.damage import Targets, behind, first_missed, kept_from_prompts
-from tandem.router.placement.ends import Computing, Decoding, Outlook, Producing
-from tandem.router.placement.load import is_full
+from tandem.protocol.steps import Crowd
+from tandem.router.placement.eligible import UNKNOWN_RESIDENCE, is_full, uncached, wait_for_room
 from tandem.router.placement.pulls import PullPlan, with_pull
-from tandem.router.placement.room import stay_of, wait_for_room
-from tandem.router.placement.snapshot import LinkPace
+from tandem.router.placement.rates import MOST_BUSY, Rates, chunk_of
+from tandem.router.placement.snapshot import FleetSnapshot, LinkPace, PromptFacts, WorkerView
 
-UNKNOWN_TAIL = 0.02
-"""Seconds between the first token and the second over a link that has not been used."""
+HANDOFF_SECONDS, HANDOFF_STEPS = 0.003, 3
+"""Seconds of a hand-off's messages, and steps of the decode worker until the second token: the one
+that it is in, the one that repeats the first token, and its own."""
 MISS = 1.0
-"""Seconds of waiting that a request outside its bounds is worth."""
+"""Seconds of waiting that a request outside its targets costs."""
 ANSWER = 0.1
-"""Seconds of waiting for a first token that a second of a longer answer is worth."""
-SPREADS = 2.0
-"""Mean differences above its mean for which a second token is still waited for."""
-HELD_SHARE = 0.8
-"""Of the bound of first tokens, how late one may be that is held back."""
+"""Seconds of waiting for a first token that a second of a longer answer costs."""
+SUSPECT = 1e6
+"""Seconds that a worker which failed by its own fault costs."""
 PREEMPTING = 1e3
-"""Seconds for computing a prompt on a decode worker that is about to preempt others for it."""
+"""Seconds for computing a prompt on a decode worker that would preempt others for it."""
+FIRST_SHARPNESS, GAP_SHARPNESS = 6.0, 40.0
+"""Steepness of the chance to miss around a target. A first token depends on a queue, a gap on the
+measured time of a step."""
+ALLOWED_GAPS = 0.01
+"""Share of a request's gaps that may be over the target."""
+MOST_SHARE = 0.98
+"""Largest share of a worker's time that prompts are assumed to take, so that a queue has a mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Targets of the first token and of gaps, in seconds."""
+
+    ttft: float
+    itl: float
 
 
 class Forecast(NamedTuple):
-    """One way, and what it would come to; in seconds where nothing else is said. Of a large fleet
-    there are hundreds for each prompt: a tuple is made in a fraction of a frozen dataclass's time.
-    """
+    """One way and its predicted times, in seconds. A large fleet has hundreds for each prompt, and
+    a tuple is made in a fraction of a frozen dataclass's time."""
 
-    way: str
-    """pair, decode or prefill: who computes, and who goes on."""
+    cost: float
+    num_requests: int
+    """Requests at its workers: of equal costs, the fewest win."""
     worker: Incarnation
     prefill: Incarnation | None
+    way: str
+    """pair, decode or prefill: the end that computes, and the end that decodes."""
     ttft: float
-    """To the first token."""
+    """Seconds to the first token."""
     second: float
-    """From the first token to the second."""
-    damage: float
-    """Requests that miss their bounds for it, this one among them."""
-    cost: float
-    answers: float = 0.0
-    """That the answer takes, and by which those beside it take longer."""
+    """Seconds from the first token to the second."""
+    missing: float
+    """Requests that miss their targets for it, this one among them."""
+    answers: float
+    """Seconds of its answer, and by which it lengthens the answers next to it."""
     pull: PullPlan | None = None
-    """What who computes the prompt pulls from a peer first."""
-    hold: float = 0.0
-    """By which the first token is held back at the router, unless the second is there before."""
-    hold_until: float = math.inf
-    """Seconds from when it was sent beyond which no first token is held back."""
+    """Cached prefix that the prefilling worker pulls from a peer first."""
 
     def __str__(self) -> str:
         names = [each.hex()[:8] for each in (self.prefill, self.worker) if each is not None]
         pulls = "" if self.pull is None else f" {self.pull}:"
-        held = f" and held back for up to {self.hold * 1e3:.0f}" if self.hold else ""
         return (
-            f"{self.way} {'>'.join(names)}:{pulls} first token {self.ttft * 1e3:.0f} ms{held}, "
+            f"{self.way} {'>'.join(names)}:{pulls} first token {self.ttft * 1e3:.0f} ms, "
             f"second {self.second * 1e3:.0f} ms later, answers {self.answers:.2f} s, "
-            f"{self.damage:.2f} requests miss, "
-            f"cost {self.cost * 1e3:.0f} ms"
+            f"{self.missing:.2f} requests miss, cost {self.cost * 1e3:.0f} ms"
         )
 
 
+def miss_chance(seconds: float, target: float, sharpness: float) -> float:
+    """Return the chance that a time which was predicted as ``seconds`` is over its target: a half
+    at the target, nearly 0 well below it, 1 far beyond."""
+    below: float = min(target / seconds, 1e6) ** sharpness if seconds > 0 else 1e6
+    return 1.0 / (1.0 + below)
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Values that all ways of a prompt share."""
+
+    prompt: PromptFacts
+    targets: Targets
+    tokens: float
+    """Expected tokens of the answer."""
+    stays: float
+    """Seconds that requests stay at the worker that decodes them."""
+    arrivals: tuple[float, float]
+    """For each prefill worker, if all prompts went to them: prompts a second, and the share of its
+    time that they would take."""
+
+    @classmethod
+    def of(
+        cls,
+        prompt: PromptFacts,
+        targets: Targets,
+        fleet: FleetSnapshot,
+        usable: Sequence[WorkerView],
+        rates: Mapping[Incarnation, Rates],
+    ) -> Outlook:
+        """Measure the usable workers."""
+        longest = max(usable, key=lambda each: each.residence_s)
+        token = rates[longest.incarnation].token(max(longest.crowd, Crowd(1)), longest.prompt_share)
+        tokens = longest.residence_s / token
+        if prompt.max_new_tokens is not None:
+            tokens = min(tokens, float(prompt.max_new_tokens))
+        stays = longest.residence_s or UNKNOWN_RESIDENCE
+        return cls(prompt, targets, tokens, stays, _arrivals(fleet, usable, rates))
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilling:
+    """A worker that computes the prompt, after a pull if there is one."""
+
+    worker: WorkerView
+    rates: Rates
+    pull: PullPlan | None
+    alone: float
+    """Seconds to compute it."""
+    ttft: float
+    """Seconds to the first token."""
+    mixed: float
+    """Requests that miss for its mixed steps."""
+    slowed: float
+    """Seconds by which the answers next to it take longer, together."""
+    last_chunk: int
+    """Tokens of its last chunk, whose KV is sent after they are computed."""
+
+    @classmethod
+    def of(
+        cls, outlook: Outlook, worker: WorkerView, rates: Rates, pull: PullPlan | None = None
+    ) -> Prefilling:
+        """Predict the times from the worker's queue and from its cache after the pull."""
+        prompt, crowd, chunk = (
+            with_pull(outlook.prompt, worker, pull),
+            worker.crowd,
+            chunk_of(worker),
+        )
+        own = uncached(prompt, worker)
+        cached = prompt.num_tokens - own
+        alone = rates.compute(own, chunk, crowd, cached)
+        prefills = worker.role is WorkerRole.PREFILL
+        pending = worker.pending_tokens if prefills else worker.compute_tokens
+        ttft = rates.queue(worker, pending, own) + alone + (0.0 if pull is None else pull.seconds)
+        mixed = slowed = 0.0
+        if crowd.streams:
+            mixed = _mixed(outlook, worker, rates, own, cached)
+            slowed = crowd.streams * rates.added(own, chunk, cached)
+        return cls(worker, rates, pull, alone, ttft, mixed, slowed, min(own, chunk))
+
+    def late(self, ttft: float, targets: Targets) -> float:
+        """Return the requests whose first token is late if this one comes after ``ttft`` seconds:
+        itself, and those that come while the prompt makes the worker's busy period longer."""
+        busy = self.alone / (1.0 - min(MOST_BUSY, self.worker.prompt_share))
+        after = self.worker.prompts_per_s * busy
+        return miss_chance(ttft, targets.ttft, FIRST_SHARPNESS) + after * miss_chance(
+            ttft + self.alone / 2, targets.ttft, FIRST_SHARPNESS
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """A worker that decodes the answer."""
+
+    worker: WorkerView
+    step: float
+    """Seconds of a step with this request in it."""
+    answers: float
+    """Seconds of its answer, and by which it lengthens those next to it."""
+    room: float
+    """Seconds until there is room for a prompt that is handed over."""
+    gaps: float
+    """Chance that its own gaps are over the target."""
+    fault: float
+
+    @classmethod
+    def of(cls, outlook: Outlook, worker: WorkerView, rates: Rates, share: float) -> Decoding:
+        """Predict the times if prompts take ``share`` of the worker's time."""
+        crowd = worker.crowd
+        joined = crowd.joined(outlook.prompt.num_tokens)
+        after = rates.token(joined, share)
+        longer = max(0.0, after - rates.token(crowd, share)) if crowd.streams else 0.0
+        answers = outlook.tokens * (after + crowd.streams * longer)
+        room, step = wait_for_room(outlook.prompt, worker), rates.decodes(joined)
+        mixed = rates.step(joined, rates.mixed_chunk(worker))
+        itl, often = outlook.targets.itl, min(1.0, share / ALLOWED_GAPS)
+        gaps = max(
+            miss_chance(step, itl, GAP_SHARPNESS), often * miss_chance(mixed, itl, GAP_SHARPNESS)
+        )
+        return cls(worker, step, answers, room, gaps, fault_of(worker))
+
+
 def forecast_pair(
-    producing: Producing, decoding: Decoding, pace: LinkPace, targets: Targets
+    outlook: Outlook, prefilling: Prefilling, decoding: Decoding, pace: LinkPace
 ) -> Forecast:
-    """Prefill there, hand over, decode here. As many times as there are pairs: all that hangs on
-    one end alone comes with it."""
-    computing, consumer, ttft = producing.computing, decoding.worker, producing.ttft
-    second = pace.tail_s if pace.tail_s is not None else UNKNOWN_TAIL
-    second += pace.wait + decoding.step
+    """Predict a hand-off: prefill on one worker, decode on the other."""
+    producer, consumer, targets = prefilling.worker, decoding.worker, outlook.targets
+    last = prefilling.last_chunk * producer.token_bytes
+    sending = last / pace.bytes_per_s if pace.bytes_per_s else 0.0
+    second = HANDOFF_SECONDS + sending + pace.wait + HANDOFF_STEPS * decoding.step
     second += decoding.room
-    damage = producing.late + first_missed(second, targets)
-    damage += producing.behind
-    damage += decoding.joining
-    damage += decoding.gaps
-    if computing.mixed is not None:
-        damage += computing.mixed.missed(stay_of(computing.worker, consumer))
-    answers = decoding.answers + computing.slowed
-    cost = ttft + second + MISS * damage + ANSWER * answers
-    cost += producing.fault + decoding.fault
-    both = consumer.incarnation, computing.worker.incarnation
-    hold = held_back(pace, decoding.step, ttft, targets)
-    until = HELD_SHARE * targets.ttft
-    return Forecast("pair", *both, ttft, second, damage, cost, answers, computing.pull, hold, until)
+    missing = prefilling.mixed + prefilling.late(prefilling.ttft, targets)
+    missing += miss_chance(second, targets.ttft, FIRST_SHARPNESS) + decoding.gaps
+    answers = decoding.answers + prefilling.slowed
+    cost = prefilling.ttft + second + MISS * missing + ANSWER * answers
+    cost += fault_of(producer) + decoding.fault
+    others = producer.num_requests + consumer.num_requests
+    ends = consumer.incarnation, producer.incarnation
+    return Forecast(
+        cost, others, *ends, "pair", prefilling.ttft, second, missing, answers, prefilling.pull
+    )
 
 
-def forecast_decode(outlook: Outlook, computing: Computing, decoding: Decoding) -> Forecast:
-    """All of it on a decode worker, its prompt in chunks beside what it decodes."""
-    return _whole("decode", outlook, computing, decoding, _first_alone(outlook, computing))
+def forecast_decode(outlook: Outlook, prefilling: Prefilling, decoding: Decoding) -> Forecast:
+    """Predict all of it on a decode worker: the prompt in chunks next to the decodes."""
+    full = PREEMPTING if is_full(decoding.worker) else 0.0
+    return _whole("decode", outlook, prefilling, decoding, full)
 
 
-def forecast_prefill(outlook: Outlook, computing: Computing) -> Forecast:
-    """A prefill worker goes on decoding what it computed, which keeps it from prompts."""
-    worker, alone, stays = computing.worker, computing.alone, outlook.stays
-    ttft = _first_alone(outlook, computing)
-    demand = outlook.demand.at_least(alone, stays, max(0.0, ttft - alone))
-    share = max(worker.prompt_share, demand.share)
-    decoding = Decoding.of(outlook, worker, computing.rates, share)
-    context = outlook.prompt.num_tokens
-    kept = kept_from_prompts(computing.rates, worker, context, demand, stays, outlook.targets)
-    return _whole("prefill", outlook, computing, decoding, ttft, kept)
+def forecast_prefill(outlook: Outlook, prefilling: Prefilling) -> Forecast:
+    """Predict all of it on a prefill worker, which computes fewer prompts while it decodes."""
+    worker, stays = prefilling.worker, outlook.stays
+    prompts, share = outlook.arrivals
+    prompts, share = max(prompts, 1.0 / stays), max(share, prefilling.alone / stays)
+    decoding = Decoding.of(outlook, worker, prefilling.rates, max(worker.prompt_share, share))
+    late = _kept_waiting(outlook, prefilling, prompts, share)
+    return _whole("prefill", outlook, prefilling, decoding, MISS * late)
 
 
-def _first_alone(outlook: Outlook, computing: Computing) -> float:
-    """Seconds to the first token where one worker does it all, which wants room first."""
-    worker = computing.worker
-    return computing.ttft + wait_for_room(with_pull(outlook.prompt, worker, computing.pull), worker)
+def forecast_prompt(outlook: Outlook, prefilling: Prefilling) -> Forecast:
+    """Predict a request that ends with its prompt or its first token."""
+    worker, ttft = prefilling.worker, prefilling.ttft
+    missing = prefilling.mixed + prefilling.late(ttft, outlook.targets)
+    full = PREEMPTING if worker.role is WorkerRole.DECODE and is_full(worker) else 0.0
+    cost = ttft + MISS * missing + ANSWER * prefilling.slowed + full + fault_of(worker)
+    return Forecast(
+        *(cost, worker.num_requests, worker.incarnation, None, str(worker.role)),
+        *(ttft, 0.0, missing, prefilling.slowed, prefilling.pull),
+    )
+
+
+def fault_of(worker: WorkerView) -> float:
+    """Return the seconds that the worker's faults cost."""
+    return SUSPECT if worker.suspect else 0.0
 
 
 def _whole(
-    way: str,
-    outlook: Outlook,
-    computing: Computing,
-    decoding: Decoding,
-    ttft: float,
-    kept: float = 0.0,
+    way: str, outlook: Outlook, prefilling: Prefilling, decoding: Decoding, more: float
 ) -> Forecast:
-    """``kept``: requests that miss because it decodes where prompts are computed."""
-    worker, targets, second = computing.worker, outlook.targets, decoding.step
-    damage = first_missed(ttft, targets) + behind(worker, ttft, computing.alone, targets)
-    damage += decoding.joining
-    if computing.mixed is not None:
-        damage += computing.mixed.missed(outlook.stays)
-    damage += kept
-    damage += decoding.gaps
-    answers = decoding.answers + computing.slowed
-    cost = ttft + second + MISS * damage + ANSWER * answers + decoding.fault
-    cost += PREEMPTING if way == "decode" and is_full(worker) else 0.0
-    named = worker.incarnation, None
-    return Forecast(way, *named, ttft, second, damage, cost, answers, computing.pull)
+    worker = prefilling.worker
+    prompt = with_pull(outlook.prompt, worker, prefilling.pull)
+    ttft = prefilling.ttft + wait_for_room(prompt, worker)
+    missing = prefilling.mixed + prefilling.late(ttft, outlook.targets) + decoding.gaps
+    answers = decoding.answers + prefilling.slowed
+    cost = ttft + decoding.step + MISS * missing + ANSWER * answers + decoding.fault + more
+    return Forecast(
+        *(cost, worker.num_requests, worker.incarnation, None, way),
+        *(ttft, decoding.step, missing, answers, prefilling.pull),
+    )
 
 
-def held_back(pace: LinkPace, step: float, ttft: float, targets: Targets) -> float:
-    """Seconds for which a first token is kept for the second to follow within the bound of gaps:
-    by how much it mostly comes later than that, a ``step`` behind the decode worker's first word,
-    which repeats the first, as the tails of the link's last hand-offs say. No more than the bound
-    itself, and never so much that the first would be late."""
-    if pace.tail_s is None:
-        return 0.0
-    late = pace.tail_s + SPREADS * pace.tail_spread_s + step - targets.itl
-    return max(0.0, min(late, targets.itl, HELD_SHARE * targets.ttft - ttft))
+def _arrivals(
+    fleet: FleetSnapshot, workers: Sequence[WorkerView], rates: Mapping[Incarnation, Rates]
+) -> tuple[float, float]:
+    """Return the prompts a second and their share of time for each prefill worker. Reports are late
+    when a load begins, so the router's own count is used if it is higher."""
+    prefill = [each for each in workers if each.role is WorkerRole.PREFILL]
+    if not prefill:
+        return 0.0, 0.0
+    most, seconds = rates[prefill[0].incarnation].prompt[-1]
+    prompts = max(sum(each.prompts_per_s for each in workers), fleet.arrivals.prompts_per_s)
+    share = sum(each.prompt_share for each in workers)
+    share = max(share, fleet.arrivals.tokens_per_s * seconds / most)
+    return prompts / len(prefill), share / len(prefill)
+
+
+def _mixed(outlook: Outlook, worker: WorkerView, rates: Rates, own: int, cached: int) -> float:
+    """Return the requests next to the prompt that see too many gaps over the target, because steps
+    hold a chunk of it."""
+    crowd, targets = worker.crowd, outlook.targets
+    chunk = rates.mixed_chunk(worker, cached)
+    step = rates.step(crowd, min(own, chunk), cached)
+    allowed = max(1.0, ALLOWED_GAPS * outlook.stays / rates.decodes(crowd))
+    uneven = min(1.0, -(-own // chunk) / allowed)
+    return crowd.streams * miss_chance(step, targets.itl, GAP_SHARPNESS) * uneven
+
+
+def _kept_waiting(outlook: Outlook, prefilling: Prefilling, prompts: float, share: float) -> float:
+    """Return the requests whose first token is late because a prefill worker decodes this one.
+
+    Its steps are mixed meanwhile, so it computes fewer prompt tokens a second, and the mean wait
+    (M/D/1: random arrivals, equal service) grows. ``prompts`` and ``share`` are of the whole
+    fleet's prompts, since those that go to other workers do so for what happens here.
+    """
+    worker, rates, stays = prefilling.worker, prefilling.rates, outlook.stays
+    mixed = rates.mixed_chunk(worker)
+    most, seconds = rates.prompt[-1]
+    with_decodes = rates.step(worker.crowd.joined(outlook.prompt.num_tokens), mixed) / mixed
+    slower = max(1.0, with_decodes * most / seconds)
+    needed = share + max(0.0, prefilling.ttft - prefilling.alone) / stays
+    service = share / prompts
+
+    def late(times: float) -> tuple[float, float]:
+        beyond = max(0.0, 1.0 - 1.0 / (needed * times))
+        busy = min(MOST_SHARE, needed * times)
+        mean = service * times * (1.0 + busy / (2.0 * (1.0 - busy)))
+        return max(miss_chance(mean, outlook.targets.ttft, FIRST_SHARPNESS), beyond), beyond
+
+    (before, never_before), (after, never_after) = late(1.0), late(slower)
+    return prompts * stays * max(after - before, never_after - never_before)

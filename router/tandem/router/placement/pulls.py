@@ -1,9 +1,8 @@
-"""Whether a worker should pull a prompt's start from a peer that has it cached, by forecast. Pure.
+"""Whether a worker should pull a prompt's start from a peer that has it cached. Pure.
 
-Computing the tokens takes what the worker's own steps took; pulling them, what their bytes take
-over the link at its measured pace, behind what waits there, and until the holder's loop comes
-round: a holder in the middle of a prompt answers after its step. Both are candidates of placement,
-with all that follows from a shorter or longer stay; nothing goes by a length.
+Computing the tokens takes as long as the worker's own steps. Pulling them takes as long as their
+bytes over the link at its measured rate, after those that wait there, and after the step that the
+holder is in. Placement forecasts both.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.steps import Crowd
-from tandem.router.placement.load import uncached
+from tandem.router.placement.eligible import uncached
 from tandem.router.placement.rates import Rates, chunk_of
 from tandem.router.placement.snapshot import (
     UNUSED,
@@ -24,28 +22,28 @@ from tandem.router.placement.snapshot import (
 )
 
 ROUND_SECONDS = 0.003
-"""Question and answer, and the puller's own turns until blocks are reserved and used."""
+"""Seconds of request and reply, and until the puller has reserved and used blocks."""
 BUDGET_SECONDS = (0.05, 10.0)
-"""Least and most of what a pull may take before its tokens are computed."""
+"""Least and most seconds of a pull before its tokens are computed instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullPlan:
-    """One pull, and what it is expected to come to."""
+    """One pull and its predicted times."""
 
     holder: Incarnation
     num_tokens: int
-    """Tokens of the prompt's start that the worker has afterwards."""
+    """Tokens of the prompt's start that the worker has after it."""
     tokens: int
-    """Of them, those that come over the link."""
+    """Tokens that are sent over the link."""
     seconds: float
-    """Until they are there."""
+    """Seconds until they are received."""
     compute_s: float
-    """What computing them there would take instead."""
+    """Seconds of computing them instead."""
 
     @property
     def budget_s(self) -> float:
-        """When a pull has lost: after the time that computing would have taken."""
+        """Seconds after which the tokens are computed instead."""
         least, most = BUDGET_SECONDS
         return min(max(self.compute_s, least), most)
 
@@ -57,60 +55,33 @@ class PullPlan:
 
 
 def with_pull(prompt: PromptFacts, worker: WorkerView, plan: PullPlan | None) -> PromptFacts:
-    """The prompt as the worker finds it behind a pull."""
+    """Return the prompt with the worker's cached tokens after the pull."""
     if plan is None:
         return prompt
     return replace(prompt, hits={**prompt.hits, worker.incarnation: plan.num_tokens})
 
 
 def best_pulls(
-    prompt: PromptFacts, fleet: FleetSnapshot, rates: Mapping[Incarnation, Rates | None]
+    prompt: PromptFacts, fleet: FleetSnapshot, rates: Mapping[Incarnation, Rates]
 ) -> dict[Incarnation, PullPlan]:
-    """The soonest pull of each worker that has a link to a holder of more, if that is sooner than
-    computing what it brings."""
+    """Return the pull that saves each worker the most time, for workers that any pull saves
+    some."""
     if not (prompt.hits and fleet.pull_links) or prompt.whole:
         return {}
     views = {each.incarnation: each for each in fleet.workers}
-    turns = {
-        each: _turn(views[each], rates.get(each))
-        for each in prompt.hits
-        if each in views and not views[each].draining  # who drains lends nothing
-    }
-    holders: dict[Incarnation, list[Incarnation]] = {}
-    for holder, puller in fleet.pull_links:
-        if holder in turns and prompt.hits[holder] > prompt.hits.get(puller, 0):
-            holders.setdefault(puller, []).append(holder)
     found: dict[Incarnation, PullPlan] = {}
-    for puller, able in holders.items():
-        worker, own = views.get(puller), rates.get(puller)
-        if worker is None or own is None:
+    for pair in fleet.pull_links:
+        holder, puller = (views.get(each) for each in pair)
+        if holder is None or puller is None or puller.incarnation not in rates or holder.draining:
             continue
-        end = _Puller.of(prompt, worker, own)
-        paced = ((each, fleet.paces.get((each, puller), UNUSED)) for each in able)
-        plans = [_plan(prompt, end, views[each], turns[each], pace) for each, pace in paced]
-        sooner = [each for each in plans if each is not None and each.seconds < each.compute_s]
-        if sooner:
-            found[puller] = max(sooner, key=_gain)
+        pace = fleet.paces.get(pair, UNUSED)
+        plan = _plan(prompt, puller, holder, rates, pace)
+        if plan is None or plan.seconds >= plan.compute_s:
+            continue
+        best = found.get(puller.incarnation)
+        if best is None or _gain(plan) > _gain(best):
+            found[puller.incarnation] = plan
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Puller:
-    """Who pulls: what is the same whoever lends."""
-
-    worker: WorkerView
-    rates: Rates
-    crowd: Crowd
-    have: int
-    """Tokens of the prompt that it has cached."""
-    alone: float
-    """Seconds in which it would compute the others."""
-
-    @classmethod
-    def of(cls, prompt: PromptFacts, worker: WorkerView, rates: Rates) -> _Puller:
-        have, crowd = prompt.hits.get(worker.incarnation, 0), worker.crowd
-        alone = rates.compute(uncached(prompt, worker), chunk_of(worker), crowd, have)
-        return cls(worker, rates, crowd, have, alone)
 
 
 def _gain(plan: PullPlan) -> tuple[float, Incarnation]:
@@ -118,24 +89,29 @@ def _gain(plan: PullPlan) -> tuple[float, Incarnation]:
 
 
 def _plan(
-    prompt: PromptFacts, end: _Puller, holder: WorkerView, turn: float, pace: LinkPace
+    prompt: PromptFacts,
+    puller: WorkerView,
+    holder: WorkerView,
+    rates: Mapping[Incarnation, Rates],
+    pace: LinkPace,
 ) -> PullPlan | None:
-    """``turn``: seconds until the holder answers."""
-    worker, size = end.worker, end.worker.block_size
-    upto = min(prompt.hits[holder.incarnation], (prompt.num_tokens - 1) // size * size)
-    tokens, rate = upto - end.have, pace.bytes_per_s or pace.probed_bytes_per_s
-    if tokens <= 0 or not rate or worker.fingerprint != holder.fingerprint:
+    own, size = rates[puller.incarnation], puller.block_size
+    have = prompt.hits.get(puller.incarnation, 0)
+    upto = min(prompt.hits.get(holder.incarnation, 0), (prompt.num_tokens - 1) // size * size)
+    tokens, rate = upto - have, pace.bytes_per_s or pace.probed_bytes_per_s
+    if tokens <= 0 or not rate or puller.fingerprint != holder.fingerprint:
         return None
-    rest = end.rates.compute(prompt.num_tokens - upto, chunk_of(worker), end.crowd, upto)
-    seconds = ROUND_SECONDS + turn + pace.wait + tokens * worker.token_bytes / rate
-    return PullPlan(holder.incarnation, upto, tokens, seconds, max(0.0, end.alone - rest))
+    chunk, crowd = chunk_of(puller), puller.crowd
+    alone = own.compute(uncached(prompt, puller), chunk, crowd, have)
+    rest = own.compute(prompt.num_tokens - upto, chunk, crowd, upto)
+    step = _current_step(holder, rates.get(holder.incarnation))
+    seconds = ROUND_SECONDS + step + pace.wait + tokens * puller.token_bytes / rate
+    return PullPlan(holder.incarnation, upto, tokens, seconds, max(0.0, alone - rest))
 
 
-def _turn(holder: WorkerView, rates: Rates | None) -> float:
-    """Seconds of the step that the holder is in, at most, when it is asked."""
-    if rates is None:
-        return 0.0
+def _current_step(holder: WorkerView, rates: Rates | None) -> float:
+    """Return the seconds of the step that the holder is in."""
     prompts = min(holder.compute_tokens, chunk_of(holder))
-    if not (prompts or holder.crowd.streams):
+    if rates is None or not (prompts or holder.crowd.streams):
         return 0.0
     return rates.step(holder.crowd, prompts)

@@ -152,13 +152,8 @@ class LinkPace:
     bytes_per_s: float = 0.0
     """0 while unknown."""
     waiting_bytes: int = 0
-    tail_s: float | None = None
-    """Mean seconds from a prompt's first token to the first word of who decodes, as this router
-    saw it; None while unknown."""
     probed_bytes_per_s: float = 0.0
     """Of the pattern with which the link began; stands in for a pace that is unknown, of pulls."""
-    tail_spread_s: float = 0.0
-    """By how much the seconds of ``tail_s`` differ from their mean, in the mean."""
 
     @property
     def wait(self) -> float:

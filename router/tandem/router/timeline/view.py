@@ -11,7 +11,6 @@ from tandem.protocol.card import WorkerRole
 from tandem.protocol.recording import AttemptRecord, LegRecord, Recording
 from tandem.protocol.timeline import Note
 from tandem.router.dispatch.recorder import Scene
-from tandem.router.placement.load import decode_cost, prefill_cost, whole_cost
 from tandem.router.placement.snapshot import LinkPace, PromptFacts, WorkerView
 from tandem.router.timeline.parts import Part, parts_of, placed
 
@@ -187,7 +186,6 @@ def _candidates(attempt: AttemptRecord) -> list[dict[str, Any]]:
 
 def _candidate(view: WorkerView, scene: Scene, *, chosen: bool) -> dict[str, Any]:
     facts: PromptFacts = scene.facts
-    prefills = view.role is WorkerRole.PREFILL
     paces = {pair: pace for pair, pace in scene.fleet.paces.items() if pair[0] == view.incarnation}
     said: dict[str, Any] = {
         "worker": view.name,
@@ -199,12 +197,8 @@ def _candidate(view: WorkerView, scene: Scene, *, chosen: bool) -> dict[str, Any
         "free_share": round(view.free_share, 4),
         "prefill_tokens_per_s": round(view.prefill_tokens_per_s, 1),
     }
-    if prefills:
-        said["prefill_cost"] = round(prefill_cost(facts, view), 1)
+    if view.role is WorkerRole.PREFILL:
         said["link_wait_ms"] = _ms(max((_wait(each) for each in paces.values()), default=0.0))
-    else:
-        said["decode_cost"] = round(decode_cost(facts, view), 1)
-    said["whole_cost"] = round(whole_cost(facts, view), 1)
     flags = ("draining", "suspect")
     said.update({name: True for name in flags if getattr(view, name)})
     return said

@@ -102,9 +102,7 @@ function attemptRows(attempt) {
   const head = html("h4", {}, `attempt ${attempt.number} (${attempt.rung}): ${attempt.rule}`);
   const failure = attempt.failure ? [html("p", { class: "error" }, attempt.failure)] : [];
   const candidates = attempt.candidates.map((each) => {
-    const costs = ["prefill_cost", "decode_cost", "whole_cost"].filter((name) => name in each);
-    const numbers = costs.map((name) => `${name.replace("_", " ")} ${number(each[name], 1)}`);
-    numbers.push(`${number(each.cached_tokens)} cached`, `${number(each.requests)} requests`);
+    const numbers = [`${number(each.cached_tokens)} cached`, `${number(each.requests)} requests`];
     const text = `${each.chosen ? "→ " : ""}${each.worker}: ${numbers.join(", ")}`;
     return html("p", { class: each.chosen ? "candidate chosen" : "candidate" }, text);
   });

@@ -233,7 +233,7 @@ function moveDots(now) {
 
 export function drawLinks(fleet) {
   const names = new Map(fleet.workers.map((each) => [each.incarnation, each.pod || each.endpoint]));
-  const heads = ["prefill", "decode", "state", "over", "GB/s", "waiting", "under way", "done", "failed", "tail"];
+  const heads = ["prefill", "decode", "state", "over", "GB/s", "waiting", "under way", "done", "failed"];
   const head = html("tr", {}, ...heads.map((each) => html("th", {}, each)));
   const rows = fleet.handoff_links.slice(0, MOST_LINKS).map((link) => {
     const cells = [
@@ -246,7 +246,6 @@ export function drawLinks(fleet) {
       number(link.underway),
       number(link.handoffs),
       number(link.failed),
-      ms(link.tail_ms),
     ];
     return html("tr", { class: link.state }, ...cells.map((each) => html("td", {}, each)));
   });

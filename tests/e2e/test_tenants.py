@@ -34,7 +34,7 @@ def cached(answer: dict[str, Any]) -> int:
 
 def test_a_tenants_prefixes_are_handed_over_and_found_by_it_alone(start_small: StackMaker) -> None:
     """Both get the tokens of the same model; what one has asked is no hit for the other."""
-    with start_small(router_flags=[*KEYS, "--placement", "strict"]) as stack:
+    with start_small(router_flags=KEYS) as stack:
         first, again = complete(stack, ONE), complete(stack, ONE)
         other, other_again = complete(stack, TWO), complete(stack, TWO)
         assert [cached(each) > 0 for each in (first, again, other, other_again)] == [

@@ -62,7 +62,7 @@ class Stack:
                 self.workers[child.name] = child
                 self.probes[child.name] = each.probe
         self.port = next(numbers)
-        flags = ["--served-model-name", "smol", *(router_flags or [])]
+        flags = ["--served-model-name", "smol", "--strict-handoff", *(router_flags or [])]
         flags += ["--ready-prefill", str(prefill), "--ready-decode", str(decode)]
         self.router = made(router_child(model, LOOPBACK, self.port, ports, flags))
 

@@ -40,14 +40,9 @@ def _encoded(value: Any) -> bytes:
 
 def in_order(value: Any) -> Any:
     """Return a value whose maps have their keys in order."""
-    if isinstance(value, dict):
-        return {key: in_order(value[key]) for key in sorted(value)}
-    return [in_order(each) for each in value] if isinstance(value, list) else value
+    return msgspec.json.decode(msgspec.json.encode(value, order="sorted"))
 
 
 def is_sorted(value: Any) -> bool:
     """Return whether all maps of a value have their keys in order."""
-    if isinstance(value, dict):
-        names = list(value)
-        return names == sorted(names) and all(map(is_sorted, value.values()))
-    return all(map(is_sorted, value)) if isinstance(value, list) else True
+    return msgspec.json.encode(value) == msgspec.json.encode(value, order="sorted")

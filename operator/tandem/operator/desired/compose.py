@@ -71,4 +71,4 @@ def base(facts: Facts) -> list[Manifest]:
 
 def target_revisions(facts: Facts) -> dict[Role, str]:
     """Return the revisions of the spec, by role."""
-    return {role: facts.revision(role) for role in Role}
+    return dict(facts.revisions)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import msgspec
 
 from tandem.operator.api.service import LLMServiceSpec
+from tandem.operator.desired.model import Delivery, delivery
 from tandem.operator.desired.naming import Identity, Manifest, Role
 from tandem.operator.desired.revision import revision_of
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol.card import WIRE
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class Facts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Inputs of the builders."""
 
     owner: Identity
@@ -31,12 +34,25 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     kept: dict[Role, list[Manifest]] = {}
     """Templates of revisions that have pods, or may get some again, whatever the spec is now."""
 
+    @cached_property
+    def delivery(self) -> Delivery:
+        """Delivery of the spec's model."""
+        return delivery(self.spec)
+
+    @cached_property
+    def revisions(self) -> dict[Role, str]:
+        """Revisions of the spec, by role."""
+        return {
+            role: revision_of(
+                self.spec,
+                role,
+                pinned=self.pinned,
+                key_generation=self.key_generation,
+                wire=WIRE if role in self.moved else None,
+            )
+            for role in Role
+        }
+
     def revision(self, role: Role) -> str:
         """Return the revision of the spec."""
-        return revision_of(
-            self.spec,
-            role,
-            pinned=self.pinned,
-            key_generation=self.key_generation,
-            wire=WIRE if role in self.moved else None,
-        )
+        return self.revisions[role]

@@ -47,7 +47,7 @@ def template_of(spec: LLMServiceSpec, role: Role) -> Manifest:
 
 def fetch_container(facts: Facts, role: Role) -> Manifest:
     """Return the container for ``role`` with its proxies, before its podTemplate is merged."""
-    spec, where = facts.spec, models.delivery(facts.spec)
+    spec, where = facts.spec, facts.delivery
     env = [{"name": name, "value": value} for name, value in scratch_env().items()]
     env += models.prepare_env(spec.model)
     env += _proxies(_named(template_of(spec, role), "containers", MAIN))

@@ -35,7 +35,7 @@ _NOT_AGAIN: Manifest = {
 def model_job(facts: Facts) -> Manifest | None:
     """Return the Job for the spec's model; None if each pod fetches for itself, if it has to wait,
     or if this version cannot serve the spec."""
-    where = models.delivery(facts.spec)
+    where = facts.delivery
     if where.in_pods or not facts.may_have_job or unsupported(facts.spec) is not None:
         return None
     owner = facts.owner

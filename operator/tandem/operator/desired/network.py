@@ -10,7 +10,6 @@ from __future__ import annotations
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.fetching import fetch_ports, kept_fetch_ports
 from tandem.operator.desired.merge import main_of
-from tandem.operator.desired.model import delivery
 from tandem.operator.desired.naming import MODEL_COMPONENT, WORKERS, Manifest, Role
 from tandem.operator.desired.policy import answering_role, has_network_policies, probe_port
 from tandem.operator.desired.tracing import kept_tracing_port, tracing_port
@@ -87,7 +86,7 @@ def _spans(facts: Facts, role: Role) -> list[Manifest]:
 
 
 def _fetching(facts: Facts) -> list[Manifest]:
-    if delivery(facts.spec).source is None:
+    if facts.delivery.source is None:
         return []
     ports = fetch_ports(facts.spec, answering_role(facts.spec))
     return [_dns(facts), {"ports": [_tcp(port) for port in ports]}]
@@ -95,7 +94,7 @@ def _fetching(facts: Facts) -> list[Manifest]:
 
 def _own_fetch(facts: Facts, role: Role) -> list[Manifest]:
     """Return the rules of pods that fetch the model for themselves."""
-    now = fetch_ports(facts.spec, role) if delivery(facts.spec).in_pods else []
+    now = fetch_ports(facts.spec, role) if facts.delivery.in_pods else []
     kept = [port for each in facts.kept.get(role, ()) for port in kept_fetch_ports(each)]
     ports = _once(*now, *kept)
     return [{"ports": [_tcp(port) for port in ports]}] if ports else []

@@ -23,7 +23,6 @@ from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.node_folder import check_node_folders
 from tandem.operator.desired.policy import grace_seconds, is_restricted, probe_port
 from tandem.operator.desired.protect import TemplateConflict, check_protected
-from tandem.operator.desired.revision import source_digest
 from tandem.operator.desired.tolerations import with_gone_nodes
 from tandem.protocol import names
 from tandem.protocol.card import WIRE
@@ -67,7 +66,7 @@ def pod_template(facts: Facts, role: Role, part: RolePart, user: Manifest | None
     if not user:
         return base
     field = f"spec.{role}.podTemplate"
-    if not models.delivery(facts.spec).in_pods:
+    if not facts.delivery.in_pods:
         user = without_job(facts, role, user)
     result: Manifest = merged(base, user, path=field)
     check_protected(own, result, field=field)
@@ -81,8 +80,8 @@ def pod_template(facts: Facts, role: Role, part: RolePart, user: Manifest | None
 
 def _template(facts: Facts, role: Role, part: RolePart) -> Manifest:
     spec, revision = facts.spec, facts.revision(role)
-    labels = facts.owner.pod_labels(role, revision, source_digest(spec))
-    where = models.delivery(spec)
+    labels = facts.owner.pod_labels(role, revision, facts.delivery.digest)
+    where = facts.delivery
     pod: Manifest = {
         "serviceAccountName": part.service_account,
         "automountServiceAccountToken": part.mounts_token,
@@ -121,7 +120,7 @@ def _annotations() -> dict[str, str]:
 
 
 def _main(facts: Facts, role: Role, part: RolePart) -> Manifest:
-    where = models.delivery(facts.spec)
+    where = facts.delivery
     container: Manifest = {
         "name": MAIN,
         "image": part.image,

@@ -21,17 +21,23 @@ ANNOTATION_SECRETS = "tandem.dev/secrets"
 
 def secrets_of(pod: Any) -> set[str]:
     """Return the names of the Secrets in a pod's spec: volumes, projections, variables, drivers."""
-    if isinstance(pod, list):
-        return set().union(*(secrets_of(each) for each in pod))
-    if not isinstance(pod, dict):
-        return set()
     found: set[str] = set()
-    for key, value in pod.items():
-        if key == "secretName" and isinstance(value, str):
-            found.add(value)
-        elif _is_reference(key) and isinstance(value, dict) and isinstance(value.get("name"), str):
-            found.add(value["name"])
-        found |= secrets_of(value)
+    left: list[Any] = [pod] if isinstance(pod, (dict, list)) else []
+    while left:
+        part = left.pop()
+        if isinstance(part, list):
+            left += [each for each in part if isinstance(each, (dict, list))]
+            continue
+        for key, value in part.items():
+            if isinstance(value, str):
+                if key == "secretName":
+                    found.add(value)
+            elif isinstance(value, dict):
+                left.append(value)
+                if _is_reference(key) and isinstance(value.get("name"), str):
+                    found.add(value["name"])
+            elif isinstance(value, list):
+                left.append(value)
     return found
 
 

@@ -9,7 +9,6 @@ from tandem.operator.api.roles import ServiceType
 from tandem.operator.api.service import DisaggregationMode
 from tandem.operator.api.transfer import FailurePolicy
 from tandem.operator.desired.facts import Facts
-from tandem.operator.desired.model import delivery
 from tandem.operator.desired.naming import Identity, Manifest, Role
 from tandem.operator.desired.pod import RolePart, pod_template
 from tandem.operator.desired.policy import (
@@ -18,7 +17,6 @@ from tandem.operator.desired.policy import (
     ROUTER_PRE_STOP,
     draws_tokens,
 )
-from tandem.operator.desired.revision import source_digest
 from tandem.operator.desired.tracing import sampling_flags, tracing_flags
 from tandem.protocol import names
 
@@ -53,7 +51,7 @@ def router_arguments(facts: Facts) -> list[str]:
         "host": facts.settings.listening_host,
         "port": names.ROUTER_PORT,
         "grpc-port": _ports(facts).get("grpc"),
-        "model": delivery(spec).path,
+        "model": facts.delivery.path,
         "request-timeout": stream,
         "drain-timeout": stream,
         "max-queue-age": spec.router.queue.max_age_seconds or QUEUE_AGE_SECONDS,
@@ -85,7 +83,7 @@ def _ports(facts: Facts) -> dict[str, int]:
 def _env(facts: Facts) -> list[Manifest]:
     selector = {
         names.LABEL_SERVICE: facts.owner.name,
-        names.LABEL_MODEL: source_digest(facts.spec),
+        names.LABEL_MODEL: facts.delivery.digest,
     }
     values = {
         names.ENV_DISCOVERY: "kubernetes",

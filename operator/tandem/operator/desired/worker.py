@@ -10,7 +10,6 @@ from tandem.operator.api.transfer import Connector, KVTransfer, TransportChoice
 from tandem.operator.desired.containers import worker_image
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.merge import main_of
-from tandem.operator.desired.model import delivery
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.node_folder import node_folders
 from tandem.operator.desired.pod import RolePart, pod_template
@@ -88,7 +87,7 @@ Flags = dict[str, object]
 
 def _shell_flags(facts: Facts, role: Role) -> Flags:
     return {
-        "model": delivery(facts.spec).path,
+        "model": facts.delivery.path,
         "served-model-name": facts.spec.model.name,
         "host": facts.settings.listening_host,
         "port": names.WORKER_PORT,

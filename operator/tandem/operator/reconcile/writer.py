@@ -97,7 +97,8 @@ class Writer:
             # Clients stay where they are.
             services = [s for s in services if not live.find("Service", s["metadata"]["name"])]
         key, uid = (seen.owner.namespace, seen.owner.name), seen.owner.uid
-        rest = [*base(facts), *services]
+        others = ("Service", "Deployment")
+        rest = [*(each for each in objects.applied if each["kind"] not in others), *services]
         self._repairs.want(key, uid, Objects(applied=[*rest, *shown], created=made))
         found = self._applier.apply(services, live)
         is_reachable = not found
@@ -124,7 +125,8 @@ class Writer:
         names_kept = {(each["kind"], each["metadata"]["name"]) for each in objects.applied}
         names_kept |= {(each["kind"], each["metadata"]["name"]) for each in objects.created}
         names_kept |= _secrets_kept(facts, keys, facts.publics)
-        names_kept |= _secrets_mounted(objects.applied, live)
+        if not {("Secret", name) for name in live.names("Secret")} <= names_kept:
+            names_kept |= _secrets_mounted(objects.applied, live)
         if not any(isinstance(each, Refused) for each in (*before, *found)):
             found += self._applier.prune(live, names_kept, seen.owner.uid)
         return found

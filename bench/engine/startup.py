@@ -78,9 +78,9 @@ def main() -> None:
             shutil.rmtree(cache, ignore_errors=True)
         command = [sys.executable, str(HERE / "run.py"), "--only", "start"]
         command += ["--folder", str(args.folder), "--out", str(args.out / turn)]
-        command += ["--settings", json.dumps({"triton_cache_dir": str(cache)})]
         started = time.perf_counter()
-        subprocess.run(command, check=True, cwd=HERE, env=os.environ, timeout=300)
+        environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
+        subprocess.run(command, check=True, cwd=HERE, env=environment, timeout=300)
         print(f"{turn}: process ended {time.perf_counter() - started:.1f} s after it began")
 
 

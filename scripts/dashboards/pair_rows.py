@@ -27,7 +27,7 @@ PULLS = Row(
             "Computed after all, by reason",
             "short",
             "gone: peers keep less than the router believes, or lend no more "
-            "(--kv-pull-quota). timeout: links are slower than forecasts. no_link: more "
+            "(0.3 of its blocks are lent). timeout: links are slower than forecasts. no_link: more "
             "--kv-pull-peers. Others: causes of hand-offs' failures.",
             (rate(f"{_PULL}_fallbacks_total", "reason"), "{{reason}}"),
         ),
@@ -53,13 +53,13 @@ PULLS = Row(
             "Loans declined",
             "short",
             "A second, at who was asked. evicted: its cache is too small for what comes "
-            "back; quota: more --kv-pull-quota, where blocks are free.",
+            "back; quota: 0.3 of its blocks are lent.",
             (rate("tandem:kv_prefix_loans_declined_total", "reason"), "{{reason}}"),
         ),
         panel(
             "Blocks lent",
             "short",
-            "Not evicted while they are. At --kv-pull-quota, loans are declined. They stay while "
+            "Not evicted while they are. At 0.3 of the blocks, loans are declined. They stay while "
             "nobody asks: a peer that neither ends nor goes.",
             (gauge("tandem:kv_prefix_lent_blocks", POD), "{{pod}}"),
         ),

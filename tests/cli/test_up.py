@@ -249,9 +249,9 @@ def test_settings_of_the_environment_count_for_the_bound(monkeypatch: pytest.Mon
 
 def test_quoted_words_of_such_a_string_stay_together():
     """As a shell would split them."""
-    config = UpConfig(decode_flags="--triton-cache-dir '/tmp/a folder'", prefill=0)
+    config = UpConfig(decode_flags="--torch-profiler-dir '/tmp/a folder'", prefill=0)
     decode, _ = plan(config, "model", ("name",), [1, 2, 3, 4], [])
-    assert decode.arguments[-2:] == ["--triton-cache-dir", "/tmp/a folder"]
+    assert decode.arguments[-2:] == ["--torch-profiler-dir", "/tmp/a folder"]
 
 
 def test_an_empty_key_from_the_environment_is_refused(

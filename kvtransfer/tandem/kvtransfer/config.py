@@ -69,9 +69,8 @@ class KVTransferConfig:
         "others alike. 0 does neither. Takes slots and threads once more, as a hand-off does.",
         unit="workers",
     )
-    kv_pull_quota: float = setting(
-        0.3, "Share of a worker's blocks that may be lent at once to peers that pull them."
-    )
+    kv_pull_quota: float = 0.3
+    """Share of a worker's blocks that may be lent at once to peers that pull them."""
     kv_tombstone_seconds: float = 60.0
     """Time for which an ended hand-off is remembered, to answer late messages."""
     kv_expect_seconds: float = 30.0

@@ -40,9 +40,6 @@ _BOUNDS: dict[str, tuple[int, int | None]] = {
     "max_inflight_tokens": (1, None),
     "max_queued_requests": (0, None),
     "max_queued_tokens": (0, None),
-    "prefix_index_mib": (1, None),
-    "timeline_requests": (0, 1 << 20),
-    "timeline_mib": (1, None),
     "ready_prefill": (0, None),
     "ready_decode": (0, None),
 }
@@ -134,22 +131,6 @@ class RouterConfig(TracingConfig, Limits):
         "Attempts at one request that may fail with nothing new said. Up to eight that brought its "
         "answer on may fail beside them, unless this is 1: then nothing is tried again.",
     )
-    worker_wait: float = setting(
-        5.0, "How long a request waits for a worker when none that could take it is up."
-    )
-    resume_wait: float = setting(
-        30.0,
-        "The same for a request whose answer has begun: its client cannot send it again without "
-        "losing what it has read, and a worker's process is started anew in that time.",
-    )
-    accept_timeout: float = setting(
-        30.0, "A worker that has not accepted a request by then has failed the attempt."
-    )
-    progress_timeout: float = setting(
-        120.0,
-        "An attempt without a token for this long has failed, whatever the beats say; time in the "
-        "queue of a worker that moves does not count.",
-    )
     strict_handoff: bool = setting(
         False,
         "Hand off every prompt while a prefill worker and its link are up. If off, a prompt goes "
@@ -171,7 +152,6 @@ class RouterConfig(TracingConfig, Limits):
     limits_file: str | None = setting(
         None, "YAML file that changes limits of requests, connections and answers (docs/http.md)."
     )
-    prefix_index_mib: int = setting(256, "Memory for the index of the workers' cached blocks.")
     max_inflight_requests: int = setting(
         1024, "Requests dispatched at once; further ones wait in the queue."
     )
@@ -185,21 +165,6 @@ class RouterConfig(TracingConfig, Limits):
         32_000_000, "Prompt tokens of waiting requests; beyond it a request is answered 429."
     )
     max_queue_age: float = setting(60.0, "A request that waited this long is answered 503.")
-    keep_alive_timeout: float = setting(
-        620.0,
-        "How long a connection may wait for its next request: longer than what stands before the "
-        "router keeps one, as a request that is sent while it closes is lost.",
-    )
-    sse_keep_alive: float = setting(
-        5.0,
-        "The headers of a stream go out before its first token, and a comment wherever nothing "
-        "was sent for this long. 0: headers with the first token, and no comments.",
-    )
-    beat_interval: float = setting(1.0, "Time between two beats to a worker, at most 2.")
-    beat_timeout: float = setting(4.0, "A worker that is silent this long is lost; at least 2.")
-    stall_timeout: float = setting(
-        120.0, "A worker that beats but makes no progress with work pending this long is lost."
-    )
     health: str = setting(
         "auto",
         "What /health answers. ready: 503 until the fleet is first ready, then 200 while requests "
@@ -246,15 +211,11 @@ class RouterConfig(TracingConfig, Limits):
         True, "Serve the live page at /ui; what it shows asks for a key where there is one."
     )
     access_log: bool = setting(False, "Log a line per request.")
-    timeline_requests: int = setting(
-        1000, "Last calls whose timelines are kept for /debug/requests; 0 keeps and makes none."
-    )
     traces_sample_ratio: float = setting(
         1.0,
         "Share of calls that a trace is begun for, where there is an endpoint; a call that belongs "
         "to a trace follows that one's choice, as workers follow the router's.",
     )
-    timeline_mib: int = setting(16, "Memory for these timelines, at most.")
 
     def __post_init__(self) -> None:
         TracingConfig.__post_init__(self)
@@ -262,24 +223,8 @@ class RouterConfig(TracingConfig, Limits):
         for name, (low, high) in _BOUNDS.items():
             check_integer(name, getattr(self, name), low, high)
         self.check_limits()
-        for name in (
-            "request_timeout",
-            "accept_timeout",
-            "progress_timeout",
-            "beat_interval",
-        ):
+        for name in ("request_timeout", "max_queue_age", "drain_timeout"):
             check_positive(name, getattr(self, name))
-        for name in (
-            "beat_timeout",
-            "stall_timeout",
-            "keep_alive_timeout",
-            "max_queue_age",
-            "drain_timeout",
-        ):
-            check_positive(name, getattr(self, name))
-        check_positive("worker_wait", self.worker_wait, or_zero=True)
-        check_positive("resume_wait", self.resume_wait, or_zero=True)
-        check_positive("sse_keep_alive", self.sse_keep_alive, or_zero=True)
         if 0 < self.sse_keep_alive < MIN_SSE_KEEP_ALIVE:
             allowed = f"0, or {MIN_SSE_KEEP_ALIVE:g} seconds or more"
             raise InvalidParameter("sse_keep_alive", self.sse_keep_alive, allowed)

@@ -72,6 +72,33 @@ class Limits:
     stored_response_ttl: float = 3600.0
     """Time after its last use for which a response is kept."""
 
+    worker_wait: float = 5.0
+    """Wait of a request for a worker if none that could take it is up; after it: 503."""
+    resume_wait: float = 30.0
+    """The same wait if the answer has begun: its client cannot send it again."""
+    accept_timeout: float = 30.0
+    """Time in which a worker has to accept a request; after it the attempt has failed."""
+    progress_timeout: float = 120.0
+    """Time without a token after which an attempt has failed, without its time in a queue."""
+    keep_alive_timeout: float = 620.0
+    """Wait of a connection for its next request; longer than that of a proxy before the router."""
+    sse_keep_alive: float = 5.0
+    """Silence of a stream after which a comment is sent. 0: no comments, and the headers are sent
+    with the first token."""
+    beat_interval: float = 1.0
+    """Time between two heartbeats to a worker; at most 2."""
+    beat_timeout: float = 4.0
+    """Silence after which a worker is lost; at least 2."""
+    stall_timeout: float = 120.0
+    """Time without progress after which a worker with pending work is lost."""
+
+    prefix_index_mib: int = 256
+    """Memory for the index of the workers' cached blocks."""
+    timeline_requests: int = 1000
+    """Last calls whose timelines are kept for /debug/requests. 0: none."""
+    timeline_mib: int = 16
+    """Memory for these timelines."""
+
     def check_limits(self) -> None:
         """Raise InvalidParameter for a limit that is out of its range."""
         for each in fields(Limits):
@@ -79,7 +106,7 @@ class Limits:
             if each.name in _RANGES:
                 check_integer(each.name, value, *_RANGES[each.name])
             else:
-                check_positive(each.name, value)
+                check_positive(each.name, value, or_zero=each.name in _MAY_BE_ZERO)
 
 
 _RANGES: dict[str, tuple[int, int | None]] = {
@@ -104,8 +131,12 @@ _RANGES: dict[str, tuple[int, int | None]] = {
     "max_backlog_bytes": (1 << 10, None),
     "max_stored_responses": (0, 1 << 20),
     "max_stored_response_bytes": (1 << 10, None),
+    "prefix_index_mib": (1, None),
+    "timeline_requests": (0, 1 << 20),
+    "timeline_mib": (1, None),
 }
 """Least and largest value of each limit that is a whole number; others are seconds above 0."""
+_MAY_BE_ZERO = frozenset({"worker_wait", "resume_wait", "sse_keep_alive"})
 
 
 def with_limits(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ MOST_PER_SECOND = 1e18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPUConfig:
-    """Graphs, attention, compiled kernels and the slab's memory on a GPU."""
+    """Graphs and attention on a GPU."""
 
     attention_backend: str = setting(
         "auto",
@@ -29,16 +29,6 @@ class GPUConfig:
         "Tokens of the largest step that a CUDA graph is captured for; none is 2048, and for an "
         "encoder the largest step that there can be.",
         unit="tokens",
-    )
-    slab_memory: str = setting(
-        "auto",
-        "Who gives the KV slab's memory: vmm is the driver's cuMemCreate, whose handle another "
-        "process can map; torch is torch's allocator; auto is vmm where the driver has it.",
-        choices=("auto", "vmm", "torch"),
-    )
-    triton_cache_dir: str | None = setting(
-        None,
-        "Folder of compiled kernels, to be kept between starts; none is Triton's own choice.",
     )
     device_peak_flops: float | None = setting(
         None,

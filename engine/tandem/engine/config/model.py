@@ -65,12 +65,9 @@ class ModelConfig:
         "Take prompts that are given as embeddings (prompt_embeds) in place of text or token ids; "
         "the router needs the same flag.",
     )
-    max_held_embeds_bytes: int = setting(
-        1 << 30,
-        "Of prompts of embeddings that wait or run here, all together; one that comes beyond it is "
-        "refused, unless it is the only one.",
-        unit="bytes",
-    )
+    max_held_embeds_bytes: int = 1 << 30
+    """Bytes of prompts of embeddings that wait or run, together; beyond it a request is refused,
+    unless it is the only one."""
     logits_processors: tuple[str, ...] = setting(
         (),
         "Class of a logits processor, as module:Class; again for several. Those of installed "

@@ -103,13 +103,9 @@ class SchedulerConfig:
         "limit.",
         unit="tokens",
     )
-    replay_check_tokens: int = setting(
-        16,
-        "Of a request that is resumed, the last so many emitted tokens among those computed again "
-        "are drawn again, too, and compared: see tandem:resume_replayed_tokens_total. They stand "
-        "whatever is drawn. 0 compares none.",
-        unit="tokens",
-    )
+    replay_check_tokens: int = 16
+    """Emitted tokens of a resumed request, the last ones, that are sampled again and compared
+    (tandem:resume_replayed_tokens_total). The emitted tokens stand in any case."""
     watermark: float = setting(
         0.01,
         "Share of the blocks kept free when a new request is taken, so that those that "
@@ -120,14 +116,9 @@ class SchedulerConfig:
         "Plan and launch a step before the results of the one before are read; "
         "true on GPUs unless given.",
     )
-    idle_poll_ms: int = setting(
-        0,
-        "After work that came soon upon the last, an idle step loop asks for the next again and "
-        f"again for so long before it sleeps; {GPU_IDLE_POLL_MS} on GPUs unless given. Unless 0, "
-        "it does so as well around the moment at which a prompt's KV is likely to have come. Takes "
-        "up to half a core meanwhile, and spares a request that finds it awake the waking up.",
-        unit="ms",
-    )
+    idle_poll_ms: int = 0
+    """Time for which an idle step loop polls for the next request after a recent one, and around
+    the moment at which KV is expected. Takes up to half a core, and saves the wake-up."""
 
     def __post_init__(self) -> None:
         check_integer("max_num_seqs", self.max_num_seqs, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -37,7 +36,6 @@ CHOICE_GRAPH_BYTES = 1 << 20
 """Bytes kept for each graph of a choice, of at most ten kernels, next to their shared memory."""
 MOST_CAPTURED = 2048
 """Default tokens of a decoder's largest graph: longer prompts keep the device busy."""
-TRITON_CACHE = "TRITON_CACHE_DIR"
 GIB = 2**30
 
 
@@ -45,8 +43,6 @@ def prepare(config: EngineConfig, device: torch.device) -> None:
     """Set the device up before anything is on it. Raises InvalidParameter if there is none."""
     if not torch.cuda.is_available():
         raise InvalidParameter("device", config.device, "cpu: this torch sees no CUDA device")
-    if config.gpu.triton_cache_dir is not None:
-        os.environ[TRITON_CACHE] = config.gpu.triton_cache_dir
     torch.cuda.set_device(0 if device.index is None else device.index)
     # Parts of a split sum are added in float32, as the sum itself is.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -86,16 +82,11 @@ def step_bytes(config: EngineConfig, runner: ModelRunner, device: torch.device) 
 
 
 def slab_allocator(config: EngineConfig, device: torch.device) -> SlabAllocator | None:
-    """Return the allocator of the slab; None is torch's. Raises DeviceMemoryError if the setting
-    demands memory that the device does not support."""
-    if config.gpu.slab_memory == "torch":
-        return None
+    """Return the allocator of the KV cache; None is torch's, if the driver has no mapped memory."""
     try:
         allocator = MappedAllocator(device)
         allocator(1)
     except DeviceMemoryError as error:
-        if config.gpu.slab_memory == "vmm":
-            raise
         logger.warning("the KV slab takes torch's memory: %s", error)
         return None
     return allocator

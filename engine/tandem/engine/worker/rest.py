@@ -58,8 +58,8 @@ class Rest:
         awake = set(SleepTag) - self._asleep
         started = time.monotonic()
         if self._on_gpu and not isinstance(self._allocate, MappedAllocator):
-            allowed = "vmm, or auto where the driver has it, for a slab that can be given back"
-            raise InvalidParameter("slab_memory", self._config.gpu.slab_memory, allowed)
+            allowed = "none: this driver has no mapped memory for the KV cache to give back"
+            raise InvalidParameter("level", level, allowed)
         runner = self._runner
         if self._on_gpu:
             torch.cuda.synchronize(self._device)

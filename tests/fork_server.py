@@ -12,6 +12,7 @@ It ends when the other end closes.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import gc
 import importlib
@@ -19,7 +20,9 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
+from typing import NoReturn
 
 from tandem.engine.threads import spin_briefly
 
@@ -57,6 +60,10 @@ def asked_for(server: socket.socket) -> list[str] | None:
                 server.send(pid.read())
             continue
         between = os.getpid()
+        if ahead := json.loads(packet)["ahead"]:
+            from tests.chaos.clocks import set_clock
+
+            set_clock(ahead)
         child = os.fork()
         if child:
             os.write(writes, str(child).encode())
@@ -125,5 +132,15 @@ def main() -> int:
     return 0 if arguments is None else run(what, arguments)
 
 
+def end(status: int) -> NoReturn:
+    """End as the interpreter does, but leave memory as it is: to look at each object costs most of
+    what a short life does."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

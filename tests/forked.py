@@ -110,12 +110,19 @@ class ForkServer:
         talks: bool = False,
         output: int | None = None,
         beside: Sequence[int] = (),
+        ahead: float = 0.0,
     ) -> Forked:
         """A process. While it is made, this one is the parent of its descendants' orphans. With
         ``talks`` its standard input is a pipe, too, and what it says of errors goes nowhere.
         ``output`` takes what it says in place of a pipe. Descriptors ``beside`` are its own as
-        well: their numbers there are its last arguments."""
-        order = {"arguments": arguments, "environment": dict(environment), "talks": talks}
+        well: their numbers there are its last arguments. Its monotonic clock is ``ahead`` seconds
+        ahead of the system's."""
+        order = {
+            "arguments": arguments,
+            "environment": dict(environment),
+            "talks": talks,
+            "ahead": ahead,
+        }
         reads, writes = os.pipe() if output is None else (-1, output)
         hears, says = os.pipe() if talks else (-1, -1)
         own = [each for each in (writes, hears) if each not in (-1, output)]
@@ -137,14 +144,16 @@ class ForkServer:
 class ForkedChild(Child):
     """A process of a stack, forked where nothing that libraries read at their import differs."""
 
-    __slots__ = ()
+    __slots__ = ("ahead",)
+    ahead: float
 
     def run(self, environment: Mapping[str, str]) -> subprocess.Popen[str]:
         """Fork it, or start it."""
         server = fork_server(what(self)) if sys.platform == "linux" else None
         if server is None or _of_libraries(environment) != _of_libraries(server.environment):
             return super().run(environment)
-        return cast("subprocess.Popen[str]", server.fork(self.arguments, environment))
+        made = server.fork(self.arguments, environment, ahead=self.ahead)
+        return cast("subprocess.Popen[str]", made)
 
 
 @cache
@@ -160,7 +169,9 @@ def what(child: Child) -> str:
 
 def forked(child: Child) -> Child:
     """The same child, but forked."""
-    return ForkedChild(child.name, child.arguments, child.ready_url, child.environment)
+    made = ForkedChild(child.name, child.arguments, child.ready_url, child.environment)
+    made.ahead = 0.0
+    return made
 
 
 def _of_libraries(environment: Mapping[str, str]) -> dict[str, str]:

@@ -122,8 +122,8 @@ def _line(args: argparse.Namespace) -> int:
     from tests.chaos.agents import TRANSPORT
     from tests.chaos.aim import moments_of
     from tests.chaos.chased import chased
-    from tests.chaos.model import make_model
     from tests.chaos.raised import raised
+    from tests.small_model import write_small_model
 
     from tandem.hub import DEFAULT_MODEL, prepare
 
@@ -131,7 +131,7 @@ def _line(args: argparse.Namespace) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     model = folder / "model"
     if not model.exists():
-        make_model(model, prepare(DEFAULT_MODEL, progress=False).path)
+        write_small_model(prepare(DEFAULT_MODEL, progress=False).path, model)
     kinds = PROCESS_KINDS + (LINK_KINDS if args.links else ())
     kinds += (Kind.FLIP,) * args.bits + (Kind.CLOCK,) * args.clocks
     kinds += PULL_KINDS if args.aimed else ()

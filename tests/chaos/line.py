@@ -18,6 +18,7 @@ from tests.chaos.proxy import Proxy
 from tests.chaos.pulls import PullWatch
 from tests.chaos.schedule import Kind
 from tests.chaos.sights import Sights, fleet_of
+from tests.forked import ForkedChild
 from tests.waiting import wait_for
 
 from tandem.cli.children import Child
@@ -54,7 +55,7 @@ class Line:
         self.flippers: list[Flipper] = []
         self._agent = agent
         self._ahead = 0.0
-        """Of the clock of whatever was started last."""
+        """Of the clock of what was started last and not forked."""
         self._told: set[str] = set()
 
     def name_of(self, role: str, worker: int) -> str:
@@ -101,10 +102,12 @@ class Line:
 
     def start(self, name: str, ahead: float = 0.0) -> None:
         """Start one that has ended, on the same addresses."""
-        if ahead != self._ahead:
+        child = self._child(name)
+        if isinstance(child, ForkedChild):
+            child.ahead = ahead
+        elif ahead != self._ahead:
             set_clock(ahead)
             self._ahead = ahead
-        child = self._child(name)
         self.sights.over(name)
         child.join_output()
         child.start(self.stack.log)

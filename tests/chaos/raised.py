@@ -41,13 +41,11 @@ def raised(
     workers: int = 2,
     proxied: int | None = None,
     pulls: bool = False,
-    fork: bool = False,
 ) -> Iterator[Line]:
     """The line, ready to serve; ended at the end, however that comes. ``proxied``: a seed, and what
     passes between the workers passes a proxy in front of each one that is read from: prefill
     workers, and all of them with ``pulls``, where each may pull prefixes from each. With the
-    connector ``shm_agent`` a node's agent is beside them. ``fork`` where all have the
-    system's clock: a forked process has that of the one it comes from."""
+    connector ``shm_agent`` a node's agent is next to them."""
     flags = [*FLAGS["worker_flags"]]
     router_flags = FLAGS["router_flags"]
     if pulls:
@@ -83,7 +81,6 @@ def raised(
             worker_flags=flags,
             router_flags=router_flags,
             prepare=prepare,
-            fork=fork,
         )
         stack = undone.enter_context(running)
         line = Line(stack, proxies, pulls=pulls, agent=agent, aims=aims)

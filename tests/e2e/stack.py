@@ -37,15 +37,9 @@ class Stack:
         router_flags: list[str] | None = None,
         prefill_flags: list[str] | None = None,
         decode_flags: list[str] | None = None,
-        fork: bool = True,
         reference: str = "smollm2",
     ) -> None:
-        """``reference`` names the rows of tests/reference that hold the model's tokens.
-
-        ``fork`` is off if a test gives a process a clock, which a forked one takes from its parent,
-        or if workers that are back sooner are killed more often.
-        """
-        made = forked if fork else _started
+        """``reference`` names the rows of tests/reference that hold the model's tokens."""
         numbers = iter(own_ports(4 * (prefill + decode) + 1))
         shared = ["--served-model-name", "smol", "--log-level", "info", *(worker_flags or [])]
         self.log = log
@@ -57,14 +51,14 @@ class Stack:
         for role, count in (("prefill", prefill), ("decode", decode)):
             for index in range(count):
                 each = Ports(next(numbers), next(numbers), next(numbers), next(numbers))
-                child = made(worker_child(role, index, model, each, [*shared, *own[role]]))
+                child = forked(worker_child(role, index, model, each, [*shared, *own[role]]))
                 ports.append(each.worker)
                 self.workers[child.name] = child
                 self.probes[child.name] = each.probe
         self.port = next(numbers)
         flags = ["--served-model-name", "smol", "--strict-handoff", *(router_flags or [])]
         flags += ["--ready-prefill", str(prefill), "--ready-decode", str(decode)]
-        self.router = made(router_child(model, LOOPBACK, self.port, ports, flags))
+        self.router = forked(router_child(model, LOOPBACK, self.port, ports, flags))
 
     @property
     def url(self) -> str:
@@ -160,10 +154,6 @@ class Stack:
             for sample, value in self.metrics(name).items()
             if sample.partition("{")[0] == metric
         )
-
-
-def _started(child: Child) -> Child:
-    return child
 
 
 def parse_metrics(text: str) -> dict[str, float]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import anthropic
 import openai
 import pytest
 from client import held_after
 from pydantic import BaseModel, ConfigDict, Field
 from stack import Stack
+
+if TYPE_CHECKING:
+    import anthropic  # takes seconds to import
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -38,6 +40,8 @@ def ours(small_pair: Stack) -> Iterator[openai.OpenAI]:
 @pytest.fixture
 def theirs(small_pair: Stack) -> Iterator[anthropic.Anthropic]:
     """The anthropic package."""
+    import anthropic
+
     with anthropic.Anthropic(base_url=small_pair.url, api_key="none", max_retries=0) as client:
         yield client
 

@@ -139,7 +139,7 @@ def test_a_whole_answer_brings_its_timeline_in_a_header(
         explain.run(["nobody", "--url", small_chunked.url])
     assert explain.run(["whole-1", "--url", small_chunked.url, "--width", "90"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("  -> prefill ") and "prefill cost" in line for line in lines)
+    assert any(line.startswith("  -> prefill ") and "requests" in line for line in lines)
     assert any(line.split()[:1] == ["part"] and line.endswith("GB/s") for line in lines)
     assert max(map(len, lines[:30])) < 140
 

@@ -1,4 +1,4 @@
-"""Vectors of prompts, offline, by the embedded model."""
+"""Vectors of prompts, offline, by a small model."""
 
 from pathlib import Path
 
@@ -13,12 +13,12 @@ TEXTS = ["The capital of France is Paris.", "A cat sat on the mat.", "Paris " * 
 
 
 @pytest.mark.slow
-def test_vectors_are_transformers_last_hidden_states(smollm2: Path) -> None:
+def test_vectors_are_transformers_last_hidden_states(small: Path) -> None:
     """By the last token and by the mean, in the order of the prompts, chunks among them."""
-    model = AutoModel.from_pretrained(smollm2, dtype=torch.float32).eval()
+    model = AutoModel.from_pretrained(small, dtype=torch.float32).eval()
     mean = PoolingParams(pooling_type="mean", normalize=False)  # type: ignore[arg-type]
     with LLM(
-        str(smollm2),
+        str(small),
         device="cpu",
         dtype="float32",
         max_model_len=512,

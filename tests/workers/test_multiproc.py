@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.engine_plan.builders import params_of
+from tests.engine_run.forked_rank import ForkedExecutor
 from tests.engine_run.tiny_models import folder_of
 from tests.waiting import wait_for
 from tests.workers.hand_router import Router
@@ -16,7 +17,6 @@ from tests.workers.proc_worker import Worker, started, submit
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.executor.multiproc import MultiprocExecutor
 from tandem.protocol.messages import Frame
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -29,9 +29,10 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def test_a_pair_hands_over_between_children() -> None:
+def test_a_pair_hands_over_between_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four processes' worth of one hand-off: the movers here pack from P's slab and unpack into
     D's, whose rank then goes on as if it had computed it."""
+    monkeypatch.setattr("tests.workers.pair.make_executor", lambda _: ForkedExecutor())
     pair = Pair(engine={"distributed_executor_backend": "mp"})
     try:
         pair.ask("a")
@@ -47,7 +48,7 @@ def test_a_pair_hands_over_between_children() -> None:
 @pytest.fixture
 def served() -> Iterator[tuple[Worker, int]]:
     """A worker over a child, and the child's process."""
-    executor = MultiprocExecutor()
+    executor = ForkedExecutor()
     config = EngineConfig.of(
         folder_of("llama"), device="cpu", revision="test", num_gpu_blocks_override=64
     )

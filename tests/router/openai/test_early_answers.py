@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -296,6 +295,8 @@ def test_clients_read_a_stream_that_waits(
     serve: Callable[..., Served], decode: Make, gate: Gate
 ) -> None:
     """The packages of OpenAI and Anthropic skip comments wherever they stand."""
+    import anthropic  # takes seconds: not while tests are collected
+
     served = serve(decode(behaviour=gate.behaviour))
     timer = threading.Timer(0.5, gate.opened.set)
     timer.start()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import anthropic
 import pytest
 from tests import clear_text
 from tests.router.fake_worker import FakeWorker
@@ -21,6 +20,8 @@ Serve = Callable[..., Served]
 
 def test_keys_are_taken_in_either_header(serve: Serve, decode: Make) -> None:
     """x-api-key or Bearer, on every path; a wrong one is 401 in Anthropic's shape."""
+    import anthropic  # takes seconds: not while tests are collected
+
     served = serve(decode(), api_key=("right",), wait=False)
     served.wait_started()
     wait_for(lambda: clear_text.get(served.url + "/ready").status_code == 200)
@@ -46,6 +47,8 @@ def test_keys_are_taken_in_either_header(serve: Serve, decode: Make) -> None:
 
 def test_errors_have_anthropics_shape(well: Served) -> None:
     """Of wrong bodies, unknown models and too large ones; elsewhere OpenAI's."""
+    import anthropic
+
     with client_of(well) as client:
         with pytest.raises(anthropic.NotFoundError, match="`claude` does not exist"):
             client.messages.create(**{**ASK, "model": "claude"})
@@ -59,6 +62,7 @@ def test_errors_have_anthropics_shape(well: Served) -> None:
 
 def test_a_stream_that_breaks_off_ends_with_its_error(serve: Serve, decode: Make) -> None:
     """As an event that the package raises."""
+    import anthropic
 
     def break_off(turn: Any) -> Any:
         turn.accept()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from anthropic.types import message_count_tokens_params, message_create_params
 from tests.router.http_server import Served
 from tests.router.openai.test_parameters import odd_value
 
@@ -31,6 +30,8 @@ def rows(title: str, of: str) -> set[str]:
 @pytest.mark.parametrize("of", ["messages", "count"])
 def test_the_page_the_schema_and_the_package_know_the_same(of: str) -> None:
     """No name of the package's is left to chance, and the page tells nothing else."""
+    from anthropic.types import message_count_tokens_params, message_create_params
+
     body = MessagesBody if of == "messages" else CountBody
     package: Any = (
         message_create_params.MessageCreateParamsBase

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 from pydantic import BaseModel
 from tests.router.fake_worker import FakeWorker
@@ -14,6 +13,9 @@ from tests.router.http_server import ANSWER, Served
 from tests.router.openai.test_tool_calls import CALLS, write_model
 
 from tandem.protocol.card import WorkerRole
+
+if TYPE_CHECKING:
+    import anthropic  # takes seconds to import
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
@@ -23,6 +25,8 @@ ASK: Any = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}], "m
 
 def client_of(served: Served, **settings: Any) -> anthropic.Anthropic:
     """The package, unmodified."""
+    import anthropic
+
     fields = {"api_key": "none", "max_retries": 0, "timeout": 20, **settings}
     return anthropic.Anthropic(base_url=served.url, **fields)
 
@@ -154,6 +158,8 @@ def test_why_a_message_ended(
     stream: bool,
 ) -> None:
     """Its length and a stop sequence; more tokens than there are room for are refused."""
+    from anthropic import BadRequestError
+
     say("Well said. And more.")
 
     def ask() -> Any:
@@ -163,7 +169,7 @@ def test_why_a_message_ended(
             return events.get_final_message()
 
     if reason is None:
-        with pytest.raises(anthropic.BadRequestError, match="context length"):
+        with pytest.raises(BadRequestError, match="context length"):
             ask()
         return
     answer = ask()

@@ -81,6 +81,14 @@ def judge(source: str):
     return tokenizer
 
 
+@pytest.fixture(scope="module")
+def both(smollm2: Path) -> tuple[Any, Tokenizer]:
+    """The tokenizer of transformers and ours, of one folder."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(smollm2), Tokenizer.load(smollm2)
+
+
 def ours(source: str) -> ChatTemplates:
     """The same template here."""
     return ChatTemplates({"default": source}, {"bos_token": BOS, "eos_token": "<|e|>"})
@@ -131,13 +139,9 @@ def test_broken_arguments_stay_as_they_are() -> None:
     ).render(messages)
 
 
-def test_the_embedded_model_is_prompted_as_by_transformers(smollm2: Path) -> None:
+def test_the_embedded_model_is_prompted_as_by_transformers(both: tuple[Any, Tokenizer]) -> None:
     """Text and ids of a chat are those of transformers on the same folder."""
-    from transformers import AutoTokenizer
-
-    theirs = AutoTokenizer.from_pretrained(smollm2)
-    tokenizer = Tokenizer.load(smollm2)
-
+    theirs, tokenizer = both
     for chat in (CHAT, CHAT[1:]):
         text = theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         ids = theirs.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
@@ -160,19 +164,18 @@ OPEN = ChatOptions(add_generation_prompt=False, continue_final_message=True)
     ],
 )
 @pytest.mark.parametrize("content", ["The capital is ", "  The capital", "x\n\n"])
-def test_the_last_message_is_left_open(smollm2: Path, content: str, source: str | None) -> None:
+def test_the_last_message_is_left_open(
+    both: tuple[Any, Tokenizer], content: str, source: str | None
+) -> None:
     """``continue_final_message`` ends the prompt where the message ends: before its last white
     space, where the template trims messages."""
-    from transformers import AutoTokenizer
-
+    theirs, tokenizer = both
     chat = [CHAT[1], {"role": "assistant", "content": content}]
-    expected = AutoTokenizer.from_pretrained(smollm2).apply_chat_template(
+    expected = theirs.apply_chat_template(
         chat, chat_template=source, tokenize=False, continue_final_message=True
     )
 
-    assert expected == Tokenizer.load(smollm2).render_chat(
-        chat, replace(OPEN, chat_template=source)
-    )
+    assert expected == tokenizer.render_chat(chat, replace(OPEN, chat_template=source))
 
 
 def test_white_space_is_kept_where_the_template_keeps_it() -> None:

@@ -1,1 +1,1 @@
-"""What models are made of: each layer holds its weights and calls an op of tandem.kernels."""
+"""Layers of models: each holds its weights and calls an op of tandem.kernels."""

@@ -118,7 +118,7 @@ class EmptyDirCache(Api, frozen=True, kw_only=True):
 
 
 class ModelCache(Api, frozen=True, kw_only=True):
-    """Where fetched files are kept."""
+    """Storage of fetched files."""
 
     persistent_volume_claim: Annotated[
         ClaimRef | None,

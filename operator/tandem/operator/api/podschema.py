@@ -1,4 +1,4 @@
-"""What can be said of a podTemplate without Kubernetes' own schema, which is too large for a CRD.
+"""Schema of a podTemplate without Kubernetes' own, which is too large for a CRD.
 
 Enough that a map where a list belongs, or a number where a text does, is refused when it is written
 and named by the API server; the rest is the dry run's. Fields that stand nowhere here pass. Called

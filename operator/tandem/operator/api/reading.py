@@ -1,4 +1,4 @@
-"""What the API server holds, as types.
+"""Objects of the API server as types.
 
 msgspec builds what it knows of a type at its first use, and two threads that do so at once bring
 the interpreter down (seen with 0.22). So that is done here, while this module is imported.

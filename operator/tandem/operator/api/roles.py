@@ -31,14 +31,14 @@ _TEMPLATE = (
 
 
 class ScalingMode(StrEnum):
-    """Who decides how many replicas a role has."""
+    """Owner of a role's replica count."""
 
     MANUAL = "Manual"
     EXTERNAL = "External"
 
 
 class Scaling(Api, frozen=True, kw_only=True):
-    """Who scales a role, within which bounds."""
+    """Scaling of a role and its bounds."""
 
     mode: Annotated[
         ScalingMode | None,
@@ -52,7 +52,7 @@ class Scaling(Api, frozen=True, kw_only=True):
 
 
 class Parallelism(Api, frozen=True, kw_only=True):
-    """How one model replica is spread over devices."""
+    """Devices of one model replica."""
 
     tensor: Annotated[Degree | None, doc("Ranks that share each layer (1 unless given).")] = None
     pipeline: Annotated[Degree | None, doc("Stages of layers (1 unless given).")] = None
@@ -115,7 +115,7 @@ class RouterService(Api, frozen=True, kw_only=True):
 
 
 class RouterAuth(Api, frozen=True, kw_only=True):
-    """Who may ask."""
+    """Keys of clients."""
 
     api_keys_secret_ref: Annotated[
         SecretRef | None,
@@ -131,7 +131,7 @@ class RouterAuth(Api, frozen=True, kw_only=True):
 
 
 class RouterQueue(Api, frozen=True, kw_only=True):
-    """What may wait in front of the workers."""
+    """Limits of the queue in front of the workers."""
 
     max_tokens: Annotated[
         Count | None, doc("Prompt tokens that may wait in one router; beyond it: HTTP 429.")

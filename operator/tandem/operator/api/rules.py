@@ -1,4 +1,4 @@
-"""What the API server itself refuses: CEL rules by type, each with a message for a person.
+"""CEL rules by type that the API server enforces, each with a message.
 
 A rule stands at the type whose fields it compares, so that a message's path is short and the cost
 is counted once. Rules may be loosened in later versions and never tightened.
@@ -27,7 +27,7 @@ class Rule:
     at: str = ""
 
     def manifest(self) -> dict[str, str]:
-        """As x-kubernetes-validations wants it."""
+        """Return the rule in the form of x-kubernetes-validations."""
         path = {"fieldPath": self.at} if self.at else {}
         return {"rule": self.rule, "message": self.message, **path}
 

@@ -26,7 +26,7 @@ class LLMRoleScalerSpec(Api, frozen=True, kw_only=True):
 
 
 class LLMRoleScalerStatus(Api, frozen=True, kw_only=True):
-    """What /scale shows."""
+    """Status that /scale shows."""
 
     replicas: Annotated[Replicas | None, doc("Replicas that are there.")] = None
     selector: Annotated[

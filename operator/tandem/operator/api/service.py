@@ -62,7 +62,7 @@ class Engine(Api, frozen=True, kw_only=True):
 
 
 class Task(StrEnum):
-    """What a service answers."""
+    """Kind of requests that a service answers."""
 
     GENERATE = "Generate"
     EMBED = "Embed"
@@ -71,7 +71,7 @@ class Task(StrEnum):
 
 
 class DisaggregationMode(StrEnum):
-    """Whether prompts are computed apart from decoding."""
+    """Choice of computing prompts apart from decoding."""
 
     AUTO = "Auto"
     ALWAYS = "Always"
@@ -79,7 +79,7 @@ class DisaggregationMode(StrEnum):
 
 
 class Disaggregation(Api, frozen=True, kw_only=True):
-    """Whether prompts are computed apart from decoding."""
+    """Choice of computing prompts apart from decoding."""
 
     mode: Annotated[
         DisaggregationMode | None,
@@ -91,19 +91,19 @@ class Disaggregation(Api, frozen=True, kw_only=True):
 
 
 class StrategyType(StrEnum):
-    """How a new revision replaces the old one."""
+    """Replacement of an old revision by a new one."""
 
     ROLLING_UPDATE = "RollingUpdate"
 
 
 class Strategy(Api, frozen=True, kw_only=True):
-    """How a new revision replaces the old one."""
+    """Replacement of an old revision by a new one."""
 
     type: Annotated[StrategyType | None, doc("RollingUpdate, the only one.")] = None
 
 
 class Surge(StrEnum):
-    """Whether a rollout may use more devices than the service has."""
+    """Permission of a rollout to use more devices than the service has."""
 
     AUTO = "Auto"
     ALWAYS = "Always"
@@ -111,13 +111,13 @@ class Surge(StrEnum):
 
 
 class OnFailure(StrEnum):
-    """What follows when a revision does not become Servable in time."""
+    """Reaction to a revision that does not become Servable in time."""
 
     STOP = "Stop"
 
 
 class Rollout(Api, frozen=True, kw_only=True):
-    """How changes reach pods."""
+    """Rollout of changes to pods."""
 
     strategy: Annotated[Strategy, doc("How a new revision replaces the old one.")] = field(
         default_factory=Strategy
@@ -142,7 +142,7 @@ class Rollout(Api, frozen=True, kw_only=True):
 
 
 class NetworkPolicyMode(StrEnum):
-    """Whether NetworkPolicies fence the pods."""
+    """Management of the pods' NetworkPolicies."""
 
     ENABLED = "Enabled"
     DISABLED = "Disabled"
@@ -156,7 +156,7 @@ class PodSecurity(StrEnum):
 
 
 class Security(Api, frozen=True, kw_only=True):
-    """Who may talk to the pods, and what the pods may do."""
+    """Access to the pods, and privileges of the pods."""
 
     network_policy: Annotated[
         NetworkPolicyMode | None, doc("Enabled (unless given) or Disabled.")
@@ -171,7 +171,7 @@ class Security(Api, frozen=True, kw_only=True):
 
 
 class Metrics(Api, frozen=True, kw_only=True):
-    """Where workers answer probes and Prometheus."""
+    """Port of the workers' probes and metrics."""
 
     port: Annotated[
         PortNumber | None, doc("HTTP port of workers for probes and metrics (8001 unless given).")
@@ -179,7 +179,7 @@ class Metrics(Api, frozen=True, kw_only=True):
 
 
 class Tracing(Api, frozen=True, kw_only=True):
-    """Where spans go."""
+    """Destination of spans."""
 
     endpoint: Annotated[
         Url | None,
@@ -200,7 +200,7 @@ class Observability(Api, frozen=True, kw_only=True):
 
 
 class LLMServiceSpec(Api, frozen=True, kw_only=True):
-    """What a user asks for."""
+    """Desired state of a service."""
 
     model: Annotated[Model, doc("What is served, and where its files come from.")]
     task: Annotated[

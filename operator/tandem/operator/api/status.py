@@ -27,7 +27,7 @@ class Condition(Api, frozen=True, kw_only=True):
 
 
 class ModelStatus(Api, frozen=True, kw_only=True):
-    """What the model turned out to be; pinned, and reused by every later pod."""
+    """Resolved model; pinned, and reused by every later pod."""
 
     resolved_revision: Annotated[
         ShortStatus | None, doc("Commit or digest to which a moving source was pinned.")
@@ -117,7 +117,7 @@ class Keys(Api, frozen=True, kw_only=True):
 
 
 class RolloutStatus(Api, frozen=True, kw_only=True):
-    """What a rollout remembers, so that another operator can go on with it."""
+    """State of a rollout, from which another operator can continue."""
 
     targets: Annotated[dict[str, ShortStatus], doc("Revision each role moves to.")] = field(
         default_factory=dict
@@ -154,7 +154,7 @@ class Summary(Api, frozen=True, kw_only=True):
 
 
 class LLMServiceStatus(Api, frozen=True, kw_only=True):
-    """What is, as the operator last saw it."""
+    """Observed state of a service."""
 
     observed_generation: Annotated[
         Integer, doc("Generation of the spec that this status answers.")

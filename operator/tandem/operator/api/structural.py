@@ -1,4 +1,4 @@
-"""From a msgspec type to a structural schema, the subset of OpenAPI v3 that CRDs are written in.
+"""Conversion of a msgspec type to a structural schema, the subset of OpenAPI v3 of CRDs.
 
 ``msgspec.json.schema`` does most of it; what remains is to inline its references, to drop what CRDs
 do not allow (titles, nulls, defaults) and to hang the rules of ``rules`` where they belong.

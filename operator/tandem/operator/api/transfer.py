@@ -23,7 +23,7 @@ class Connector(StrEnum):
 
 
 class TransportChoice(StrEnum):
-    """What the connector may use underneath."""
+    """Transports that the connector may use."""
 
     AUTO = "Auto"
     RDMA = "RDMA"
@@ -31,21 +31,21 @@ class TransportChoice(StrEnum):
 
 
 class Integrity(StrEnum):
-    """What is compared before KV is used."""
+    """Check of received KV before its use."""
 
     HEADER = "Header"
     DIGEST = "Digest"
 
 
 class FailurePolicy(StrEnum):
-    """What happens to a request whose hand-off failed."""
+    """Reaction to a failed hand-off."""
 
     RECOMPUTE = "Recompute"
     FAIL = "Fail"
 
 
 class NodeLocalMode(StrEnum):
-    """Whether a folder shared by a node's pods is used."""
+    """Use of a folder that a node's pods share."""
 
     AUTO = "Auto"
     REQUIRED = "Required"
@@ -53,7 +53,7 @@ class NodeLocalMode(StrEnum):
 
 
 class NodeLocalCopy(StrEnum):
-    """Who copies between the GPUs of a node."""
+    """Process that copies between the GPUs of a node."""
 
     AUTO = "Auto"
     DIRECT = "Direct"
@@ -61,7 +61,7 @@ class NodeLocalCopy(StrEnum):
 
 
 class PreflightMode(StrEnum):
-    """What a link's measured rate decides."""
+    """Effect of a link's measured rate."""
 
     OFF = "Off"
     WARN = "Warn"

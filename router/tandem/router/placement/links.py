@@ -1,9 +1,9 @@
 """Health of hand-off links and of workers, from how attempts ended. Pure: the caller has the clock.
 
 A link is a (prefill, decode) pair of incarnations. Only what a link can be blamed for counts:
-timeouts, a low rate, a wrong identity, a wrong digest; of the last two one is enough. Refusals,
+timeouts, a low rate, a wrong identity, a wrong digest. One of the last two is enough. Refusals,
 cancels and lost workers never count: a lost worker is lost for all links at once. Wrong bytes are
-remembered over the loss of an end, which may come back as the same process.
+kept after the loss of an end, which may return as the same process.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Pair = tuple[Incarnation, Incarnation]
 
 WRONG_BYTES = frozenset({FailCause.IDENTITY, FailCause.DIGEST})
 TIMEOUTS = 3
-"""This many within ``WINDOW`` rest a link for ``REST``."""
+"""Timeouts within ``WINDOW`` after which a link is unused for ``REST`` seconds."""
 WINDOW = 60.0
 REST = 30.0
 MAX_QUARANTINED = 4096
-"""Of more links that gave wrong bytes the first are forgotten."""
+"""Quarantined links that are kept; above it the oldest is dropped."""
 FAULTS = 3
 """Internal errors within ``WINDOW`` that make a worker suspect for ``REST``."""
 
@@ -41,7 +41,8 @@ class LinkHealth:
         self._quarantined: dict[Pair, FailCause] = {}
 
     def failed(self, pair: Pair, cause: FailCause, now: float) -> None:
-        """A hand-off over the link ended with ``cause``; causes that are not its fault pass."""
+        """Record a hand-off that ended with ``cause``. Causes that are not the link's fault are
+        ignored."""
         if cause in WRONG_BYTES:
             self._quarantined[pair] = cause
             if len(self._quarantined) > MAX_QUARANTINED:
@@ -50,29 +51,29 @@ class LinkHealth:
             self._rest(self._records.setdefault(pair, _Record()), now)
 
     def slow(self, pair: Pair, now: float) -> None:
-        """A hand-off ran below the rate that the link must give."""
+        """Record a hand-off below the rate that the link must reach."""
         self._rest(self._records.setdefault(pair, _Record()), now)
 
     def succeeded(self, pair: Pair) -> None:
-        """A hand-off went through: earlier timeouts no longer count."""
+        """Record a hand-off that succeeded: earlier timeouts no longer count."""
         self._records.pop(pair, None)
 
     def usable(self, pair: Pair, now: float) -> bool:
-        """Whether requests may use the link."""
+        """Return whether requests may use the link."""
         return pair not in self._quarantined and not self.rests(pair, now)
 
     def quarantined(self) -> dict[Pair, FailCause]:
-        """Links that stay closed until one end is another process, also those whose ends are
-        gone."""
+        """Return the links that stay closed until one end is another process, lost ends
+        included."""
         return dict(self._quarantined)
 
     def rests(self, pair: Pair, now: float) -> bool:
-        """Whether the link is left alone for a while, after timeouts."""
+        """Return whether the link is unused for a while, after timeouts."""
         record = self._records.get(pair)
         return record is not None and record.rests_until > now
 
     def forget(self, worker: Incarnation) -> None:
-        """An end of the links is gone, perhaps for a moment."""
+        """Drop the timeouts of a worker's links after it is lost."""
         for pair in [pair for pair in self._records if worker in pair]:
             del self._records[pair]
 
@@ -84,17 +85,17 @@ class LinkHealth:
 
 
 class WorkerHealth:
-    """Faults of workers themselves: internal errors of a worker that goes on beating."""
+    """Internal errors of workers that are still up."""
 
     def __init__(self) -> None:
         self._faults: dict[Incarnation, deque[float]] = {}
 
     def fault(self, worker: Incarnation, now: float) -> None:
-        """A worker failed an attempt by its own fault."""
+        """Record an attempt that failed by the worker's own fault."""
         self._faults.setdefault(worker, deque(maxlen=FAULTS)).append(now)
 
     def suspect(self, worker: Incarnation, now: float) -> bool:
-        """Whether it failed so often lately that others go first."""
+        """Return whether the worker failed so often lately that it is the last choice."""
         faults = self._faults.get(worker)
         return (
             faults is not None
@@ -104,5 +105,5 @@ class WorkerHealth:
         )
 
     def forget(self, worker: Incarnation) -> None:
-        """A worker is gone."""
+        """Drop a worker that is lost."""
         self._faults.pop(worker, None)

@@ -1,9 +1,9 @@
-"""Which worker has which blocks cached, as far as its events told. Bounded by memory.
+"""Blocks that each worker has cached, from its events. Bounded by memory.
 
-A wrong entry costs a recomputed block, never a wrong token: the worker looks for itself. So the
-bound simply forgets what was neither stored nor asked for for longest, of the worker that holds
-most. A chain's first blocks are never told of again while prompts go on sharing them, and without
-them the rest of it is no hit: of what is asked for they are the youngest.
+A wrong entry costs a recomputed block, never a wrong token: the worker looks itself. Above the
+bound, the least recently stored or requested blocks of the worker with the most are dropped. A
+chain's first blocks are reported once while prompts share them, and the rest is no hit without
+them. So they count as the most recently requested ones.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from tandem.protocol.ids import BlockHash, Incarnation
 from tandem.protocol.outputs import BlockEvents
 
 ENTRY_BYTES = 128
-"""A 16-byte hash as a key: 91 measured at a million, and what allocator and growth add."""
+"""Bytes of a 16-byte hash as a key: 91 measured at a million, and those of allocator and growth."""
 PARTS = 16
-"""Of a worker's blocks: one is forgotten at a time, and so many new ones make one older."""
+"""Parts of a worker's blocks. One is dropped at a time, and as many new blocks make one older."""
 MOST_FORGOTTEN = 16_384
-"""Blocks at once, at most: streams wait for it."""
+"""Most blocks that are dropped at once: streams wait for it."""
 LET_GO = 16_384
-"""Blocks of workers that are gone, at once, at most: a millisecond or two. It is half of that at
-least, more than a part of a worker's picture brings: both together stay within the bound."""
+"""Most blocks of lost workers that are freed at once: a millisecond or two. At least half of it is
+freed, more than one message of events adds, so both together stay within the bound."""
 SPLIT = 32_768
-"""Blocks of a worker from which on they are kept in ``SHARDS`` dicts: a dict of millions moves all
-its entries when it grows, 180 to 280 ms for which every stream waits."""
+"""Blocks of a worker above which they are kept in ``SHARDS`` dicts. A dict of millions moves all
+its entries when it grows, and every stream waits for 180 to 280 ms."""
 SHARDS = 256
-"""By a hash's last byte; each grows by itself, in about a millisecond at eight million blocks."""
+"""Dicts by a hash's last byte. Each grows alone, in about a millisecond at eight million blocks."""
 FULL = 7 / 8
-"""Of the bound: below this share nobody is made young, which takes as long again as looking up."""
+"""Share of the bound below which requested blocks are not moved, which doubles a lookup's time."""
 
 
 class PrefixIndex:
-    """Per worker a set of block hashes in the order in which they were stored or asked for."""
+    """A set of block hashes per worker, in the order in which they were stored or requested."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_entries = max(1, max_bytes // ENTRY_BYTES)
         self._caches: dict[Incarnation, _Cache] = {}
         self._count = 0
         self._leaving: list[dict[BlockHash, int]] = []
-        """Of workers that are gone, and not in ``len``. To let five million blocks go takes 200 to
-        500 ms."""
+        """Blocks of lost workers, which do not count in ``len``. Freeing five million of them takes
+        200 to 500 ms."""
 
     def __len__(self) -> int:
-        """Entries over all workers."""
+        """Return the number of entries over all workers."""
         return self._count
 
     def apply(self, worker: Incarnation, events: BlockEvents) -> None:
-        """Take a worker's news: cleared first, then stored, then removed."""
+        """Apply a worker's events: cleared first, then stored, then removed."""
         self.tidy()  # no slower than others take their place
         if events.cleared:
             self.drop(worker)
@@ -61,21 +61,21 @@ class PrefixIndex:
             self._forget_oldest()
 
     def drop(self, worker: Incarnation) -> None:
-        """The worker is gone, or its cache is."""
+        """Drop all blocks of a worker."""
         cache = self._caches.pop(worker, None)
         if cache is not None:
             self._count -= len(cache)
             self._leaving += cache.shards
 
     def tidy(self) -> None:
-        """Let some go of what was dropped: with each news, and now and then where there are none.
-        One dict at least; of more than one ``LET_GO`` blocks at most."""
+        """Free a part of the dropped blocks: one dict at least, and of several at most ``LET_GO``
+        blocks. Called with each event, and periodically."""
         leaving, blocks = self._leaving, 0
         while leaving and (not blocks or blocks + len(leaving[-1]) <= LET_GO):
             blocks += len(leaving.pop()) or 1
 
     def hits(self, worker: Incarnation, hashes: Sequence[BlockHash]) -> int:
-        """How many of the first ``hashes`` the worker has, without a gap."""
+        """Return how many of the first ``hashes`` the worker has, without a gap."""
         cache = self._caches.get(worker)
         if cache is None:
             return 0
@@ -90,26 +90,26 @@ class PrefixIndex:
 
 
 class _Cache:
-    """Of one worker, the oldest block first: in each shard, which are alike since hashes are."""
+    """Blocks of one worker, the oldest first in each shard."""
 
     __slots__ = ("_added", "_age", "_count", "_mask", "_next", "shards")
 
     def __init__(self) -> None:
         self.shards: list[dict[BlockHash, int]] = [{}]
-        """With the age of this object when each was last added."""
+        """Blocks with the age of this object when each was last added."""
         self._mask = 0
         self._count = 0
         self._age = 0
-        """In parts of the blocks that were added. A number is one object for many blocks."""
+        """Age in parts of the blocks that were added. One number is shared by many blocks."""
         self._added = 0
         self._next = 0
-        """Shard whose turn to forget it is."""
+        """Next shard that drops blocks."""
 
     def __len__(self) -> int:
         return self._count
 
     def begins(self, hashes: Sequence[BlockHash]) -> int:
-        """How many of the first ``hashes`` are here, without a gap."""
+        """Return how many of the first ``hashes`` are cached, without a gap."""
         shards, mask = self.shards, self._mask
         for index, block in enumerate(hashes):
             if block not in shards[block[-1] & mask]:
@@ -117,7 +117,7 @@ class _Cache:
         return len(hashes)
 
     def add(self, hashes: Iterable[BlockHash]) -> None:
-        """These are the youngest, the last one above all."""
+        """Add blocks as the youngest, the last one above all."""
         shards, mask, age = self.shards, self._mask, self._age
         for block in hashes:
             shard = shards[block[-1] & mask]
@@ -131,22 +131,22 @@ class _Cache:
             self._split()
 
     def remove(self, hashes: Iterable[BlockHash]) -> None:
-        """These are here no more."""
+        """Remove blocks."""
         shards, mask = self.shards, self._mask
         for block in hashes:
             if shards[block[-1] & mask].pop(block, None) is not None:
                 self._count -= 1
 
     def asked_for(self, hashes: Sequence[BlockHash], found: int) -> None:
-        """Make the first ``found`` of these young again, if half of all that is here is younger
-        than either end of them: seldom, since it takes longer than looking them up."""
+        """Make the first ``found`` of these the youngest, if half of all blocks are younger than
+        either end of them. This is rare, since it takes longer than the lookup."""
         ends = (hashes[0], hashes[found - 1])
         oldest = min(self.shards[block[-1] & self._mask][block] for block in ends)
         if self._age - oldest >= PARTS // 2:
             self.add(reversed(hashes[:found]))
 
     def forget_oldest(self) -> int:
-        """A part of them goes, so that the search for whose pays; how many."""
+        """Remove a part of the blocks, and return how many."""
         share = max(1, min(MOST_FORGOTTEN, self._count // PARTS))
         each, gone = -(-share // len(self.shards)), 0
         while gone < share:
@@ -159,7 +159,7 @@ class _Cache:
         return gone
 
     def _split(self) -> None:
-        """Into as many dicts as there will ever be, each in the order in which all were."""
+        """Split the blocks into ``SHARDS`` dicts, each in the same order."""
         (whole,) = self.shards
         self.shards, self._mask = [{} for _ in range(SHARDS)], SHARDS - 1
         for block, age in whole.items():

@@ -1,4 +1,4 @@
-"""Whether a worker should pull a prompt's start from a peer that has it cached. Pure.
+"""Predicted gain of pulling a prompt's cached start from a peer. Pure.
 
 Computing the tokens takes as long as the worker's own steps. Pulling them takes as long as their
 bytes over the link at its measured rate, after those that wait there, and after the step that the

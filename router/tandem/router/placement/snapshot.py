@@ -1,4 +1,4 @@
-"""What placement sees: facts of a prompt and of the fleet, at one moment, as plain values."""
+"""Facts of a prompt and of the fleet at one moment, as plain values: the input of placement."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from tandem.protocol.steps import Crowd, StepTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptFacts:
-    """One request that looks for its place."""
+    """One request to place."""
 
     num_tokens: int
-    """Prompt and tokens already emitted: what a prefill has to cover."""
+    """Tokens of the prompt and of the answer so far, which a prefill computes."""
     max_new_tokens: int | None = None
     """Tokens still to come, at most."""
     num_choices: int = 1
     whole: bool = False
-    """Must run on one worker: no hand-off can serve it."""
+    """True if no hand-off can serve it."""
     one_token: bool = False
-    """Ends with its next token, so a prefill worker can do all of it."""
+    """True if it ends with its next token: a prefill worker does all of it."""
     pooled: bool = False
-    """Ends with its prompt: any worker that pools does all of it, and none hands anything over."""
+    """True if it ends with its prompt: a worker that pools does all of it."""
     query_key: str | None = None
-    """Goes where all of this key go: one of the workers keeps a query under it."""
+    """Key of a query that one worker keeps: all requests with it are sent there."""
     fingerprint: str | None = None
-    """Only workers that may exchange KV under this digest; None before any token was emitted."""
+    """Digest of workers that may exchange KV; None before a token was emitted."""
     shape: str | None = None
-    """Only ``disaggregated`` or only ``aggregated``; None lets the policy choose."""
+    """``disaggregated`` or ``aggregated`` if only that is allowed."""
     revisions: Mapping[WorkerRole, str] = field(default_factory=dict)
-    """Only workers of these revisions, admitted or not; a role that is absent is free."""
+    """Revision by role that its workers must have, admitted or not."""
     hits: Mapping[Incarnation, int] = field(default_factory=dict)
-    """Tokens of the prompt's prefix that a worker has cached, as far as is known."""
+    """Cached tokens of the prompt's prefix by worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,46 +44,46 @@ class WorkerView:
     incarnation: Incarnation
     role: WorkerRole
     fingerprint: str
-    """Digest, equal for workers that may exchange KV, whatever the sizes of their blocks."""
+    """Digest that is equal for workers that may exchange KV, for any block sizes."""
     name: str
     max_model_len: int
     max_num_seqs: int
     max_handoff_tokens: int | None = None
-    """Tokens of the longest prompt that a prefill worker hands over; None: no further limit."""
+    """Tokens of the longest prompt that a prefill worker hands over; None: no limit."""
     num_running: int = 0
     num_waiting: int = 0
     waiting_tokens: int = 0
     loading_tokens: int = 0
-    """Of the waiting tokens, those whose KV is to come from a prefill worker."""
+    """Waiting tokens whose KV is received from another worker."""
     prefill_tokens_per_s: float = 0.0
     """Measured over the last steps; 0 while unknown."""
     num_decoding: int = 0
     """Running sequences past their prompt."""
     context_tokens: int = 0
-    """Tokens before the next of each of those, all together."""
+    """Context of those, in tokens, summed."""
     decode_steps: StepTimes = ()
-    """Seconds of its steps by the number of their decodes, without what contexts take."""
+    """Seconds of its steps by the number of their decodes, without those of contexts."""
     context_s: float = 0.0
-    """Seconds for each token of a decode's context there; 0 while unknown."""
+    """Seconds for each token of a decode's context; 0 while unknown."""
     prompt_steps: StepTimes = ()
-    """Seconds that prompt tokens take there, or add to a step, by their number, at a prompt's
-    start."""
+    """Seconds of prompt tokens by their number, at a prompt's start."""
     beside_steps: StepTimes = ()
-    """Seconds that they add there to a step of decodes; none is unknown."""
+    """Seconds that they add to a step of decodes; empty while unknown."""
     steepness: float = 0.0
-    """By what share a prompt's token takes longer there for each token before it."""
+    """Share by which a prompt token takes longer for each token before it."""
     chunk_tokens: int = 0
-    """Prompt tokens that it takes in a step now; 0 while unknown."""
+    """Prompt tokens of its next step; 0 while unknown."""
     mixed_chunk_tokens: int = 0
-    """Prompt tokens that a step takes there beside decodes; 0 while unknown."""
+    """Prompt tokens of a step with decodes; 0 while unknown."""
     bounds_steps: bool = False
-    """Whether those keep a step within a time: behind a long context they are fewer."""
+    """True if steps with decodes have a bound of time: after a long context they hold fewer prompt
+    tokens."""
     residence_s: float = 0.0
     """Mean seconds that a request holds its blocks; 0 while unknown."""
     prompt_share: float = 0.0
-    """Of its time, what prompts took lately, 0 to 1."""
+    """Share of its time that prompts took lately, 0 to 1."""
     prompts_per_s: float = 0.0
-    """Prompts that it computed lately, a second."""
+    """Prompts a second that it computed lately."""
     total_blocks: int = 0
     """0 while unknown."""
     free_blocks: int = 0
@@ -91,103 +91,103 @@ class WorkerView:
     token_bytes: float = 0.0
     """KV bytes of a token."""
     free_share: float = 1.0
-    """Free KV blocks over all of them."""
+    """Free KV blocks over all blocks."""
     num_legs: int = 0
-    """Legs that this router has under way there; known at once, unlike the report."""
+    """Legs of this router; known at once, unlike the report."""
     num_streams: int = 0
-    """Of them, those that have spoken and go on."""
+    """Legs with an output that go on."""
     leg_tokens: int = 0
-    """Prompt tokens of those legs that nothing came for yet."""
+    """Prompt tokens of legs without an output."""
     leg_compute_tokens: int = 0
-    """Of the legs' tokens, those that the worker computes itself."""
+    """Tokens of those that the worker computes itself."""
     leg_prompts: int = 0
-    """Legs that ``leg_tokens`` are of."""
+    """Number of legs in ``leg_tokens``."""
     draining: bool = False
-    """Whether nothing new may be placed there: it leaves, or sleeps."""
+    """True if it drains or sleeps: nothing new is placed there."""
     revision: str = ""
-    """Of the role's template, where a cluster says it."""
+    """Revision of the role's template in a cluster."""
     admitted: bool = True
-    """Whether the worker's revision serves users."""
+    """True if its revision serves users."""
     pools: bool = True
-    """Whether it gives vectors and scores."""
+    """True if it computes vectors and scores."""
     takes_embeds: bool = False
-    """Whether it takes prompts of embeddings."""
+    """True if it accepts prompts of embeddings."""
     suspect: bool = False
-    """Failed by its own fault lately: last choice."""
+    """True if it failed by its own fault lately: the last choice."""
 
     @property
     def pending_tokens(self) -> int:
-        """Prompt tokens before a new request's turn: as reported, or as sent since."""
+        """Return the prompt tokens before a new request, as reported or as sent since."""
         return max(self.waiting_tokens, self.leg_tokens)
 
     @property
     def compute_tokens(self) -> int:
-        """Prompt tokens that it computes before a new request's: as reported, or as sent since."""
+        """Return the prompt tokens that it computes before a new request's."""
         return max(self.waiting_tokens - self.loading_tokens, self.leg_compute_tokens)
 
     @property
     def mean_waiting(self) -> float:
-        """Tokens of a prompt that waits there, in the mean: of this router's, or as reported; 0
-        where none does."""
+        """Return the mean tokens of a waiting prompt, of this router's or as reported; 0 without
+        any."""
         if self.leg_prompts:
             return self.leg_tokens / self.leg_prompts
         return self.waiting_tokens / self.num_waiting if self.num_waiting else 0.0
 
     @property
     def crowd(self) -> Crowd:
-        """What decodes there: as reported, or as heard since, with contexts like those reported."""
+        """Return its decodes, as reported or as known since, with contexts like those reported."""
         streams, known = max(self.num_decoding, self.num_streams), self.num_decoding
         return Crowd(streams, self.context_tokens * streams // known if known else 0)
 
     @property
     def num_requests(self) -> int:
-        """Requests there: as reported, or as sent since."""
+        """Return its requests, as reported or as sent since."""
         return max(self.num_running + self.num_waiting, self.num_legs)
 
 
 @dataclass(frozen=True, slots=True)
 class LinkPace:
-    """How a hand-off link does, as its decode worker measured it."""
+    """Pace of a link, as its second end measured it."""
 
     bytes_per_s: float = 0.0
     """0 while unknown."""
     waiting_bytes: int = 0
     probed_bytes_per_s: float = 0.0
-    """Of the pattern with which the link began; stands in for a pace that is unknown, of pulls."""
+    """Rate of the link's probe; used for pulls while its rate is unknown."""
 
     @property
     def wait(self) -> float:
-        """Seconds until what waits there has come; 0 while unknown."""
+        """Return the seconds until the waiting bytes have been received; 0 while unknown."""
         return self.waiting_bytes / self.bytes_per_s if self.bytes_per_s else 0.0
 
 
 UNUSED = LinkPace()
-"""Of a link of which nothing was measured."""
+"""Pace of a link that was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """What a router was asked for in the last second or so, which no report can say yet."""
+    """Requests of the last second or so, which no report includes yet."""
 
     prompts_per_s: float = 0.0
     tokens_per_s: float = 0.0
-    """Of prompts, without what a cache had."""
+    """Prompt tokens a second that are not cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
-    """All workers that are up and the hand-off links that work."""
+    """The workers and hand-off links that are up."""
 
     workers: tuple[WorkerView, ...]
     links: frozenset[tuple[Incarnation, Incarnation]] = frozenset()
-    """(prefill, decode) pairs that the decode worker calls up and that are not quarantined."""
+    """(prefill, decode) pairs that the decode worker reports up and that are not quarantined."""
     paces: Mapping[tuple[Incarnation, Incarnation], LinkPace] = field(default_factory=dict)
     pull_links: frozenset[tuple[Incarnation, Incarnation]] = frozenset()
-    """(holder, puller) pairs of any roles, by whose link a cached prefix may be pulled."""
+    """(holder, puller) pairs of any roles over whose link a cached prefix may be pulled."""
     arrivals: Arrivals = Arrivals()
 
     def taking_embeds(self) -> FleetSnapshot:
-        """Of these those that take prompts of embeddings."""
+        """Return the part of the fleet that accepts prompts of embeddings."""
         able = tuple(each for each in self.workers if each.takes_embeds)
         known = {each.incarnation for each in able}
         links = frozenset(pair for pair in self.links if known.issuperset(pair))
@@ -197,14 +197,14 @@ class FleetSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Exclusions:
-    """Where a request must not go again, by incarnation."""
+    """Workers and links that a request must not use again, by incarnation."""
 
     workers: frozenset[Incarnation] = frozenset()
     prefill: frozenset[Incarnation] = frozenset()
-    """Not to be handed off from; may be nothing else for a prefill worker."""
+    """Prefill workers that must not hand it over."""
     pairs: frozenset[tuple[Incarnation, Incarnation]] = frozenset()
     no_handoff: bool = False
 
     def but_for(self, workers: Set[Incarnation]) -> Exclusions:
-        """Exclusions with these workers allowed again."""
+        """Return a copy that allows these workers again."""
         return replace(self, workers=self.workers - workers)

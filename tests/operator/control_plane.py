@@ -101,10 +101,18 @@ class ControlPlane:
 
     def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> None:
         """Send one request of the administrator; raise AssertionError if it is refused."""
+        said = self._sent(method, path, body)
+        assert not said, f"{method} {path}: {said}"
+
+    def refusal(self, path: str, body: dict[str, Any]) -> str:
+        """Return the API server's words against a new object; empty if it would take it."""
+        return self._sent("POST", path, body, dry_run="&dryRun=All")
+
+    def _sent(self, method: str, path: str, body: dict[str, Any] | None, dry_run: str = "") -> str:
         context = ssl.create_default_context(cafile=str(self.home / "certs" / "apiserver.crt"))
         kind = "merge-patch+json" if method == "PATCH" else "json"
         request = urllib.request.Request(
-            f"{self.server}{path}?fieldManager=tests&fieldValidation=Strict",
+            f"{self.server}{path}?fieldManager=tests&fieldValidation=Strict{dry_run}",
             None if body is None else json.dumps(body).encode(),
             {"Authorization": f"Bearer {TOKEN}", "Content-Type": f"application/{kind}"},
             method=method,
@@ -112,7 +120,9 @@ class ControlPlane:
         try:
             urllib.request.urlopen(request, context=context, timeout=60).close()
         except urllib.error.HTTPError as error:
-            raise AssertionError(f"{method} {path}: {error.read().decode()}") from None
+            with error:
+                return str(json.loads(error.read())["message"])
+        return ""
 
     @contextlib.contextmanager
     def hung(self) -> Iterator[None]:

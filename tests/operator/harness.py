@@ -16,7 +16,7 @@ from tests.forked import fork_server
 from tests.operator.builders import service
 from tests.operator.control_plane import ControlPlane
 
-from tandem.operator.cluster import Cluster
+from tandem.operator.cluster import KINDS, Cluster
 
 OPERATOR_NAMESPACE = "tandem-system"
 CALM = ("--lease-seconds", "30", "--renew-deadline", "20", "--retry-seconds", "1")
@@ -145,6 +145,17 @@ class Harness:
         """An LLMService."""
         self.plane.send("POST", services(self.namespace), service(name, **changes))
 
+    def make(self, manifest: dict[str, Any]) -> None:
+        """Make an object of another than the operator."""
+        prefix, plural = KINDS[manifest["kind"]]
+        self.plane.send("POST", f"{prefix}/namespaces/{self.namespace}/{plural}", manifest)
+
+    def edit(self, kind: str, name: str, patch: dict[str, Any]) -> None:
+        """Send a merge patch of an object."""
+        prefix, plural = KINDS[kind]
+        path = f"{prefix}/namespaces/{self.namespace}/{plural}/{name}"
+        self.plane.send("PATCH", path, patch)
+
     def change(self, patch: dict[str, Any], name: str = "demo") -> None:
         """Merge patch of an LLMService."""
         self.plane.send("PATCH", f"{services(self.namespace)}/{name}", patch)
@@ -205,4 +216,6 @@ class Harness:
 
     def ready(self, name: str = "demo", seconds: float = PATIENCE) -> float:
         """Until the service is Ready; how long it took."""
-        return self.wait(lambda: self.condition("Ready", name)[0] == "True", seconds, "Ready")
+        took = poll(lambda: self.condition("Ready", name)[0] == "True", seconds)
+        assert took is not None, json.dumps(self.service(name).get("status", {}), indent=1)
+        return took

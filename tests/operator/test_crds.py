@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.operator.builders import service
 from tests.operator.control_plane import ControlPlane
+from tests.operator.harness import services
 
 from tandem.operator.api import crd
 
@@ -243,25 +244,18 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_api_server_refuses(plane: ControlPlane, namespace: str, name: str):
+def test_api_server_refuses(plane: ControlPlane, name: str):
     """A wrong resource is refused with a message that names the field."""
     changes, expected = BAD[name]
-    said = plane.kubectl(
-        "-n", namespace, "create", "-f", "-", stdin=json.dumps(service(**changes)), check=False
-    )
-    assert expected in said
-    assert "created" not in said
+    assert expected in plane.refusal(services("default"), service(**changes))
 
 
 @pytest.mark.parametrize(
     ("name", "expected"), [("a" * 37, "36 characters at most"), ("a.b", "may not contain dots")]
 )
-def test_names_leave_room(plane: ControlPlane, namespace: str, name: str, expected: str):
+def test_names_leave_room(plane: ControlPlane, name: str, expected: str):
     """A name from which children's names cannot be made is refused."""
-    said = plane.kubectl(
-        "-n", namespace, "create", "-f", "-", stdin=json.dumps(service(name)), check=False
-    )
-    assert expected in said
+    assert expected in plane.refusal(services("default"), service(name))
 
 
 def test_a_right_resource_is_taken_and_explained(plane: ControlPlane, namespace: str):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ import msgspec
 import pytest
 from tests.operator.builders import service
 from tests.operator.control_plane import ControlPlane
-from tests.operator.harness import Harness
+from tests.operator.harness import Harness, services
 from tests.operator.test_children import facts
 
 from tandem.operator.desired import secrets
@@ -187,8 +186,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_children_cannot_have_is_refused_at_once(plane: ControlPlane, what: str):
     """By the API server, in words that name the field."""
     changes, said = REFUSED[what]
-    given = json.dumps(service(**changes))
-    answer = plane.kubectl("create", "-f", "-", stdin=given, check=False)
+    answer = plane.refusal(services("default"), service(**changes))
     assert said in answer, answer
 
 

@@ -36,16 +36,23 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_work_is_refused_in_words(harness: Harness, name: str):
+def test_what_cannot_work_is_refused_in_words(harness: Harness):
     """What only the operator or a dry run can tell is Accepted=False with the field's name."""
-    changes, reason, said = REFUSED[name]
-    harness.create(**changes)
-    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", reason), text=reason)
-    assert said in harness.condition("Accepted")[2]
-    assert harness.condition("Ready")[:2] == ("False", reason)
+    services = {f"s{number}": name for number, name in enumerate(REFUSED)}
+    for service, name in services.items():
+        harness.create(service, **REFUSED[name][0])
+    for service, name in services.items():
+        _, reason, said = REFUSED[name]
+        is_refused(harness, service, reason)
+        assert said in harness.condition("Accepted", service)[2]
+        assert harness.condition("Ready", service)[:2] == ("False", reason)
+        assert said in harness.kubectl("describe", "llm", service)
     assert harness.names("Deployment") == set()
-    assert said in harness.kubectl("describe", "llm", "demo")
+
+
+def is_refused(harness: Harness, service: str, reason: str) -> None:
+    """Wait until a service is not accepted for this reason."""
+    harness.wait_for(lambda: harness.condition("Accepted", service)[:2] == ("False", reason))
 
 
 QUOTA: dict[str, Any] = {
@@ -161,27 +168,32 @@ FOREIGN_SECRETS["the Job's proxy"] = {
 }
 
 
-@pytest.mark.parametrize("way", FOREIGN_SECRETS)
-def test_a_secret_is_used_with_its_owners_leave_only(harness: Harness, way: str):
+def test_a_secret_is_used_with_its_owners_leave_only(harness: Harness):
     """Whoever may create an LLMService reads no Secret through its pods, whatever way is tried."""
     harness.kubectl("create", "secret", "generic", "theirs", "--from-literal=a=b")
-    harness.create(decode__podTemplate={"spec": FOREIGN_SECRETS[way]})
-    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "SecretNotAllowed"))
-    said = harness.condition("Accepted")[2]
-    assert "kubectl label secret theirs tandem.dev/llmservices=allowed" in said
+    services = {f"s{number}": spec for number, spec in enumerate(FOREIGN_SECRETS.values())}
+    for service, spec in services.items():
+        harness.create(service, decode__podTemplate={"spec": spec})
+    for service in services:
+        is_refused(harness, service, "SecretNotAllowed")
+        said = harness.condition("Accepted", service)[2]
+        assert "kubectl label secret theirs tandem.dev/llmservices=allowed" in said
     assert harness.names("Deployment") | harness.names("Job") == set()
 
 
-@pytest.mark.parametrize("field", ["apiKeysSecretRef", "adminKeysSecretRef"])
-def test_a_secret_that_a_field_names_needs_leave_too(harness: Harness, field: str):
+def test_a_secret_that_a_field_names_needs_leave_too(harness: Harness):
     """Of the API keys, which a router's podTemplate could read; with the label they are used."""
+    fields = {"clients": "apiKeysSecretRef", "admins": "adminKeysSecretRef"}
     harness.kubectl("create", "secret", "generic", "theirs", "--from-literal=a=b")
-    harness.create(router__auth={field: {"name": "theirs"}})
-    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "SecretNotAllowed"))
-    assert f"spec.router.auth.{field}" in harness.condition("Accepted")[2]
+    for service, field in fields.items():
+        harness.create(service, router__auth={field: {"name": "theirs"}})
+    for service, field in fields.items():
+        is_refused(harness, service, "SecretNotAllowed")
+        assert f"spec.router.auth.{field}" in harness.condition("Accepted", service)[2]
     harness.kubectl("label", "secret", "theirs", "tandem.dev/llmservices=allowed")
-    harness.kubectl("annotate", "llm", "demo", "look=again")
-    harness.ready()
+    harness.kubectl("annotate", "llm", *fields, "look=again")
+    for service in fields:
+        harness.ready(service)
 
 
 def test_a_refused_change_leaves_the_running_service_alone(harness: Harness):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.operator.builders import service
-from tests.operator.harness import Harness, Operators
+from tests.operator.harness import Harness, Operators, services
 from tests.operator.test_judging import verdict
 
 from tandem.cli.explain_service import LABEL, operator_settings, resource_of
@@ -58,8 +58,9 @@ def versions(harness: Harness) -> dict[tuple[str, str], tuple[str, str]]:
     return found
 
 
-def test_a_service_at_rest_would_not_change(harness: Harness):
-    """Nothing to do, every condition well, and nothing was written."""
+def test_a_changed_file_is_what_the_operator_then_does(harness: Harness):
+    """At rest it would do nothing. For a changed file: which revision comes, and in what its pods
+    differ; then it is applied, and comes. Nothing is written by asking."""
     harness.create()
     harness.ready()
     harness.wait(lambda: harness.condition("Progressing")[0] == "False")
@@ -69,14 +70,7 @@ def test_a_service_at_rest_would_not_change(harness: Harness):
     assert found.changes == []
     assert "would change nothing" in drawn(found, None)
     assert versions(harness) == before
-
-
-def test_a_changed_file_is_what_the_operator_then_does(harness: Harness):
-    """Which revision comes, and in what its pods differ; then it is applied, and comes."""
-    harness.create()
-    harness.ready()
     changed = service(engine__maxNumSeqs=7)
-    before = versions(harness)
     found = asked(harness, changed)
     assert versions(harness) == before
     assert [(each.path, each.after) for each in found.spec] == [("spec.engine", '{"maxNumSeqs":7}')]
@@ -88,7 +82,7 @@ def test_a_changed_file_is_what_the_operator_then_does(harness: Harness):
     assert f"New revision of decode: {new.before} -> {new.after}" in text
     assert "as new.yaml would make it" in text
     assert "Progressing: False" in text
-    harness.kubectl("apply", "-f", "-", stdin=json.dumps(changed))
+    harness.change({"spec": changed["spec"]})
     harness.wait(lambda: made <= versions(harness).keys())
 
 
@@ -104,22 +98,6 @@ def test_a_service_that_is_not_there_would_be_made_whole(harness: Harness):
     assert [each.status for each in accepted] == ["True"], accepted
     assert harness.names("LLMService") == set()
     assert "which is not there" in drawn(found, "fresh.yaml")
-
-
-def test_an_edit_by_hand_would_be_put_right(harness: Harness, operators: Operators):
-    """With no operator at work: the field, what stands there, what it would be."""
-    harness.create()
-    harness.ready()
-    for each in operators.running:
-        each.stop()
-    harness.kubectl("patch", "configmap", "demo-peers", "--type=merge", "-p", '{"data":{"x":"y"}}')
-    found = asked(harness)
-    (change,) = [each for each in found.changes if each.kind == "ConfigMap"]
-    assert (change.verb, change.name) == ("update", "demo-peers")
-    assert [(each.path, each.before, each.after) for each in change.differences] == [
-        ("data.x", "y", None)
-    ]
-    assert "data.x: y -> (nothing)" in drawn(found, None)
 
 
 def test_what_a_file_may_not_say_is_told_in_the_api_servers_words(lone: Harness):
@@ -207,19 +185,27 @@ class Prompt(ToldProbes):
         return None
 
 
-def test_no_service_is_ready_before_its_rollout_knows(
+def test_without_an_operator_it_is_told_what_one_would_do(
     harness: Harness, operators: Operators, monkeypatch: pytest.MonkeyPatch
 ):
-    """A canary that is answered while a look goes on counts for the next one: whoever changes the
-    spec of a service that says Ready would lose what serves, as if it were coming up for the first
-    time."""
+    """An edit by hand: the field, what stands there, what it would be. And no service is ready
+    before its rollout knows: a canary that is answered while a look goes on counts for the next
+    one. A service that says Ready would lose what serves when its spec changes."""
     harness.create()
     harness.ready()
     for each in operators.running:
         each.stop()
-    forgotten = json.dumps({"status": {"rollout": None, "conditions": None}})
-    patch = ("patch", "llm", "demo", "--subresource=status", "--type=merge", "-p", forgotten)
-    harness.kubectl(*patch)
+    harness.edit("ConfigMap", "demo-peers", {"data": {"x": "y"}})
+    found = asked(harness)
+    (change,) = [each for each in found.changes if each.kind == "ConfigMap"]
+    assert (change.verb, change.name) == ("update", "demo-peers")
+    assert [(each.path, each.before, each.after) for each in change.differences] == [
+        ("data.x", "y", None)
+    ]
+    assert "data.x: y -> (nothing)" in drawn(found, None)
+    forgotten = {"status": {"rollout": None, "conditions": None}}
+    path = f"{services(harness.namespace)}/demo/status"
+    harness.plane.send("PATCH", path, forgotten)
     monkeypatch.setattr(rehearsal, "ToldProbes", Prompt)
     told = asked(harness).after
     assert told.rollout.targets

@@ -59,15 +59,15 @@ def requests(plane: ControlPlane) -> Iterator[Right]:
 
 
 EDITS: dict[str, Manifest] = {
-    "configmap/demo-peers": {"data": {"stranger": "x"}},
-    "networkpolicy/demo-decode": {"spec": {"ingress": [{}]}},
-    "pdb/demo-decode": {"spec": {"maxUnavailable": 9}},
-    "role/demo-router": {"rules": []},
-    "rolebinding/demo-router": {
+    "ConfigMap/demo-peers": {"data": {"stranger": "x"}},
+    "NetworkPolicy/demo-decode": {"spec": {"ingress": [{}]}},
+    "PodDisruptionBudget/demo-decode": {"spec": {"maxUnavailable": 9}},
+    "Role/demo-router": {"rules": []},
+    "RoleBinding/demo-router": {
         "subjects": [{"kind": "ServiceAccount", "name": "stranger", "namespace": "default"}]
     },
-    "service/demo": {"spec": {"selector": {"a": "b"}}},
-    "serviceaccount/demo-router": {
+    "Service/demo": {"spec": {"selector": {"a": "b"}}},
+    "ServiceAccount/demo-router": {
         "metadata": {"labels": {"tandem.dev/service": "demo", "a": "b"}}
     },
 }
@@ -76,11 +76,11 @@ EDITS: dict[str, Manifest] = {
 def live(harness: Harness, router: FakeRouter, node: Node) -> None:
     """All that the operator may come to do for a service."""
     for each in foreign_objects().values():
-        harness.kubectl("create", "-f", "-", stdin=json.dumps(each))
+        harness.make(each)
     harness.create(decode__scaling={"mode": "External"})
     harness.wait(lambda: harness.condition("Accepted")[1] == "NameTaken")
     for each in foreign_objects().values():
-        harness.kubectl("delete", f"{each['kind']}", each["metadata"]["name"])
+        harness.cluster.delete(each["kind"], harness.namespace, each["metadata"]["name"])
     harness.kubectl("create", "secret", "generic", "keys", "--from-literal=a=b")
     harness.kubectl("label", "secret", "keys", "tandem.dev/llmservices=allowed")
     harness.ready()
@@ -106,12 +106,13 @@ def _lose_a_node(harness: Harness, node: Node) -> None:
 
 
 def _change_by_hand(harness: Harness) -> None:
-    for name, patch in EDITS.items():
-        before = harness.kubectl("get", name, "-o", "jsonpath={.metadata.resourceVersion}")
-        harness.kubectl("patch", name, "--type=merge", "-p", json.dumps(patch))
-        path = ("get", name, "-o", "jsonpath={.metadata.managedFields[*].manager}")
-        assert before
-        assert "tandem-operator" in harness.kubectl(*path)
+    for place, patch in EDITS.items():
+        kind, _, name = place.partition("/")
+        harness.edit(kind, name, patch)
+        found = harness.cluster.get(kind, harness.namespace, name)
+        assert found is not None
+        managers = [each["manager"] for each in found["metadata"]["managedFields"]]
+        assert "tandem-operator" in managers
     deployment = sorted(harness.names("Deployment"))[0]
     harness.kubectl("set", "image", f"deployment/{deployment}", "main=other")
 

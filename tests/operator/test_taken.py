@@ -5,7 +5,6 @@ On a real API server, with objects as a person or another controller would have 
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
@@ -45,9 +44,9 @@ def test_each_kind_of_child_is_tried():
 def test_a_foreign_object_is_left_alone_and_named(harness: Harness, place: str):
     """Neither adopted, changed nor deleted, also under our labels; no pod starts beside it."""
     kind, labelled = PLACES[place]
-    metadata = {**FOREIGN[kind]["metadata"], "labels": OURS if labelled else {}}
-    name = metadata["name"]
-    harness.kubectl("create", "-f", "-", stdin=json.dumps({**FOREIGN[kind], "metadata": metadata}))
+    name = FOREIGN[kind]["metadata"]["name"]
+    metadata = {"name": name, "labels": OURS if labelled else {}}
+    harness.make({**FOREIGN[kind], "metadata": metadata})
     before = harness.cluster.get(kind, harness.namespace, name)
     assert before is not None
     harness.create(decode__scaling={"mode": "External"})
@@ -55,7 +54,7 @@ def test_a_foreign_object_is_left_alone_and_named(harness: Harness, place: str):
     assert f"{kind} {name} " in harness.condition("Accepted")[2]
     assert harness.condition("Ready")[1] == "NameTaken"
     assert harness.names("Deployment") <= {name}, "pods were started"
-    harness.kubectl("delete", "llm", "demo")
+    harness.cluster.delete("LLMService", harness.namespace, "demo")
     harness.wait_for(lambda: "demo-worker" not in harness.names("ServiceAccount"))
     after = harness.cluster.get(kind, harness.namespace, name)
     assert after is not None, "it was deleted"

@@ -41,9 +41,9 @@ def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
     wait_for(ready, READY_SECONDS, every=0.2)
 
 
-def test_offline(smollm2: Path) -> None:
+def test_offline(small: Path) -> None:
     """Each prompt has its answer."""
-    lines = run(str(EXAMPLES / "offline.py"), str(smollm2)).splitlines()
+    lines = run(str(EXAMPLES / "offline.py"), str(small)).splitlines()
     answers = [line for line in lines if " -> " in line]
     assert [line.partition(" -> ")[0] for line in answers] == [
         "'Hello, my name is'",

@@ -15,7 +15,7 @@ from tests.screens.load import loaded
 KEY = "the-key-of-this-test"
 WHOLE = (
     "[...document.querySelectorAll('#calls .row')]"
-    ".filter(e => e.querySelector('.status.good') && e.innerText.includes('→ 24'))"
+    ".filter(e => e.querySelector('.status.good') && e.innerText.includes('→ 300'))"
 )
 """Rows of requests that came to their end, the latest first."""
 needs_browser = pytest.mark.skipif(
@@ -25,11 +25,11 @@ pytestmark = [needs_browser, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
-def stack(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One prefill and one decode worker, and a router that asks for a key."""
     log = tmp_path_factory.mktemp("ui") / "stack.log"
     flags = ["--api-key", KEY]
-    with Stack.running(str(smollm2), log, router_flags=flags) as stack:
+    with Stack.running(str(small), log, router_flags=flags) as stack:
         yield stack
 
 
@@ -74,7 +74,7 @@ def test_it_draws_the_fleet_and_its_requests(stack: Stack, page: Page) -> None:
     roles = page.run("[...document.querySelectorAll('#fleet .box')].map(e => e.classList[1])")
     assert roles == ["router", "prefill", "decode"]
     assert page.run("document.querySelectorAll('#fleet .way.kv.up').length") == 1
-    with loaded(stack.url, clients=2, key=KEY, max_tokens=24):
+    with loaded(stack.url, clients=2, key=KEY, max_tokens=300):
         page.wait_for("document.querySelectorAll('#fleet .dot.tokens').length > 0")
         page.wait_for("document.querySelectorAll('#fleet .dot.kv').length > 0")
         where = "document.querySelector('#fleet .dot.tokens').getAttribute('cx')"
@@ -118,9 +118,9 @@ def test_it_chats(stack: Stack, page: Page) -> None:
 
 
 @pytest.mark.full
-def test_it_says_that_the_router_is_gone(smollm2: Path, tmp_path: Path, page: Page) -> None:
+def test_it_says_that_the_router_is_gone(small: Path, tmp_path: Path, page: Page) -> None:
     """And what it showed stays."""
-    with Stack.running(str(smollm2), tmp_path / "log", prefill=0) as alone:
+    with Stack.running(str(small), tmp_path / "log", prefill=0) as alone:
         page.open(f"{alone.url}/ui")
         page.wait_for("document.querySelectorAll('#fleet .box.decode').length === 1")
     page.wait_for("document.getElementById('state').classList.contains('lost')")

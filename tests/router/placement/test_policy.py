@@ -18,7 +18,7 @@ from tandem.router.dispatch.ladder import Ladder
 from tandem.router.placement.eligible import wait_for_room
 from tandem.router.placement.forecast import Targets, miss_chance
 from tandem.router.placement.policy import PlacementPolicy
-from tandem.router.placement.rates import Rates, measured
+from tandem.router.placement.rates import Rates, measured, with_mixed_chunk
 from tandem.router.placement.snapshot import (
     Arrivals,
     Exclusions,
@@ -292,6 +292,18 @@ def test_times_of_other_workers_stand_in():
         1.8 * mixed.compute(500, 1000, Crowd(0)), rel=0.06
     )
     assert mixed.mixed_chunk(view(3, D, mixed_chunk_tokens=800, bounds_steps=True), 25_000) == 400
+
+
+def test_a_worker_that_has_made_no_mixed_step_is_assumed_to_fill_the_target():
+    """It reports the least chunk until then, by which it would never be sent a prompt."""
+    known = measured((view(1, P, prompt_steps=((2000, 0.04),), decode_steps=((1, 0.006),)),))
+    assert known is not None
+    new = view(2, D, bounds_steps=True, mixed_chunk_tokens=64, chunk_tokens=64, num_decoding=4)
+    seen = with_mixed_chunk(new, known.of(new), 0.025)
+    assert known.step(Crowd(4), seen.mixed_chunk_tokens) == pytest.approx(0.8 * 0.025, rel=0.01)
+    assert seen.chunk_tokens == seen.mixed_chunk_tokens
+    measured_one = replace(new, beside_steps=((64, 0.001),))
+    assert with_mixed_chunk(measured_one, known.of(measured_one), 0.025) is measured_one
 
 
 def test_contexts_of_requests_since_the_report_are_like_the_others():

@@ -209,9 +209,11 @@ def forecast_pair(
 ) -> Forecast:
     """Predict a hand-off: prefill on one worker, decode on the other."""
     producer, consumer, targets = prefilling.worker, decoding.worker, outlook.targets
-    last = prefilling.last_chunk * producer.token_bytes
-    sending = last / pace.bytes_per_s if pace.bytes_per_s else 0.0
-    second = HANDOFF_SECONDS + sending + pace.wait + HANDOFF_STEPS * decoding.step
+    second = HANDOFF_SECONDS + pace.wait + HANDOFF_STEPS * decoding.step
+    if pace.bytes_per_s:
+        tokens, token = uncached(outlook.prompt, consumer), producer.token_bytes / pace.bytes_per_s
+        last = min(tokens, prefilling.last_chunk) * token
+        second += max(last, tokens * token - prefilling.alone)  # the rest is sent meanwhile
     second += decoding.room
     missing = prefilling.mixed + prefilling.late(prefilling.ttft, targets)
     missing += miss_chance(second, targets.ttft, FIRST_SHARPNESS) + decoding.gaps

@@ -32,7 +32,7 @@ from tandem.router.placement.forecast import (
     forecast_prompt,
 )
 from tandem.router.placement.pulls import PullPlan, best_pulls
-from tandem.router.placement.rates import Rates, measured
+from tandem.router.placement.rates import Rates, measured, with_mixed_chunk
 from tandem.router.placement.snapshot import (
     UNUSED,
     Exclusions,
@@ -101,7 +101,7 @@ class PlacementPolicy:
         self, prompt: PromptFacts, fleet: FleetSnapshot, exclusions: Exclusions
     ) -> Placement | None:
         """Return the cheapest way outside ``exclusions``; None if there is none."""
-        usable = _usable(prompt, fleet, exclusions)
+        usable = _usable(prompt, fleet, exclusions, self.targets.itl)
         if prompt.query_key is not None:
             return _by_key(prompt.query_key, usable.prefill or usable.decode)
         free = prompt.shape is None and (prompt.pooled or not exclusions.no_handoff)
@@ -174,17 +174,20 @@ class PlacementPolicy:
         return not self.strict and any(each.role is WorkerRole.DECODE for each in fleet.workers)
 
 
-def _usable(prompt: PromptFacts, fleet: FleetSnapshot, exclusions: Exclusions) -> _Usable:
-    found = usable_workers(prompt, fleet, exclusions)
+def _usable(
+    prompt: PromptFacts, fleet: FleetSnapshot, exclusions: Exclusions, itl: float
+) -> _Usable:
+    able = usable_workers(prompt, fleet, exclusions)
     known = measured(fleet.workers)
     default = known or Rates()
+    rates = {each.incarnation: default.of(each) for each in able}
+    found = [with_mixed_chunk(each, rates[each.incarnation], itl) for each in able]
     prefill = [
         each
         for each in found
         if each.role is WorkerRole.PREFILL and each.incarnation not in exclusions.prefill
     ]
     decode = [each for each in found if each.role is WorkerRole.DECODE]
-    rates = {each.incarnation: default.of(each) for each in found}
     return _Usable(
         fitting(prompt, prefill),
         long_enough(prompt, fitting(prompt, decode)),

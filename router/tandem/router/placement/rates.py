@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.protocol.steps import Crowd, StepTimes, crowd_seconds, seconds_at
 from tandem.router.placement.snapshot import WorkerView
 
 UNKNOWN_CHUNK = 512
 """Prompt tokens of a step on a worker that has not reported any."""
+UNMEASURED_SHARE, MOST_UNMEASURED = 0.8, 2048
+"""Share of the target of gaps that a mixed step of a worker without any is assumed to take, and its
+most prompt tokens."""
 UNKNOWN_PROMPT: StepTimes = ((512, 0.05),)
 UNKNOWN_DECODE: StepTimes = ((1, 0.02), (64, 0.04))
 """Times that are assumed while no worker has measured any."""
@@ -129,6 +132,27 @@ def measured(workers: Sequence[WorkerView]) -> Rates | None:
         next((each.context_s for each in workers if each.context_s), 0.0),
         first.steepness,
     )
+
+
+def with_mixed_chunk(worker: WorkerView, rates: Rates, itl: float) -> WorkerView:
+    """Return the worker with the chunks that it will have after its first mixed steps.
+
+    A worker that bounds the time of its steps reports the least chunk until it has measured one, so
+    it would never be sent a prompt. Its steps are assumed to fill a share of ``itl``, the target of
+    gaps in seconds, by the times of other workers.
+    """
+    if not worker.bounds_steps or worker.beside_steps:
+        return worker
+    decodes = max(worker.crowd, Crowd(1))
+    low, high = max(1, worker.mixed_chunk_tokens), MOST_UNMEASURED
+    while low < high:
+        middle = (low + high + 1) // 2
+        if rates.step(decodes, middle) <= UNMEASURED_SHARE * itl:
+            low = middle
+        else:
+            high = middle - 1
+    chunk = low if worker.crowd.streams else worker.chunk_tokens
+    return replace(worker, chunk_tokens=chunk, mixed_chunk_tokens=low)
 
 
 def chunk_of(worker: WorkerView) -> int:

@@ -6,8 +6,9 @@ below.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeVar, get_type_hints
 
@@ -54,24 +55,25 @@ def required(help: str) -> Any:  # noqa: A002  as above
     return field(metadata={"help": help, "choices": (), "unit": ""})
 
 
-def settings_of(config: type) -> Iterator[Setting]:
-    """Yield the settings of one config class, in field order. Other fields are skipped."""
+@cache
+def settings_of(config: type) -> tuple[Setting, ...]:
+    """Return the settings of one config class, in field order. Other fields are skipped."""
     hints = get_type_hints(config)
-    for each in fields(config):
-        if "help" not in each.metadata:
-            continue
-        missing = each.default is MISSING
-        yield Setting(
+    return tuple(
+        Setting(
             name=each.name,
             type=hints[each.name],
-            default=None if missing else each.default,
+            default=None if each.default is MISSING else each.default,
             help=each.metadata["help"],
             choices=each.metadata["choices"],
             aliases=each.metadata.get("aliases", {}),
             unit=each.metadata["unit"],
             group=config.__name__,
-            required=missing,
+            required=each.default is MISSING,
         )
+        for each in fields(config)
+        if "help" in each.metadata
+    )
 
 
 def check_integer(param: str, value: object, low: int, high: int | None = None) -> None:
@@ -116,7 +118,7 @@ def check_flag(param: str, value: object) -> None:
         raise InvalidParameter(param, value, "true or false")
 
 
-def check_choices(config: object) -> None:
+def check_choices(config: Any) -> None:
     """Raise InvalidParameter for a value that is not among its setting's choices; an alias is
     replaced by its choice."""
     for each in settings_of(type(config)):

@@ -121,7 +121,7 @@ def check_flag(param: str, value: object) -> None:
 def check_choices(config: Any) -> None:
     """Raise InvalidParameter for a value that is not among its setting's choices; an alias is
     replaced by its choice."""
-    for each in settings_of(type(config)):
+    for each in settings_of(config.__class__):
         value = getattr(config, each.name)
         if isinstance(value, str) and value in each.aliases:
             value = each.aliases[value]

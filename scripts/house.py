@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LIMITS = ROOT / "house.toml"
 FLAGS = ROOT / "docs" / "reference" / "flags.md"
+HELP_WORDS = 25
 BANNED = frozenset({
     "As", "At", "By", "For", "From", "How", "In", "Of", "To", "What", "Where", "Whether", "Who",
     "With",
@@ -45,9 +46,17 @@ def figures() -> dict[str, int]:
         "tests_lines": sum(map(lines, (ROOT / "tests").rglob("*.py"))),
         "bench_lines": sum(map(lines, (ROOT / "bench").rglob("*.py"))),
         "flags": len(re.findall(r"^\| `--", FLAGS.read_text(), re.MULTILINE)),
+        "long_helps": sum(len(text.split()) > HELP_WORDS for text in helps()),
         "banned_docstrings": sum(is_banned(node) for node in nodes),
         "modules_in_circles": len(in_circles(imports_of(trees))),
     }
+
+
+def helps() -> Iterator[str]:
+    """Yield the help of each flag, without its unit."""
+    for row in FLAGS.read_text().splitlines():
+        if row.startswith("| `--"):
+            yield row.rstrip("| ").rpartition("| ")[2].partition(" Unit: ")[0]
 
 
 def lines(path: Path) -> int:

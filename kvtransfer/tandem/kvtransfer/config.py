@@ -30,19 +30,14 @@ class KVTransferConfig:
 
     kv_connector: str = setting(
         "auto",
-        "Mover of KV bytes; auto is nixl, and tcp where nixl cannot load; with --kv-node-folder it "
-        "is cuda_p2p (on GPUs) or shm (on CPUs) first, link by link. cuda_p2p and shm are for "
-        "workers of one machine: a decode worker maps its peers' memory, of GPUs or of the host, "
-        "and copies blocks itself; cuda_p2p_agent and shm_agent have the agent of the node copy "
-        "for it (tandem node-agent). With --kv-node-folder cuda_p2p and shm are either, as "
-        "--kv-node-copy says, and nothing else.",
+        "Transport of KV. auto: nixl or tcp; with --kv-node-folder first cuda_p2p or shm,"
+        " link by link. The _agent transports copy by the node's agent.",
         choices=CONNECTORS,
     )
     kv_slot_bytes: int | None = setting(
         None,
-        "Size of a send or receive slot; raised to one KV block and its header if below. None is "
-        "128 MiB where slots lie in GPU memory (less on a GPU of under 128 GiB), 4 MiB in the "
-        "host's, and 32 MiB there for a GPU's blocks.",
+        "Size of a slot, at least one KV block. None: 128 MiB in GPU memory, 4 MiB in "
+        "host memory (GPU blocks: 32 MiB).",
         unit="bytes",
     )
     kv_send_slots: int = setting(16, "Send slots of a worker that exports KV.", unit="slots")
@@ -64,9 +59,8 @@ class KVTransferConfig:
     """Admitted hand-offs, running or queued, in multiples of the quota."""
     kv_pull_peers: int = setting(
         0,
-        "Other workers of the service to which this one keeps links, so that it can pull the start "
-        "of a prompt that they have cached where that is sooner than computing it; it lends to "
-        "others alike. 0 does neither. Takes slots and threads once more, as a hand-off does.",
+        "Workers from which this one may pull cached prefixes, and to which it lends its "
+        "own. Each takes slots and threads. 0: none.",
         unit="workers",
     )
     kv_pull_quota: float = 0.3
@@ -77,8 +71,8 @@ class KVTransferConfig:
     """Time for which the OPEN of a consumer waits until the request is admitted here."""
     kv_transfer_seconds: float = setting(
         20.0,
-        "A load that makes no progress for this long, with parts due, has failed; a link on which "
-        "a read hangs for so long, and no later one ends, is made again.",
+        "Time without progress after which a load has failed. A link whose reads hang as "
+        "long is connected again.",
         unit="s",
     )
     kv_commit_seconds: float = 5.0
@@ -106,15 +100,14 @@ class KVTransferConfig:
     )
     kv_preflight: str = setting(
         "warn",
-        "What becomes of a link whose pattern comes slower than --kv-min-megabytes-per-second: "
-        "warn says so, require does not use it (auto goes on to the next connector), off does "
-        "nothing.",
+        "Effect of a new link below --kv-min-megabytes-per-second. warn: logged; require:"
+        " not used, and auto tries the next connector; off: none.",
         choices=PREFLIGHTS,
     )
     kv_min_megabytes_per_second: int | None = setting(
         None,
-        "Rate that a new link must give, by the best of three reads of its pattern; none: any. A "
-        "fast link requires more --kv-probe-bytes: a short read mostly waits.",
+        "Rate that a new link must reach in the best of three probes. None: any. A fast "
+        "link requires more --kv-probe-bytes.",
         unit="MB/s",
     )
     kv_control_host: str = setting(
@@ -127,24 +120,20 @@ class KVTransferConfig:
     )
     kv_node_folder: str | None = setting(
         None,
-        "Folder in which workers of one machine meet for cuda_p2p and shm, the same for all of "
-        "them; none is a folder of this user's own among the temporary files. Named, it has auto "
-        "try cuda_p2p or shm first; tandem up names one where workers have GPUs.",
+        "Folder that workers of one machine share for cuda_p2p and shm; auto then tries "
+        "these first. None: a folder of the user.",
     )
     kv_node_copy: str = setting(
         "auto",
-        "Who copies KV between workers that meet in --kv-node-folder, where --kv-connector is "
-        "auto, cuda_p2p or shm: direct, the decode worker, which has to see both GPUs; agent, the "
-        "node's agent (tandem node-agent), which alone has to; auto tries one, then the other, "
-        "link by link.",
+        "Process that copies KV between workers of --kv-node-folder. direct: the decode "
+        "worker, which sees both GPUs; agent: tandem node-agent; auto: the first that "
+        "works.",
         choices=NODE_COPIES,
     )
     kv_wire_dtype: str = setting(
         "auto",
-        "Type in which KV travels; auto is the one in which it is held, fp8 is float8_e4m3 with a "
-        "scale for each head of K and V of each layer in each block: half the bytes of bfloat16, "
-        "and other tokens now and then. It holds for a link if either end asks for it, and only "
-        "where KV goes through slots: auto leaves out what maps memory.",
+        "Type of KV on the wire. auto: as stored; fp8: half the bytes of bfloat16, tokens"
+        " may differ, KV goes through slots. One end suffices.",
         choices=tuple(WireDtype),
     )
     kv_data_port: int = setting(0, "First port to try for the tcp connector; 0 takes any free.")

@@ -36,8 +36,8 @@ class OperatorSettings(TracingConfig):
     )
     service_pull_secrets: tuple[str, ...] = setting(
         (),
-        "Secret with which nodes pull the images of services that name none; may be given more "
-        "than once. It must be in each service's namespace. Pods that run keep their own.",
+        "Secret with which nodes pull images of services that name none; may be given "
+        "more than once. Each service's namespace requires it.",
     )
     pod_host: str = setting(
         "",
@@ -60,8 +60,8 @@ class OperatorSettings(TracingConfig):
     )
     allow_privileged_pods: bool = setting(
         False,
-        "Let podTemplates go beyond the baseline Pod Security profile: whoever may create an "
-        "LLMService may then be root on nodes, where Pod Security does not say otherwise.",
+        "Allow podTemplates beyond the baseline Pod Security profile. Creators of an "
+        "LLMService may then be root on nodes.",
     )
     allow_any_secret: bool = setting(
         False,
@@ -81,8 +81,8 @@ class OperatorSettings(TracingConfig):
     )
     router_silence_seconds: float = setting(
         4.0,
-        "A router whose address has not answered for this long, while one on another node does, is "
-        "taken out of the Service; 0 leaves a dead node to Kubernetes, which takes 40 s and more.",
+        "Silence after which a router leaves the Service, while a router of another node "
+        "answers. 0: left to Kubernetes, 40 s or more.",
     )
     model_jobs: int = setting(10, "Jobs that fetch or read models at the same time, at most.")
     unschedulable_seconds: float = setting(60.0, "Pods pending this long count as unschedulable.")

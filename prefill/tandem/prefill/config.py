@@ -17,10 +17,8 @@ class PrefillConfig:
 
     prefill_chunk_tokens: int | None = setting(
         None,
-        "Tokens of one prompt in one step, at most: what is computed can be sent meanwhile. None "
-        f"is {GPU_CHUNK} on a GPU, where a step of fewer costs more than it brings (and for a "
-        "prompt that is alone as many as a step holds, where KV is copied between GPUs of one "
-        f"machine), {CPU_CHUNK} on a CPU.",
+        "Prompt tokens of a step; KV of a chunk is sent while the next is computed. None:"
+        f" {GPU_CHUNK} on a GPU, {CPU_CHUNK} on a CPU.",
         unit="tokens",
     )
 

@@ -97,8 +97,8 @@ class RouterConfig(TracingConfig, Limits):
     )
     allowed_host: tuple[str, ...] = setting(
         (),
-        "Name that requests may have as Host while --host is a loopback address, next to the names "
-        "of that address; may be given more than once.",
+        "Host header that is accepted on a loopback address, next to that address's "
+        "names; may be given more than once.",
     )
     allowed_methods: tuple[str, ...] = setting(("*",), "Method that such pages may use, or *.")
     allowed_headers: tuple[str, ...] = setting(("*",), "Header that such pages may send, or *.")
@@ -110,9 +110,8 @@ class RouterConfig(TracingConfig, Limits):
     )
     admin_api_key: tuple[str, ...] = setting(
         (),
-        "Bearer token that administration (/abort_requests, /is_sleeping, /log_level, "
-        "/reset_prefix_cache, /server_info, /sleep, /start_profile, /stop_profile, /wake_up) asks "
-        "for; may be given more than once. It opens everything else, too.",
+        "Bearer token of administration (/sleep, /wake_up, /abort_requests, "
+        "/start_profile and the like) and of all else; may be given more than once.",
     )
     admin_api_keys_dir: str | None = setting(
         None, "Folder whose files hold one such key each; a file that changes is read again."
@@ -122,19 +121,19 @@ class RouterConfig(TracingConfig, Limits):
     )
     share_prefix_cache: bool = setting(
         False,
-        "Let requests of different API keys share cached prefixes. Then the time and cached_tokens "
-        "of an answer can tell one client what another one has asked.",
+        "Share cached prefixes between API keys. The time and cached_tokens of an answer "
+        "then reveal what other clients sent.",
     )
     request_timeout: float = setting(600.0, "Deadline of a request, from arrival to last token.")
     max_attempts: int = setting(
         3,
-        "Attempts at one request that may fail with nothing new said. Up to eight that brought its "
-        "answer on may fail beside them, unless this is 1: then nothing is tried again.",
+        "Failed attempts of a request without a new token. Up to eight further ones may "
+        "fail after new tokens. 1: no retry.",
     )
     strict_handoff: bool = setting(
         False,
-        "Hand off every prompt while a prefill worker and its link are up. If off, a prompt goes "
-        "where measured times predict the least cost: to a pair, or whole to one worker.",
+        "Hand off every prompt while a prefill worker and its link are up. Off: the way "
+        "with the least predicted cost.",
     )
     handoff_patience: float | None = setting(
         None,
@@ -167,21 +166,19 @@ class RouterConfig(TracingConfig, Limits):
     max_queue_age: float = setting(60.0, "A request that waited this long is answered 503.")
     health: str = setting(
         "auto",
-        "What /health answers. ready: 503 until the fleet is first ready, then 200 while requests "
-        "could be served. live: 200 while the process answers. auto: live with discovery "
-        "kubernetes, where it is a liveness probe, else ready.",
+        "Answer of /health. ready: 503 until the fleet is ready; live: 200 while the "
+        "process runs; auto: live with discovery kubernetes, else ready.",
         choices=("auto", "ready", "live"),
     )
     ready_prefill: int = setting(
         0,
-        "Prefill workers with a link to a decode worker before /ready first answers 200; with "
-        "ready_decode 0, or a model that draws no tokens, those that are up.",
+        "Prefill workers, linked to a decode worker, before /ready first answers 200; "
+        "without decode workers, those that are up.",
     )
     ready_decode: int = setting(
         1,
-        "Decode workers before /ready first answers 200. 0 is a fleet of prefill workers alone, "
-        "which gives vectors and scores: one worker of either role is enough. So it is for a model "
-        "that draws no tokens, whatever this says.",
+        "Decode workers before /ready first answers 200. 0: one worker of either role, as"
+        " for a model that samples no tokens.",
     )
     drain_timeout: float = setting(
         30.0, "How long requests under way may take to end after a signal to stop."
@@ -213,8 +210,8 @@ class RouterConfig(TracingConfig, Limits):
     access_log: bool = setting(False, "Log a line per request.")
     traces_sample_ratio: float = setting(
         1.0,
-        "Share of calls that a trace is begun for, where there is an endpoint; a call that belongs "
-        "to a trace follows that one's choice, as workers follow the router's.",
+        "Share of calls that begin a trace, if there is an endpoint. A call that belongs "
+        "to a trace follows that trace's choice.",
     )
 
     def __post_init__(self) -> None:

@@ -47,8 +47,8 @@ class CacheConfig:
     )
     kv_offloading_size: float | None = setting(
         None,
-        "Host memory for KV blocks that the cache loses, from where equal prefixes are loaded "
-        "instead of computed; over all ranks together. None offloads nothing.",
+        "Host memory for KV blocks that the cache evicts, over all ranks. Equal prefixes "
+        "are loaded from it. None: no offloading.",
         unit="GiB",
     )
     kv_cache_dtype: str = setting(

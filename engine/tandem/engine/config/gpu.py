@@ -26,14 +26,14 @@ class GPUConfig:
     enforce_eager: bool = setting(False, "Launch every kernel by itself instead of CUDA graphs.")
     max_cudagraph_capture_size: int | None = setting(
         None,
-        "Tokens of the largest step that a CUDA graph is captured for; none is 2048, and for an "
-        "encoder the largest step that there can be.",
+        "Tokens of the largest step with a CUDA graph. None: 2048; for an encoder, the "
+        "largest step.",
         unit="tokens",
     )
     device_peak_flops: float | None = setting(
         None,
-        "Operations a second that a device can do at most, for its shares in use (MFU); none is "
-        "its data sheet's where the driver's name of it is known, and else no share.",
+        "Peak operations a second of the device, for MFU. None: of its data sheet, if the"
+        " device is known.",
     )
     device_peak_bytes_per_second: float | None = setting(
         None,

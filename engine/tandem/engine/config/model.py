@@ -57,8 +57,8 @@ class ModelConfig:
     )
     max_logprobs: int = setting(
         DEFAULT_MAX_LOGPROBS,
-        "Best tokens per position that a request may ask for, at most; -1 is all of the "
-        "vocabulary, which costs the router much for every token.",
+        "Most likely tokens per position that a request may ask for; -1 is the whole "
+        "vocabulary, which is expensive for the router.",
     )
     enable_prompt_embeds: bool = setting(
         False,
@@ -75,8 +75,8 @@ class ModelConfig:
     )
     revision: str | None = setting(
         None,
-        "Of a hub id: branch, tag or commit that is fetched. Of a folder: digest of weights and "
-        "config; workers exchange KV only within one. None is computed from the folder.",
+        "Branch, tag or commit of a hub id; digest of weights and config of a folder. "
+        "None: computed. Workers of one revision exchange KV.",
     )
 
     def __post_init__(self) -> None:

@@ -59,9 +59,9 @@ class SchedulerConfig:
     )
     max_num_mixed_tokens: int | None = setting(
         None,
-        "Tokens of a step with decodes, prompt chunks included. Fewer keep the gaps between tokens "
-        f"short. None: {GPU_MIXED_TOKENS_PER_DECODE} for each decode and {GPU_LEAST_MIXED_TOKENS} "
-        f"at least on a GPU, {CPU_MIXED_TOKENS_PER_DECODE} and {CPU_LEAST_MIXED_TOKENS} on a CPU.",
+        "Tokens of a step with decodes. Fewer shorten gaps between tokens. None: "
+        f"{GPU_MIXED_TOKENS_PER_DECODE} a decode, at least {GPU_LEAST_MIXED_TOKENS} (GPU) "
+        f"or {CPU_LEAST_MIXED_TOKENS} (CPU).",
         unit="tokens",
     )
     mixed_tokens_per_decode: int | None = None
@@ -70,10 +70,8 @@ class SchedulerConfig:
     """Least tokens of a step with decodes that ``mixed_tokens_per_decode`` allows."""
     max_itl_ms: float | None = setting(
         None,
-        "Milliseconds that a step in which some sequence decodes may take for the sake of prompts, "
-        "by what steps here took so far, all but one of a hundred: as many prompt tokens as fit, "
-        f"{LEAST_CHUNK_TOKENS} at least, so that prompts get on, and no more before a prompt was "
-        "measured. Takes the place of the other bounds of mixed steps; none leaves it to those.",
+        "Time of a step with decodes: it holds as many prompt tokens as fit by measured "
+        f"times, at least {LEAST_CHUNK_TOKENS}. None: --max-num-mixed-tokens.",
         unit="ms",
     )
     long_prefill_token_threshold: int | None = setting(

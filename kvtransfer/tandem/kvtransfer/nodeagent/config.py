@@ -13,8 +13,8 @@ class NodeAgentConfig:
 
     kv_node_folder: str | None = setting(
         None,
-        "Folder in which workers of this machine meet the agent, the same for all of them; none is "
-        "a folder of this user's own among the temporary files.",
+        "Folder that workers of this machine share with the agent. None: a folder of the "
+        "user among the temporary files.",
     )
     agent_group: int | None = setting(
         None,

@@ -88,6 +88,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_runtest_teardown() -> None:
+    """Freeze again what a test has unfrozen: each full pass over all modules takes a second."""
+    if not gc.get_freeze_count():
+        gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The prepared folder of the embedded default: SmolLM2-135M-Instruct, weights in float32."""

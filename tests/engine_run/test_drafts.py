@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 from tests.engine_plan.drafting import Drafter, Guess, guesses
@@ -66,13 +67,24 @@ def told_by(
     return tokens, scores, drafter.taken
 
 
-def check_drafted(params: SamplingParams, *, wrong_every: int, **settings) -> int:
+def ready(name: str, **settings) -> CPUEngine:
+    """An engine with all prompts, to be continued by the parameters of this name."""
+    made = engine(**settings)
+    for prompt in PROMPTS:
+        made.add(prompt, COUNT, PARAMS[name])
+    return made
+
+
+@cache
+def undrafted(name: str) -> tuple[dict[str, list[int]], dict[str, list[TokenLogprobs]]]:
+    """Tokens and scores without drafts."""
+    return told_by(ready(name))[:2]
+
+
+def check_drafted(name: str, *, wrong_every: int, **settings) -> int:
     """Without drafts and with them: the same; how many proposals were taken."""
-    plain, drafted = engine(), engine(**settings)
-    for each in (plain, drafted):
-        for prompt in PROMPTS:
-            each.add(prompt, COUNT, params)
-    tokens, scores, _ = told_by(plain)
+    tokens, scores = undrafted(name)
+    drafted = ready(name, **settings)
     guess = guesses(tokens, most=4, wrong_every=wrong_every, vocab=VOCAB)
     again, scores_again, taken = told_by(drafted, guess)
     drafted.core.close()
@@ -90,7 +102,7 @@ def check_drafted(params: SamplingParams, *, wrong_every: int, **settings) -> in
 @pytest.mark.parametrize("name", PARAMS)
 def test_drafts_change_no_token(name, overlap, wrong_every):
     """Right and wrong ones: tokens and scores are those of steps one by one."""
-    taken = check_drafted(PARAMS[name], wrong_every=wrong_every, async_scheduling=overlap)
+    taken = check_drafted(name, wrong_every=wrong_every, async_scheduling=overlap)
     assert taken > 10
 
 
@@ -98,7 +110,7 @@ def test_drafts_change_no_token(name, overlap, wrong_every):
 def test_drafts_under_preemption(overlap):
     """Fewer blocks than all need: who is resumed with tokens that were accepted goes on."""
     settings = {"num_gpu_blocks_override": 11, "max_num_batched_tokens": 48}
-    assert check_drafted(PARAMS["penalties"], wrong_every=4, async_scheduling=overlap, **settings)
+    assert check_drafted("penalties", wrong_every=4, async_scheduling=overlap, **settings)
 
 
 def test_drafts_beside_scored_prompts_and_forks():

@@ -1,116 +1,85 @@
-"""Measure the cost of each backend of structured output on a CPU: compiles, and masks a row.
+"""Measure the processor time of each backend of structured output: a compile, and a mask.
 
-    python bench/engine/grammars.py [--texts 40 --out bench/results/grammars_cpu.json]
+    python bench/engine/grammars.py [--texts 10]
 
-The embedded model's vocabulary (49,152 tokens), no engine. Texts of one kind differ in a name, so
-that none is compiled twice. Masks are made along random answers: all, and those of states that no
-answer under the text has stood in before (an answer's first way through a grammar).
+The embedded model's vocabulary (49,152 tokens), no engine, the libraries in this process. Forms of
+one kind differ in a name, so that none is compiled twice. Masks are made along random answers.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tandem.engine.structured.backends import make_compiler
-from tandem.engine.structured.constraint import make_mask
-from tandem.engine.structured.grammar import Compiler
+from tandem.engine.structured.backends.guidance import GuidanceBackend
+from tandem.engine.structured.child import BACKENDS, tokens_of
+from tandem.engine.structured.process import PREPARED
 from tandem.hub import DEFAULT_MODEL, prepare
 from tandem.protocol.structured import StructuredOutputsParams
 
 VOCAB = 49_152
-MASKS = 60
-"""Of each answer, at most."""
+MASKS = 40
+"""Most masks of an answer."""
+TEXT: dict[str, Any] = {"type": "string", "maxLength": 24}
+KINDS: dict[str, dict[str, Any]] = {
+    "flat": {
+        "name": TEXT,
+        "size": {"type": "integer"},
+        "kind": {"type": "string", "enum": ["a", "b"]},
+    },
+    "list": {"tags": {"type": "array", "items": TEXT, "maxItems": 4}},
+    "nested": {"at": {"type": "object", "properties": {"x": {"type": "number"}, "y": TEXT}}},
+}
 
 
-def texts_of(at: int) -> dict[str, StructuredOutputsParams]:
-    """The kinds, each of a name of its own."""
-    schema = {
-        "type": "object",
-        "properties": {
-            f"name_{at}": {"type": "string", "maxLength": 24},
-            "kind": {"enum": [f"a{at}", f"b{at}", None]},
-            "size": {"type": "number"},
-            "tags": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 4},
-        },
-        "required": [f"name_{at}", "size"],
-        "additionalProperties": False,
-    }
-    wanted = StructuredOutputsParams
-    return {
-        "choice of 50": wanted(choice=[f"Town {at} {each}" for each in range(50)]),
-        "phone": wanted(regex=rf"{at}-\d{{3}}-\d{{4}}"),
-        "words": wanted(regex=rf"{at}: ([A-Z][a-z]{{1,12}} ){{4,9}}[0-9]{{3}}"),
-        "any text": wanted(regex=f"{at}: .{{1,200}}"),
-        "schema": wanted(json=json.dumps(schema), disable_any_whitespace=True),
-    }
+def schema_of(kind: str, at: int) -> str:
+    """Return a schema with a property of its own."""
+    properties = {f"id_{at}": {"type": "boolean"}, **KINDS[kind]}
+    return json.dumps({"type": "object", "properties": properties, "required": [*properties]})
 
 
-def measure(compiler: Compiler, wanted: list[StructuredOutputsParams]) -> dict[str, float]:
-    """Figures of texts of one kind."""
-    draw, compiles, first, again = random.Random(0), list[float](), list[float](), list[float]()
-    for text in wanted:
-        started = time.perf_counter()
-        grammar = compiler.compile(text)
-        compiles.append(time.perf_counter() - started)
-        way: list[int] = []
-        for masks in (first, again):
-            grammar.reset()
-            for at in range(MASKS):
-                started = time.perf_counter()
-                mask = make_mask(grammar, VOCAB, ())
-                masks.append(time.perf_counter() - started)
-                if masks is first:
-                    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
-                    allowed = np.flatnonzero(bits)
-                    if not len(allowed):
-                        break
-                    way.append(int(draw.choice(allowed)))
-                if at == len(way):
-                    break
-                grammar.accept([way[at]])
-                if grammar.is_terminated:
-                    break
-    return {
-        "compile_ms_p50": 1e3 * statistics.median(compiles),
-        "compile_ms_p99": 1e3 * float(np.percentile(compiles, 99)),
-        "first_mask_us_p50": 1e6 * statistics.median(first),
-        "first_mask_us_p99": 1e6 * float(np.percentile(first, 99)),
-        "mask_us_p50": 1e6 * statistics.median(again),
-        "mask_us_p99": 1e6 * float(np.percentile(again, 99)),
-    }
+def measure(library: Any, prepared: Any, kind: str, texts: int) -> list[float]:
+    """Return the median milliseconds of a compile, a mask, and its 99th percentile."""
+    rng, compiles, masks = np.random.default_rng(0), list[float](), list[float]()
+    for at in range(texts):
+        wanted = StructuredOutputsParams(json=schema_of(kind, at))
+        began = time.process_time()
+        grammar = library.compile(prepared(wanted))
+        compiles.append(1e3 * (time.process_time() - began))
+        for _ in range(MASKS):
+            words = bytearray(VOCAB // 8)
+            began = time.process_time()
+            grammar.fill(memoryview(words))
+            masks.append(1e3 * (time.process_time() - began))
+            allowed = np.flatnonzero(
+                np.unpackbits(np.frombuffer(words, np.uint8), bitorder="little")
+            )
+            if not len(allowed):
+                break
+            grammar.accept([int(rng.choice(allowed))])
+    return [statistics.median(compiles), statistics.median(masks), float(np.percentile(masks, 99))]
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--texts", type=int, default=40, help="of each kind")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--texts", type=int, default=10, help="forms of each kind")
     args = parser.parse_args()
     folder = prepare(DEFAULT_MODEL, progress=False).path
-    found: dict[str, Any] = {"texts": args.texts, "vocabulary": VOCAB}
-    kinds = [texts_of(at) for at in range(args.texts)]
-    for backend in ("guidance", "outlines"):
-        compiler = make_compiler(backend, folder, VOCAB)
-        compiler.compile(StructuredOutputsParams(choice=["the process is up"]))
-        found[backend] = {
-            kind: {
-                name: round(value, 3)
-                for name, value in measure(compiler, [each[kind] for each in kinds]).items()
-            }
-            for kind in kinds[0]
-        }
-        compiler.close()
-        print(backend, json.dumps(found[backend], indent=1), flush=True)
-    if args.out is not None:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+    tokens = tokens_of(folder, VOCAB)
+    for name in ("guidance", *PREPARED):
+        library: Any = (
+            BACKENDS[name](tokens) if name in BACKENDS else GuidanceBackend(folder, VOCAB)
+        )
+        prepared = PREPARED.get(name, lambda wanted: wanted)
+        cells = [measure(library, prepared, kind, args.texts) for kind in KINDS]
+        row = " | ".join(", ".join(f"{value:.3g}" for value in each) for each in cells)
+        print(f"| `{name}` | {row} |", flush=True)
 
 
 if __name__ == "__main__":

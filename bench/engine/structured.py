@@ -28,8 +28,8 @@ import tokenizers
 from rig import QWEN3_8B, ROUTER, Rig
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from tandem.engine.structured.backends.guidance import GuidanceBackend
 from tandem.engine.structured.constraint import make_mask
-from tandem.engine.structured.llguidance import LLGuidanceCompiler
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
@@ -126,7 +126,7 @@ def schema_of(row: int) -> str:
 
 def alone(folder: Path, rows: int) -> dict[str, float]:
     """Compiles and masks with nothing beside them, one after the other."""
-    compiler = LLGuidanceCompiler(folder, QWEN3_8B["vocab_size"])
+    compiler = GuidanceBackend(folder, QWEN3_8B["vocab_size"])
     draw, compiles, masks = random.Random(0), list[float](), list[float]()
     for row in range(rows):
         wanted = StructuredOutputsParams(json=schema_of(row), disable_any_whitespace=True)

@@ -19,7 +19,7 @@ LIGHT = tuple(f"--only-group={name}" for name in ("hub", "router", "tracing", "m
 """Groups of the thin image; the router's brings all small packages of the worker."""
 ARGUMENTS = {"CHOICE": " ".join(LIGHT), "MOUNTED": PATH, "COMPILER": ""}
 """No compiler either: nodes of tests have no GPU."""
-WHOLE = tuple(f"--only-group={name}" for name in ("hub", "worker", "nixl", "outlines"))
+WHOLE = tuple(f"--only-group={name}" for name in ("hub", "worker", "nixl", "grammars"))
 PYTHON = "3.11"
 """Python of the made base."""
 FILL_SECONDS = 1800.0

@@ -10,7 +10,7 @@ from tests.engine_plan.builders import VOCAB, Harness, params_of
 from tests.waiting import Deadline
 
 from tandem.engine.structured import GrammarError, StructuredOutputManager
-from tandem.engine.structured.grammar import NotNow, Waits, untold
+from tandem.engine.structured.errors import NotNow
 from tandem.protocol.sampling import SamplingParams
 from tandem.protocol.structured import StructuredOutputsParams
 
@@ -59,14 +59,6 @@ class Paths:
         """See Grammar."""
         return not self._open and not self._compiler.late
 
-    def rollback(self, num_tokens: int) -> None:
-        """See Grammar."""
-        self._tokens = self._tokens[: len(self._tokens) - num_tokens]
-
-    def reset(self) -> None:
-        """See Grammar."""
-        self._tokens = ()
-
     def copy(self) -> Paths:
         """See Grammar."""
         other = Paths(self._answers, self._compiler)
@@ -96,11 +88,8 @@ class HandCompiler:
         self.may.set()
         self.masks.set()
 
-    is_preparing = False
-    """See Compiler."""
-
-    def compile(self, wanted: StructuredOutputsParams, _waits: Waits = untold, /) -> Paths:
-        """See Compiler."""
+    def compile(self, wanted: StructuredOutputsParams, /) -> Paths:
+        """See GrammarBackend."""
         text = wanted.regex or ""
         assert self.may.wait(SECONDS)
         assert text != self.held or self.let_go.wait(SECONDS)
@@ -113,7 +102,7 @@ class HandCompiler:
         return Paths(answers, self)
 
     def close(self) -> None:
-        """See Compiler."""
+        """See GrammarBackend."""
         self.closed = True
 
     def hold(self, held: bool) -> None:
@@ -134,7 +123,7 @@ class HandCompiler:
 
     def gate(self) -> StructuredOutputManager:
         """A manager over this compiler."""
-        return StructuredOutputManager(lambda: self, vocab_size=VOCAB)
+        return StructuredOutputManager(lambda name: self, vocab_size=VOCAB)
 
 
 def constrained(answers: str, **fields: Any) -> SamplingParams:

@@ -44,7 +44,7 @@ DEFAULTS = {
     "max_logprobs": 20,
     "enable_prompt_embeds": False,
     "logits_processors": (),
-    "structured_outputs_backend": "auto",
+    "structured_outputs_backend": "guidance",
     "torch_profiler_dir": None,
     "revision": None,
     "block_size": 16,
@@ -94,13 +94,11 @@ def test_defaults_are_pinned():
     assert {each.name: each.default for each in engine_settings()} == DEFAULTS
 
 
-def test_outlines_is_refused_where_its_package_is_not(tmp_path, monkeypatch):
-    """Before anything starts, and in words that say what to install; the others need it not."""
+def test_a_backend_is_refused_without_its_package(tmp_path, monkeypatch):
+    """Before anything starts, and the error names what to install."""
     monkeypatch.setattr(structured_outputs, "find_spec", lambda name: None)
-    with pytest.raises(InvalidParameter, match=r"install tandem-serving\[outlines\]"):
+    with pytest.raises(InvalidParameter, match=r"install tandem-serving\[grammars\]"):
         config_of(tmp_path, structured_outputs_backend="outlines")
-    auto = config_of(tmp_path, structured_outputs_backend="auto")
-    assert auto.structured_outputs.structured_outputs_backend == "auto"
 
 
 def test_every_setting_has_a_place():
@@ -249,7 +247,7 @@ def test_device_is_detected(monkeypatch):
         ("idle_poll_ms", -1),
         ("idle_poll_ms", 1001),
         ("idle_poll_ms", 2.5),
-        ("structured_outputs_backend", "xgrammar"),
+        ("structured_outputs_backend", "auto"),
         ("device", "tpu"),
         ("no_such_setting", 1),
     ],

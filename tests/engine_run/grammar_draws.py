@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tests.engine_run.patience import SECONDS
 
+from tandem.engine.structured.backends.base import Grammar, GrammarBackend
 from tandem.engine.structured.constraint import make_mask
-from tandem.engine.structured.grammar import Compiler, Grammar
-from tandem.engine.structured.llguidance import LLGuidanceCompiler
-from tandem.engine.structured.outlines import OutlinesCompiler
-from tandem.engine.structured.outlines.lanes import Lanes
 from tandem.protocol.structured import StructuredOutputsParams
 from tandem.text.tokenizer import Tokenizer
 
 VOCAB = 49152
-BACKENDS: dict[str, Callable[[Path, int], Compiler]] = {
-    "guidance": LLGuidanceCompiler,
-    "outlines": lambda folder, vocab: OutlinesCompiler(folder, vocab, Lanes(quick_seconds=SECONDS)),
-}
 MOST_TOKENS = 400
 PATIENCE = 24
 """Tokens after which what closes is preferred: else most texts would never end."""
 
 
-def compiled(compiler: Compiler, **fields: Any) -> Grammar:
+def compiled(compiler: GrammarBackend, **fields: Any) -> Grammar:
     """The grammar of a ``structured_outputs`` that is verified."""
     wanted = StructuredOutputsParams(**fields)
     wanted.verify()

@@ -12,9 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from tandem.engine.scheduler import constrained
-from tandem.engine.structured import manager
-from tandem.engine.structured.outlines import compile_process
-from tandem.engine.structured.outlines.lanes import Lanes
+from tandem.engine.structured import manager, process
 
 SECONDS = 100.0
 """Less than a test gets, so that it fails with words."""
@@ -26,9 +24,6 @@ def time_for_grammars() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manager.StructuredOutputManager, "seconds", SECONDS)
         patch.setattr(constrained, "MASK_SECONDS", SECONDS)
-        patch.setattr(compile_process, "START_SECONDS", SECONDS)
-        defaults = Lanes.__init__.__kwdefaults__
-        assert defaults is not None
-        for name in ("quick_seconds", "slow_seconds"):
-            patch.setitem(defaults, name, SECONDS)
+        for name in ("LOAD_SECONDS", "COMPILE_SECONDS", "TURN_SECONDS", "FOLLOW_SECONDS"):
+            patch.setattr(process, name, SECONDS)
         yield

@@ -16,17 +16,18 @@ from typing import Any
 import jsonschema
 import pytest
 import referencing
-from tests.engine_run.grammar_draws import BACKENDS, VOCAB, Drawer, compiled
+from tests.engine_run.grammar_draws import VOCAB, Drawer, compiled
 
-from tandem.engine.structured.grammar import Grammar, GrammarError
+from tandem.engine.structured.backends.base import Grammar
+from tandem.engine.structured.backends.guidance import GuidanceBackend
+from tandem.engine.structured.errors import GrammarError
 from tandem.text.tokenizer import Tokenizer
 
 SUITE = Path(__file__).parents[1] / "reference/json_schema_suite/tests/draft2020-12"
-FOLLOWED = {"guidance": 257, "outlines": 159}
+FOLLOWED = 257
 """Of 461 schemas; more is better, fewer is a loss."""
-LET_THROUGH = {"guidance": 0.8, "outlines": 0.5}
-"""Of the valid instances of schemas that are followed, at least. Outlines takes a schema without a
-type for one of the type that its first keyword is about."""
+LET_THROUGH = 0.8
+"""Share of the valid instances of followed schemas that are let through, at least."""
 DRAWS = [4, pytest.param(12, marks=pytest.mark.full)]
 """Texts of each schema."""
 WIDER = {"ECMA 262 \\S matches everything but whitespace"}
@@ -63,16 +64,10 @@ def tokenizer(smollm2: Path) -> Tokenizer:
     return Tokenizer.load(smollm2)
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    """Each that there is."""
-    return str(request.param)
-
-
 @pytest.fixture(scope="module")
-def grammars(smollm2: Path, backend: str) -> list[tuple[Case, Grammar | GrammarError]]:
+def grammars(smollm2: Path) -> list[tuple[Case, Grammar | GrammarError]]:
     """What became of each schema."""
-    compiler, made = BACKENDS[backend](smollm2, VOCAB), []
+    compiler, made = GuidanceBackend(smollm2, VOCAB), []
     for case in CASES:
         became: Grammar | GrammarError
         try:
@@ -80,7 +75,6 @@ def grammars(smollm2: Path, backend: str) -> list[tuple[Case, Grammar | GrammarE
         except GrammarError as error:
             became = error
         made.append((case, became))
-    compiler.close()
     return made
 
 
@@ -94,11 +88,11 @@ def followed(grammars: Grammars) -> Iterator[tuple[Case, Grammar]]:
             yield case, became
 
 
-def test_what_is_refused_is_named(grammars: Grammars, backend: str):
+def test_what_is_refused_is_named(grammars: Grammars):
     """By its keyword, or by why it cannot be followed; in a line."""
     refused = [(case, str(became)) for case, became in grammars if isinstance(became, GrammarError)]
 
-    assert len(grammars) - len(refused) >= FOLLOWED[backend]
+    assert len(grammars) - len(refused) >= FOLLOWED
     for case, words in refused:
         assert words.startswith(("a schema without ", "a schema that ")), (case, words)
         assert "\n" not in words
@@ -109,7 +103,7 @@ def test_what_is_refused_is_named(grammars: Grammars, backend: str):
                 assert f'"{keyword}"' in json.dumps(case.schema) or keyword.startswith("$dynamic")
 
 
-def test_nothing_invalid_is_let_through(grammars: Grammars, backend: str, tokenizer: Tokenizer):
+def test_nothing_invalid_is_let_through(grammars: Grammars, tokenizer: Tokenizer):
     """No instance that the suite calls invalid; most of those that it calls valid."""
     valid = let = 0
     for case, grammar in followed(grammars):
@@ -120,9 +114,7 @@ def test_nothing_invalid_is_let_through(grammars: Grammars, backend: str, tokeni
                 valid, let = valid + 1, let + taken
             elif case.description not in WIDER:
                 assert not taken, (case.file, case.description, test["description"], text)
-    assert let >= LET_THROUGH[backend] * valid, (
-        f"{let} of {valid}: narrower than the schemas by too much"
-    )
+    assert let >= LET_THROUGH * valid, f"{let} of {valid}: narrower than the schemas by too much"
 
 
 def accepts(grammar: Grammar, token_ids: list[int]) -> bool:

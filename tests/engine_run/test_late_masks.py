@@ -15,7 +15,7 @@ from tests.engine_run.patience import time_for_grammars
 from tandem.engine.request import Request
 from tandem.engine.scheduler.constrained import Constrained
 from tandem.engine.structured import constraint
-from tandem.engine.structured.grammar import Grammar
+from tandem.engine.structured.backends.base import Grammar
 from tandem.llm import LLM, SamplingParams, StructuredOutputsParams
 
 CHAT = [{"role": "user", "content": "Which city is the capital of France?"}]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tandem.engine.structured import GrammarError, NoCompiler
+from tandem.engine.structured import GrammarError, NoBackend
+from tandem.engine.structured.backends.guidance import GuidanceBackend
 from tandem.engine.structured.constraint import Constraint
-from tandem.engine.structured.llguidance import LLGuidanceCompiler
 from tandem.engine.structured.mask_threads import MaskThreads
 
 
@@ -77,5 +77,5 @@ def test_a_tokenizer_that_panics_is_refused(tmp_path: Path):
         "model": {"type": "BPE", "vocab": vocab, "merges": []},
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(NoCompiler, match=r"tokenizer\.json: assertion failed"):
-        LLGuidanceCompiler(tmp_path, 95)
+    with pytest.raises(NoBackend, match=r"tokenizer\.json: assertion failed"):
+        GuidanceBackend(tmp_path, 95)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,11 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from tandem.engine.request import Request, RequestGroup, TokenConstraint
 from tandem.engine.step import SeqId
-from tandem.engine.structured import StructuredOutputManager, llguidance
+from tandem.engine.structured import StructuredOutputManager
+from tandem.engine.structured.backends import guidance
+from tandem.engine.structured.backends.guidance import GuidanceBackend
 from tandem.engine.structured.constraint import Constraint
-from tandem.engine.structured.grammar import ExhaustedError, GrammarError
-from tandem.engine.structured.llguidance import LLGuidanceCompiler
+from tandem.engine.structured.errors import ExhaustedError, GrammarError
 from tandem.engine.structured.mask_threads import MaskThreads
 from tandem.protocol.ids import BlockHash
 from tandem.protocol.structured import StructuredOutputsParams
@@ -42,9 +42,10 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Structu
         "model": {"type": "BPE", "vocab": {c: at for at, c in enumerate(BYTES)}, "merges": []},
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    monkeypatch.setattr(llguidance, "LEXER_STATES", STATES)
-    compiler = partial(LLGuidanceCompiler, tmp_path, len(BYTES))
-    made = StructuredOutputManager(compiler, vocab_size=len(BYTES))
+    monkeypatch.setattr(guidance, "LEXER_STATES", STATES)
+    made = StructuredOutputManager(
+        lambda name: GuidanceBackend(tmp_path, len(BYTES)), vocab_size=len(BYTES)
+    )
     yield made
     made.close()
 
@@ -128,7 +129,7 @@ def test_an_answer_that_is_too_much_by_itself_is_an_error(
     manager: StructuredOutputManager, monkeypatch: pytest.MonkeyPatch
 ):
     """A new grammar is not replaced, nor is that of whoever comes after it."""
-    monkeypatch.setattr(llguidance, "LEXER_STATES", 40)
+    monkeypatch.setattr(guidance, "LEXER_STATES", 40)
     for number in range(2):
         request = request_for(number)
         constraint = let_in(manager, request)
@@ -199,14 +200,14 @@ def test_a_token_that_exhausts_a_grammar_is_followed_by_a_new_one(
         assert constraint.is_terminated
 
     first = Constraint(
-        Line(takes, masks),  # type: ignore[arg-type]
+        Line(takes, masks),
         bytes([1 << 1, 0, 0, 0]),
         vocab_size=32,
         ends=(),
         threads=threads,
         wake=lambda: None,
         refuse=lambda words: words,  # type: ignore[arg-type, return-value]
-        renew=renew,  # type: ignore[arg-type]
+        renew=renew,
     )
     second = first.fork()
     follow_on(first, TOKENS)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine_run.grammar_draws import BACKENDS, VOCAB, compiled
-from tests.engine_run.patience import time_for_grammars
+from tests.engine_run.grammar_draws import VOCAB, compiled
 
-from tandem.engine.structured.grammar import Compiler, Grammar, GrammarError
+from tandem.engine.structured.backends.base import Grammar, GrammarBackend
+from tandem.engine.structured.backends.guidance import GuidanceBackend
+from tandem.engine.structured.errors import GrammarError
 from tandem.text.tokenizer import Tokenizer
 
 UNKNOWN = [
@@ -36,13 +36,10 @@ OTHERS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
-def compiler(request: pytest.FixtureRequest, smollm2: Path) -> Iterator[Compiler]:
-    """Each backend over the model's tokenizer."""
-    with time_for_grammars():
-        made = BACKENDS[request.param](smollm2, VOCAB)
-        yield made
-        made.close()
+@pytest.fixture(scope="module")
+def compiler(smollm2: Path) -> GuidanceBackend:
+    """Over the model's tokenizer."""
+    return GuidanceBackend(smollm2, VOCAB)
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +58,14 @@ def allows(grammar: Grammar, tokenizer: Tokenizer, value: object) -> bool:
     return grammar.is_accepting
 
 
-def of(compiler: Compiler, schema: object) -> Grammar:
+def of(compiler: GrammarBackend, schema: object) -> Grammar:
     """The grammar of a schema."""
     return compiled(compiler, json=json.dumps(schema), disable_any_whitespace=True)
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_an_unknown_format_is_an_annotation(
-    compiler: Compiler, tokenizer: Tokenizer, name: str
+    compiler: GrammarBackend, tokenizer: Tokenizer, name: str
 ) -> None:
     """Wherever it stands: of properties, items, definitions, and next to other keywords."""
     text = {"type": "string", "format": name, "maxLength": 3}
@@ -92,14 +89,16 @@ def test_an_unknown_format_is_an_annotation(
 
 
 @pytest.mark.parametrize("name", ["date", "ipv4", "uuid"])
-def test_a_format_of_json_schema_holds(compiler: Compiler, tokenizer: Tokenizer, name: str) -> None:
+def test_a_format_of_json_schema_holds(
+    compiler: GrammarBackend, tokenizer: Tokenizer, name: str
+) -> None:
     """It is not taken for an annotation."""
     assert not allows(of(compiler, {"type": "string", "format": name}), tokenizer, "x")
 
 
 @pytest.mark.parametrize("keyword", OTHERS)
 def test_an_unknown_keyword_is_an_annotation(
-    compiler: Compiler, tokenizer: Tokenizer, keyword: str
+    compiler: GrammarBackend, tokenizer: Tokenizer, keyword: str
 ) -> None:
     """Of an object, of its properties, and next to a reference."""
     other = {keyword: OTHERS[keyword]}
@@ -114,12 +113,6 @@ def test_an_unknown_keyword_is_an_annotation(
 
     assert allows(of(compiler, schema), tokenizer, {"a": 55, "b": True})
     assert not allows(of(compiler, schema), tokenizer, {"a": "x", "b": True})
-
-
-@pytest.fixture(scope="module")
-def guidance(smollm2: Path) -> Compiler:
-    """The backend that follows patternProperties."""
-    return BACKENDS["guidance"](smollm2, VOCAB)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +151,7 @@ def guidance(smollm2: Path) -> Compiler:
     ],
 )
 def test_a_declared_property_keeps_to_patterns_too(
-    guidance: Compiler,
+    compiler: GrammarBackend,
     tokenizer: Tokenizer,
     schema: dict[str, Any],
     right: dict[str, Any],
@@ -166,11 +159,11 @@ def test_a_declared_property_keeps_to_patterns_too(
 ) -> None:
     """Its values are valid under both."""
     schema = {"type": "object", **schema}
-    assert allows(of(guidance, schema), tokenizer, right)
-    assert not allows(of(guidance, schema), tokenizer, wrong)
+    assert allows(of(compiler, schema), tokenizer, right)
+    assert not allows(of(compiler, schema), tokenizer, wrong)
 
 
-def test_a_required_property_without_a_value_is_named(guidance: Compiler) -> None:
+def test_a_required_property_without_a_value_is_named(compiler: GrammarBackend) -> None:
     """The error says which keywords exclude each other."""
     schema = {
         "type": "object",
@@ -180,4 +173,4 @@ def test_a_required_property_without_a_value_is_named(guidance: Compiler) -> Non
     }
     words = "a value for its required property 'a': properties, patternProperties and allOf"
     with pytest.raises(GrammarError, match=re.escape(words)):
-        of(guidance, schema)
+        of(compiler, schema)

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from tests.engine_run.grammar_draws import VOCAB, compiled
 
+from tandem.engine.structured.backends.base import Grammar
+from tandem.engine.structured.backends.guidance import GuidanceBackend
 from tandem.engine.structured.constraint import make_mask
-from tandem.engine.structured.grammar import Grammar, GrammarError
-from tandem.engine.structured.llguidance import LLGuidanceCompiler
+from tandem.engine.structured.errors import GrammarError
 from tandem.router.openai.bodies.schemas import ChatBody
 from tandem.router.openai.strict_calls import check_strict, strict_form
 from tandem.router.openai.strict_parameters import NotFollowed, parameters_form
@@ -70,9 +71,9 @@ def tokenizer(smollm2: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def compiler(smollm2: Path) -> LLGuidanceCompiler:
+def compiler(smollm2: Path) -> GuidanceBackend:
     """Over the model's tokenizer."""
-    return LLGuidanceCompiler(smollm2, VOCAB)
+    return GuidanceBackend(smollm2, VOCAB)
 
 
 def chat(**fields: Any) -> ChatBody:
@@ -122,7 +123,7 @@ def calls_in(text: str, format_: ToolFormat | ChannelFormat) -> list[tuple[str, 
 
 @pytest.mark.parametrize("name", HELD)
 def test_calls_are_valid_whatever_is_drawn(
-    compiler: LLGuidanceCompiler, tokenizer: Tokenizer, name: str
+    compiler: GuidanceBackend, tokenizer: Tokenizer, name: str
 ):
     """By every mark that begins a call: a tool that there is, arguments under its schema."""
     format_ = TOOL_FORMATS[name]
@@ -174,7 +175,7 @@ def begun(form: dict[str, Any]) -> dict[str, Any]:
     return first
 
 
-def of_form(compiler: LLGuidanceCompiler, form: dict[str, Any]) -> Grammar:
+def of_form(compiler: GuidanceBackend, form: dict[str, Any]) -> Grammar:
     """The grammar of a form."""
     tag = json.dumps({"type": "structural_tag", "format": form})
     return compiled(compiler, structural_tag=tag, disable_any_whitespace=True)
@@ -182,7 +183,7 @@ def of_form(compiler: LLGuidanceCompiler, form: dict[str, Any]) -> Grammar:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_calls_without_a_mark_are_valid_whatever_is_drawn(
-    compiler: LLGuidanceCompiler, tokenizer: Tokenizer, name: str
+    compiler: GuidanceBackend, tokenizer: Tokenizer, name: str
 ):
     """Calls that begin an answer, and calls of messages."""
     form = begun(form_of(name, parallel_tool_calls=False))
@@ -228,7 +229,7 @@ def takes(grammar: Grammar, tokenizer: Tokenizer, text: str) -> bool:
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_strict_call_is_taken_and_a_wrong_one_is_not(
-    compiler: LLGuidanceCompiler, tokenizer: Tokenizer, name: str
+    compiler: GuidanceBackend, tokenizer: Tokenizer, name: str
 ):
     """Wrong are another tool, a value of another type, and an argument that is missing."""
     right, form = RIGHT[name], form_of(name)
@@ -250,7 +251,7 @@ WORDS = {
 
 @pytest.mark.parametrize("name", WORDS)
 def test_words_are_free_next_to_strict_tools(
-    compiler: LLGuidanceCompiler, tokenizer: Tokenizer, name: str
+    compiler: GuidanceBackend, tokenizer: Tokenizer, name: str
 ):
     """What begins no call is the model's own."""
     form = form_of(name)
@@ -262,7 +263,7 @@ def test_words_are_free_next_to_strict_tools(
     ("name", "between"), [("llama3_json", "; "), ("pythonic", None), ("gemma4", "")]
 )
 def test_several_calls_are_taken_unless_one_is_asked_for(
-    compiler: LLGuidanceCompiler, tokenizer: Tokenizer, name: str, between: str | None
+    compiler: GuidanceBackend, tokenizer: Tokenizer, name: str, between: str | None
 ):
     """As the format has them."""
     one = RIGHT[name]
@@ -327,7 +328,7 @@ def test_what_cannot_be_held_to_between_tags_is_best_effort(schema: dict[str, An
 
 
 def test_a_tool_that_is_not_strict_may_be_given_anything(
-    compiler: LLGuidanceCompiler, tokenizer: Tokenizer
+    compiler: GuidanceBackend, tokenizer: Tokenizer
 ):
     """Beside one that is."""
     loose = {"type": "function", "function": {"name": "g", "parameters": SCHEMA}}
@@ -340,7 +341,7 @@ def test_a_tool_that_is_not_strict_may_be_given_anything(
 
 @pytest.mark.parametrize("name", [*RIGHT, "hermes"])
 def test_an_answer_in_a_form_may_be_calls_instead(
-    compiler: LLGuidanceCompiler, tokenizer: Tokenizer, name: str
+    compiler: GuidanceBackend, tokenizer: Tokenizer, name: str
 ):
     """OpenAI's response_format next to tools: calls first, the form at last."""
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

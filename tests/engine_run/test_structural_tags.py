@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.engine_run.grammar_draws import VOCAB, Drawer, compiled
 
-from tandem.engine.structured.grammar import GrammarError
-from tandem.engine.structured.llguidance import LLGuidanceCompiler
+from tandem.engine.structured.backends.guidance import GuidanceBackend
+from tandem.engine.structured.errors import GrammarError
 from tandem.engine.structured.tags import TagGrammar
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.structured import MAX_TAG_ELEMENTS, ReasoningSpan
@@ -37,13 +37,13 @@ def tokenizer(smollm2: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def compiler(smollm2: Path) -> LLGuidanceCompiler:
+def compiler(smollm2: Path) -> GuidanceBackend:
     """Over the model's tokenizer."""
-    return LLGuidanceCompiler(smollm2, VOCAB)
+    return GuidanceBackend(smollm2, VOCAB)
 
 
 @pytest.fixture
-def takes(compiler: LLGuidanceCompiler, tokenizer: Tokenizer) -> Any:
+def takes(compiler: GuidanceBackend, tokenizer: Tokenizer) -> Any:
     """Whether a text is a whole answer under some ``structured_outputs``."""
 
     def takes(text: str, **fields: Any) -> bool:
@@ -142,7 +142,7 @@ def test_the_older_form(takes: Any):
 
 
 def test_special_tokens_count_as_tokens_and_as_letters(
-    compiler: LLGuidanceCompiler, tokenizer: Tokenizer
+    compiler: GuidanceBackend, tokenizer: Tokenizer
 ):
     """A model that was taught a mark writes its token; another may spell it."""
     start = tokenizer.encode("<|im_start|>", add_special_tokens=False)
@@ -215,7 +215,7 @@ def test_blanks_are_those_of_the_request(takes: Any):
         ("text", "an object at /format"),
     ],
 )
-def test_what_means_nothing_is_named(compiler: LLGuidanceCompiler, form: Any, words: str):
+def test_what_means_nothing_is_named(compiler: GuidanceBackend, form: Any, words: str):
     """In a line, with its place."""
     with pytest.raises(GrammarError) as caught:
         compiled(compiler, structural_tag=tag(form))
@@ -224,7 +224,7 @@ def test_what_means_nothing_is_named(compiler: LLGuidanceCompiler, form: Any, wo
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "x" * 200_000, json.dumps({"a": "\ud800"})])
-def test_bounds(compiler: LLGuidanceCompiler, text: str):
+def test_bounds(compiler: GuidanceBackend, text: str):
     """Of any text that a client may write."""
     with pytest.raises((InvalidParameter, GrammarError)):
         compiled(compiler, structural_tag=text)
@@ -255,7 +255,7 @@ def test_a_form_begins_behind_the_thought(takes: Any, fields: Any, right: str, w
     assert not takes("Is it {a}?\n</think>\n\n" + wrong, **fields, reasoning=OPEN)
 
 
-def test_what_is_drawn_reads_as_it_was_meant(compiler: LLGuidanceCompiler, tokenizer: Tokenizer):
+def test_what_is_drawn_reads_as_it_was_meant(compiler: GuidanceBackend, tokenizer: Tokenizer):
     """Random texts: whatever stands behind a thought is valid."""
     drawer, ended = Drawer(tokenizer), 0
     for seed in range(20):

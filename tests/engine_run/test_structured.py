@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine_run.grammar_draws import BACKENDS, VOCAB
+from tests.engine_run.grammar_draws import VOCAB
 from tests.engine_run.patience import time_for_grammars
 
+from tandem.engine.structured.backends.base import Grammar, GrammarBackend
+from tandem.engine.structured.backends.guidance import GuidanceBackend
 from tandem.engine.structured.constraint import make_mask
-from tandem.engine.structured.grammar import Compiler, Grammar, GrammarError, NoCompiler
+from tandem.engine.structured.errors import GrammarError, NoBackend
 from tandem.llm import LLM, SamplingParams, StructuredOutputsParams
 from tandem.protocol.errors import RequestRefused
 from tandem.text.tokenizer import Tokenizer
 
 CHAT = [{"role": "user", "content": "Which city is the capital of France?"}]
-
-
-ONE_SHOWS_IT = pytest.mark.parametrize(
-    "backend", ["guidance", pytest.param("outlines", marks=pytest.mark.full)], indirect=True
-)
-"""What the engine does with masks, whoever makes them."""
 
 
 @pytest.fixture(scope="module")
@@ -32,25 +27,17 @@ def tokenizer(smollm2: Path) -> Tokenizer:
     return Tokenizer.load(smollm2)
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    """Each that there is."""
-    return str(request.param)
-
-
 @pytest.fixture(scope="module")
-def compiler(smollm2: Path, backend: str) -> Iterator[Compiler]:
+def compiler(smollm2: Path) -> GrammarBackend:
     """Over the model's tokenizer."""
-    made = BACKENDS[backend](smollm2, VOCAB)
-    yield made
-    made.close()
+    return GuidanceBackend(smollm2, VOCAB)
 
 
 @pytest.fixture(scope="module")
-def llm(smollm2: Path, backend: str) -> Any:
+def llm(smollm2: Path) -> Any:
     """An engine in this process."""
     settings: dict[str, Any] = {"max_model_len": 512, "num_gpu_blocks_override": 64}
-    settings |= {"device": "cpu", "structured_outputs_backend": backend}
+    settings |= {"device": "cpu"}
     with time_for_grammars(), LLM(str(smollm2), **settings) as llm:
         yield llm
 
@@ -66,8 +53,8 @@ def asked(**kind: Any) -> dict[str, Any]:
     return {"structured_outputs": StructuredOutputsParams(**kind)}
 
 
-def test_a_grammar_follows_tokens_and_takes_them_back(compiler: Compiler, tokenizer: Tokenizer):
-    """Masks are of whole tokens; a copy goes its own way; what was taken back may come again."""
+def test_a_grammar_follows_tokens(compiler: GrammarBackend, tokenizer: Tokenizer):
+    """Masks are of whole tokens; a copy goes its own way; and keeps its place."""
     grammar = compiler.compile(StructuredOutputsParams(choice=["yes", "no", "yes, sir"]))
     first = tokens_of(grammar, ends=(0,))
     assert {tokenizer.decode([each]) for each in first} == {"y", "ye", "yes", "n", "no"}
@@ -81,18 +68,13 @@ def test_a_grammar_follows_tokens_and_takes_them_back(compiler: Compiler, tokeni
     assert tokens_of(other, ends=(0,)) == first
     grammar.accept(tokenizer.encode(", sir", add_special_tokens=False))
     assert (grammar.is_accepting, grammar.is_terminated) == (True, True)
-    grammar.rollback(1)
-    assert not grammar.is_terminated
     other.accept(tokenizer.encode("no", add_special_tokens=False))
     assert other.is_terminated
     with pytest.raises(GrammarError, match=r"stopped|not allowed"):
         other.accept(yes)
-    grammar.accept(tokenizer.encode(" sir", add_special_tokens=False))
-    grammar.reset()
-    assert tokens_of(grammar, ends=(0,)) == first
 
 
-def test_texts_of_choices_are_taken_as_they_are(compiler: Compiler, tokenizer: Tokenizer):
+def test_texts_of_choices_are_taken_as_they_are(compiler: GrammarBackend, tokenizer: Tokenizer):
     """Signs of expressions, quotes, line ends and other alphabets mean themselves."""
     texts = ["a.c", "(x|y)*", 'say "hi"\n', "\\d+", "日本", "🙂", " é", "^$", "a/b"]
     grammar = compiler.compile(StructuredOutputsParams(choice=texts))
@@ -113,7 +95,9 @@ def test_texts_of_choices_are_taken_as_they_are(compiler: Compiler, tokenizer: T
         ("[a-z]*" * 2000 + "[a-z]{30000}", "limits|parts"),
     ],
 )
-def test_what_cannot_be_compiled_is_said_in_a_line(compiler: Compiler, regex: str, words: str):
+def test_what_cannot_be_compiled_is_an_error_of_one_line(
+    compiler: GrammarBackend, regex: str, words: str
+):
     """The backend's words, without its line art."""
     with pytest.raises(GrammarError, match=words) as caught:
         compiler.compile(StructuredOutputsParams(regex=regex))
@@ -121,13 +105,13 @@ def test_what_cannot_be_compiled_is_said_in_a_line(compiler: Compiler, regex: st
     assert len(str(caught.value)) <= 300
 
 
-def test_a_folder_without_a_tokenizer_has_no_compiler(tmp_path: Path, backend: str):
+def test_a_folder_without_a_tokenizer_has_no_compiler(tmp_path: Path):
     """It says so, and so does a broken one."""
-    with pytest.raises(NoCompiler, match=r"has no tokenizer\.json"):
-        BACKENDS[backend](tmp_path, VOCAB)
+    with pytest.raises(NoBackend, match=r"has no tokenizer\.json"):
+        GuidanceBackend(tmp_path, VOCAB)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(NoCompiler, match=r"tokenizer\.json: "):
-        BACKENDS[backend](tmp_path, VOCAB)
+    with pytest.raises(NoBackend, match=r"tokenizer\.json: "):
+        GuidanceBackend(tmp_path, VOCAB)
 
 
 @pytest.mark.slow
@@ -179,7 +163,6 @@ def test_greedy_takes_the_best_that_is_allowed(llm: LLM):
 
 
 @pytest.mark.slow
-@ONE_SHOWS_IT
 def test_neighbours_draw_what_they_draw_alone(llm: LLM):
     """Rows without a grammar, in a batch with some: greedy, drawn, and with rules."""
     free = [
@@ -198,7 +181,6 @@ def test_neighbours_draw_what_they_draw_alone(llm: LLM):
 
 
 @pytest.mark.slow
-@ONE_SHOWS_IT
 def test_what_else_a_request_asks_holds_within_the_grammar(llm: LLM, tokenizer: Tokenizer):
     """Allowed ids, bias, bad words, min_tokens and stop strings: the grammar goes first."""
     (oslo,) = tokenizer.encode("O", add_special_tokens=False)
@@ -241,12 +223,10 @@ def test_a_wrong_expression_is_refused_by_name(llm: LLM):
 
 
 @pytest.mark.slow
-@ONE_SHOWS_IT
-def test_plans_cross_to_another_process_with_their_masks(smollm2: Path, backend: str):
+def test_plans_cross_to_another_process_with_their_masks(smollm2: Path):
     """A rank of its own process gives the same answers."""
     settings: dict[str, Any] = {"max_model_len": 512, "num_gpu_blocks_override": 64}
     settings |= {"device": "cpu", "distributed_executor_backend": "mp"}
-    settings["structured_outputs_backend"] = backend
     params = SamplingParams(temperature=1.0, seed=2, n=2, **asked(regex=r"\d{3}-\d{4}"))
     with time_for_grammars(), LLM(str(smollm2), **settings) as llm:
         output = llm.chat(CHAT, params, use_tqdm=False)[0]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from tests.engine_run.grammar_draws import BACKENDS, VOCAB, Drawer, compiled
+from tests.engine_run.grammar_draws import VOCAB, Drawer, compiled
 from tests.engine_run.patience import time_for_grammars
 
-from tandem.engine.structured.grammar import Compiler, GrammarError
-from tandem.engine.structured.llguidance import LLGuidanceCompiler
+from tandem.engine.structured.backends.base import GrammarBackend
+from tandem.engine.structured.backends.guidance import GuidanceBackend
+from tandem.engine.structured.errors import GrammarError
 from tandem.engine.structured.schema import place_of
 from tandem.llm import LLM, SamplingParams, StructuredOutputsParams
 from tandem.text.tokenizer import Tokenizer
@@ -73,36 +73,18 @@ def drawer(tokenizer: Tokenizer) -> Drawer:
     return Drawer(tokenizer)
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    """Each that there is."""
-    return str(request.param)
-
-
 @pytest.fixture(scope="module")
-def compiler(smollm2: Path, backend: str) -> Iterator[Compiler]:
+def compiler(smollm2: Path) -> GrammarBackend:
     """Over the model's tokenizer."""
-    made = BACKENDS[backend](smollm2, VOCAB)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def guidance(smollm2: Path) -> Compiler:
-    """The one that knows grammars."""
-    return LLGuidanceCompiler(smollm2, VOCAB)
+    return GuidanceBackend(smollm2, VOCAB)
 
 
 @pytest.mark.parametrize("blanks", [{}, {"disable_any_whitespace": True}])
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_what_is_drawn_is_valid(
-    compiler: Compiler, backend: str, drawer: Drawer, name: str, blanks: dict[str, Any]
+    compiler: GrammarBackend, drawer: Drawer, name: str, blanks: dict[str, Any]
 ):
     """By the schema's own judge, with any whitespace and with none."""
-    if backend == "outlines" and name in ("person", "bounds", "recursive"):
-        with pytest.raises(GrammarError, match=r"minimum at /|\$ref to what it is in"):
-            compiled(compiler, json=json.dumps(SCHEMAS[name]), **blanks)
-        return
     ended = 0
     grammar = compiled(compiler, json=json.dumps(SCHEMAS[name]), **blanks)
     for seed in range(6):
@@ -117,7 +99,7 @@ def test_what_is_drawn_is_valid(
 
 
 def test_whitespace_is_what_the_client_says_and_never_endless(
-    compiler: Compiler, tokenizer: Tokenizer
+    compiler: GrammarBackend, tokenizer: Tokenizer
 ):
     """48 signs between two tokens of JSON, or 1, unless an expression says otherwise."""
     blank = tokenizer.encode(" " * 49 + '"', add_special_tokens=False)
@@ -136,7 +118,7 @@ def test_whitespace_is_what_the_client_says_and_never_endless(
         none.accept(tokenizer.encode(' "', add_special_tokens=False))
 
 
-def test_any_object(compiler: Compiler, tokenizer: Tokenizer):
+def test_any_object(compiler: GrammarBackend, tokenizer: Tokenizer):
     """An object, and nothing else."""
     grammar = compiled(compiler, json_object=True)
     grammar.copy().accept(tokenizer.encode('{"a": [1, {"b": null}]}', add_special_tokens=False))
@@ -145,13 +127,13 @@ def test_any_object(compiler: Compiler, tokenizer: Tokenizer):
     compiled(compiler, json="true").accept(tokenizer.encode("[1]", add_special_tokens=False))
 
 
-def test_a_grammar_in_larks_syntax(guidance: Compiler, drawer: Drawer, tokenizer: Tokenizer):
+def test_a_grammar_in_larks_syntax(compiler: GrammarBackend, drawer: Drawer, tokenizer: Tokenizer):
     """Rules, terminals and recursion."""
     grammar = 'start: "(" start ")" | NUMBER\nNUMBER: /[0-9]{2}/'
     for seed in range(4):
-        text = drawer.drawn(compiled(guidance, grammar=grammar), seed)
+        text = drawer.drawn(compiled(compiler, grammar=grammar), seed)
         assert text is None or re.fullmatch(r"\(*[0-9]{2}\)*", text)
-    compiled(guidance, grammar=grammar).accept(tokenizer.encode("((42))", add_special_tokens=False))
+    compiled(compiler, grammar=grammar).accept(tokenizer.encode("((42))", add_special_tokens=False))
 
 
 @pytest.mark.parametrize(
@@ -172,10 +154,12 @@ def test_a_grammar_in_larks_syntax(guidance: Compiler, drawer: Drawer, tokenizer
         ({"grammar": "start: nothing"}, "unknown name"),
     ],
 )
-def test_what_is_not_followed_is_named(guidance: Compiler, fields: dict[str, Any], words: str):
+def test_what_is_not_followed_is_named(
+    compiler: GrammarBackend, fields: dict[str, Any], words: str
+):
     """In a line, with the place in the schema where a keyword is not known."""
     with pytest.raises(GrammarError, match=re.escape(words)) as caught:
-        compiled(guidance, **fields)
+        compiled(compiler, **fields)
     assert "\n" not in str(caught.value)
 
 
@@ -190,22 +174,17 @@ def test_a_keyword_is_found_where_it_is_one():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "backend", ["guidance", pytest.param("outlines", marks=pytest.mark.full)], scope="module"
-)
-def test_a_model_answers_by_the_schema(smollm2: Path, backend: str):
+def test_a_model_answers_by_the_schema(smollm2: Path):
     """At temperature 1, two choices each, beside one that is free."""
     chat = [{"role": "user", "content": "Who was Ada Lovelace? Answer in JSON."}]
     schema = {**PERSON, "properties": {**PERSON["properties"], "at": {"type": "null"}}}
-    if backend == "outlines":
-        schema["properties"]["age"] = {"type": "integer"}
     wanted = StructuredOutputsParams(json=json.dumps(schema), disable_any_whitespace=True)
     params = [
         SamplingParams(temperature=1.0, seed=seed, n=2, max_tokens=160, structured_outputs=wanted)
         for seed in range(3)
     ]
     free = SamplingParams(temperature=0.0, max_tokens=12)
-    settings: dict[str, Any] = {"device": "cpu", "structured_outputs_backend": backend}
+    settings: dict[str, Any] = {"device": "cpu"}
     settings |= {"max_model_len": 512, "num_gpu_blocks_override": 96}
     with time_for_grammars(), LLM(str(smollm2), **settings) as llm:
         alone = llm.chat([chat], [free], use_tqdm=False)[0].outputs[0].token_ids

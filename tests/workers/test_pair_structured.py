@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.engine_run.patience import time_for_grammars
 from tests.workers.pair import ROUTER, Pair
 
+from tandem.engine.structured.process import PREPARED
 from tandem.protocol.errors import FailCause, RefusalCode
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.requests import EngineCoreRequest, Produce
@@ -29,14 +31,11 @@ def tokenizer(smollm2: Path) -> Tokenizer:
     return Tokenizer.load(smollm2)
 
 
-@pytest.fixture(
-    scope="module", params=["guidance", pytest.param("outlines", marks=pytest.mark.full)]
-)
-def pair(smollm2: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """A linked pair of engines with the embedded model, with each backend."""
-    settings = {"max_model_len": 256, "structured_outputs_backend": request.param}
+@pytest.fixture(scope="module")
+def pair(smollm2: Path) -> Iterator[Pair]:
+    """A linked pair of engines with the embedded model."""
     with time_for_grammars():
-        made = Pair(engine={"folder": smollm2, **settings})
+        made = Pair(engine={"folder": smollm2, "max_model_len": 256})
         yield made
         made.close()
 
@@ -47,15 +46,22 @@ def ends(pair: Pair, name: str, n: int = 1) -> bool:
     return done and pair.prefill.free and pair.decode.free
 
 
-def test_token_1_of_p_and_the_rest_of_d_match(pair: Pair, tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize(
+    "backend", [None, *(pytest.param(name, marks=pytest.mark.full) for name in PREPARED)]
+)
+def test_token_1_of_p_and_the_rest_of_d_match(
+    pair: Pair, tokenizer: Tokenizer, backend: str | None
+) -> None:
     """Two choices: P's first tokens are D's, the whole matches, and equals one engine's."""
     prompt = tokenizer.encode("My number is ")
-    params: dict[str, Any] = {"temperature": 1.0, "seed": 7, "n": 2, "structured_outputs": PHONE}
-    pair.ask("a", prompt, **params)
-    pair.until(lambda: ends(pair, "a", 2))
+    wanted = msgspec.structs.replace(PHONE, backend=backend)
+    params: dict[str, Any] = {"temperature": 1.0, "seed": 7, "n": 2, "structured_outputs": wanted}
+    name = f"a {backend}"
+    pair.ask(name, prompt, **params)
+    pair.until(lambda: ends(pair, name, 2))
 
-    said = [pair.decode.tokens("a", choice) for choice in range(2)]
-    assert [pair.prefill.tokens("a", choice) for choice in range(2)] == [each[:1] for each in said]
+    said = [pair.decode.tokens(name, choice) for choice in range(2)]
+    assert [pair.prefill.tokens(name, choice) for choice in range(2)] == [each[:1] for each in said]
     assert all(re.fullmatch(r"\d{3}-\d{4}", tokenizer.decode(each)) for each in said)
     assert pair.alone(prompt, **params) == said
 

@@ -43,10 +43,12 @@ EXTRAS = {
     "aiohttp": "bench",
     "grpc": "grpc",
     "kopf": "operator",
+    "lmformatenforcer": "grammars",
     "matplotlib": "bench",
     "nixl_cu13": "nixl",
     "opentelemetry": "tracing",
-    "outlines_core": "outlines",
+    "outlines_core": "grammars",
+    "xgrammar": "grammars",
 }
 """Packages that the default install lacks, by the extra that brings each."""
 

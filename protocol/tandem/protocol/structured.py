@@ -25,6 +25,8 @@ MAX_TAG_ELEMENTS = 1_024
 MAX_GRAMMAR_BYTES = 65_536
 MAX_PATTERN_BYTES = 256
 KINDS = ("choice", "regex", "json", "json_object", "grammar", "structural_tag")
+BACKENDS = ("guidance", "outlines", "xgrammar", "lm-format-enforcer")
+"""Libraries that follow grammars."""
 JSON_KINDS = ("json", "json_object")
 
 
@@ -54,6 +56,8 @@ class StructuredOutputsParams(
     """A context-free grammar in Lark's syntax, whose ``start`` the whole text matches."""
     structural_tag: str | None = None
     """Free text with structured parts: a structural tag of XGrammar, as JSON text."""
+    backend: str | None = None
+    """One of ``BACKENDS``; None for the worker's."""
     reasoning: ReasoningSpan | None = None
     """Reasoning that may precede the answer, or does if the prompt has opened it. Set from the
     model and its prompt, never by a client."""
@@ -73,6 +77,8 @@ class StructuredOutputsParams(
         if len(given) != 1:
             allowed = f"exactly one of {', '.join(KINDS[:-1])} and {KINDS[-1]}"
             raise InvalidParameter("structured_outputs", given, allowed)
+        if self.backend is not None and self.backend not in BACKENDS:
+            raise _error("backend", self.backend, f"one of {', '.join(BACKENDS)}")
         if self.choice is not None:
             self._verify_choice(self.choice)
         _bounded("regex", self.regex, MAX_REGEX_BYTES)

@@ -1,12 +1,15 @@
-"""Settings of the compiler of structured output."""
+"""Settings of structured output."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.settings import check_choices, setting
+from tandem.protocol.structured import BACKENDS
 
-BACKENDS = ("auto", "guidance", "outlines")
+_PACKAGES = dict(
+    zip(BACKENDS, ("llguidance", "outlines_core", "xgrammar", "lmformatenforcer"), strict=True)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,17 +17,22 @@ class StructuredOutputsConfig:
     """Structured output of one engine."""
 
     structured_outputs_backend: str = setting(
-        "auto",
-        "What compiles the grammars of structured output: guidance; outlines (choices, regular "
-        "expressions and schemas; its package is the extra tandem-serving[outlines]); or auto, "
-        "guidance with outlines for what guidance refuses, where it is installed.",
+        "guidance",
+        "Library that follows the grammars of structured output, unless a request names another "
+        "one. All but guidance require tandem-serving[grammars].",
         choices=BACKENDS,
     )
 
     def __post_init__(self) -> None:
         check_choices(self)
-        if self.structured_outputs_backend == "outlines" and find_spec("outlines_core") is None:
-            allowed = (
-                "auto or guidance where outlines-core is not; install tandem-serving[outlines]"
-            )
-            raise InvalidParameter("structured_outputs_backend", "outlines", allowed)
+        backend = self.structured_outputs_backend
+        if missing := missing_package(backend):
+            raise InvalidParameter("structured_outputs_backend", backend, f"guidance: {missing}")
+
+
+def missing_package(backend: str) -> str | None:
+    """Return what to install for a backend, or None if its package is there."""
+    package = _PACKAGES[backend]
+    if find_spec(package) is not None:
+        return None
+    return f"the package {package!r} is not installed; install tandem-serving[grammars]"

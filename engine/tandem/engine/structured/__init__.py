@@ -1,19 +1,18 @@
-"""Structured output: answers that a grammar allows, and nothing else. No torch.
+"""Structured output: answers that a grammar allows. No torch in this process.
 
-``StructuredOutputManager`` is the gate that a request with ``structured_outputs`` waits at while
-its grammar is compiled beside the step loop; ``Constraint`` is what follows the request's tokens
-then and has the mask of the next one made, beside the loop, too. What compiles is a ``Compiler``;
-the one here is ``llguidance``.
+``StructuredOutputManager`` is the gate of requests with ``structured_outputs``: it has their
+grammars compiled. A ``Constraint`` then follows the tokens of one request, and has the mask of the
+next token made next to the step loop. ``backends`` has an adapter for each library.
 """
 
-from tandem.engine.structured.grammar import Compiler, Grammar, GrammarError, NoCompiler
+from tandem.engine.structured.backends.base import GrammarBackend
+from tandem.engine.structured.errors import GrammarError, NoBackend
 from tandem.engine.structured.manager import StructuredOutputManager, structured_outputs
 
 __all__ = [
-    "Compiler",
-    "Grammar",
+    "GrammarBackend",
     "GrammarError",
-    "NoCompiler",
+    "NoBackend",
     "StructuredOutputManager",
     "structured_outputs",
 ]

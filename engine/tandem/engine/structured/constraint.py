@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from threading import Lock
 
-from tandem.engine.structured.grammar import ExhaustedError, Grammar, GrammarError
+from tandem.engine.structured.backends.base import Grammar
+from tandem.engine.structured.errors import ExhaustedError, GrammarError
 from tandem.engine.structured.mask_threads import MaskThreads
 from tandem.protocol.errors import Refusal
 
@@ -164,13 +165,13 @@ class Constraint:
         """How the request ends when its tokens cannot be followed further."""
         return self._refuse(words)
 
-    def drop(self) -> Grammar | None:
-        """The request is gone, and a mask that nobody began is not made. Its grammar, where nobody
-        else uses it."""
+    def drop(self) -> bool:
+        """End with the request: a mask that no thread has begun is not made. Return whether nothing
+        else uses the grammar."""
         with self._starting:
             self._dropped = True
             busy = self._making is not None and self._started and self._making.locked()
-        return None if busy or self._shares else self._grammar
+        return not (busy or self._shares)
 
     def _make(self) -> None:
         """In a thread: the mask of the next token."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import llguidance
 
-from tandem.engine.structured.grammar import GrammarError
+from tandem.engine.structured.errors import GrammarError
 from tandem.engine.structured.rewrite import followed
 from tandem.engine.structured.tags import TagGrammar
 from tandem.protocol.structured import StructuredOutputsParams

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from tandem.engine.structured.grammar import GrammarError
+from tandem.engine.structured.errors import GrammarError
 from tandem.protocol.structured import StructuredOutputsParams
 
 MAX_REMAINDERS = 10_000

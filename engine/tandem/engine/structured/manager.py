@@ -1,11 +1,9 @@
-"""The gate of structured output: grammars are compiled beside the step loop.
+"""The gate of structured output: grammars are compiled next to the step loop.
 
-A grammar is of one request at a time, since those that share what a backend finds out about a text
-wait for each other; when the request ends, it is kept for the next with the same text, few of them.
-What such a one finds exhausted by the answers before, it gets compiled anew, in the midst of its
-answer, too.
-The tokenizer is read with the first: a worker that nobody asks for structured output has no thread
-and no tokenizer here.
+A grammar is used by one request at a time, since copies that share a library's state wait for each
+other. After the request it is kept for the next one with the same form. If its state is exhausted
+by the answers before, it is compiled again, also during an answer. A backend is loaded with the
+first request that asks for it.
 """
 
 from __future__ import annotations
@@ -19,23 +17,17 @@ from pathlib import Path
 from threading import Lock
 
 from tandem.engine.config import EngineConfig
+from tandem.engine.config.structured_outputs import missing_package
 from tandem.engine.request import Request
 from tandem.engine.step import SeqId
-from tandem.engine.structured.backends import COMPILING_THREADS, make_compiler
+from tandem.engine.structured.backends.base import Grammar, GrammarBackend
 from tandem.engine.structured.constraint import Constraint, Renew, make_mask
-from tandem.engine.structured.grammar import (
-    Compiler,
-    Grammar,
-    GrammarError,
-    NoCompiler,
-    NotNow,
-    Waits,
-    untold,
-)
+from tandem.engine.structured.errors import GrammarError, NoBackend, NotNow
 from tandem.engine.structured.mask_threads import MaskThreads
+from tandem.engine.structured.process import GrammarProcess, ProcessBackend
 from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode
 from tandem.protocol.requests import EngineCoreRequest
-from tandem.protocol.structured import StructuredOutputsParams
+from tandem.protocol.structured import BACKENDS, StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
 
@@ -55,14 +47,11 @@ class _Begun:
     wanted: StructuredOutputsParams
     constraint: Future[Constraint]
     grammar: Future[Grammar] | None = None
+    """The start of every answer."""
     reused: bool = False
-    """Whether that one has followed other answers."""
+    """Whether other answers have used it."""
     waits: bool = True
-    """Whether other texts are before its own. Written by the thread that compiles."""
-
-    def say_waits(self, waits: bool) -> None:
-        """See Waits."""
-        self.waits = waits
+    """Whether other forms are compiled first. Written by the thread that compiles."""
 
 
 class StructuredOutputManager:
@@ -73,40 +62,45 @@ class StructuredOutputManager:
 
     def __init__(
         self,
-        make_compiler: Callable[[], Compiler],
+        make_backend: Callable[[str], GrammarBackend],
         *,
         vocab_size: int,
+        default: str = "guidance",
         threads: int = 2,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """``make_compiler`` is called once, in a thread, at the first use; GrammarError says why
-        there is none. ``threads`` compile. ``wake``: the step loop is to look again; called by any
-        thread."""
-        self._make_compiler = make_compiler
+        """``make_backend`` is called in a thread, at the first use of a name; GrammarError says why
+        there is none. ``default``: the backend of requests that name none. ``threads`` compile for
+        each backend. ``wake`` has the step loop look again; called by any thread."""
+        self._make_backend = make_backend
         self._vocab_size = vocab_size
+        self._default = default
         self._num_threads = threads
         self._wake = wake
-        self._compiler: Compiler | None = None
-        self._reading = Lock()
-        """Held while the compiler is made."""
+        self._backends: dict[str, GrammarBackend] = {}
+        self._making = {name: Lock() for name in BACKENDS}
+        """Held while a backend is made."""
+        self._preparing: set[str] = set()
+        """Backends that are being made."""
         self._closed = False
         self._begun: dict[SeqId, _Begun] = {}
         self._kept: list[tuple[StructuredOutputsParams, Grammar]] = []
-        """Grammars that nobody uses, the one used last at the end."""
-        self._compiling: ThreadPoolExecutor | None = None
+        """Grammars that no request uses, the one used last at the end."""
+        self._compiling: dict[str, ThreadPoolExecutor] = {}
+        """Threads that compile, by backend: one that is slow does not hold up another."""
         self._masking = MaskThreads()
 
     @property
     def is_preparing(self) -> bool:
         """See Gate: a tokenizer takes a busy machine longer than a grammar may."""
-        return self._compiler is None or self._compiler.is_preparing
+        return not self._backends or bool(self._preparing)
 
     def asks(self, source: EngineCoreRequest) -> bool:
         """See Gate."""
         return source.params.structured_outputs is not None
 
     def admit(self, request: Request) -> Refusal | None:
-        """Begin to compile, or to wait for the request that has the same text."""
+        """Begin to compile, unless a grammar of the same form is kept."""
         wanted = wanted_of(request.source)
         assert request.seq not in self._begun, f"{request} is admitted twice"
         constraint: Future[Constraint] = Future()
@@ -131,8 +125,8 @@ class StructuredOutputManager:
         if not begun.constraint.done():
             return None
         error = begun.constraint.exception()
-        if isinstance(error, NoCompiler):
-            message, param = f"no structured output here: {error}", "structured_outputs"
+        if isinstance(error, NoBackend):
+            message, param = f"no structured output here: {error}", "structured_outputs.backend"
             return Refusal(code=RefusalCode.UNSUPPORTED, message=message, param=param)
         if isinstance(error, NotNow):
             field = f"structured_outputs.{wanted_of(request.source).kind}"
@@ -170,43 +164,54 @@ class StructuredOutputManager:
         constraint = request.constraint
         if constraint is None:
             return
-        grammar = constraint.drop()
-        if begun is not None and isinstance(grammar, Grammar):
-            self._kept.append((begun.wanted, grammar))
+        unused = constraint.drop()
+        if unused and begun is not None and begun.grammar is not None:
+            self._kept.append((begun.wanted, begun.grammar.result()))
             del self._kept[:-MAX_GRAMMARS]
 
     def close(self) -> None:
         """Begin nothing more. May be called twice."""
+        self._closed = True
         self._masking.close()
-        if self._compiling is not None:
-            self._compiling.shutdown(wait=False, cancel_futures=True)
-        with self._reading:
-            self._closed = True
-            if self._compiler is not None:
-                self._compiler.close()
+        for threads in self._compiling.values():
+            threads.shutdown(wait=False, cancel_futures=True)
+        for backend in [*self._backends.values()]:
+            backend.close()
 
     def _grammar_of(self, begun: _Begun) -> Future[Grammar]:
-        """A grammar that nobody uses, begun now where none is kept."""
-        if self._compiling is None:
-            self._compiling = ThreadPoolExecutor(self._num_threads, "grammar")
+        """Return a grammar that no request uses; one is begun if none is kept."""
         for at, (kept, grammar) in enumerate(self._kept):
             if kept == begun.wanted:
                 begun.waits, begun.reused = False, True
                 del self._kept[at]
-                made: Future[Grammar] = Future()
-                made.set_result(grammar)
-                return made
-        return self._compiling.submit(self._compile, begun.wanted, begun.say_waits)
+                return _done(grammar)
+        name = self._backend_of(begun.wanted)
+        if name not in self._compiling:
+            self._compiling[name] = ThreadPoolExecutor(self._num_threads, f"grammar-{name}")
+        return self._compiling[name].submit(self._compile, begun)
 
-    def _compile(self, wanted: StructuredOutputsParams, waits: Waits = untold) -> Grammar:
+    def _backend_of(self, wanted: StructuredOutputsParams) -> str:
+        return wanted.backend or self._default
+
+    def _compile(self, begun: _Begun) -> Grammar:
         """In a thread."""
-        waits(False)
-        with self._reading:
+        begun.waits = False
+        name = self._backend_of(begun.wanted)
+        with self._making[name]:
             if self._closed:
                 raise NotNow(_CLOSED)
-            if self._compiler is None:
-                self._compiler = self._make_compiler()
-        return self._compiler.compile(wanted, waits)
+            if name not in self._backends:
+                self._prepare(name)
+        return self._backends[name].compile(begun.wanted)
+
+    def _prepare(self, name: str) -> None:
+        self._preparing.add(name)
+        try:
+            self._backends[name] = backend = self._make_backend(name)
+        finally:
+            self._preparing.discard(name)
+        if self._closed:
+            backend.close()
 
     def _follow(
         self,
@@ -232,8 +237,9 @@ class StructuredOutputManager:
             return  # gone meanwhile
         into = begun.constraint
         try:
+            compiled.result()
             make = self._reusing if begun.reused else self._constraint_of
-            into.set_result(make(request, compiled.result(), forced))
+            into.set_result(make(request, begun, forced))
         except CancelledError:
             into.set_exception(NotNow(_CLOSED))
         except BaseException as error:  # a library panics
@@ -242,29 +248,30 @@ class StructuredOutputManager:
             into.set_exception(error)
         self._wake()
 
-    def _reusing(self, request: Request, grammar: Grammar, forced: tuple[int, ...]) -> Constraint:
-        """With a grammar that has followed other answers: none of them is to end this one."""
-        wanted = wanted_of(request.source)
+    def _reusing(self, request: Request, begun: _Begun, forced: tuple[int, ...]) -> Constraint:
+        """Use a grammar of other answers: none of them is to end this one."""
 
         def renew(tokens: Sequence[int]) -> Grammar:
-            renewed = self._compile(wanted)
+            begun.grammar = _done(self._compile(begun))
+            renewed = begun.grammar.result().copy()
             renewed.accept((*forced, *tokens))
             return renewed
 
         try:
-            grammar.reset()
-            return self._constraint_of(request, grammar, forced, renew)
-        except GrammarError:  # its last request ended with an error, or it is exhausted
-            return self._constraint_of(request, self._compile(wanted), forced)
+            return self._constraint_of(request, begun, forced, renew)
+        except GrammarError:  # it is exhausted
+            begun.grammar = _done(self._compile(begun))
+            return self._constraint_of(request, begun, forced)
 
     def _constraint_of(
         self,
         request: Request,
-        grammar: Grammar,
+        begun: _Begun,
         forced: tuple[int, ...],
         renew: Renew | None = None,
     ) -> Constraint:
-        source = request.source
+        assert begun.grammar is not None
+        source, grammar = request.source, begun.grammar.result().copy()
         ends = () if source.params.ignore_eos else source.eos_token_ids
         if forced:
             grammar.accept(forced)
@@ -290,15 +297,34 @@ class StructuredOutputManager:
 
 
 def structured_outputs(config: EngineConfig, wake: Callable[[], None]) -> StructuredOutputManager:
-    """The gate of one engine; nothing is read before a request asks for structured output."""
+    """Return the gate of one engine; nothing is read before a request asks for structured
+    output."""
     folder, vocab_size = Path(config.model.model), config.facts.vocab_size
-    backend = config.structured_outputs.structured_outputs_backend
+    process = GrammarProcess(folder, vocab_size)
+
+    def make_backend(name: str) -> GrammarBackend:
+        if missing := missing_package(name):
+            raise NoBackend(missing)
+        if name != "guidance":
+            return ProcessBackend(name, process)
+        try:
+            from tandem.engine.structured.backends.guidance import GuidanceBackend
+        except ImportError as error:
+            raise NoBackend(str(error)) from error
+        return GuidanceBackend(folder, vocab_size)
+
     return StructuredOutputManager(
-        partial(make_compiler, backend, folder, vocab_size),
+        make_backend,
         vocab_size=vocab_size,
-        threads=COMPILING_THREADS[backend],
+        default=config.structured_outputs.structured_outputs_backend,
         wake=wake,
     )
+
+
+def _done(grammar: Grammar) -> Future[Grammar]:
+    made: Future[Grammar] = Future()
+    made.set_result(grammar)
+    return made
 
 
 def _lowest(mask: bytearray) -> int:

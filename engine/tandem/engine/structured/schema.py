@@ -1,33 +1,34 @@
-"""Where a keyword stands in a JSON schema, so that an error can say it."""
+"""Walk the subschemas of a JSON schema, with their places."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tandem.engine.structured.rewrite import NAMED, VALUES
 
 
-def place_of(keyword: str, schema: Any) -> str | None:
-    """JSON pointer of the first schema within ``schema`` that has ``keyword``, / for the whole, or
-    None where none has."""
+def subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each object schema within ``schema`` with its JSON pointer, / for the whole."""
     places: list[tuple[str, Any]] = [("", schema)]
     while places:
         place, each = places.pop(0)
         if isinstance(each, list):
             places += [(f"{place}/{at}", inner) for at, inner in enumerate(each)]
-            continue
         if not isinstance(each, dict):
             continue
-        if keyword in each:
-            return place or "/"
+        yield place or "/", each
         for name, inner in each.items():
             if name in NAMED and isinstance(inner, dict):
-                places += [(f"{place}/{name}/{escaped(key)}", s) for key, s in inner.items()]
+                places += [(f"{place}/{name}/{_escaped(key)}", s) for key, s in inner.items()]
             elif name not in VALUES:
-                places.append((f"{place}/{escaped(name)}", inner))
-    return None
+                places.append((f"{place}/{_escaped(name)}", inner))
 
 
-def escaped(key: str) -> str:
-    """A name as a part of a JSON pointer."""
+def place_of(keyword: str, schema: Any) -> str | None:
+    """Return the place of the first schema within ``schema`` that has ``keyword``."""
+    return next((place for place, each in subschemas(schema) if keyword in each), None)
+
+
+def _escaped(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from tandem.engine.structured.grammar import GrammarError
+from tandem.engine.structured.errors import GrammarError
 from tandem.protocol.structured import MAX_TAG_ELEMENTS
 
 _TEXT = "TEXT"

@@ -74,7 +74,7 @@ GENERATION: Mapping[str, Refused] = {
     "guided_choice": Refused("ask for structured_outputs.choice"),
     "guided_grammar": Refused("ask for structured_outputs.grammar"),
     "guided_json_object": Refused("ask for structured_outputs.json_object", (False,)),
-    "guided_decoding_backend": Refused(_STRUCTURED),
+    "guided_decoding_backend": Refused("ask for structured_outputs.backend"),
     "guided_whitespace_pattern": Refused("ask for structured_outputs.whitespace_pattern"),
     "mm_processor_kwargs": Refused(_TEXT, ({},)),
     "media_io_kwargs": Refused(_TEXT, ({},)),

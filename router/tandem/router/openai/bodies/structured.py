@@ -33,6 +33,7 @@ class StructuredOutputs(Body):
     structural_tag: dict[str, Any] | str | None = None
     disable_any_whitespace: bool | None = None
     whitespace_pattern: str | None = None
+    backend: Literal["guidance", "outlines", "xgrammar", "lm-format-enforcer"] | None = None
 
     def check(self, reading: Reading, prefix: str = "") -> None:
         """See Body."""

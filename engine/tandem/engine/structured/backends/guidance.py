@@ -14,14 +14,8 @@ from pathlib import Path
 
 import llguidance
 
+from tandem.engine.structured.errors import ExhaustedError, GrammarError, NoBackend
 from tandem.engine.structured.forms import grammar_text
-from tandem.engine.structured.grammar import (
-    ExhaustedError,
-    GrammarError,
-    NoCompiler,
-    Waits,
-    untold,
-)
 from tandem.engine.structured.limits import check_multiples
 from tandem.engine.structured.schema import place_of
 from tandem.protocol.structured import JSON_KINDS, StructuredOutputsParams
@@ -35,7 +29,7 @@ _LIMIT = re.compile(r"\btoo (many(?! digits)|big|large|deep)|\blimit\b|max is", 
 _PLACE = re.compile(r"^(?:parser|lexer|internal) error: ", re.IGNORECASE)
 
 
-class LLGuidanceGrammar:
+class GuidanceGrammar:
     """Implements Grammar over one matcher."""
 
     def __init__(self, matcher: llguidance.LLMatcher, ends: Sequence[int], size: int) -> None:
@@ -74,30 +68,20 @@ class LLGuidanceGrammar:
         """See Grammar."""
         return self._matcher.is_stopped()
 
-    def rollback(self, num_tokens: int) -> None:
+    def copy(self) -> GuidanceGrammar:
         """See Grammar."""
-        if not self._matcher.rollback(num_tokens):
-            raise self._error()
-
-    def reset(self) -> None:
-        """See Grammar."""
-        if not self._matcher.reset():
-            raise self._error()
-
-    def copy(self) -> LLGuidanceGrammar:
-        """See Grammar."""
-        return LLGuidanceGrammar(self._matcher.deep_copy(), self._ends, self._size)
+        return GuidanceGrammar(self._matcher.deep_copy(), self._ends, self._size)
 
     def _error(self) -> GrammarError:
         error = self._matcher.get_error()
         return (ExhaustedError if _EXHAUSTED in error else GrammarError)(_words(error))
 
 
-class LLGuidanceCompiler:
-    """Implements Compiler for the tokenizer.json of a prepared folder."""
+class GuidanceBackend:
+    """Implements GrammarBackend for the tokenizer.json of a prepared folder."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        """Reads the tokenizer: half a second for a vocabulary of 50,000. Raises NoCompiler where
+        """Reads the tokenizer: half a second for a vocabulary of 50,000. Raises NoBackend where
         it cannot be used."""
         tokenizer = read_tokenizer(folder, vocab_size)
         self._tokenizer = tokenizer
@@ -106,13 +90,8 @@ class LLGuidanceCompiler:
             max_lexer_states=LEXER_STATES, verbose_errors=False
         )
 
-    is_preparing = False
-    """See Compiler: all is read before there is one."""
-
-    def compile(
-        self, wanted: StructuredOutputsParams, _waits: Waits = untold, /
-    ) -> LLGuidanceGrammar:
-        """See Compiler; no text waits for another."""
+    def compile(self, wanted: StructuredOutputsParams, /) -> GuidanceGrammar:
+        """See GrammarBackend."""
         check_multiples(wanted)
         grammar = grammar_text(wanted, self._special_ids)
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
@@ -122,17 +101,17 @@ class LLGuidanceCompiler:
                 _words_of_schema(error, wanted) if wanted.kind in JSON_KINDS else _words(error)
             )
         size = 4 * -(-self._tokenizer.vocab_size // 32)
-        return LLGuidanceGrammar(matcher, self._tokenizer.eos_tokens, size)
+        return GuidanceGrammar(matcher, self._tokenizer.eos_tokens, size)
 
     def close(self) -> None:
-        """See Compiler."""
+        """See GrammarBackend."""
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> llguidance.LLTokenizer:
-    """The tokenizer of a prepared folder. Raises NoCompiler where it cannot be used."""
+    """The tokenizer of a prepared folder. Raises NoBackend where it cannot be used."""
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise NoCompiler(f"{folder.name} has no tokenizer.json")
+        raise NoBackend(f"{folder.name} has no tokenizer.json")
     try:
         tokenizer = llguidance.LLTokenizer(str(path))
         if tokenizer.vocab_size < vocab_size:
@@ -140,7 +119,7 @@ def read_tokenizer(folder: Path, vocab_size: int) -> llguidance.LLTokenizer:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise  # anything else is the library's, which panics at what it cannot hold
-        raise NoCompiler(f"tokenizer.json: {error}") from error
+        raise NoBackend(f"tokenizer.json: {error}") from error
     return tokenizer
 
 

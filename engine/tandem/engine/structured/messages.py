@@ -1,0 +1,47 @@
+"""Messages to the process of grammars, and its answers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tandem.protocol.structured import StructuredOutputsParams
+
+DONE, ERROR, UNKNOWN = b"D", b"E", b"U"
+"""First byte of an answer; an error's text or a state follows."""
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What the process is started for."""
+
+    folder: str
+    """Prepared model, for its tokenizer."""
+    vocab_size: int
+    memory_bytes: int
+    """Memory beyond what the libraries take when they are loaded."""
+
+
+class Compile(msgspec.Struct, frozen=True):
+    """A message: compile a form, or only load the backend."""
+
+    backend: str
+    form: StructuredOutputsParams | None
+    seconds: float
+    """Processor time."""
+
+
+class Follow(msgspec.Struct, frozen=True):
+    """A message: continue one answer, and return its mask."""
+
+    answer: int
+    form: bytes
+    """Message ``Compile`` of an answer that is not known here."""
+    tokens: list[int]
+    ended: list[int]
+    """Answers to forget."""
+
+
+class State(msgspec.Struct, frozen=True):
+    """What follows ``DONE``: the position after the last token."""
+
+    mask: bytes
+    is_accepting: bool

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -90,6 +89,8 @@ def test_a_tool_that_must_be_called_is_called(client: openai.OpenAI) -> None:
 
 def test_responses_and_messages(client: openai.OpenAI, ports: dict[str, str]) -> None:
     """OpenAI's second interface, streamed, and Anthropic's."""
+    import anthropic  # takes seconds: not while tests are collected
+
     with client.responses.stream(
         model=NAME, input=QUESTION, max_output_tokens=16, temperature=0
     ) as events:

@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from tests.engine_run.cpu_engine import CPUEngine
+from tests.engine_run.forked_rank import ForkedExecutor
 from tests.waiting import wait_for
 
-from tandem.engine.executor.multiproc import MultiprocExecutor
 from tandem.engine.executor.uniproc import UniProcExecutor
 from tandem.worker.rank_processes import show_rank_processes
 
@@ -24,18 +26,23 @@ def read(registry: CollectorRegistry, name: str) -> float | None:
     return registry.get_sample_value(name, {"rank": "0"})
 
 
-def test_a_ranks_process_is_shown_until_it_is_gone(smollm2: Path) -> None:
-    """Its memory is that of weights, and steps take its time; an engine that stopped has none."""
+def test_a_ranks_process_is_shown_until_it_is_gone(small: Path) -> None:
+    """Its memory is that of the process, and steps take its time; one that stopped has none."""
     registry = CollectorRegistry()
-    engine = CPUEngine(smollm2, executor=MultiprocExecutor(), max_model_len=256)
+    engine = CPUEngine(small, executor=ForkedExecutor(), max_model_len=256)
     show_rank_processes(registry, engine.executor.processes)
     try:
         memory, before = read(registry, MEMORY), read(registry, CPU)
         assert memory is not None
-        assert memory > 200 << 20
+        (pid,) = engine.executor.processes().values()
+        assert memory == pytest.approx(psutil.Process(pid).memory_info().rss, rel=0.2)
         assert before is not None
-        engine.generate([list(range(40, 90))], 16)
-        wait_for(lambda: (read(registry, CPU) or 0.0) > before)
+
+        def grew() -> bool:
+            engine.generate([list(range(40, 90))], 16)
+            return (read(registry, CPU) or 0.0) > before
+
+        wait_for(grew)
     finally:
         engine.executor.stop()
     assert read(registry, MEMORY) is None

@@ -1,6 +1,6 @@
 """A process that has imported what every worker imports, and forks workers that only have to run.
 
-    python -m tests.fork_server SOCKET worker|router|rank|handoff|agent|operator
+    python -m tests.fork_server SOCKET worker|router|rank|handoff|operator
 
 The same for routers and operators, which have no torch, for an engine's ranks, for agents of nodes,
 and for ends of a hand-off without an engine (tests/kvtransfer/worker_process.py). Started by
@@ -34,8 +34,10 @@ IMPORTED = {
     ),
     "router": ("tandem.cli.__main__", "tandem.cli.router", "tandem.router.app", "uvloop"),
     "rank": ("tandem.engine.executor.rank", "tandem.engine.worker"),
-    "handoff": ("tests.kvtransfer.worker_process",),
-    "agent": ("tandem.cli.__main__", "tandem.kvtransfer.nodeagent.run"),
+    "handoff": (
+        *("tests.kvtransfer.worker_process", "tandem.cli.__main__"),
+        "tandem.kvtransfer.nodeagent.run",
+    ),
     "operator": ("tandem.cli.__main__", "tandem.cli.operator", "tandem.operator.run"),
 }
 """What a process has imported when it is ready. No agent of nixl's: that one looks at the machine,
@@ -102,7 +104,7 @@ def run(what: str, arguments: list[str]) -> int:
         from tandem.engine.executor.rank import main as rank
 
         return rank(int(arguments[0]))
-    if what == "handoff":
+    if what == "handoff" and arguments[0] != "node-agent":
         from tests.kvtransfer.worker_process import main as handoff
 
         handoff()

@@ -26,7 +26,7 @@ def started(words: list[str], isolated: tuple[str, ...]) -> subprocess.Popen[byt
         command = [*isolated, sys.executable, "-m", "tandem.cli", *words]
         return subprocess.Popen(command, stderr=subprocess.DEVNULL)
     with open(os.devnull, "wb") as nowhere:
-        return fork_server("agent").fork(words, os.environ, output=nowhere.fileno())
+        return fork_server("handoff").fork(words, os.environ, output=nowhere.fileno())
 
 
 class Agent:

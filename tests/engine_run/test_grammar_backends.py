@@ -176,6 +176,7 @@ def test_a_folder_without_a_tokenizer_has_no_backend(tmp_path: Path) -> None:
     [
         ("outlines", {"grammar": "start: /a/"}, "grammar requires another backend"),
         ("outlines", {"structural_tag": "{}"}, "structural_tag requires another backend"),
+        ("xgrammar", {"structural_tag": "{}"}, "structural_tag requires another backend"),
         ("outlines", {"json_object": True}, "json_object requires another backend"),
         ("lm-format-enforcer", {"grammar": "start: /a/"}, "grammar requires another backend"),
         ("lm-format-enforcer", {"json": {}, "whitespace_pattern": " "}, "without whitespace_pat"),

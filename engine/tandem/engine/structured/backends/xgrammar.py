@@ -14,7 +14,7 @@ from tandem.engine.structured.backends.followed import (
     schema_of,
 )
 from tandem.engine.structured.errors import GrammarError
-from tandem.protocol.structured import KINDS, StructuredOutputsParams
+from tandem.protocol.structured import StructuredOutputsParams
 
 _SHAPES = (
     "type properties required additionalProperties minProperties maxProperties",
@@ -31,7 +31,7 @@ _SHAPES = (
 
 def prepared(wanted: StructuredOutputsParams) -> StructuredOutputsParams:
     """Return the form as the library reads it. Raises GrammarError."""
-    check_kind(wanted, "xgrammar", KINDS)
+    check_kind(wanted, "xgrammar", ("choice", "regex", "json", "json_object", "grammar"))
     if wanted.kind == "choice":
         texts = " | ".join(map(json.dumps, wanted.choice or ()))
         return StructuredOutputsParams(grammar=f"root ::= {texts}")
@@ -95,8 +95,6 @@ class XGrammarBackend:
                 text = wanted.grammar or ""
                 ebnf = "::=" in text
                 compiled = compiler.compile_grammar(text) if ebnf else compiler.compile_lark(text)
-            case "structural_tag":
-                compiled = compiler.compile_structural_tag(wanted.structural_tag)
             case _:
                 compiled = compiler.compile_json_schema(
                     wanted.json, any_whitespace=not wanted.disable_any_whitespace

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.engine_run.patience import time_for_grammars
+from tests.engine_run.patience import SECONDS, time_for_grammars
 from tests.workers.pair import ROUTER, Pair
 
 from tandem.engine.structured.process import PREPARED
@@ -36,6 +36,7 @@ def pair(smollm2: Path) -> Iterator[Pair]:
     """A linked pair of engines with the embedded model."""
     with time_for_grammars():
         made = Pair(engine={"folder": smollm2, "max_model_len": 256})
+        made.seconds = SECONDS
         yield made
         made.close()
 
@@ -57,12 +58,13 @@ def test_token_1_of_p_and_the_rest_of_d_match(
     wanted = msgspec.structs.replace(PHONE, backend=backend)
     params: dict[str, Any] = {"temperature": 1.0, "seed": 7, "n": 2, "structured_outputs": wanted}
     name = f"a {backend}"
-    pair.ask(name, prompt, **params)
+    pair.ask(name, prompt, budget_ms=int(1000 * SECONDS), **params)  # both halves load a library
     pair.until(lambda: ends(pair, name, 2))
 
     said = [pair.decode.tokens(name, choice) for choice in range(2)]
     assert [pair.prefill.tokens(name, choice) for choice in range(2)] == [each[:1] for each in said]
     assert all(re.fullmatch(r"\d{3}-\d{4}", tokenizer.decode(each)) for each in said)
+    pair.decode.outputs.clear()
     assert pair.alone(prompt, **params) == said
 
 

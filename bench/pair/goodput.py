@@ -26,8 +26,8 @@ import msgspec
 from bench.pair import counted
 from bench.sim import loads
 from bench.sim.figures import ITL_MS, figures
-from bench.sim.router import Seen
 from bench.sim.named_loads import load_of
+from bench.sim.router import Seen
 
 from tandem.link.descriptors import raise_descriptor_limit
 

@@ -64,8 +64,7 @@ def fleet_of(size: int, load: str) -> FleetSnapshot:
     }
     pulls = pulls if load == "pulls" else set()
     paces = {
-        each: LinkPace(12e9, random_.randrange(100_000_000))
-        for each in sorted({*links, *pulls})
+        each: LinkPace(12e9, random_.randrange(100_000_000)) for each in sorted({*links, *pulls})
     }
     workers = (*prefill, *decode)
     return FleetSnapshot(workers, frozenset(links), paces, pull_links=frozenset(pulls))

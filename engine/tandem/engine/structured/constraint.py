@@ -57,37 +57,38 @@ class Constraint:
         self._exhausted = False
         """Whether it did not take the last of these."""
         self._making: Lock | None = None
-        """Held until the mask that was begun is made."""
+        """Lock that is held until the mask has been made."""
         self._error: GrammarError | None = None
-        """Why it is not."""
+        """Error instead of a mask."""
         self._calls = False
-        """Whether the step loop is woken by it."""
+        """True if the mask wakes the step loop."""
         self._starting = Lock()
-        """Of the two that follow."""
+        """Lock of the next two."""
         self._started = False
-        """Whether a thread has begun with the mask."""
+        """True if a thread makes the mask."""
         self._dropped = False
         self._shares = False
-        """Whether other choices have copies of the grammar."""
+        """True if other choices have copies of the grammar."""
 
     @property
     def mask(self) -> Mask:
-        """Of the next token; once ``is_ready``."""
+        """Return the mask of the next token. Requires ``is_ready``."""
         assert self._mask is not None, "a token is drawn before its mask is made"
         return self._mask
 
     @property
     def is_dead(self) -> bool:
-        """Whether no token may come next: the answer ends here. Once ``is_ready``."""
+        """Return whether no token is allowed: the answer ends here. Requires ``is_ready``."""
         return not any(self.mask)
 
     @property
     def is_terminated(self) -> bool:
-        """Whether the answer so far can only end."""
+        """Return whether the answer so far can only end."""
         return self._grammar.is_terminated
 
     def is_ready(self, seconds: float = 0.0) -> bool:
-        """Whether the next token's mask is made, waited for a little. Raises GrammarError."""
+        """Return whether the next token's mask is made, after at most ``seconds``. Raises
+        GrammarError."""
         making = self._making
         if making is not None:
             waits = seconds > 0
@@ -99,12 +100,12 @@ class Constraint:
         return True
 
     def call_when_ready(self) -> None:
-        """Have the step loop woken by the mask that is being made; look once more behind this."""
+        """Wake the step loop when the mask is made. Call ``is_ready`` again after this."""
         self._calls = True
 
     def accept(self, token: int, *, last: bool = False) -> bool:
-        """The answer went on by ``token``; whether it can only end now. Otherwise the next mask is
-        begun, unless this token is the ``last``.
+        """Append ``token`` to the answer; return whether it can only end now. Otherwise the next
+        mask is begun, unless this token is the ``last``.
 
         Raises GrammarError for a token that the mask does not allow. If the grammar cannot follow a
         token that it allowed, it has reached a limit: ``is_ready`` raises that error.
@@ -138,7 +139,7 @@ class Constraint:
         return mask is not None and bool(mask[token // 8] >> token % 8 & 1)
 
     def ends_with(self, token: int) -> bool:
-        """Whether the answer could only end after ``token``. Raises GrammarError."""
+        """Return whether the answer could only end after ``token``. Raises GrammarError."""
         if token in self._ends and self._grammar.is_accepting:
             return True
         after = self._grammar.copy()
@@ -146,7 +147,7 @@ class Constraint:
         return after.is_terminated
 
     def fork(self) -> Constraint:
-        """Of another choice that stands here. The mask is made."""
+        """Return the constraint of another choice at this position. The mask is made."""
         self._shares = True
         forked = Constraint(
             self._grammar.copy(),
@@ -162,7 +163,7 @@ class Constraint:
         return forked
 
     def refusal(self, words: str) -> Refusal:
-        """How the request ends when its tokens cannot be followed further."""
+        """Return the refusal of a request whose tokens cannot be followed."""
         return self._refuse(words)
 
     def drop(self) -> bool:
@@ -174,7 +175,7 @@ class Constraint:
         return not (busy or self._shares)
 
     def _make(self) -> None:
-        """In a thread: the mask of the next token."""
+        """Make the mask of the next token. Called in a thread."""
         with self._starting:
             if self._dropped:
                 return
@@ -190,7 +191,8 @@ class Constraint:
             self._wake()
 
     def _next_mask(self) -> bytearray:
-        """In a thread. A grammar that earlier answers have exhausted is replaced."""
+        """Return the next mask; replace a grammar that earlier answers have exhausted. Called in a
+        thread."""
         if not self._exhausted:
             try:
                 return make_mask(self._grammar, self._vocab_size, self._ends)
@@ -214,7 +216,7 @@ def _as_grammar_error(error: BaseException) -> GrammarError:
 
 
 def make_mask(grammar: Grammar, vocab_size: int, ends: Collection[int]) -> bytearray:
-    """int32 words of the tokens that may come next, ends among them where the answer may end."""
+    """Return int32 words of the allowed tokens, with those that end the answer if it may end."""
     words = bytearray(4 * -(-vocab_size // 32))
     grammar.fill(memoryview(words))
     if ends:

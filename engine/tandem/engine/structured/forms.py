@@ -1,4 +1,4 @@
-"""What a client asks for, as a grammar in the backend's own words."""
+"""Conversion of a client's form to a grammar of the backend."""
 
 from __future__ import annotations
 

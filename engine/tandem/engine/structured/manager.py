@@ -194,7 +194,7 @@ class StructuredOutputManager:
         return wanted.backend or self._default
 
     def _compile(self, begun: _Begun) -> Grammar:
-        """In a thread."""
+        """Compile in a thread."""
         begun.waits = False
         name = self._backend_of(begun.wanted)
         with self._making[name]:
@@ -220,7 +220,7 @@ class StructuredOutputManager:
         forced: tuple[int, ...],
         begun: _Begun,
     ) -> None:
-        """Have a request's constraint made, its grammar being there. In the thread that compiled,
+        """Have a request's constraint made after its grammar. Called in the thread that compiled,
         or in the step loop."""
         if not self._masking.put(partial(self._constrain, request, compiled, forced, begun)):
             begun.constraint.set_exception(NotNow(_CLOSED))
@@ -232,7 +232,7 @@ class StructuredOutputManager:
         forced: tuple[int, ...],
         begun: _Begun,
     ) -> None:
-        """In a thread: what a request is to have; tokens that it came with are followed first."""
+        """Make a request's constraint in a thread; its forced tokens are followed first."""
         if request.seq not in self._begun:
             return  # gone meanwhile
         into = begun.constraint
@@ -338,7 +338,7 @@ def _not_now(field: str, message: str) -> Refusal:
 
 
 def wanted_of(source: EngineCoreRequest) -> StructuredOutputsParams:
-    """What is compiled of a request that asks for structured output."""
+    """Return the form of a request with structured output."""
     wanted = source.params.structured_outputs
     assert wanted is not None, "a request without structured outputs"
     return wanted

@@ -11,7 +11,7 @@ DONE, ERROR, UNKNOWN = b"D", b"E", b"U"
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What the process is started for."""
+    """Settings of the process."""
 
     folder: str
     """Prepared model, for its tokenizer."""
@@ -41,7 +41,7 @@ class Follow(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """What follows ``DONE``: the position after the last token."""
+    """Position after the last token, sent after ``DONE``."""
 
     mask: bytes
     is_accepting: bool

@@ -270,9 +270,9 @@ def test_requests_choose_their_backends(smollm2: Path) -> None:
 
     for form, output in zip(wanted, outputs, strict=True):
         answer = output.outputs[0]
-        if answer.finish_reason == "length" and form.backend == "lm-format-enforcer":
-            continue  # it may write white space up to there
-        assert answer.finish_reason == "stop"
+        if answer.finish_reason == "length":
+            assert form.json is not None  # white space may go on up to there
+            continue
         if form.regex is not None:
             assert re.fullmatch(form.regex, answer.text)
         else:

@@ -19,14 +19,15 @@ LIGHT = tuple(f"--only-group={name}" for name in ("hub", "router", "tracing", "m
 """Groups of the thin image; the router's brings all small packages of the worker."""
 ARGUMENTS = {"CHOICE": " ".join(LIGHT), "MOUNTED": PATH, "COMPILER": ""}
 """No compiler either: nodes of tests have no GPU."""
-WHOLE = tuple(f"--only-group={name}" for name in ("hub", "worker", "nixl", "grammars"))
+WHOLE = tuple(f"--only-group={name}" for name in ("hub", "worker", "nixl"))
+"""Groups of the folder. Tests on a cluster use no grammar library but guidance."""
 PYTHON = "3.11"
 """Python of the made base."""
 FILL_SECONDS = 1800.0
 
 
 def fill(folder: Path) -> None:
-    """Make the folder hold what the whole worker image has and the thin one lacks."""
+    """Install the packages of ``WHOLE`` that the thin image lacks into the folder."""
     uv = find_uv()
     wanted = sorted(_locked(uv, WHOLE) - _locked(uv, LIGHT))
     text = "\n".join(wanted) + "\n"

@@ -99,6 +99,7 @@ def test_a_backend_is_refused_without_its_package(tmp_path, monkeypatch):
     monkeypatch.setattr(structured_outputs, "find_spec", lambda name: None)
     with pytest.raises(InvalidParameter, match=r"install tandem-serving\[grammars\]"):
         config_of(tmp_path, structured_outputs_backend="outlines")
+    assert config_of(tmp_path).structured_outputs.structured_outputs_backend == "guidance"
 
 
 def test_every_setting_has_a_place():

@@ -245,7 +245,7 @@ def test_a_backend_is_one_that_exists() -> None:
 
 
 @pytest.mark.slow
-def test_requests_choose_their_backends(smollm2: Path) -> None:
+def test_requests_choose_their_backends(small: Path) -> None:
     """Answers in one batch match, while blocks run out and rows are preempted; an error of one
     backend is its request's."""
     schema = json.dumps(
@@ -262,7 +262,7 @@ def test_requests_choose_their_backends(smollm2: Path) -> None:
         for at, each in enumerate(wanted)
     ]
     settings: dict[str, Any] = {"max_model_len": 256, "num_gpu_blocks_override": 24}
-    with time_for_grammars(), LLM(str(smollm2), device="cpu", **settings) as llm:
+    with time_for_grammars(), LLM(str(small), device="cpu", **settings) as llm:
         outputs = llm.chat([CHAT] * len(params), params, use_tqdm=False)
         bad = StructuredOutputsParams(backend="outlines", regex="(a")
         with pytest.raises(RequestRefused, match=r"structured_outputs\.regex"):

@@ -95,14 +95,14 @@ def answers(llm: LLM) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["uni", pytest.param("mp", marks=pytest.mark.full)])
 def test_late_rows_draw_the_same_later(
-    smollm2: Path, monkeypatch: pytest.MonkeyPatch, executor: str
+    small: Path, monkeypatch: pytest.MonkeyPatch, executor: str
 ):
     """Some masks take longer than a step waits; tokens, scores and neighbours are as without."""
     settings: dict[str, Any] = {"max_model_len": 512, "num_gpu_blocks_override": 64}
     settings |= {"device": "cpu", "distributed_executor_backend": executor}
     late = Late()
 
-    with time_for_grammars(), LLM(str(smollm2), **settings) as llm:
+    with time_for_grammars(), LLM(str(small), **settings) as llm:
         expected = answers(llm)
         monkeypatch.setattr(constraint, "make_mask", late.make)
         monkeypatch.setattr(Constrained, "_take_back", lambda *args: late.take_back(*args))

@@ -34,11 +34,11 @@ def compiler(smollm2: Path) -> GrammarBackend:
 
 
 @pytest.fixture(scope="module")
-def llm(smollm2: Path) -> Any:
+def llm(small: Path) -> Any:
     """An engine in this process."""
     settings: dict[str, Any] = {"max_model_len": 512, "num_gpu_blocks_override": 64}
     settings |= {"device": "cpu"}
-    with time_for_grammars(), LLM(str(smollm2), **settings) as llm:
+    with time_for_grammars(), LLM(str(small), **settings) as llm:
         yield llm
 
 
@@ -223,12 +223,12 @@ def test_a_wrong_expression_is_refused_by_name(llm: LLM):
 
 
 @pytest.mark.slow
-def test_plans_cross_to_another_process_with_their_masks(smollm2: Path):
+def test_plans_cross_to_another_process_with_their_masks(small: Path):
     """A rank of its own process gives the same answers."""
     settings: dict[str, Any] = {"max_model_len": 512, "num_gpu_blocks_override": 64}
     settings |= {"device": "cpu", "distributed_executor_backend": "mp"}
     params = SamplingParams(temperature=1.0, seed=2, n=2, **asked(regex=r"\d{3}-\d{4}"))
-    with time_for_grammars(), LLM(str(smollm2), **settings) as llm:
+    with time_for_grammars(), LLM(str(small), **settings) as llm:
         output = llm.chat(CHAT, params, use_tqdm=False)[0]
 
     assert all(re.fullmatch(r"\d{3}-\d{4}", each.text) for each in output.outputs)

@@ -174,7 +174,7 @@ def test_a_keyword_is_found_where_it_is_one():
 
 
 @pytest.mark.slow
-def test_a_model_answers_by_the_schema(smollm2: Path):
+def test_a_model_answers_by_the_schema(small: Path):
     """At temperature 1, two choices each, beside one that is free."""
     chat = [{"role": "user", "content": "Who was Ada Lovelace? Answer in JSON."}]
     schema = {**PERSON, "properties": {**PERSON["properties"], "at": {"type": "null"}}}
@@ -186,7 +186,7 @@ def test_a_model_answers_by_the_schema(smollm2: Path):
     free = SamplingParams(temperature=0.0, max_tokens=12)
     settings: dict[str, Any] = {"device": "cpu"}
     settings |= {"max_model_len": 512, "num_gpu_blocks_override": 96}
-    with time_for_grammars(), LLM(str(smollm2), **settings) as llm:
+    with time_for_grammars(), LLM(str(small), **settings) as llm:
         alone = llm.chat([chat], [free], use_tqdm=False)[0].outputs[0].token_ids
         *answers, beside = llm.chat([chat] * 4, [*params, free], use_tqdm=False)
 

@@ -128,7 +128,7 @@ def test_a_producer_that_only_knows_another_secret_is_refused(
             me = consumer.incarnation
             hand.give(caller, card, me, said, own, secret=b"x" * 32)
             assert ended(consumer.transport, read) is Progress.FAILED
-        assert of_memory() == before
+        assert of_memory() <= before  # others of this process may end meanwhile
         for each in own:
             os.close(each)
     assert not consumer.slab.any()

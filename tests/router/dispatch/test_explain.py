@@ -43,7 +43,7 @@ async def test_an_attempt_is_explained(make_worker) -> None:
 
     consumer = make_worker(WorkerRole.DECODE, behaviour=speaks_second)
     producer.load = consumer.load = LOAD
-    stack.dispatcher._placing.policy = PlacementPolicy(Targets(0.3, 0.025), 0.02)
+    stack.dispatcher._placing.policy = PlacementPolicy(Targets(0.3, 0.025), 5.0)
     await stack.find(producer, consumer)
     await beats(stack, producer)
     await beats(stack, consumer)

@@ -114,13 +114,16 @@ class PlacementPolicy:
         if not ways:
             return None
         ways.sort(key=_rank)
-        best = ways[0]
-        pair = next((each for each in ways if each.way == "pair"), None)
-        patience = self.patience if usable.is_measured else math.inf
-        if pair is not None and pair.cost <= best.cost + patience:
-            best = pair
-        other = next((each for each in ways if each is not best), None)
-        rule = f"{best}" if other is None else f"{best}; not {other}"
+        best, patience = ways[0], self.patience if usable.is_measured else math.inf
+        for each in ways:
+            if each.way == "pair":
+                best = each if each.cost <= best.cost + patience else best
+                break
+        rule = f"{best}"
+        for other in ways[:2]:
+            if other is not best:
+                rule = f"{best}; not {other}"
+                break
         return Placement(best.worker, best.prefill, rule, best, tuple(ways))
 
     def _prompt_ways(

@@ -122,16 +122,19 @@ an overload that lasts, not of the rates."""
 def measured(workers: Sequence[WorkerView]) -> Rates | None:
     """Return the times of a fleet, each kind of the first worker that measured it; None before a
     worker has computed a prompt."""
-    first = next((each for each in workers if each.prompt_steps), None)
-    if first is None:
+    prompt: StepTimes = ()
+    decode: StepTimes = ()
+    beside: StepTimes = ()
+    steepness = context_s = 0.0
+    for each in workers:
+        if each.prompt_steps and not prompt:
+            prompt, steepness = each.prompt_steps, each.steepness
+        decode = decode or each.decode_steps
+        beside = beside or each.beside_steps
+        context_s = context_s or each.context_s
+    if not prompt:
         return None
-    return Rates(
-        next((each.decode_steps for each in workers if each.decode_steps), UNKNOWN_DECODE),
-        first.prompt_steps,
-        next((each.beside_steps for each in workers if each.beside_steps), ()),
-        next((each.context_s for each in workers if each.context_s), 0.0),
-        first.steepness,
-    )
+    return Rates(decode or UNKNOWN_DECODE, prompt, beside, context_s, steepness)
 
 
 def with_mixed_chunk(worker: WorkerView, rates: Rates, itl: float) -> WorkerView:

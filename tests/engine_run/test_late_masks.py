@@ -94,9 +94,7 @@ def answers(llm: LLM) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["uni", pytest.param("mp", marks=pytest.mark.full)])
-def test_late_rows_draw_the_same_later(
-    small: Path, monkeypatch: pytest.MonkeyPatch, executor: str
-):
+def test_late_rows_draw_the_same_later(small: Path, monkeypatch: pytest.MonkeyPatch, executor: str):
     """Some masks take longer than a step waits; tokens, scores and neighbours are as without."""
     settings: dict[str, Any] = {"max_model_len": 512, "num_gpu_blocks_override": 64}
     settings |= {"device": "cpu", "distributed_executor_backend": executor}

@@ -136,7 +136,7 @@ class Supervisor:
 
     def check_flags(self) -> tuple[Graces, bool]:
         """Check all flags. Return the drain time of each part, and whether the weights are dummy
-        ones. Workers whose router places elastically get a bound of their steps."""
+        ones. GPU workers of a pair get a bound of their steps."""
         config = self.config
         environ = {key: value for key, value in os.environ.items() if key != ENV_PREFIX + "CONFIG"}
         count = PORTS_PER_WORKER * (config.prefill + config.decode)

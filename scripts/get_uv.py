@@ -72,7 +72,7 @@ def fetch(url: str) -> bytes:
 
 
 def fits(filename: str, version: str) -> bool:
-    """Whether a file is the wheel of this version for this machine."""
+    """Return whether a file is the wheel of this version for this machine."""
     machine = platform.machine()
     filename = filename.partition("#")[0]
     if not filename.startswith(f"uv-{version}-") or not filename.endswith(".whl"):

@@ -46,7 +46,7 @@ def decode(rig: Rig, batch: int, context: int, *, sampled: bool = False) -> dict
 
 
 def first_token_ms(rig: Rig, length: int) -> float:
-    """From a prompt's arrival at an idle engine to its first token."""
+    """Return the milliseconds from a prompt's arrival at an idle engine to its first token."""
     started = time.perf_counter()
     rig.add(length, 1)
     while not rig.step().outputs:

@@ -1,4 +1,4 @@
-"""What answers under grammars cost: gaps between tokens, compiles, and masks.
+"""Cost of answers under grammars: gaps between tokens, compiles, and masks.
 
     python bench/engine/structured.py [--rows 64 --tokens 300 --out FILE]
 

@@ -1,4 +1,4 @@
-"""What is asked of a server over HTTP, and how a figure is read from what the client saw.
+"""Requests to a server over HTTP, and the figures of what its client saw.
 
 Each case is one run of ``tandem bench serve``; three of them, with other prompts each, make a row.
 """
@@ -27,7 +27,7 @@ class Case:
     processes: int = 1
 
     def flags(self, seed: int) -> list[str]:
-        """For ``tandem bench serve``."""
+        """Return the flags of ``tandem bench serve``."""
         said = {
             "max-concurrency": self.streams,
             "num-prompts": self.prompts,

@@ -47,7 +47,7 @@ def tokenizer(count: int) -> dict[str, Any]:
 
 
 def served(model: str | None, place: Path, flags: str) -> tuple[str, str]:
-    """What ``tandem`` serves and its workers' flags: ``model`` as it is, or, for None, these shapes
+    """Return the served model and its workers' flags: ``model`` as it is. For None, these shapes
     with random weights and a context of 32,768, in a folder of ``place``."""
     if model is not None:
         return model, flags

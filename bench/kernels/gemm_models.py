@@ -8,7 +8,8 @@ Products = dict[str, tuple[int, int, int]]
 def products(
     layers: int, hidden: int, queries: int, keys: int, inter: int, vocabulary: int
 ) -> Products:
-    """Of a dense decoder; `queries` and `keys` are heads times their size, keys without values."""
+    """Return the products of a dense decoder. `queries` and `keys` are heads times their size, keys
+    without values."""
     return {
         "qkv": (queries + 2 * keys, hidden, layers),
         "o": (hidden, queries, layers),

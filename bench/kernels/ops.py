@@ -60,7 +60,7 @@ def each(call: Callable[..., object], sets: list[Any]) -> Callable[[], object]:
 
 
 def layer_ops(tokens: int) -> Iterator[Bench]:
-    """What a decoder layer has besides products and attention."""
+    """Return the operations of a decoder layer without products and attention."""
     sets = min(SETS, max(4, (1 << 30) // (tokens * INTER * 4)))
     weight, row = rand(HIDDEN), tokens * HIDDEN * 2
     alone = [(rand(tokens, HIDDEN), weight, 1e-6) for _ in range(sets)]

@@ -1,4 +1,4 @@
-"""How good the rule for shapes of no table is: python bench/kernels/rule_gemm.py TIMES.
+"""Quality of the rule for shapes of no table: python bench/kernels/rule_gemm.py TIMES.
 
 Reads what every form took (`tune_gemm.py --times`) and prints, by kind and rows, what the rule's
 forms take beside the fastest ones and beside doing without: geometric means and worst cases. What
@@ -22,7 +22,7 @@ PROGRAMS = 132
 
 
 def ruled_us(product: dict[str, Any]) -> float:
-    """What a product takes by the rule; KeyError if its form was not measured."""
+    """Return the microseconds of a product by the rule; KeyError if its form was not measured."""
     kind, shape = Kind(product["kind"]), [product[n] for n in ("outputs", "inner", "rows")]
     form = form_of(kind, *shape, PROGRAMS)
     if form is None:

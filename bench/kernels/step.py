@@ -83,7 +83,7 @@ class Step(NamedTuple):
     tuning: attention.Tuning
 
     def attend(self, model: Model, qkv: Tensor, layer: int, memo: Case) -> Tensor:
-        """From the projection to what goes into the projection back."""
+        """Run attention from the projection up to the projection back."""
         kv = memo.layer(layer)
         q = rotary_kv(
             qkv.view(qkv.shape[0], -1, SHAPE.head_dim),

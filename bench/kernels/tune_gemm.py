@@ -98,7 +98,7 @@ def streams(rows: int, kind: Kind) -> Iterator[Form]:
 
 
 def worth(form: Form, kind: Kind, outputs: int, inner: int, rows: int) -> bool:
-    """Whether a form fits a shape and puts enough but not too many programs to work."""
+    """Return whether a form fits a shape and puts enough but not too many programs to work."""
     if not form.stream and rows == 1 and inner > MOST_CHUNKS * form.inner:
         return False
     programs = outputs // form.outputs // form.group * form.split
@@ -110,7 +110,7 @@ Case = tuple[int, Kind, Form, int]
 
 
 def cases_of(how: argparse.Namespace) -> list[Case]:
-    """What has to be compiled; the plain kernel of one row is built for the inner size, too."""
+    """Return the cases to compile; the plain kernel of one row is built for the inner size, too."""
     found: set[Case] = set()
     for model, rows, kind in itertools.product(how.models, how.rows, Kind):
         for outputs, inner, _ in MODELS[model].values():
@@ -252,7 +252,7 @@ def text_of(table: dict[str, Any]) -> str:
 
 
 def key_of(entry: dict[str, Any]) -> tuple[str, int, int, int]:
-    """What an entry is of."""
+    """Return the key of an entry."""
     return entry["kind"], entry["outputs"], entry["inner"], entry["rows"]
 
 

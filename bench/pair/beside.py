@@ -1,4 +1,4 @@
-"""What arriving KV costs the decodes beside it, and what a prefill worker's death leaves behind.
+"""Cost of arriving KV for decodes, and memory after a prefill worker's death.
 
     python bench/pair/beside.py --out FOLDER [--only steps,death]
 

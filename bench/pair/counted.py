@@ -1,4 +1,4 @@
-"""What processes counted between two looks at their metrics."""
+"""Growth of metrics between two reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPANS = {
 
 
 def grown(before: Metrics, after: Metrics, name: str) -> float:
-    """By how much a series has grown, over all labels."""
+    """Return the growth of a series over all labels."""
     return sum(
         value - before.get(each, 0.0)
         for each, value in after.items()
@@ -23,7 +23,7 @@ def grown(before: Metrics, after: Metrics, name: str) -> float:
 
 
 def ways(before: Metrics, after: Metrics) -> dict[str, int]:
-    """How many prompts the router sent which way: attempts by shape and rung, and, where placement
+    """Return the prompts by way: attempts by shape and rung, and, where placement
     forecasts, first tokens by way."""
     found = {}
     for name, value in after.items():

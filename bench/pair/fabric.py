@@ -68,7 +68,7 @@ def table(name: str, blocks: int, of: int) -> list[int]:
 
 
 def hashes(name: str, blocks: int) -> tuple[BlockHash, ...]:
-    """Of the blocks of a prompt, as an engine would say them."""
+    """Return the hashes of a prompt's blocks, as an engine computes them."""
     words = (f"{name}/{number}".encode() for number in range(blocks))
     return tuple(BlockHash(blake2b(each, digest_size=16).digest()) for each in words)
 
@@ -188,7 +188,7 @@ class Worker:
         return self.registry.get_sample_value(name, {"phase": phase}) or 0.0
 
     def commands(self) -> dict[str, Callable[..., str]]:
-        """What it can be told, by the first word."""
+        """Return the commands by their first word."""
         names = ("export", "released", "meet", "open", "load")
         return {name: getattr(self, name) for name in names}
 

@@ -51,7 +51,7 @@ def arguments() -> argparse.Namespace:
 
 
 def send(args: argparse.Namespace, server: Server, rate: float, seed: int) -> dict[str, Any]:
-    """What the client saw at one rate."""
+    """Return the client's result at one rate."""
     with tempfile.TemporaryDirectory() as place:
         result = Path(place) / "seen.json"
         command = [*TANDEM, "bench", "serve", "--base-url", server.url, "--seed", str(seed)]

@@ -140,7 +140,7 @@ def one_length(args: argparse.Namespace, two: Server, one: Server, length: int) 
 
 
 def carried_by(log: Path) -> list[str]:
-    """What UCX's tables of protocols say of reads, each row once."""
+    """Return the rows of UCX's protocol tables for reads, each once."""
     found, what, left = [], "", 0
     for line in log.read_text(errors="replace").splitlines():
         read = re.search(r"remote memory read .*?(into .*?)\s*\|", line)

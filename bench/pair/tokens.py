@@ -1,4 +1,4 @@
-"""Whether a prefill and a decode worker give the tokens of one worker alone: prompts, comparison.
+"""Comparison of a pair's tokens with those of one worker alone.
 
 Prompts are windows of real text, some of them sharing their beginning with the one before. Where
 two answers part, the worker that does both halves is asked again, at just that place, which token
@@ -27,7 +27,7 @@ SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Where two answers to one prompt differ first."""
+    """First difference of two answers to one prompt."""
 
     prompt: int
     num_prompt: int

@@ -35,7 +35,7 @@ LEAST = 256
 
 @dataclass(frozen=True, slots=True)
 class Agents:
-    """How many sessions there are, for how long, and how much smaller they are than the real."""
+    """Number of sessions, their time, and their scale."""
 
     sessions: int
     seconds: float = 90.0

@@ -27,20 +27,20 @@ class HasNow(Protocol):
 
 
 class _Result(Future[ModelRunnerOutput]):
-    """Who asks for it has waited until ``due``."""
+    """Result of a step; reading it waits until ``due``."""
 
     def __init__(self, output: ModelRunnerOutput, due: float, waiter: HasNow) -> None:
         super().__init__()
         self._output, self._due, self._waiter = output, due, waiter
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
-        """At once; the waiter's clock is moved."""
+        """Return the result at once, and move the reader's clock."""
         self._waiter.now = max(self._waiter.now, self._due)
         return self._output
 
 
 def step_sizes(config: EngineConfig) -> tuple[StepSize, ...]:
-    """Of the graphs that an engine with ``config`` captures on a GPU."""
+    """Return the sizes of graphs that an engine with ``config`` captures on a GPU."""
     graphs = StepGraphs()
     tokens, rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
     graphs.offer(step_shapes(max_rows=rows, max_tokens=tokens, max_captured=MOST_CAPTURED))

@@ -1,4 +1,4 @@
-"""What clients saw, in figures: percentiles, and how many requests were served within bounds."""
+"""Figures of what clients saw: percentiles, and requests within bounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TTFT_MS, ITL_MS = 300.0, 25.0
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run: ms, as percentiles of requests (gaps: of gaps), and requests a second."""
+    """Figures of one run: ms, as percentiles of requests (gaps: of gaps), and requests a second."""
 
     requests: int
     ttft_p50: float
@@ -37,12 +37,12 @@ class Figures:
     """Share of requests with more than a hundredth of their gaps over the bound."""
 
     def row(self) -> dict[str, float]:
-        """By name."""
+        """Return the figures by name."""
         return asdict(self)
 
 
 def figures(seen: Sequence[Seen], *, ttft_ms: float = TTFT_MS, itl_ms: float = ITL_MS) -> Figures:
-    """Of requests that have ended. ValueError for none."""
+    """Return the figures of requests that have ended. Raises ValueError for none."""
     if not seen:
         raise ValueError("no request has ended: there is nothing to sum up")
     first = np.array([each.times[0] - each.sent for each in seen]) * 1e3

@@ -187,7 +187,7 @@ class _End:
         """Nobody cancels a simulated request before its end."""
 
     def poll(self) -> list[ConsumerEvent | ProducerEvent]:
-        """What was told since."""
+        """Return the events since the last call."""
         told, self.events = self.events, []
         return told
 
@@ -210,7 +210,7 @@ class Producing(_End):
         return None
 
     def may_start(self, key: RequestKey) -> bool:
-        """At once."""
+        """Return at once."""
         return True
 
     def started(self, key: RequestKey) -> None:
@@ -236,7 +236,7 @@ class Consuming(_End):
     """A decode worker's hand-offs."""
 
     def peer_up(self, producer: Incarnation) -> bool:
-        """Whether there is a link."""
+        """Return whether there is a link."""
         return producer in self.links
 
     def open(self, key: RequestKey, producer: Incarnation, *, budget_ms: int | None) -> None:

@@ -1,4 +1,4 @@
-"""What is asked of a simulated stack: open loads with times of arrival, and sessions of agents.
+"""Loads of a simulated stack: open loads with times of arrival, and sessions of agents.
 
 Lengths and times of an open load come from the client that measures real stacks
 (tandem.cli.bench.load), so that the same seed gives the same arrivals. Agents are a closed loop: a

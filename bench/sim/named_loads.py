@@ -20,7 +20,7 @@ Made = Callable[[float], Load]
 
 
 def load_of(name: str, seconds: float, seed: int, path: Path | None) -> Made:
-    """What gives the load at a rate. ValueError where a trace's file is not said."""
+    """Return the load as a function of its rate. Raises ValueError for a trace without a file."""
     if name == "agents":
         return lambda rate: agents(Agents(round(rate), seconds=seconds), seed)
     if name == "trace":

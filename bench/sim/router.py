@@ -69,7 +69,7 @@ class _Timer:
 
 
 class _Loop:
-    """What an attempt asks of an event loop."""
+    """Event loop as an attempt uses it."""
 
     def __init__(self, clock: Clock, wake: Callable[[], None]) -> None:
         self._clock, self._wake = clock, wake

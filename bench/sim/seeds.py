@@ -65,7 +65,7 @@ def over_seeds(
 
 
 def table(rows: Sequence[Row]) -> str:
-    """In Markdown."""
+    """Return a table in Markdown."""
     lines = [HEAD, "|---" * 9 + "|"]
     for row in rows:
         strict, bounded, own = (row.mean(each) for each in (STRICT, BOUNDED, PAIR))

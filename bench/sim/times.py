@@ -1,4 +1,4 @@
-"""What things take: steps, copies of KV, messages. Fitted to two H100s, see calibrate.py.
+"""Times of steps, copies of KV and messages, fitted to two H100s.
 
 A step's time is a sum: what its products take, what attention of prompts' tokens to those before
 them takes, and what decodes take by reading their KV. Products read all weights once and multiply
@@ -124,8 +124,8 @@ class StepTimes:
         return self.seconds(decodes, context, tokens, seen, chunks)
 
     def seconds(self, decodes: int, context: int, tokens: int, seen: int, chunks: int = 1) -> float:
-        """Of so many decodes with ``context`` tokens before them in all, and so many prompt
-        tokens of ``chunks`` prompts that look at ``seen`` tokens in all."""
+        """Return the seconds of so many decodes with ``context`` tokens before them in all, and so
+        many prompt tokens of ``chunks`` prompts that look at ``seen`` tokens in all."""
         if not tokens:
             return self.floor + decodes * self._device.row + context * self.context
         padded = self._padding.tokens(decodes, tokens, chunks)

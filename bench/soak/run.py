@@ -151,7 +151,7 @@ def load(args: argparse.Namespace, engine: Engine, traffic: Traffic) -> dict[str
 
 
 def judge(engine: Engine, traffic: Traffic) -> dict[str, Any]:
-    """What parted from its answer alone, and by how much the two best tokens differ there."""
+    """Return the answers that differ from those alone, with the margin of the two best tokens."""
     gaps: dict[tuple[int, int], float] = {}
     parted = []
     for (index, at, token), times in traffic.partings.items():

@@ -38,7 +38,7 @@ def build() -> Path:
 
 
 def complaints(program: Path, board: Path) -> str:
-    """What the linter says against a board, strictly; nothing where it has nothing to say."""
+    """Return the linter's messages about a board, in strict mode; empty if there are none."""
     command = [str(program), "lint", "--strict", "--config", str(CONFIG), str(board)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=LINT_SECONDS, check=False

@@ -1,4 +1,4 @@
-"""What a board is made of: rows of panels, each with queries and what to do when it looks bad."""
+"""Parts of a board: rows of panels, each with queries and advice."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def version() -> str:
 
 
 def recipes(given: argparse.Namespace) -> list[Recipe]:
-    """What is to be built."""
+    """Return the images to build."""
     chosen = given.roles or list(ROLES)
     if wrong := [role for role in chosen if role not in ROLES]:
         raise ImageError(f"no role {', '.join(wrong)}; roles are {', '.join(ROLES)}")
@@ -88,7 +88,7 @@ def perform(given: argparse.Namespace) -> None:
 
 
 def _base(given: argparse.Namespace, builder: Builder, wanted: list[Recipe]) -> str | None:
-    """What all images are built on; None leaves it to the Dockerfiles. Raises ImageError."""
+    """Return the base of all images; None leaves it to the Dockerfiles. Raises ImageError."""
     if given.make_base:
         return base.make(builder, builder.work)
     if given.floating_base:

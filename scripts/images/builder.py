@@ -133,12 +133,12 @@ def revision() -> str:
 
 
 def stamp_of(archive: Path) -> Path:
-    """Where the digest of an archive's inputs is kept."""
+    """Return the path of the digest of an archive's inputs."""
     return archive.with_suffix(".inputs")
 
 
 def is_current(archive: Path, digest: str) -> bool:
-    """Whether an archive was made of these inputs."""
+    """Return whether an archive was made of these inputs."""
     stamp = stamp_of(archive)
     return archive.is_file() and stamp.is_file() and stamp.read_text() == digest
 

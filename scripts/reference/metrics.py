@@ -50,7 +50,7 @@ class Series(NamedTuple):
 
 
 def registries() -> dict[str, CollectorRegistry]:
-    """By heading; nothing is read of what they will count."""
+    """Return the registries by heading, without values."""
     router = RouterMetrics()
     register_gauges(router, *cast(Any, (None, None, None)), ready_decode=1)
     register_link_series(router, cast(Any, None))
@@ -91,7 +91,7 @@ def page() -> str:
 
 
 def series(registry: CollectorRegistry) -> Iterator[Series]:
-    """What a registry holds, in no order."""
+    """Return the series of a registry, in no order."""
     for collector in registry._collector_to_names:  # the only list of it
         each = cast(Any, collector)
         if isinstance(collector, MetricWrapperBase):

@@ -19,7 +19,7 @@ _AT, _EVERY = "20m", "1m"
 
 
 class Ground(NamedTuple):
-    """What cases have in common that are tried in one file."""
+    """Settings that the cases of one file share."""
 
     every: str
     """How often rules are evaluated."""
@@ -46,7 +46,7 @@ def by_ground() -> dict[Ground, list[dict[str, Any]]]:
 
 
 def test_file(rules: Path, ground: Ground, tests: list[dict[str, Any]]) -> dict[str, Any]:
-    """What promtool reads: tests of one ground, about the rules at ``rules``, made of its
+    """Return promtool's file: tests of one ground, about the rules at ``rules``, made of its
     settings."""
     return {
         "rule_files": [str(rules)],

@@ -51,8 +51,8 @@ def records() -> dict[str, Rule]:
 def rule_file(
     changed: Mapping[str, object] | None = None, waits: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """What Prometheus loads; ``changed`` are settings other than the chart's defaults, ``waits``
-    those of alerts (``for``)."""
+    """Return the rules that Prometheus loads. ``changed`` are settings other than the chart's
+    defaults, ``waits`` those of alerts (``for``)."""
     found = groups(changed)
     for rule in (rule for group in found.values() for rule in group):
         if (wait := (waits or {}).get(rule.get("alert", ""))) is not None:

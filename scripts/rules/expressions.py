@@ -34,7 +34,7 @@ class Selector(NamedTuple):
 
 
 class Named(NamedTuple):
-    """What an expression is about."""
+    """Names that an expression uses."""
 
     selectors: list[Selector]
     grouped: set[str]

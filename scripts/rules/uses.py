@@ -1,4 +1,4 @@
-"""Who uses a metric: by name of the family, through recording rules."""
+"""Uses of a metric by the name of its family, through recording rules."""
 
 from __future__ import annotations
 

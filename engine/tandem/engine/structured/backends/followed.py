@@ -12,6 +12,15 @@ from tandem.engine.structured.schema import subschemas
 from tandem.protocol.schema_words import says
 from tandem.protocol.structured import StructuredOutputsParams
 
+LEAF_SHAPES = (
+    "type minLength maxLength",
+    "type pattern",
+    "type enum",
+    "const",
+    "anyOf",
+    "$ref",
+)
+"""Keywords that every library follows together, of schemas without items or properties."""
 _WHOLE = ("enum", "const", "anyOf", "$ref")
 """Keywords that need no type."""
 _IMPLIED = {

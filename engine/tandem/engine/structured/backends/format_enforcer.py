@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from tandem.engine.structured.backends.followed import (
+    LEAF_SHAPES,
     check_kind,
     is_plain,
     schema_of,
@@ -24,12 +25,7 @@ _SHAPES = (
     "type properties required additionalProperties",
     "type additionalProperties",
     "type items minItems maxItems",
-    "type minLength maxLength",
-    "type pattern",
-    "type enum",
-    "const",
-    "anyOf",
-    "$ref",
+    *LEAF_SHAPES,
 )
 _NUMBER = frozenset("0123456789.")
 

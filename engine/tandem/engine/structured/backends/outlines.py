@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from tandem.engine.structured.backends.followed import (
+    LEAF_SHAPES,
     check_kind,
     schema_of,
     unanchored,
@@ -22,12 +23,7 @@ _SHAPES = (
     "type additionalProperties minProperties maxProperties",
     "type items minItems maxItems",
     "type prefixItems",
-    "type minLength maxLength",
-    "type pattern",
-    "type enum",
-    "const",
-    "anyOf",
-    "$ref",
+    *LEAF_SHAPES,
 )
 
 

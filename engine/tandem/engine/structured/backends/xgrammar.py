@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from tandem.engine.structured.backends.followed import (
+    LEAF_SHAPES,
     check_kind,
     schema_of,
 )
@@ -20,12 +21,7 @@ _SHAPES = (
     "type properties required additionalProperties minProperties maxProperties",
     "type items prefixItems minItems maxItems",
     "type minimum maximum exclusiveMinimum exclusiveMaximum",
-    "type minLength maxLength",
-    "type pattern",
-    "type enum",
-    "const",
-    "anyOf",
-    "$ref",
+    *LEAF_SHAPES,
 )
 
 

@@ -91,6 +91,8 @@ lint: setup  ## Check style, format, types, layers, unused names and sizes
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/vulture
 	$(BIN)/python -m scripts.house
+	$(BIN)/python -m scripts.words
+	$(BIN)/codespell README.md CONTRIBUTING.md docs
 
 .PHONY: house
 house: setup  ## Print the sizes of the code base next to the limits of house.toml
@@ -105,6 +107,19 @@ format: setup  ## Put every file into the house's format
 reference: setup  ## Make the reference tokens anew, with transformers as the judge
 	$(BIN)/python tests/reference/make_reference.py smollm2
 	$(BIN)/python tests/reference/make_reference.py small
+
+MERMAID := mermaid-11.17.2.tgz
+
+.tools/docs-assets/$(MERMAID):
+	mkdir -p $(@D)
+	npm pack --silent --pack-destination $(@D) $(subst mermaid-,mermaid@,$(basename $(MERMAID)))
+	tar -xzf $@ -C $(@D) package/dist/mermaid.min.js
+
+# Not with --quiet, which hides from --strict what it fails at.
+.PHONY: docs
+docs: | $(filter .tools/uv,$(UV)) .tools/docs-assets/$(MERMAID)  ## Build the documentation into site/, with every link checked (requires npm)
+	UV_PROJECT_ENVIRONMENT=.tools/docs $(UV) sync --quiet --locked --no-install-project --only-group docs
+	.tools/docs/bin/mkdocs build --strict $(ARGS)
 
 .PHONY: manifests
 manifests: setup  ## Make the CRD manifests anew from the operator's types

@@ -2,7 +2,7 @@
 
 Placement sends prompts to any worker with time for them. It relies on steps with decodes that stay
 within the target between tokens. The process that starts workers for such a router passes
-``--max-itl-ms``, unless hand-off is strict (docs/pair.md). Pure.
+``--max-itl-ms``, unless hand-off is strict (docs/tuning.md). Pure.
 """
 
 from __future__ import annotations

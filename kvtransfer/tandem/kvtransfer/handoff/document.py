@@ -1,8 +1,8 @@
-"""Makes docs/handoff.md from the tables that the code runs.
+"""Generate docs/handoff.md from the tables that the code runs.
 
     python -m tandem.kvtransfer.handoff.document > docs/handoff.md
 
-A test holds the file to this module's output.
+A test compares the file with this module's output.
 """
 
 from __future__ import annotations
@@ -23,53 +23,51 @@ _State = TypeVar("_State", bound=StrEnum)
 _Event = TypeVar("_Event", bound=StrEnum)
 
 _INTRODUCTION = """\
-# The KV hand-off: messages and states
+# KV hand-off: messages and states
 
-Made from `tandem.kvtransfer.handoff.tables` and `.messages` by
+Generated from `tandem.kvtransfer.handoff.tables` and `.messages` by
 `python -m tandem.kvtransfer.handoff.document`; do not edit.
 
-P (producer, a prefill worker) computes a prompt's KV; D (consumer, a decode worker) takes it. A key
-is one attempt at one request. Every frame carries the incarnations of both ends and a sequence
-number; a frame that does not fit ends the link, and with it all its keys, on both ends. So does one
-longer than the other end reads (1 MiB): P ends the key instead of saying it, with GONE(internal).
-Deadlines travel as remaining milliseconds; each end has its own clock.
+P (producer, a prefill worker) computes the KV of a prompt. D (consumer, a decode worker) reads it.
+A key is one attempt at one request. Every frame carries the incarnations of both ends and a
+sequence number. A frame that does not match ends the link and all its keys on both ends. So does a
+frame over 1 MiB: P ends such a key with GONE(internal) instead. Deadlines travel as remaining
+milliseconds, because each end has its own clock.
 
-What holds:
+Invariants:
 
-1. D uses KV only after COMMITTED, which P's transfer thread says only if the lease never lapsed,
-   after every read of D was terminal; or, of copies (6), after tag and turn of each block were
-   right behind the copy, which says the same (docs/decisions/021).
-2. P says READY of a token only after the host has seen the fence behind its KV. From then until
-   COMMITTED or GONE the blocks are not written or freed; GONE comes before the first reuse. After
-   GONE P begins to pack no part of them: the engine may have given their memory back.
-3. A send slot that D may be reading is not reused before D has answered (TAKEN, DONE) or the link
-   is lost. A receive slot whose read is not terminal is quarantined, never reused.
-4. A key is leased at most once per incarnation. What has ended is remembered for a while, to answer
-   what comes late; what is unknown is answered, so that the other end can free.
-5. A pair of state and event that is not below changes nothing and is counted.
-6. Where a link's transport copies P's blocks into D's, no slot is used: READY names blocks, D asks
-   for nothing, and only copies that D itself runs or fences may do so. P sets a block's tag after
-   its last write, and clears it before the block is anybody's again, raising its turn each time;
-   D compares the tag that it read after the copy, and the turn with that before it.
-   D's blocks are free only after the last copy into them is terminal, wanted or not.
-   The tag of another, like a slot's wrong header or digest, fails the hand-off, and speaks against
-   the link only if P answers that its lease stood till then: a lease may end, or P count D as lost,
-   and the blocks or the slot be the next request's, while D reads.
-7. What a hand-off carries is the manifest of its layout: an item a group. D is done when every item
-   is complete by its own rule; no item stands in for another.
-8. OPEN with hashes pulls what P has cached, from the first block on: any worker may be this D, and
-   any this P (docs/decisions/035). P's engine holds the blocks, and announces them once the steps
-   that write them are through: all at once, with a FINAL that has no token. What it has no more of,
-   or may not lend, is answered GONE(refused); whatever ends a pull, D computes instead.
+1. D uses KV only after COMMITTED. P's transfer thread sends it only if the lease never lapsed and
+   every read of D has ended. For copies (6), matching tags and turns replace it
+   (docs/decisions/commit-by-tags.md).
+2. P sends READY for a token only after the host has seen the fence of its KV. Until COMMITTED or
+   GONE the blocks are neither written nor freed. P sends GONE before the first reuse. After GONE P
+   packs no further part, because the engine may have released the memory.
+3. P reuses a send slot that D may be reading only after D's answer (TAKEN, DONE) or the loss of the
+   link. A receive slot with an unfinished read is quarantined.
+4. A key is leased at most once per incarnation. Ended keys are remembered for a while. Messages for
+   unknown keys are answered, so that the other end can free its memory.
+5. A pair of state and event that is not listed below changes nothing and is counted.
+6. On a link that copies P's blocks into D's, no slot is used. READY names blocks, and D runs or
+   fences every copy itself. P sets a block's tag after its last write. P raises its turn and clears
+   the tag before it releases the block. D compares the tag after the copy, and the turn with the
+   one before. D's blocks are free only after the last copy into them has ended.
+   A wrong tag, header or digest fails the hand-off. It counts against the link only if P answers
+   that the lease was valid until then.
+7. The manifest of the layout lists one item per group. D is done when each item is complete by its
+   own rule.
+8. OPEN with hashes fetches blocks of P's cache, from the first on, between any two workers
+   (docs/decisions/prefix-fetch.md). P's engine pins the blocks and announces them when the steps
+   that write them have ended: all at once, with a FINAL without a token. P answers GONE(refused) if
+   it has none or may not lend them. D computes the prompt if a fetch ends for any reason.
 
-What users of other systems suffered here, and the test that holds each:
+Reported failures of other systems and the tests that cover them:
 [handoff-pains.md](handoff-pains.md).
-The checker that walks these tables, its states and its mutants: tests/kvtransfer/model/README.md.
+The model checker for these tables: tests/kvtransfer/model/README.md.
 """
 
 _AFTER_ITEMS = """
-Blocks that D has cached need not come, except states and what encoders said. A layout with a group
-that is not handed over, or that the other end has not, is refused by name when a link is made.
+D does not fetch blocks that it has cached, except states and encoder outputs. A link to a layout
+with a group that cannot be handed over, or that the other end lacks, is refused by name.
 """
 
 
@@ -78,7 +76,7 @@ def document() -> str:
     parts = [
         _INTRODUCTION,
         "## Messages\n",
-        "| message | way | fields | meaning |\n|---|---|---|---|",
+        "| message | direction | fields | meaning |\n|---|---|---|---|",
         *(_message_row(kind) for kind in _kinds()),
         "\n## Items of a manifest\n",
         "| kind | complete with | handed over |\n|---|---|---|",
@@ -109,7 +107,7 @@ def _message_row(kind: type[msgspec.Struct]) -> str:
     kind = get_origin(kind) or kind
     way = "both" if to_producer and to_consumer else "D → P" if to_producer else "P → D"
     text = " ".join((kind.__doc__ or "").split())
-    for prefix in ("From who calls, ", "D → P: ", "P → D: ", "Both ways: ", "D → P, ", "P → D, "):
+    for prefix in ("D → P: ", "P → D: ", "Both ways: ", "D → P, ", "P → D, "):
         text = text.removeprefix(prefix)
     name = str(kind.__struct_config__.tag).upper()
     fields = ", ".join(kind.__struct_fields__ if card is None else card.__struct_fields__)
@@ -117,12 +115,16 @@ def _message_row(kind: type[msgspec.Struct]) -> str:
 
 
 def _table(rules: Mapping[tuple[_State | None, _Event], Rule], states: type[_State]) -> str:
-    rows = ["| state | event | next | what is done |", "|---|---|---|---|"]
+    rows = ["| state | events | next | action |", "|---|---|---|---|"]
     for state in (None, *states):
+        events: dict[Rule, list[str]] = {}
         for (here, event), rule in rules.items():
             if here is state:
-                shown = _names(rule.next)
-                rows.append(f"| {_name(state)} | {event} | {shown} | {rule.does} |")
+                events.setdefault(rule, []).append(event)
+        rows += (
+            f"| {_name(state)} | {', '.join(names)} | {_names(rule.next)} | {rule.does} |"
+            for rule, names in events.items()
+        )
     return "\n".join(rows)
 
 

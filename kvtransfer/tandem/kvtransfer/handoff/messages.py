@@ -76,28 +76,28 @@ class ProducerCard(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
-    """D → P: I am about to read the pattern slot; keep the transport moving."""
+    """D → P: D is about to read the pattern slot; P must progress the transport."""
 
     number: Count
 
 
 class ProbeReady(msgspec.Struct, frozen=True, tag="probe_ready"):
-    """P → D: the pattern is there, this many bytes."""
+    """P → D: the pattern is written, with this many bytes."""
 
     number: Count
     nbytes: Count
 
 
 class ProbeDone(msgspec.Struct, frozen=True, tag="probe_done"):
-    """D → P: the pattern was read (or given up)."""
+    """D → P: the pattern was read, or the read was given up."""
 
     number: Count
     ok: bool
 
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
-    """D → P: ask for READY and FINAL of this key. Idempotent. With hashes it asks for these blocks
-    of P's cache, from the first on; P computes nothing for it."""
+    """D → P: ask for READY and FINAL of this key. Idempotent. With hashes it requests these
+    blocks of P's cache, from the first on; P computes nothing."""
 
     key: RequestKey
     budget_ms: Count | None
@@ -110,8 +110,7 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """P → D, cumulative: KV of tokens [0, upto) of num_tokens is written and leased. upto is 0 when
     P begins. items is the manifest. blocks are the places in P's slab, on a link that copies it.
-    There READY is repeated, with nothing new, shortly before the last KV of the prompt is written:
-    it wakes D."""
+    READY is repeated there, without new tokens, shortly before the last KV is written, to wake D.
 
     key: RequestKey
     upto: Count
@@ -125,8 +124,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Want(msgspec.Struct, frozen=True, tag="want"):
-    """D → P: cut parts from this token on, at most ``credits`` ahead of TAKEN. block_size and dtype
-    are the form of the parts."""
+    """D → P: send parts from this token on, at most ``credits`` ahead of TAKEN. block_size and
+    dtype describe the parts."""
 
     key: RequestKey
     from_token: Count
@@ -158,7 +157,7 @@ class Part(msgspec.Struct, frozen=True, tag="part"):
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken"):
-    """D → P: the read of this part is terminal; its slot is yours."""
+    """D → P: the read of this part has ended; P may reuse its slot."""
 
     key: RequestKey
     index: Count
@@ -174,20 +173,20 @@ class Final(msgspec.Struct, frozen=True, tag="final"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """D → P: all reads are terminal and good (ok), or D abandons the key."""
+    """D → P: all reads have ended and are valid (ok), or D abandons the key."""
 
     key: RequestKey
     ok: bool
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
-    """P → D: the lease never lapsed; what D read is right."""
+    """P → D: the lease never lapsed, so the KV that D read is valid."""
 
     key: RequestKey
 
 
 class Gone(msgspec.Struct, frozen=True, tag="gone"):
-    """P → D: nothing under this key is promised."""
+    """P → D: there is no lease under this key."""
 
     key: RequestKey
     reason: GoneReason

@@ -5,7 +5,7 @@ has none (the last, partial one), the key of the request that owns it. P sets it
 last write and clears it before the block may be written again; each time its turn goes up by one,
 before the tag changes. D notes the turn before it copies, and reads tag and turn again after the
 copy's end. The right tag of the same turn proves that the block was not released meanwhile
-(docs/decisions/021).
+(docs/decisions/commit-by-tags.md).
 """
 
 from __future__ import annotations

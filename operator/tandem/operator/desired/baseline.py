@@ -1,8 +1,8 @@
 """The baseline Pod Security profile, which pods keep to in every namespace.
 
-It bounds the rights that creating an LLMService may grant (docs/decisions/014). The controls are
-those of https://kubernetes.io/docs/concepts/security/pod-security-standards/; the chart's admission
-policy has the same rules for the API server. Pure; called by ``pod``.
+It bounds the rights that creating an LLMService may grant (docs/decisions/pod-security.md). The
+controls are those of https://kubernetes.io/docs/concepts/security/pod-security-standards/; the
+chart's admission policy has the same rules for the API server. Pure; called by ``pod``.
 """
 
 from __future__ import annotations

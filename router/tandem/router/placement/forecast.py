@@ -4,8 +4,8 @@ There are three ways. A prefill worker hands over to a decode worker (``pair``).
 computes the prompt next to what it decodes (``decode``). A prefill worker decodes what it computed
 (``prefill``). The cost of a way is the time to the first token, the time from it to the second, a
 second for each request that misses its targets, and a tenth of the seconds of answers
-(docs/decisions/023). Most of it depends on one end alone, so it is computed once a worker and not
-once a pair: ``Prefilling`` for the prompt, ``Decoding`` for the answer.
+(docs/decisions/placement-by-cost.md). Most of it depends on one end alone, so it is computed once a
+worker and not once a pair: ``Prefilling`` for the prompt, ``Decoding`` for the answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """Cached prefixes between peers: pulling them, lending them, and both as parts of a role.
 
-The hand-off's own machines and threads do it; see docs/decisions/035.
+The hand-off's state machines and threads do it. See docs/decisions/prefix-fetch.md.
 """

@@ -110,7 +110,7 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """P → D, cumulative: KV of tokens [0, upto) of num_tokens is written and leased. upto is 0 when
     P begins. items is the manifest. blocks are the places in P's slab, on a link that copies it.
-    READY is repeated there, without new tokens, shortly before the last KV is written, to wake D.
+    READY is repeated there, shortly before the last KV is written; it wakes D."""
 
     key: RequestKey
     upto: Count

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from scripts.reference import alerts, clients, crd, errors, flags, metrics
+from scripts.reference import alerts, clients, crd, errors, flags, limits, metrics, parameters
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -20,6 +20,8 @@ def pages() -> dict[str, str]:
         "errors.md": errors.page(),
         "alerts.md": alerts.page(),
         "clients.md": clients.page(),
+        "limits.md": limits.page(),
+        "parameters.md": parameters.page(),
     }
 
 

@@ -12,31 +12,14 @@ import httpx
 import pytest
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
+from tests.router.openai.parameters_page import listed
 from tests.router.openai.test_tool_calls import write_model
 
 from tandem.protocol.card import WorkerRole
-from tandem.router.openai.bodies import hints
+
+pytestmark = pytest.mark.full
 
 CASES = Path(__file__).parent / "cases"
-DOCS = Path(__file__).parents[3] / "docs"
-TABLES: list[tuple[str, str, Mapping[str, hints.Hint]]] = [
-    ("chat", "", hints.CHAT),
-    ("completions", "", hints.COMPLETION),
-    ("responses", "", hints.RESPONSES),
-    ("messages", "", hints.MESSAGES),
-    ("count_tokens", "", hints.COUNT),
-    ("vectors and scores", "", hints.POOLED),
-    ("chat", "stream_options.", hints.STREAM_OPTIONS),
-    ("completions", "stream_options.", hints.STREAM_OPTIONS),
-    ("responses", "text.", hints.RESPONSE_TEXT),
-    ("responses", "reasoning.", hints.RESPONSE_REASONING),
-    ("responses", "tools[].", hints.RESPONSE_TOOL),
-    ("messages", "tools[].", hints.MESSAGE_TOOL),
-    ("count_tokens", "tools[].", hints.MESSAGE_TOOL),
-    ("responses", "input[].", hints.RESPONSE_ITEM),
-    ("messages", "thinking.", hints.THINKING),
-    ("count_tokens", "thinking.", hints.THINKING),
-]
 FUNCTION: dict[str, Any] = {"name": "f", "parameters": {"type": "object"}}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
 RESPONSE: dict[str, Any] = {"input": "Hi", "max_output_tokens": 8}
@@ -479,28 +462,9 @@ def test_blocks_of_agents_are_read_when_they_come_back(served: Served) -> None:
     assert "four" in prompt_of(served)
 
 
-def rows() -> list[str]:
-    """Rows of the page's table, made from the tables of the code."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for api, prefix, table in TABLES:
-        for name, hint in table.items():
-            found.setdefault((f"`{prefix}{name}`", hint.accepted, hint.why), []).append(api)
-    made = [(name, ", ".join(apis), *rest) for (name, *rest), apis in found.items()]
-    for name, (apis, hint) in hints.CONDITIONS.items():
-        made.append((f"`{name}`", apis, hint.accepted, hint.why))
-    return sorted(f"| {' | '.join(each)} |" for each in made)
-
-
-def test_the_page_lists_every_hint() -> None:
-    """docs/http.md has the tables of the code."""
-    section = (DOCS / "http.md").read_text().split("## Hints\n")[1].split("\n## ")[0]
-
-    assert sorted(re.findall(r"^\| `.*$", section, re.MULTILINE)) == rows()
-
-
 def test_every_name_that_is_reported_stands_on_the_page() -> None:
     """No name of a client's own is a label of the counter."""
-    listed = {re.sub(r"\[\]", "", each.split("`")[1]) for each in rows()}
-    reported = {name for _, name, _ in HINTS}
+    apis = ("chat", "completions", "responses", "messages", "count_tokens", "vectors and scores")
+    names = {name.replace("[]", "") for api in apis for name in listed("Hints", api)}
 
-    assert reported <= listed
+    assert {name for _, name, _ in HINTS} <= names

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.router.http_server import Served
+from tests.router.openai.parameters_page import listed
 from tests.router.openai.test_parameters import odd_value
 
 from tandem.router.anthropic import parameters
@@ -20,9 +21,9 @@ TOOL: dict[str, Any] = {"name": "f", "input_schema": {"type": "object"}}
 CALL: dict[str, Any] = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
 
 
-def rows(title: str, of: str) -> set[str]:
-    """Parameters of the page's table under a title."""
-    section = PAGE.read_text().split(f"## {title}\n")[1].split("\n## ")[0]
+def done(of: str) -> set[str]:
+    """Parameters of the page's table."""
+    section = PAGE.read_text().split("## Parameters\n")[1].split("\n## ")[0]
     found = re.findall(r"^\| `([\w.\[\]]+)` \| (\w+) \|", section, re.MULTILINE)
     return {name for name, which in found if which in ("both", of)}
 
@@ -42,11 +43,12 @@ def test_the_page_the_schema_and_the_package_know_the_same(of: str) -> None:
         *body.REFUSED,
         *(f"tools[].{name}" for name in parameters.TOOL),
     }
-    known = rows("Done", of) | rows("Hints", of)
+    api = {"messages": "messages", "count": "count_tokens"}[of]
+    known = done(of) | listed("Hints", api)
 
-    assert rows("Done", of) == set(body.model_fields) - set(body.HINTS)
-    assert set(body.HINTS) <= rows("Hints", of)
-    assert rows("Refused", of) == refused
+    assert done(of) == set(body.model_fields) - set(body.HINTS)
+    assert set(body.HINTS) <= listed("Hints", api)
+    assert listed("Refused", api) == refused
     assert set(package.__annotations__) <= known | refused
 
 

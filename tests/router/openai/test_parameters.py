@@ -1,6 +1,7 @@
 """Every parameter that clients may know is done, is information, or is refused by name.
 
-The table in docs/http.md, the schemas and what others know must agree, and each row is tried.
+The tables of docs/http.md and docs/reference/parameters.md, the schemas and the known parameters
+of other servers must agree, and each row is tried.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from safetensors.torch import save as safetensors
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 from tests.router.known_parameters import OF_CHATS, OF_COMPLETIONS
+from tests.router.openai.parameters_page import listed
 
 from tandem.router.openai.bodies import schemas
 from tandem.router.openai.bodies.body import Body
 from tandem.router.openai.bodies.parameters import Refused
+
+pytestmark = pytest.mark.full
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
@@ -56,22 +60,19 @@ def rows(title: str) -> dict[str, tuple[str, ...]]:
     return {name: (of, *rest.split(" | ")) for name, of, rest in cells}
 
 
-def hinted(kind: str) -> set[str]:
-    """Hints of an endpoint that the page lists."""
-    section = PAGE.read_text().split("## Hints\n")[1].split("\n## ")[0]
-    listed = re.findall(r"^\| `([\w.]+)` \| ([\w, ]+) \|", section, re.MULTILINE)
-    return {name for name, of in listed if kind in of.split(", ")}
-
-
 def documented(kind: str) -> dict[str, str]:
     """Parameters of an endpoint to the title that they stand under."""
-    listed = {
-        name.partition(".")[0]: title
-        for title in ("Refused", "Done")
-        for name, (of, *_) in rows(title).items()
+    done = {
+        name.partition(".")[0]
+        for name, (of, *_) in rows("Parameters").items()
         if of in ("both", kind)
     }
-    return {**dict.fromkeys(hinted(kind), "Hints"), **listed}
+    refused = {name.partition(".")[0] for name in listed("Refused", kind)}
+    return {
+        **dict.fromkeys(listed("Hints", kind), "Hints"),
+        **dict.fromkeys(refused, "Refused"),
+        **dict.fromkeys(done, "Parameters"),
+    }
 
 
 @pytest.mark.parametrize(("kind", "known"), [("chat", OF_CHATS), ("completions", OF_COMPLETIONS)])
@@ -80,7 +81,7 @@ def test_what_others_know_stands_on_the_page_and_in_the_schema(
 ) -> None:
     """No name of OpenAI's or vLLM's is left to chance, and the page tells nothing else."""
     body, told = BODIES[kind], documented(kind)
-    done = {name for name, title in told.items() if title == "Done"}
+    done = {name for name, title in told.items() if title == "Parameters"}
     hinted = {name for name, title in told.items() if title == "Hints" and "." not in name}
 
     assert known <= set(told)

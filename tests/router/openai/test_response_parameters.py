@@ -12,6 +12,7 @@ import pytest
 from openai.types.responses import response_create_params
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
+from tests.router.openai.parameters_page import listed
 from tests.router.openai.test_parameters import TEMPLATE, odd_value
 
 from tandem.router.openai.bodies import parameters
@@ -31,9 +32,9 @@ SAME: dict[str, Any] = {
 }  # fmt: skip
 
 
-def rows(title: str) -> set[str]:
-    """Parameters of the page's table under a title."""
-    section = PAGE.read_text().split(f"## {title}\n")[1].split("\n## ")[0]
+def done() -> set[str]:
+    """Parameters of the page's table."""
+    section = PAGE.read_text().split("## Parameters\n")[1].split("\n## ")[0]
     return set(re.findall(r"^\| `([\w.\[\]]+)` \|", section, re.MULTILINE))
 
 
@@ -49,11 +50,13 @@ def test_the_page_the_schema_and_the_package_know_the_same() -> None:
 
     body = ResponsesBody
 
-    assert rows("Done") - {"include", "reasoning.effort"} <= set(body.model_fields)
-    assert set(body.model_fields) <= rows("Done") | rows("Hints")
-    assert set(body.HINTS) <= rows("Hints")
-    assert rows("Refused") == refused
-    assert known <= rows("Done") | rows("Hints") | rows("Refused")
+    hinted = listed("Hints", "responses")
+
+    assert done() - {"include", "reasoning.effort"} <= set(body.model_fields)
+    assert set(body.model_fields) <= done() | hinted
+    assert set(body.HINTS) <= hinted
+    assert listed("Refused", "responses") == refused
+    assert known <= done() | hinted | refused
 
 
 def passes(name: str) -> See:
@@ -141,7 +144,7 @@ def test_what_is_done_has_an_effect(reader: Served) -> None:
     ]
 
     assert without == []
-    assert set(EFFECTS) | {"previous_response_id"} == rows("Done")
+    assert set(EFFECTS) | {"previous_response_id"} == done()
 
 
 TOOLS: Any = [TOOL]

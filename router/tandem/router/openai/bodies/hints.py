@@ -2,8 +2,8 @@
 
 The rule: a field that requires something unsupported is refused (``parameters``). A hint requires
 nothing that an answer could lack, so it is accepted. It is reported in the header
-``x-tandem-ignored`` and counted in ``tandem:router_hints_ignored``. The table of docs/http.md is
-made from the tables here.
+``x-tandem-ignored`` and counted in ``tandem:router_hints_ignored``. The page
+docs/reference/parameters.md is made from the tables here.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ RESPONSES: Mapping[str, Hint] = {
     **_COMMON,
     "max_tool_calls": Hint("this server runs no tools of its own", (int,)),
     "stream_options": Hint(
-        "events are not padded, and the last one tells usage",
+        "events are not padded, and the last one has the usage",
         (dict,),
         (
             *({}, {"include_obfuscation": False}, {"include_usage": True}),
@@ -231,11 +231,11 @@ def ignore_tool(kind: str, reading: Reading) -> None:
 CONDITIONS: Mapping[str, tuple[str, Hint]] = {
     "reasoning_effort": (
         "chat",
-        Hint("the chat template reads no effort", allowed="as above"),
+        Hint("the chat template reads no effort", allowed="an effort"),
     ),
     "reasoning.effort": (
         "responses",
-        Hint("the chat template reads no effort", allowed="as in chats"),
+        Hint("the chat template reads no effort", allowed="an effort of chats"),
     ),
     "output_config.effort": (
         "messages, count_tokens",

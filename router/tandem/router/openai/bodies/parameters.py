@@ -1,8 +1,8 @@
 """Parameters of OpenAI or vLLM that this server does not support.
 
 A parameter is accepted with its neutral value, which clients send by default, and is refused by
-name with any other. So an answer never lacks silently what was requested. The page docs/http.md
-lists them all; ``schemas`` holds those that have an effect, ``hints`` those that are accepted
+name with any other. So an answer never lacks silently what was requested. The page
+docs/reference/parameters.md lists them all; ``schemas`` holds those that have an effect, ``hints`` those that are accepted
 without one.
 """
 
@@ -63,7 +63,7 @@ GENERATION: Mapping[str, Refused] = {
     "return_tokens_as_token_ids": Refused("ask for return_token_ids", (False,)),
     "return_token_offsets": Refused("not available", (False,)),
     "return_mm_kwargs": Refused(_TEXT, (True,)),
-    "routed_experts_prompt_start": Refused("experts are not told", (0,)),
+    "routed_experts_prompt_start": Refused("experts are not reported", (0,)),
     "stream_interval": Refused("each step's tokens are a chunk", (1,)),
     "kv_transfer_params": Refused("the router alone decides where KV goes", ({},)),
     "ec_transfer_params": Refused(_TEXT, ({},)),
@@ -95,7 +95,7 @@ CHAT: Mapping[str, Refused] = {
 
 COMPLETION: Mapping[str, Refused] = {
     **GENERATION,
-    "thinking_token_budget": Refused("texts are continued, thoughts are told in chats", (-1,)),
+    "thinking_token_budget": Refused("only answers of chats have thoughts", (-1,)),
     "suffix": Refused("text is continued, never filled in", ("",)),
 }
 

@@ -32,15 +32,14 @@ RUNNING = "vllm:num_requests_running"
 SENT_EVERY = "200"
 """Milliseconds after which a process sends its spans."""
 WAIT_SECONDS, SETTLE_SECONDS = 60.0, 1.0
-HEAD = """# Two requests, as a collector wrote them down
+HEAD = """# Traces of two requests
 
-Made by `make traces` on {day}: an OpenTelemetry collector, built from its Go modules, took the
-spans of a router (by HTTP), two prefill workers and a decode worker (by gRPC) and wrote them to a
-file, of which these are drawn. Bars of `x`, red in the pictures, are what failed; a killed worker's
-own spans are lost with it. What spans there are: [tracing.md](tracing.md#traces).
+Result of `make traces` on {day}. An OpenTelemetry collector received the spans of a router (HTTP),
+two prefill workers and a decode worker (gRPC). Bars of `x`, red in the pictures, are failures. The
+spans of a killed worker are lost. All spans are listed in [tracing.md](tracing.md#traces).
 """
-PAIR = "A prompt that is computed by a prefill worker and handed over"
-FAILED = "The same, with the prefill worker killed while it computes"
+PAIR = "A disaggregated request"
+FAILED = "The same, with the prefill worker killed during the prompt"
 
 
 def main() -> int:

@@ -34,10 +34,9 @@ WORDS = "The quick brown fox jumps over the lazy dog, while it rains in Paris. "
 PHASES = ("observe", "plan", "apply", "accept", "ask", "tell")
 HEAD = """# Traces of a cluster
 
-Made by `make traces-cluster` on {day}, on a cluster of two nodes raised here: the chart's operator
-(`tracing.endpoint`), a service with `spec.observability.tracing` of a router, a prefill and a
-decode worker, whose pods kubelets run, and an OpenTelemetry collector, built from its Go modules,
-in a pod of another namespace. What spans there are: [tracing.md](tracing.md#traces).
+Result of `make traces-cluster` on {day}, on a cluster of two nodes with the chart's operator
+(`tracing.endpoint`), a service with `spec.observability.tracing`, and an OpenTelemetry collector in
+a pod of another namespace. All spans are listed in [tracing.md](tracing.md#traces).
 """
 
 
@@ -195,7 +194,7 @@ def _write(page: Path, pictures: Path, request: list[traces.Span], look: list[tr
     parts = [HEAD.format(day=datetime.now(UTC).date().isoformat())]
     found = {
         "A request through the Service": ("trace-cluster-request.svg", request),
-        "The look that made the service's pods": ("trace-cluster-look.svg", look),
+        "The reconcile pass that created the pods": ("trace-cluster-look.svg", look),
     }
     for title, (name, spans) in found.items():
         if spans:

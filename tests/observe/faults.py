@@ -64,7 +64,7 @@ class Scene:
 SCENES = (
     Scene(
         "lost",
-        "the only decode worker is killed and stays away",
+        "the only decode worker is killed and not restarted",
         (
             *("TandemNoWorkers", "TandemAnswerBudgetFast", "TandemTargetDown"),
             "TandemNoFirstToken",
@@ -73,8 +73,7 @@ SCENES = (
     ),
     Scene(
         "full",
-        "24 clients ask one small pair: KV of 1,024 tokens, 12 requests at once, "
-        "8 more in the queue",
+        "24 clients load a small pair: KV of 1,024 tokens, 12 requests running, 8 queued",
         (
             *("TandemQueueOld", "TandemRequestsRejected", "TandemKVFullPreempting"),
             "TandemFirstTokenBudgetFast",
@@ -86,7 +85,7 @@ SCENES = (
     ),
     Scene(
         "stopped",
-        "the prefill worker stands still (SIGSTOP) for 7 s and 3 s in turn; NIXL cannot load",
+        "the prefill worker is paused (SIGSTOP) for 7 s, then 3 s, repeatedly; NIXL cannot load",
         ("TandemTransportFellBack", "TandemHandoffFailures", "TandemHandoffsSlow"),
         strike=stop_prefill,
         clients=4,
@@ -95,7 +94,7 @@ SCENES = (
     ),
     Scene(
         "agentless",
-        "KV is to go by the node's agent, and nobody runs one",
+        "KV requires the node agent, which does not run",
         ("TandemLinksFell",),
         worker_flags=["--kv-node-folder", gettempdir(), "--kv-node-copy", "agent"],
         at_once=("TandemLinksFell",),

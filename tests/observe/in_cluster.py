@@ -67,12 +67,11 @@ def _told(options: argparse.Namespace) -> report.Told:
     return report.Told(
         command="make observe-cluster",
         what=[
-            "from a pod of a cluster of two nodes raised here, as the chart's monitors would have",
-            "it: the operator of the chart, two services on CPUs, one of them placed by",
-            "forecasts, each of a router, a prefill and a decode worker, whose pods kubelets run;",
-            f"{options.clients} clients asked each for {options.seconds:.0f} s, a decode worker",
-            "was ended once, and a child of a service deleted. Workers of the second service meet",
-            "at an agent of their node and pull prefixes from each other.",
+            "- A cluster of two nodes. Prometheus runs in a pod with the chart's monitors.",
+            "- The chart's operator, and two services on CPUs, each with a router, a prefill and a",
+            "  decode worker. The second one uses a node agent and prefix fetch.",
+            f"- {options.clients} clients load each service for {options.seconds:.0f} s.",
+            "- One decode worker is killed, and one child object is deleted.",
         ],
     )
 

@@ -217,7 +217,7 @@ STAGES = (
         (
             Fault(
                 "wrong",
-                "answers that crossed the KV path are wrong",
+                "answers after a hand-off are wrong",
                 "TandemCanaryWrong",
                 answer_wrongly,
                 {"model__name": "wrong"},
@@ -245,15 +245,15 @@ STAGES = (
             ),
             Fault(
                 "degraded",
-                "a decode pod goes with its node and its successor finds no other",
+                "a decode pod's node is lost, and its successor cannot be scheduled",
                 "TandemServiceDegraded",
                 lose_node,
                 {"decode__replicas": 2},
             ),
-            Fault("keys", "nobody rotates the keys", "TandemKeysOld", nothing),
+            Fault("keys", "the keys are not rotated", "TandemKeysOld", nothing),
             Fault(
                 "ending",
-                "a decode container ends as soon as it begins, after 10, 30, 70 and 150 s",
+                "a decode container exits at start, after 10, 30, 70 and 150 s",
                 "TandemPodsRestarting",
                 end_again_and_again,
             ),
@@ -264,8 +264,7 @@ STAGES = (
         tuple(
             Fault(
                 "refused",
-                "an admission policy refuses every write of the operator, and its one service "
-                "changes",
+                "an admission policy refuses every write of the operator, and its service changes",
                 alert,
                 strike,
                 of_operator=True,
@@ -281,7 +280,7 @@ STAGES = (
         (
             Fault(
                 "demo",
-                "the node of one of two routers loses its power",
+                "the node of one of two routers loses power",
                 "TandemRouterSilent",
                 lose_router,
                 of_operator=True,

@@ -10,10 +10,10 @@ from scripts.rules import promtool
 from tests.observe.judge import Answer
 from tests.observe.prometheus import EVERY
 
-_WITHOUT = ("no operator ran.",)
+_WITHOUT = ("- No operator.",)
 _WITH = (
-    "and, beside a real API server, an operator with a service whose pods a stand-in for nodes",
-    "makes ready; one of its containers ends again and again.",
+    "- An operator with a real API server. A stand-in marks the pods ready. One container exits",
+    "  repeatedly.",
 )
 
 
@@ -33,7 +33,7 @@ class Told(NamedTuple):
 
     command: str
     what: list[str]
-    """Lines that go on after "scraped and evaluated every so many seconds"."""
+    """Markdown list of the processes and the load."""
 
 
 def faults(seen: Seen) -> list[str]:
@@ -61,10 +61,10 @@ def told(options: Namespace) -> Told:
     return Told(
         command="make observe",
         what=[
-            "two services on a CPU, one of them placed by forecasts, each of a router,",
-            f"{options.prefill} prefill and {options.decode} decode workers",
-            f"under {options.clients} clients for {options.seconds:.0f} s, and the workers of the",
-            "latter at an agent of their node and with prefixes that they pull from each other;",
+            f"- Two services on a CPU, each with a router, {options.prefill} prefill and",
+            f"  {options.decode} decode workers.",
+            f"- {options.clients} clients for {options.seconds:.0f} s.",
+            "- The second service uses a node agent and prefix fetch.",
             *(_WITHOUT if options.no_operator else _WITH),
         ],
     )
@@ -73,29 +73,29 @@ def told(options: Namespace) -> Told:
 def page(seen: Seen, how: Told, day: str) -> str:
     """Markdown: the counts, every expression without a number and why, and how alerts stood."""
     lines = [
-        "# Every panel and rule, asked of a real Prometheus",
+        "# Panels and rules against a real Prometheus",
         "",
-        f"Made by `{how.command}` on {day}: Prometheus {promtool.VERSION} scraped and evaluated",
-        f"every {EVERY}",
+        f"Result of `{how.command}` on {day}. Prometheus {promtool.VERSION} scraped and evaluated",
+        f"every {EVERY}. Each expression was then queried over HTTP.",
+        "",
         *how.what,
-        "Each expression was then asked for over HTTP.",
         "",
-        "| asked for | expressions | with a finite answer | without |",
+        "| kind | expressions | finite result | no result |",
         "| --- | --- | --- | --- |",
     ]
     for kind, answers in _kinds(seen):
         good = sum(bool(each.finite) for each in answers)
         lines.append(f"| {kind} | {len(answers)} | {good} | {len(answers) - good} |")
     bad = [name for name, rule in seen.rules.items() if rule["health"] != "ok"]
-    lines += ["", f"Rules that Prometheus could not evaluate: {', '.join(bad) or 'none'}.", ""]
+    lines += ["", f"Rules with evaluation errors: {', '.join(bad) or 'none'}.", ""]
     for state in ("pending", "firing"):
         names = [name for name, rule in seen.rules.items() if rule.get("state") == state]
-        lines.append(f"Alerts that were {state}: {', '.join(names) or 'none'}.")
+        lines.append(f"Alerts {state}: {', '.join(names) or 'none'}.")
     counts = ", ".join(f"{count} of {pod}" for pod, count in sorted(seen.series.items()))
-    lines += ["", f"Series: {counts}.", "", "## Without an answer", ""]
+    lines += ["", f"Series: {counts}.", "", "## Without a result", ""]
     if all(each.finite for each in _all(seen)):
         return "\n".join([*lines, "None."]) + "\n"
-    lines += ["| where | kind | why |", "| --- | --- | --- |"]
+    lines += ["| where | kind | reason |", "| --- | --- | --- |"]
     for kind, answers in _kinds(seen):
         empty = dict.fromkeys((each.where, each.reason) for each in answers if not each.finite)
         lines += [f"| {where} | {kind} | {reason} |" for where, reason in empty]

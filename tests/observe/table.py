@@ -16,13 +16,13 @@ from tests.observe.prometheus import EVERY
 _ROW = re.compile(r"^\| (\w+) \| (.+?) \| (\S+) \| (.+?) \| (\d{4}-\d\d-\d\d) \| \[.*\|$")
 NEVER = "did not fire"
 NOT_FIRED = {
-    "TandemAnswerBudgetSlow": "an hour's fault and a window of three days",
-    "TandemFirstTokenBudgetSlow": "an hour's fault and a window of three days",
-    "TandemAnswersContradict": "two builds that compute differently; no fault of a process",
-    "TandemLinkQuarantined": "bytes that change on their way; no fault of a process",
-    "TandemSlotsQuarantined": "a read of a network card that never ends",
-    "TandemLeasesHeld": "a decode worker that lives, and neither fetches nor gives up, for 15 min",
-    "TandemOffloadLoadsFail": "host memory that cannot be read",
+    "TandemAnswerBudgetSlow": "requires a fault of an hour and a window of three days",
+    "TandemFirstTokenBudgetSlow": "requires a fault of an hour and a window of three days",
+    "TandemAnswersContradict": "requires two builds that compute differently",
+    "TandemLinkQuarantined": "requires bytes that change in transfer",
+    "TandemSlotsQuarantined": "requires a network read that never ends",
+    "TandemLeasesHeld": "requires a decode worker that neither fetches nor gives up for 15 min",
+    "TandemOffloadLoadsFail": "requires unreadable host memory",
 }
 """What no fault here makes, and why; their rules are tried by promtool (tests/observability)."""
 
@@ -54,27 +54,27 @@ def page(rows: Iterable[Row], settings: Mapping[str, object], seconds: Mapping[s
     changed = ", ".join(f"`{name}: {value}`" for name, value in settings.items())
     waits = ", ".join(f"{alert} {wait}" for alert, wait in seconds.items())
     lines = [
-        "# Alerts, each fired by its fault",
+        "# Alerts fired by faults",
         "",
-        "Made by `make alerts` (services of a router, a prefill and a decode worker on one",
-        "machine, each under load and with a fault of its own) and `make alerts-operator`",
-        "(operators beside a real API server and Kubernetes' controllers; a stand-in gives pods",
-        "the status that a kubelet would).",
-        f"Prometheus {promtool.VERSION} scraped and evaluated them every {EVERY}.",
-        "Rules are the chart's with their own windows and waits, but for these settings:",
-        f"{changed};",
-        f"and for these waits: {waits or 'none'}.",
-        "Seconds are from the fault (from the first scrape, where it was there at once) until it",
-        "said `firing`, the rule's own wait (`for`) included; `day` is that of the run.",
+        "`make alerts` injects faults into services with a router, a prefill and a decode worker",
+        "under load. `make alerts-operator` injects faults into operators with a real API server",
+        "and Kubernetes' controllers; a stand-in sets the pods' status.",
+        f"Prometheus {promtool.VERSION} scrapes and evaluates every {EVERY}.",
+        "",
+        f"Changed settings of the rules: {changed}.",
+        f"Changed waits: {waits or 'none'}.",
+        "",
+        "Seconds are from the fault until the alert fires, including the rule's wait (`for`).",
+        "A fault that exists at the start counts from the first scrape.",
         "",
         "| alert | fault | `for` | seconds | day | runbook |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     rows = sorted(rows)
     lines += [f"| {' | '.join(row)} | {_link(row.alert)} |" for row in rows]
-    lines += ["", "## Not fired by a fault here", ""]
-    lines += ["Their rules are tried with series made by hand (`make rules`).", ""]
-    lines += ["| alert | why | runbook |", "| --- | --- | --- |"]
+    lines += ["", "## Not fired by a fault", ""]
+    lines += ["`make rules` tests these rules with synthetic series.", ""]
+    lines += ["| alert | reason | runbook |", "| --- | --- | --- |"]
     for alert in sorted(set(chart.alerts()) - {row.alert for row in rows}):
         why = NOT_FIRED.get(alert, "not run yet")
         lines.append(f"| {alert} | {why} | {_link(alert)} |")

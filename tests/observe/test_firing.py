@@ -38,10 +38,10 @@ def test_a_run_of_some_leaves_the_rows_of_others(tmp_path: Path) -> None:
 def test_shortened_waits_are_told(tmp_path: Path) -> None:
     """In the row, and by name above it."""
     page = tmp_path / "page.md"
-    firing.write(page, {("TandemKeysOld", "nobody rotates the keys"): 140.0}, "2026-11-25")
+    firing.write(page, {("TandemKeysOld", "the keys are not rotated"): 140.0}, "2026-11-25")
     assert chart.alerts()["TandemKeysOld"]["for"] == "1h"
     assert table.read(page)["TandemKeysOld"].wait == "2m"
-    assert "for these waits: TandemKeysOld 2m." in page.read_text()
+    assert "Changed waits: TandemKeysOld 2m." in page.read_text()
 
 
 @pytest.mark.parametrize("flags", [["--only", "TandemRouterSilent"], ["--only", "X", "--operator"]])
@@ -55,7 +55,7 @@ def test_an_alert_that_no_fault_makes_is_refused(
     assert f"--only: {flags[1]}: none of Tandem" in capsys.readouterr().err
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.skipif(bool(missing()), reason="`make cluster` builds the API server")
 @pytest.mark.skipif(promtool.find("prometheus") is None, reason="make observe builds Prometheus")
 def test_a_router_whose_node_is_lost_fires_its_alert(tmp_path: Path) -> None:

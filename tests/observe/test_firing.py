@@ -55,7 +55,7 @@ def test_an_alert_that_no_fault_makes_is_refused(
     assert f"--only: {flags[1]}: none of Tandem" in capsys.readouterr().err
 
 
-@pytest.mark.nightly
+@pytest.mark.full
 @pytest.mark.skipif(bool(missing()), reason="`make cluster` builds the API server")
 @pytest.mark.skipif(promtool.find("prometheus") is None, reason="make observe builds Prometheus")
 def test_a_router_whose_node_is_lost_fires_its_alert(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""From the release before to this one and back, under load, by the commands of docs/install.md.
+"""From the release before to this one and back, under load, by the commands of docs/operations.md.
 
 The older chart, its CRDs and its images are those of ``tests.operator.older_release``. No client,
 no role and no Secret may notice, whichever way Helm takes the values of the release before.
@@ -108,10 +108,10 @@ def values(tag_of_images: str, *, is_older: bool) -> list[str]:
 
 
 def documented(first: str) -> list[str]:
-    """The words behind ``helm`` of the command in install.md's Upgrade that begins so."""
+    """The words behind ``helm`` of the command in operations.md's Upgrade that begins so."""
     lines = [line for _, script in sections()["Upgrade"] for line in script.splitlines()]
     found = [line for line in lines if line.startswith(first)]
-    assert len(found) == 1, f"install.md has {len(found)} commands {first}"
+    assert len(found) == 1, f"operations.md has {len(found)} commands {first}"
     return shlex.split(found[0])[1:]
 
 

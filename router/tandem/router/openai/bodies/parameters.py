@@ -2,8 +2,8 @@
 
 A parameter is accepted with its neutral value, which clients send by default, and is refused by
 name with any other. So an answer never lacks silently what was requested. The page
-docs/reference/parameters.md lists them all; ``schemas`` holds those that have an effect, ``hints`` those that are accepted
-without one.
+docs/reference/parameters.md lists them all; ``schemas`` holds those that have an effect, ``hints``
+those that are accepted without one.
 """
 
 from __future__ import annotations

@@ -7,9 +7,13 @@ UV_VERSION := 0.13.8
 UV ?= $(or $(shell command -v uv),.tools/uv)
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
-# Two processes; a file stays in one of them, and the longest begin (tests/conftest.py). ARGS='-n 0'
-# runs all in one.
-BESIDE := -n 2 --dist loadscope --no-loadscope-reorder --durations=25
+# Two processes; a file stays in one of them. ARGS='-n 0' runs all in one.
+BESIDE := -n 2 --dist loadfile --no-loadscope-reorder --durations=25
+# Tests that only compute: the plan, the wire, the text, the decisions.
+PURE := tests/engine_plan tests/protocol tests/link tests/text tests/router/dispatch tests/router/placement \
+	tests/operator/test_decisions.py tests/operator/test_rollout.py tests/operator/test_children.py \
+	tests/operator/test_fields.py tests/operator/test_templates.py tests/scripts tests/observability \
+	tests/test_documents.py tests/test_layout.py tests/test_settings.py
 ARGS ?=
 
 # Images of Python for containers often set it, and then each of the thousand processes that tests start
@@ -34,13 +38,25 @@ setup: .venv/synced  ## Make .venv with everything in it (the other targets do i
 up: setup  ## Serve the embedded model on port 8000 (ARGS='--model PATH ...' for another)
 	$(BIN)/tandem up $(ARGS)
 
+.PHONY: check
+check: setup  ## Run the core tests that only compute: under 2.5 minutes
+	$(PYTEST) $(BESIDE) -m core $(PURE) $(ARGS)
+
 .PHONY: test
-test: setup  ## Run all tests but the longest (ARGS='tests/hub -x' to choose)
-	$(PYTEST) $(BESIDE) -m "not full and not cluster" $(ARGS)
+test: setup  ## Run the core tests of every layer: under 10 minutes (ARGS='tests/hub -x' to choose)
+	$(PYTEST) $(BESIDE) -m "not full and not nightly and not cluster" $(ARGS)
 
 .PHONY: test-full
-test-full: setup  ## Run every test that needs no cluster
-	$(PYTEST) $(BESIDE) -m "not cluster" $(ARGS)
+test-full: setup  ## Run every test that needs no cluster, but those of `make nightly`
+	$(PYTEST) $(BESIDE) -m "not nightly and not cluster" $(or $(ARGS),tests)
+
+.PHONY: test-rest
+test-rest: setup  ## Run what `make test` leaves to `make test-full`
+	$(PYTEST) $(BESIDE) -m "not core and not nightly and not cluster" $(or $(ARGS),tests)
+
+.PHONY: nightly
+nightly: setup  ## Run the tests of minutes: far walks of the model checker, large fleets, every layout
+	$(PYTEST) $(BESIDE) -m "nightly and not cluster" $(or $(ARGS),tests)
 
 REQUESTS ?= 10000
 SEED ?= 1
@@ -81,7 +97,7 @@ screens: setup  ## Take docs/screens anew: `tandem top`, `tandem explain`, /ui (
 
 .PHONY: cov
 cov: setup  ## Run the tests and say which lines they never reach
-	$(PYTEST) -m "not full and not cluster" --cov --cov-report=term-missing $(ARGS)
+	$(PYTEST) -m "not nightly and not cluster" --cov --cov-report=term-missing $(or $(ARGS),tests)
 
 .PHONY: lint
 lint: setup  ## Check style, format, types, layers, unused names and sizes

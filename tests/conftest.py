@@ -1,56 +1,28 @@
-"""What tests of several rooms share: the embedded model, and which tests may run beside which."""
+"""Fixtures and settings of all tests: the prepared models, Hypothesis, and the mark of the core."""
 
+import functools
 import gc
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
 from tests.small_model import write_small_model
-from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tandem.engine.threads import spin_briefly
 from tandem.hub import DEFAULT_MODEL, prepare
 
 gc.disable()  # until all is collected: half of that would be looks at modules that stay
 EXAMPLES = os.environ.get("TANDEM_EXAMPLES", "same" if "CI" in os.environ else "random")
-"""Of Hypothesis: ``random`` ones are others each time; with the ``same``, what fails in CI fails
-everywhere, and for the change that it belongs to."""
+"""Examples of Hypothesis: ``random`` ones differ each time; the ``same`` ones fail in CI and
+everywhere else, for the change that broke them."""
 assert EXAMPLES in ("same", "random"), f"TANDEM_EXAMPLES is {EXAMPLES!r}; allowed: same, random"
 # A busy machine may hold any example up; all else as without, in CI, too.
 _drawn = settings(deadline=None, derandomize=EXAMPLES == "same")
 settings.register_profile("tandem", _drawn)
 settings.load_profile("tandem")
-spin_briefly()  # said here, as tests import torch before an executor could say it
-
-ALONE = {"e2e": "stacks", "operator": "operator", "chaos": "hurt", "screens": "ui"}
-"""Rooms of tests whose files share something of the machine, and by which name they run in one
-process: chaos behind what else hurts stacks, so that no third process raises stacks beside two. An
-operator's tests take as long as either, and wait more than they compute."""
-HURT = ("faults", "prompt_embeds", "pulls", "structured_faults", "traces")
-"""Of e2e, beside the rest: what kills workers of shared stacks, and some more. With chaos it takes
-four fifths of what the rest does."""
-FIRST = ("stacks", "hurt", "operator", "ui")
-"""They take the longest, in this order, and begin first: what is short fills up the end."""
-LONG = ("kvtransfer/test_processes.py",)
-"""Files of over half a minute that share nothing: they follow at once."""
-
-
-def room_of(path: Path) -> str:
-    """By which name the tests of a file run in one process: a file's own path, unless it is of a
-    room that is alone."""
-    if path.parent.name == "e2e" and path.stem.removeprefix("test_") in HURT:
-        return "hurt"
-    return ALONE.get(path.parent.name, str(path))
-
-
-def turn_of(path: Path) -> tuple[int, int, bool]:
-    """When a file's tests come: by its room, within that by its folder, and the longest first."""
-    room, folder = room_of(path), path.parent.name
-    is_short = "/".join(path.parts[-2:]) not in LONG
-    return (*FIRST, room).index(room), (*ALONE, folder).index(folder), is_short
+spin_briefly()  # set here, as tests import torch before an executor could set it
 
 
 def pytest_configure() -> None:
@@ -60,30 +32,23 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class Rooms(LoadScopeScheduling):  # type: ignore[misc]
-    """A file's tests stay in one process, so that its fixtures are made once; so do rooms that are
-    alone. By the path in a test's id: xdist's own groups write a name into it that pytest 9.2 does
-    not read, and every test would be a group of its own."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return room_of(Path(nodeid.partition("::")[0]))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Rooms:
-    """With several processes: who runs what. This one collects nothing."""
-    gc.enable()
-    return Rooms(config, log)
-
-
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each of several processes is told the same: the longest first."""
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: turn_of(item.path))
+    """Mark the tests of the core: those below ``testpaths`` that no dearer tier has."""
+    core = tuple(config.rootpath / path for path in config.getini("testpaths"))
+    dearer = {"full", "nightly", "cluster"}
+
+    @functools.cache
+    def is_below(file: Path) -> bool:
+        return any(file.is_relative_to(path) for path in core)
+
+    for item in items:
+        if is_below(item.path) and dearer.isdisjoint(mark.name for mark in item.iter_markers()):
+            item.add_marker("core")
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays: the collector of garbage need not look at it again and again."""
+    """Freeze what is loaded by now: the collector of garbage need not visit it again and again."""
     gc.enable()
     gc.freeze()
 

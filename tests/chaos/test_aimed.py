@@ -35,7 +35,8 @@ def node() -> Iterator[Running]:
 
 @pytest.fixture(
     params=[
-        pytest.param(each, marks=[] if each == "tcp" else pytest.mark.full) for each in CONNECTORS
+        pytest.param(each, marks=[] if each == "tcp" else pytest.mark.nightly)
+        for each in CONNECTORS
     ]
 )
 def make(request: pytest.FixtureRequest) -> Make:

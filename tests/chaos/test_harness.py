@@ -7,14 +7,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.chaos.blackbox import Pids, read_pids
 from tests.chaos.commands import main
-from tests.chaos.judge import Truth, Verdict, judge, report_of
-from tests.chaos.leaks import count_shared
+from tests.chaos.judge import Truth, Verdict, judge
 from tests.chaos.load import Answer
 from tests.chaos.schedule import Kind, make_schedule
 from tests.waiting import wait_for
@@ -38,13 +35,6 @@ def test_a_seed_is_a_run():
     calm = make_schedule(7, 500, kinds=(Kind.STOP,), every=9)
     assert (calm.asks, calm.questions) == (one.asks, one.questions)
     assert {fault.kind for fault in calm.faults} == {Kind.STOP}
-
-
-def test_prompts_share_beginnings():
-    """Most questions begin as another one does, by more than a block."""
-    prompts = sorted(question.prompt for question in make_schedule(1, 400).questions)
-    alike = [one[:100] == other[:100] for one, other in pairwise(prompts)]
-    assert sum(alike) > len(prompts) / 2
 
 
 TRUTH = Truth((" one two", " three"), ("length", "stop"))
@@ -73,31 +63,6 @@ WHOLE = Answer(200, [" one two", " three"], ["length", "stop"])
 def test_verdicts(answer: Answer, verdict: Verdict):
     """Right is all of it; of an answer that was left or cut off, what came is right."""
     assert judge(answer, TRUTH) is verdict
-
-
-def test_an_answer_that_is_missing_is_a_problem():
-    """A request that nobody answered does not drop out of the report."""
-    schedule = make_schedule(1, 3)
-    assert len(report_of(schedule, {}, {}).problems) == 3
-
-
-def test_shared_mappings_are_counted():
-    """Memory of other processes, not libraries or the heap."""
-    maps = """7f0-7f1 rw-s 0000 00:01 1 /memfd:tandem-kv (deleted)
-7f1-7f2 r-xp 0000 08:01 2 /usr/lib/libc.so.6
-7f2-7f3 rw-s 0000 00:01 3 /dev/shm/x
-7f3-7f4 rw-p 0000 00:00 0 [heap]"""
-    assert count_shared(maps) == 2
-
-
-def test_pids_are_read_and_refused_by_name():
-    """Roles with several processes; no pid that means a group or init."""
-    assert read_pids("prefill=12,prefill=13,decode=14\n") == {"prefill": [12, 13], "decode": [14]}
-    for words in ("prefill", "prefill=x", "=12", "prefill=1", "prefill=-5", "prefill=0"):
-        with pytest.raises(ValueError, match="ROLE=PID"):
-            read_pids(words)
-    with pytest.raises(ValueError, match="none are named"):
-        Pids.fixed("")
 
 
 Start = Callable[[str], tuple[str, int]]
@@ -130,10 +95,10 @@ def start() -> Iterator[Start]:
     ("fault", "words"),
     [
         ("none", "all held"),
-        pytest.param("busy", "all held", marks=pytest.mark.full),
+        pytest.param("busy", "all held", marks=pytest.mark.nightly),
         ("wrong", "wrong tokens"),
-        pytest.param("cut", "wrong tokens", marks=pytest.mark.full),
-        pytest.param("rude", "failed", marks=pytest.mark.full),
+        pytest.param("cut", "wrong tokens", marks=pytest.mark.nightly),
+        pytest.param("rude", "failed", marks=pytest.mark.nightly),
         ("hang", "hung past its deadline"),
     ],
 )

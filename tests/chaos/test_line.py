@@ -96,7 +96,7 @@ def test_a_death_and_a_leak_are_seen(small: Path, tmp_path: Path):
         line.whole()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_pulled_prefixes_cost_no_token(small: Path, tmp_path: Path):
     """Workers that pull from each other what they have cached are killed, stopped and lose bits,
     lenders and pullers alike: the same holds, and some prefixes were pulled for all that."""

@@ -24,7 +24,7 @@ Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_run_is_measured_shown_and_saved(
     serve: Serve, decode: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +79,7 @@ def test_a_servers_words_are_shown_as_they_are(capsys: pytest.CaptureFixture[str
     assert "3 x HTTP 400: near [/INST] [request 12ab] \\x1b[2J" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_a_result_is_saved_before_it_is_shown(
     serve: Serve, decode: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_result_is_saved_before_it_is_shown(
     assert json.loads(result.read_text())["completed"] == 1
 
 
+@pytest.mark.full
 def test_processes_share_a_load(serve: Serve, decode: Make, tmp_path: Path) -> None:
     """All requests are sent once, on one clock, with as many at once as one process would have."""
     served = serve(decode(step=0.005))
@@ -244,6 +246,7 @@ def test_a_result_without_a_place_is_refused_before_it_is_measured(
             bench.run([kind, f"--{flag}", str(place)])
 
 
+@pytest.mark.full
 def test_a_server_that_does_not_start_is_quoted(capsys: pytest.CaptureFixture[str]) -> None:
     """Its own last words say why."""
     with pytest.raises(TandemError, match="ended with status 2"):
@@ -317,6 +320,7 @@ def test_kernels_without_a_gpu_are_refused_by_name(capsys: pytest.CaptureFixture
         bench.run(["kernels", "--batch-sizes", "1,none"])
 
 
+@pytest.mark.full
 def test_an_engine_in_this_process_is_measured(
     smollm2: Path,
     tmp_path: Path,

@@ -15,6 +15,8 @@ from tandem.cli.bench.drive import Bounds, drive
 from tandem.cli.bench.load import Ask
 from tandem.cli.bench.summary import parse_goodput, summarize
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize(
     ("choices", "times"),

@@ -30,6 +30,7 @@ def parents() -> dict[int, int]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="no word of a parent's death elsewhere")
 def test_clients_end_with_the_command() -> None:
     """Killed, as by a caller's timeout, it leaves nobody who loads the server for an hour."""

@@ -137,7 +137,7 @@ def test_a_command_ends_at_sigterm_from_its_first_moment(
         assert first.terminated() == 128 + signal.SIGTERM
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_no_moment_of_a_start_is_deaf(smollm2: Path, tmp_path: Path, kubeconfig: None):
     """From the first handler to the command's own there is always one, and the end is in order. All
     commands at once: each is looked at for as long as the slowest may take to start."""

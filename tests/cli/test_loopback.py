@@ -60,6 +60,7 @@ def test_a_process_of_the_stack_becomes_ready(url: str) -> None:
     assert _requests(child) == 3
 
 
+@pytest.mark.full
 def test_those_who_ask_a_router_reach_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`top` and `explain`, `chat`, and `bench serve` as it asks for the model."""
     for each in (url, url.replace(LOOPBACK, "localhost")):

@@ -12,6 +12,8 @@ import pytest
 
 from tandem.cli import prepare
 
+pytestmark = pytest.mark.full
+
 
 def test_a_prepared_folder_is_described(smollm2: Path, tmp_path: Path):
     """The report names what the operator compares with the resource."""

@@ -17,6 +17,8 @@ from tests.waiting import wait_for
 
 from tandem.cli import stack_dump
 
+pytestmark = pytest.mark.full
+
 HELD = """
 import ctypes, sys, threading
 from tandem.cli.stack_dump import dump_on_signal

@@ -20,6 +20,7 @@ OF_OTHERS = "torch llguidance safetensors gguf huggingface_hub filelock rich"
 """What the router's and the operator's have not."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("lacks", "words"),
     [

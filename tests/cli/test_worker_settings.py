@@ -12,6 +12,8 @@ import pytest
 
 from tandem.hub import prepare
 
+pytestmark = pytest.mark.full
+
 ASK = """
 import sys
 from tandem.cli.command import parse

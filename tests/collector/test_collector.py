@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import Status, StatusCode
-from tests.collector import draw, traces
+from tests.collector import traces
 from tests.collector.collector import PROGRAM, Collector
 from tests.waiting import wait_for
 
@@ -47,38 +46,6 @@ def test_a_whole_trace_has_no_faults() -> None:
 def test_what_is_wrong_is_named(spans: list[traces.Span], fault: str) -> None:
     """A missing span, a lost parent, a wrong one, and times that cannot be."""
     assert fault in traces.faults(spans, {"attempt": ("call",), "chunk": ("attempt",)})
-
-
-def test_spans_name_the_pod_that_made_them() -> None:
-    """Read from the resource; another pod's name, and none, are told."""
-    named = {"key": "k8s.pod.name", "value": {"stringValue": "a"}}
-    service = {"key": "service.name", "value": {"stringValue": "tandem-router"}}
-    ids = {"traceId": "t", "spanId": "s", "name": "call"}
-    times = {"startTimeUnixNano": "1", "endTimeUnixNano": "2"}
-    scopes = [{"spans": [{**ids, **times}]}]
-    told = [
-        {"resourceSpans": [{"resource": {"attributes": attributes}, "scopeSpans": scopes}]}
-        for attributes in ([service, named], [service])
-    ]
-    spans = traces.parsed("".join(f"{json.dumps(each)}\n" for each in told))
-    assert [each.pod for each in spans] == ["a", ""]
-    assert traces.strangers(spans[:1], {"tandem-router": {"a", "b"}}) == []
-    (none,) = traces.strangers(spans, {"tandem-router": {"a"}})
-    assert none == "spans of tandem-router name the pod (none), not one of ['a']"
-    assert len(traces.strangers(spans, {"tandem-router": {"b"}})) == 2
-
-
-def test_a_drawing_shows_every_span_and_what_failed() -> None:
-    """As text and as a picture."""
-    spans = [*WHOLE[:2], span("chunk", "attempt", 3, 4, "lost <it>")]
-    lines = draw.text(spans).splitlines()
-    assert len(lines) == 4
-    assert lines[3].startswith("    chunk")
-    assert lines[3].endswith("lost <it>; seen")
-    assert "x" in lines[3]
-    picture = draw.picture(spans, "title")
-    assert picture.count("<path") == 3
-    assert "lost &lt;it&gt;" in picture
 
 
 @pytest.mark.skipif(not PROGRAM.is_file(), reason="make traces builds a collector")

@@ -47,7 +47,7 @@ def fleet(url: str) -> str:
     return clear_text.get(f"{url}/debug/fleet", timeout=10).text
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 async def test_some_prompts_equal_transformers(agent: Agent, stack: Stack) -> None:
     """All KV goes by the agent, which is named where links are shown."""
     excused = await check(stack, SOME) + await check(stack, SOME, AGAIN)
@@ -59,7 +59,7 @@ async def test_some_prompts_equal_transformers(agent: Agent, stack: Stack) -> No
     print(f"{excused} excused")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 async def test_a_killed_agent_costs_no_token(agent: Agent, stack: Stack) -> None:
     """Under load: hand-offs under way are tried again, links go another way and come back to the
     next agent. One is under way: P holds its blocks for D, and some parts of it are copied."""

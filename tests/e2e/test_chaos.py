@@ -16,7 +16,7 @@ from conftest import StackMaker
 from reference import rows
 from stack import Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 SECONDS = 150.0
 USERS = 6

@@ -85,7 +85,7 @@ def test_the_first_request_of_the_readme(pair: Stack, tmp_path: Path) -> None:
     ("page", "expected"),
     [
         ("README.md", "Paris"),
-        pytest.param("docs/live.md", "generation_tokens", marks=pytest.mark.full),
+        pytest.param("docs/live.md", "generation_tokens", marks=pytest.mark.nightly),
     ],
 )
 def test_a_program_of_a_page(page: str, expected: str, tmp_path: Path) -> None:

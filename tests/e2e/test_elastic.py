@@ -30,7 +30,7 @@ def ways(stack: Stack) -> list[dict[str, Any]]:
     return [way for each in placements for way in each["ways"] if way["chosen"]]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 async def test_each_way_gives_the_reference_tokens(start_stack: StackMaker) -> None:
     """Prompts of many lengths at once, twice: P is held busy by some, so that others go to D alone;
     the second time most is cached there."""
@@ -42,7 +42,7 @@ async def test_each_way_gives_the_reference_tokens(start_stack: StackMaker) -> N
         assert stack.total("router", "tandem:router_forecast_error_seconds_count") > 0
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 async def test_a_prefill_worker_decodes_on_where_decode_workers_are_full(
     start_stack: StackMaker,
 ) -> None:

@@ -83,11 +83,11 @@ def hold_to_reference(stack: Stack, index: int, answer: Answer, count: int = COU
     ("moment", "role"),
     [
         ("prefill", "prefill"),
-        ("decode", "decode"),
-        pytest.param("before", "prefill", marks=pytest.mark.full),
-        pytest.param("before", "decode", marks=pytest.mark.full),
-        pytest.param("prefill", "decode", marks=pytest.mark.full),
-        pytest.param("decode", "prefill", marks=pytest.mark.full),
+        pytest.param("decode", "decode", marks=pytest.mark.full),
+        pytest.param("before", "prefill", marks=pytest.mark.nightly),
+        pytest.param("before", "decode", marks=pytest.mark.nightly),
+        pytest.param("prefill", "decode", marks=pytest.mark.nightly),
+        pytest.param("decode", "prefill", marks=pytest.mark.nightly),
     ],
 )
 async def test_a_killed_worker_costs_no_token(moment: str, role: str, hurt: Stack) -> None:
@@ -100,6 +100,7 @@ async def test_a_killed_worker_costs_no_token(moment: str, role: str, hurt: Stac
     assert time.monotonic() - started < DEADLINE
 
 
+@pytest.mark.full
 async def test_a_restarted_worker_serves_again(hurt: Stack) -> None:
     """P is killed and started again on the same address: nothing else has to restart."""
     hurt.signal("prefill-0", KILL)
@@ -128,7 +129,7 @@ def moved(stack: Stack) -> bool:
     return pulled(stack) > before
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("moment", ["before", "prefill", "decode"])
 async def test_a_stopped_worker_costs_no_token(

@@ -25,8 +25,8 @@ STREAMS = range(4)
 @pytest.mark.parametrize(
     "left_out",
     [
-        pytest.param((*COMPUTED, SCORED), marks=pytest.mark.full, id="scored once"),
-        pytest.param(COMPUTED, marks=pytest.mark.full, id="scored twice"),
+        pytest.param((*COMPUTED, SCORED), marks=pytest.mark.nightly, id="scored once"),
+        pytest.param(COMPUTED, marks=pytest.mark.nightly, id="scored twice"),
     ],
 )
 async def test_streams_go_on_beside_every_nasty_request(

@@ -89,7 +89,7 @@ async def stream(up: Up, tokens: int) -> AsyncIterator[str]:
                 yield line.removeprefix("data: ")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 async def test_a_stream_under_way_is_finished_after_ctrl_c(up: Up) -> None:
     """The answer is whole, however long that takes within the drain, and nothing is left then."""
     await up.until_it_says("serving smol")
@@ -104,7 +104,7 @@ async def test_a_stream_under_way_is_finished_after_ctrl_c(up: Up) -> None:
     assert "all processes have ended" in up.said
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 async def test_a_second_ctrl_c_ends_everything_at_once(up: Up) -> None:
     """Nobody has to wait for a stream of minutes, and nothing is left then, either."""
     await up.until_it_says("serving smol")

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 TOKEN = 42
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_processor_draws_the_first_token_and_those_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_stack: StackMaker
 ) -> None:

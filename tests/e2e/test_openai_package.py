@@ -64,6 +64,7 @@ def test_completions_streamed_and_not(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stream", [False, True])
 def test_two_choices(client: openai.OpenAI, stream: bool) -> None:
     """n=2 with a seed: two different texts, each the same again."""
@@ -86,6 +87,7 @@ def test_two_choices(client: openai.OpenAI, stream: bool) -> None:
     assert texts() == first
 
 
+@pytest.mark.full
 def test_logprobs(client: openai.OpenAI) -> None:
     """Greedy tokens are the best of their top ones; streamed logprobs are the same."""
     whole = chat(client, logprobs=True, top_logprobs=3, max_tokens=8)
@@ -125,6 +127,7 @@ def test_completion_logprobs_with_echo(client: openai.OpenAI) -> None:
     assert all(value <= 0 for value in logprobs.token_logprobs[1:])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_string_across_token_borders(client: openai.OpenAI, stream: bool) -> None:
     """A stop string made of the end of one token and the start of the next ends the text."""
@@ -144,6 +147,7 @@ def test_stop_string_across_token_borders(client: openai.OpenAI, stream: bool) -
     assert reason == "stop"
 
 
+@pytest.mark.full
 def test_seeds(client: openai.OpenAI) -> None:
     """The same seed gives the same text, another seed another."""
     texts = [
@@ -154,6 +158,7 @@ def test_seeds(client: openai.OpenAI) -> None:
     assert texts[0] != texts[2]
 
 
+@pytest.mark.full
 def test_unicode_split_over_tokens(pair: Stack) -> None:
     """A character of several tokens arrives whole, in one chunk."""
     with openai.OpenAI(base_url=f"{pair.url}/v1", api_key="none", max_retries=0) as client:

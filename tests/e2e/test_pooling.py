@@ -12,12 +12,12 @@ import httpx
 import openai
 import pytest
 import torch
+import transformers
 from client import held_after
 from stack import Stack
 from test_tokens import Growth
 from tests import clear_text
 from tests.llm.test_scores import classifier, scores_of
-from transformers import AutoModel, AutoTokenizer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -38,8 +38,8 @@ def apart(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
 @pytest.fixture(scope="module")
 def wanted(small: Path) -> list[torch.Tensor]:
     """transformers' last hidden state of each text's last token."""
-    tokenizer = AutoTokenizer.from_pretrained(small)
-    model = AutoModel.from_pretrained(small, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(small)
+    model = transformers.AutoModel.from_pretrained(small, dtype=torch.float32).eval()
     with torch.inference_mode():
         return [
             model(torch.tensor([tokenizer(text)["input_ids"]])).last_hidden_state[0, -1]
@@ -128,7 +128,7 @@ def test_vectors_beside_chats_of_many_clients(apart: Stack, wanted: list[torch.T
 def test_a_classifier_in_one_worker(smollm2: Path, tmp_path: Path) -> None:
     """Aggregated: classes and their names by a decode worker, and no tokens."""
     folder, model = classifier(smollm2, 3)
-    ids = AutoTokenizer.from_pretrained(smollm2)(TEXTS[0])["input_ids"]
+    ids = transformers.AutoTokenizer.from_pretrained(smollm2)(TEXTS[0])["input_ids"]
     with Stack.running(str(folder), tmp_path / "log", prefill=0, worker_flags=EXACT) as stack:
         (item,) = posted(stack, "/classify", input=TEXTS[0]).json()["data"]
         probs = scores_of(model, ids).softmax(0)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 ADMIN = {"Authorization": "Bearer boss"}
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_each_worker_writes_what_it_did(start_stack: StackMaker, tmp_path: Path) -> None:
     """P and D, for the administrator alone; without a folder the flag is named."""
     flags = ["--max-model-len", "512", "--torch-profiler-dir", str(tmp_path)]

@@ -69,7 +69,7 @@ def hold_to_reference(index: int, answer: Answer, count: int) -> None:
 
 @pytest.mark.parametrize(
     "layout",
-    [pytest.param(each, marks=[] if each in FIRST else pytest.mark.full) for each in LAYOUTS],
+    [pytest.param(each, marks=[] if each in FIRST else pytest.mark.nightly) for each in LAYOUTS],
 )
 async def test_tokens_equal_transformers(layout: str, start_small: StackMaker, small: Path) -> None:
     """All at once, beside the same prompts as ids; again with prefix hits, where there are any."""
@@ -102,10 +102,10 @@ async def test_tokens_equal_transformers(layout: str, start_small: StackMaker, s
 @pytest.mark.parametrize(
     ("moment", "role"),
     [
-        pytest.param("prefill", "decode", marks=pytest.mark.full),
-        pytest.param("decode", "prefill", marks=pytest.mark.full),
-        pytest.param("prefill", "prefill", marks=pytest.mark.full),
-        pytest.param("decode", "decode", marks=pytest.mark.full),
+        pytest.param("prefill", "decode", marks=pytest.mark.nightly),
+        pytest.param("decode", "prefill", marks=pytest.mark.nightly),
+        pytest.param("prefill", "prefill", marks=pytest.mark.nightly),
+        pytest.param("decode", "decode", marks=pytest.mark.nightly),
     ],
 )
 async def test_a_killed_worker_costs_no_token(
@@ -138,7 +138,7 @@ async def test_a_killed_worker_costs_no_token(
     hold_to_reference(index, answer, count)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 async def test_what_is_asked_beside_it(hurt: Stack, small: Path, tmp_path: Path) -> None:
     """By the openai package: choices, scores, structured output, min_tokens; and a batch of
     lines."""

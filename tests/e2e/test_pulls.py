@@ -53,7 +53,7 @@ BEATS_SECONDS = 1.0
 """Two beats of a worker."""
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 async def test_a_prefix_is_pulled_from_a_full_peer_and_a_killed_peer_costs_time_alone(
     start_stack: StackMaker,
 ) -> None:

@@ -88,10 +88,10 @@ def check_call(name: str, arguments: Any) -> None:
 
 
 LOOPS = [
-    pytest.param(False, True, id="whole, named", marks=pytest.mark.full),
+    pytest.param(False, True, id="whole, named", marks=pytest.mark.nightly),
     pytest.param(True, False, id="streamed, any"),
-    pytest.param(False, False, id="whole, any", marks=pytest.mark.full),
-    pytest.param(True, True, id="streamed, named", marks=pytest.mark.full),
+    pytest.param(False, False, id="whole, any", marks=pytest.mark.nightly),
+    pytest.param(True, True, id="streamed, named", marks=pytest.mark.nightly),
 ]
 """Whether calls are streamed, and whether the tool to call is named."""
 

@@ -101,7 +101,7 @@ def is_ready(server: int) -> bool:
         return False
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_batch_that_is_killed_leaves_no_server(number: signal.Signals, tmp_path: Path) -> None:

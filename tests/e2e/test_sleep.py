@@ -63,7 +63,7 @@ def stack(
         yield stack
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("stack", [0, 1], indirect=True)
 def test_memory_falls_and_tokens_stay(stack: Stack) -> None:
     """Level 1 gives the slab back, level 2 the weights, too; apart and in one."""
@@ -116,7 +116,7 @@ def is_seen(stack: Stack, running: Future[httpx.Response]) -> bool:
 
 
 @pytest.mark.parametrize("stack", [1], indirect=True)
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_stream_comes_to_its_end_first(stack: Stack) -> None:
     """Mode wait: what runs on both is finished whole, then they sleep; abort ends it by name."""
     with ThreadPoolExecutor() as pool:

@@ -66,7 +66,7 @@ SCHEMAS: list[Any] = [
 ]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("count", [20, 1_000])
 def test_no_answer_is_invalid(start_stack: StackMaker, count: int) -> None:
     """At temperature 1, by prefill and decode workers of which one is killed every few seconds."""

@@ -110,8 +110,8 @@ NAMED: Any = {"type": "function", "function": {"name": "weather"}}
     [
         pytest.param(False, NAMED, id="whole, named"),
         pytest.param(True, "required", id="streamed, any"),
-        pytest.param(False, "required", id="whole, any", marks=pytest.mark.full),
-        pytest.param(True, NAMED, id="streamed, named", marks=pytest.mark.full),
+        pytest.param(False, "required", id="whole, any", marks=pytest.mark.nightly),
+        pytest.param(True, NAMED, id="streamed, named", marks=pytest.mark.nightly),
     ],
 )
 def test_a_loop_of_tool_calls_runs_to_its_end(

@@ -78,7 +78,7 @@ def streamed(stack: Stack, at: int, strike: Callable[[], None], **fields: Any) -
     return tokens
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_thought_ends_at_its_budget_also_where_a_worker_dies(
     thinker: Path, tmp_path: Path
 ) -> None:

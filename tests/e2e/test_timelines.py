@@ -161,7 +161,7 @@ def test_a_stream_brings_its_timeline_in_a_comment(small_chunked: Stack) -> None
             assert abs(sum(part[3] for part in said["parts"]) - said["total_ms"]) < 1
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("moment", ["before", "prefill", "decode"])
 def test_who_was_stopped_is_named_with_the_time_it_took(
     chunked: Stack, moment: str, capsys: pytest.CaptureFixture[str]

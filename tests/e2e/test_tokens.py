@@ -57,8 +57,6 @@ PULLED = "tandem:kv_handoff_bytes_total"
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 7, "max_tokens": 16}
 Drawn = dict[tuple[str, str], list[list[int]]]
 """Tokens by layout and turn."""
-QUICK = ("aggregated", "two of each, chunks of 64, shm")
-"""A pair by NIXL, in whole prompts, is what asks for hits on either side."""
 
 
 def preemptions(stack: Stack) -> float:
@@ -81,25 +79,31 @@ async def check(stack: Stack, indices: tuple[int, ...], count: int = FEW) -> int
 
 @pytest.mark.e2e
 @pytest.mark.timeout(600)
-async def test_some_prompts_equal_transformers_and_draws_agree(start_small: StackMaker) -> None:
-    """The first greedy tokens equal transformers', cold and again with prefix hits; a seed draws
-    the same tokens aggregated, handed over, and from the prefix cache. On the same stacks: one
-    takes as long to raise as to ask."""
+@pytest.mark.parametrize(
+    "layout",
+    ["aggregated", pytest.param("two of each, chunks of 64, shm", marks=pytest.mark.full)],
+)
+async def test_some_prompts_equal_transformers_and_draws_agree(
+    layout: str, start_small: StackMaker, small_pair: Stack
+) -> None:
+    """The first greedy tokens of a layout and of a pair by NIXL equal transformers', cold and again
+    with prefix hits; a seed draws the same tokens in both, and from the prefix cache."""
     drawn: Drawn = {}
-    for layout in QUICK:
-        with start_small(**LAYOUTS[layout]) as stack:
+    with start_small(**LAYOUTS[layout]) as started:
+        for name, stack in (("pair", small_pair), (layout, started)):
             excused = await check(stack, SOME) + await check(stack, SOME, AGAIN)
-            if "prefill-0" in stack.workers:
-                decodes = [name for name in stack.workers if name.startswith("decode")]
-                assert sum(stack.total(name, PULLED) for name in decodes) > 0, layout
-            print(f"{layout}: {excused} excused")
-            await draw(stack, layout, OTHERS, drawn)
+            decodes = [worker for worker in stack.workers if worker.startswith("decode")]
+            pulled = sum(stack.total(worker, PULLED) for worker in decodes)
+            assert pulled > 0 or name == "aggregated", name
+            print(f"{name}: {excused} excused")
+            await draw(stack, name, OTHERS, drawn)
     assert_same(drawn, OTHERS)
 
 
 @pytest.mark.e2e
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("prefill", [pytest.param(0, marks=pytest.mark.full), 1])
+@pytest.mark.full
+@pytest.mark.parametrize("prefill", [pytest.param(0, marks=pytest.mark.nightly), 1])
 async def test_preempted_prompts_equal_transformers(prefill: int, start_small: StackMaker) -> None:
     """Sequences that outgrow the blocks give way, come again, and lose or change no token."""
     with start_small(prefill=prefill, worker_flags=TIGHT) as stack:
@@ -108,7 +112,7 @@ async def test_preempted_prompts_equal_transformers(prefill: int, start_small: S
 
 
 @pytest.mark.e2e
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_all_prompts_equal_transformers(layout: str, start_stack: StackMaker) -> None:
@@ -121,13 +125,14 @@ async def test_all_prompts_equal_transformers(layout: str, start_stack: StackMak
 
 @pytest.mark.e2e
 @pytest.mark.timeout(300)
+@pytest.mark.full
 async def test_prefix_hits_on_either_side(start_small: StackMaker) -> None:
     """What P has cached, or half of what D has: the tokens stay transformers'."""
     await hits_on_either_side(start_small, SOME[2:4], LATER)
 
 
 @pytest.mark.e2e
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 async def test_prefix_hits_on_either_side_for_all_prompts(start_stack: StackMaker) -> None:
     """The same over the prompts of every length."""
@@ -187,7 +192,7 @@ class Growth:
 
 
 @pytest.mark.e2e
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 async def test_sampled_tokens_are_the_same_in_all_layouts(start_stack: StackMaker) -> None:
     """A seed draws the same tokens in every layout, of more prompts."""

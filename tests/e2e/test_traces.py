@@ -87,7 +87,7 @@ def check_times(spans: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "protocol", [pytest.param("grpc", marks=pytest.mark.full), "http/protobuf"]
+    "protocol", [pytest.param("grpc", marks=pytest.mark.nightly), "http/protobuf"]
 )
 def test_a_request_of_a_pair_is_one_whole_trace(
     start_small: StackMaker, receiver: Receiver, protocol: str, monkeypatch: pytest.MonkeyPatch
@@ -124,7 +124,7 @@ def test_a_request_of_a_pair_is_one_whole_trace(
     assert {span["trace"] for span in receiver.spans} == {TRACE}
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_request_that_failed_over_is_one_trace(
     start_stack: StackMaker, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

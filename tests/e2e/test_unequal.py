@@ -36,7 +36,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    "layout", ["16 and 64", pytest.param("64 and 16, shm", marks=pytest.mark.full)]
+    "layout", ["16 and 64", pytest.param("64 and 16, shm", marks=pytest.mark.nightly)]
 )
 async def test_tokens_equal_transformers(layout: str, start_small: StackMaker) -> None:
     """Cold; with hits on both ends; while P is killed; with hits on D alone, of D's block size."""
@@ -81,7 +81,7 @@ def assert_hits_are_of_own_blocks(stack: Stack) -> None:
     assert len({worker["compatibility"] for worker in fleet["workers"]}) == 1
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 async def test_kv_travels_as_fp8_and_answers_are_much_the_same(start_stack: StackMaker) -> None:
     """One end asks for it: about a quarter of the bytes of float32. Answers part sooner or later
     (bench/results/wire_dtype_cpu.md); what is wrong would part at the second token."""

@@ -84,8 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def on_own_cluster(steps: Steps, arguments: Sequence[str], *, keep: bool) -> int:
     """Raise, run, take down; pytest's exit status."""
-    has_full = not any("not full" in word for word in arguments)
-    models = prepared(steps, with_older=upgrades(arguments), with_model_image=has_full)
+    has_nightly = not any("not nightly" in word for word in arguments)
+    models = prepared(steps, with_older=upgrades(arguments), with_model_image=has_nightly)
     try:
         with steps.step("cluster"):
             lifecycle.up(2)
@@ -93,7 +93,7 @@ def on_own_cluster(steps: Steps, arguments: Sequence[str], *, keep: bool) -> int
             setup.ENV_RUN: "own",
             setup.ENV_MOUNTED: str(layout.ROOT / "mounted"),
             setup.ENV_MODELS: str(models),
-            setup.ENV_MODEL_IMAGE: MODEL_IMAGE if has_full else "",
+            setup.ENV_MODEL_IMAGE: MODEL_IMAGE if has_nightly else "",
             "KUBECONFIG": str(layout.KUBECONFIG),
             "PATH": f"{layout.BIN}:{os.environ['PATH']}",
         }

@@ -79,7 +79,7 @@ def test_the_service_answers_inside_the_cluster(service: Service) -> None:
     service.kube.delete("pod", "client", "--wait=false")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_model_may_come_as_an_image(service: Service, setup: Setup) -> None:
     """The same service from an image volume: a new revision that answers as before."""
     if not setup.model_image:

@@ -50,7 +50,7 @@ def test_the_line_answers_over_two_nodes(kube: Kube, url: str) -> None:
     assert kube.run("logs", "decode").count("moves KV by nixl\n") == 1  # and by nothing else
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_decode_worker_that_comes_and_goes_costs_nothing(
     kube: Kube, setup: Setup, url: str
 ) -> None:

@@ -22,7 +22,7 @@ from tandem.operator.probes.reach import REASON
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.full,
+    pytest.mark.nightly,
     pytest.mark.timeout(600),
     pytest.mark.usefixtures("own_cluster"),
 ]

@@ -25,7 +25,7 @@ HANG_SECONDS = 30.0
 """Longer than a Lease lasts."""
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_service_is_deleted_and_made_again_at_once(service: Service) -> None:
     """Twice in a row, while pods of the former life linger on the same nodes: each one is
     Ready and answers."""
@@ -36,7 +36,7 @@ def test_a_service_is_deleted_and_made_again_at_once(service: Service) -> None:
         assert "Paris" in service.ask()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_service_is_replaced_by_force(service: Service) -> None:
     """`kubectl replace --force` is a deletion and a creation in one command."""
     found = service.get()
@@ -85,7 +85,7 @@ def _machines() -> set[str]:
     return {_space(Path(f"/proc/{pid}")) for pid in Machines.load().holders.values()} - {""}
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_hung_api_server_leaves_one_leader(
     service: Service, operator: Installed, own_cluster: None
 ) -> None:

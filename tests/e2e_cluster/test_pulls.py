@@ -32,7 +32,7 @@ BEATS_SECONDS = 1.0
 """Two beats of a worker."""
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_decode_pod_pulls_what_another_one_has_cached(short_lived: list[Service]) -> None:
     """The pod that computed a prompt answers still, in its only seat: the next of that prompt goes
     to the other one, which pulls the prompt. Every answer is the reference's."""

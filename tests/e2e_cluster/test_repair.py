@@ -111,7 +111,7 @@ def test_an_edited_child_is_put_right(service: Service, kind: str) -> None:
     service.wait_ready()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_lost_key_is_a_rotation(service: Service) -> None:
     """A deleted key Secret is made anew with other keys, and the service serves on with them."""
     secrets = service.kube.items("secrets", service.selector)

@@ -47,7 +47,7 @@ def near(kube: Kube, setup: Setup, agent: Agent, node: str) -> Iterator[Service]
     served.leave()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_pods_of_a_node_hand_over_by_its_agent(near: Service, agent: Agent) -> None:
     """Neither sees the other's memory, nothing of the KV goes by a network, and the agent's series
     say what it copied."""

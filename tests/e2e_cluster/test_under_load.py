@@ -47,7 +47,7 @@ def under_load(
     return perform
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_scaling_up_and_down(
     service: Service, under_load: Callable[[Callable[[], object]], None], role: str
@@ -65,7 +65,7 @@ def test_scaling_up_and_down(
 
 @pytest.mark.parametrize(
     "role",
-    [pytest.param(each, marks=[] if each == "decode" else pytest.mark.full) for each in ROLES],
+    [pytest.param(each, marks=[] if each == "decode" else pytest.mark.nightly) for each in ROLES],
 )
 def test_a_rolling_restart(
     service: Service, under_load: Callable[[Callable[[], object]], None], role: str
@@ -88,7 +88,7 @@ def test_a_rolling_restart(
 
 @pytest.mark.parametrize(
     "grace",
-    [None, pytest.param(20, marks=pytest.mark.full)],
+    [None, pytest.param(20, marks=pytest.mark.nightly)],
     ids=["usual grace", "grace 20 s"],
 )
 def test_draining_a_node(
@@ -115,7 +115,7 @@ def test_draining_a_node(
     under_load(drain)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_scale_down_races_with_a_restart(
     service: Service, setup: Setup, under_load: Callable[[Callable[[], object]], None]
 ) -> None:
@@ -145,7 +145,7 @@ def last_node(kube: Kube) -> str:
     return pods.name_of(others[-1])
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_suspended_service_comes_back(service: Service) -> None:
     """suspend takes all pods away, and its end brings them back; without load: it is an outage."""
     service.patch(suspend=True)

@@ -36,6 +36,7 @@ traffics = st.builds(
 )
 
 
+@pytest.mark.full
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )

@@ -1,5 +1,6 @@
 """Metrics: the names that dashboards know, and values that follow what happened."""
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from tests.engine_plan.builders import Clock, Harness, config_of, params_of, request_of
 from tests.engine_plan.grammars import HandCompiler, constrained
@@ -203,6 +204,7 @@ def test_token_buckets_end_at_the_context():
     assert token_buckets(60) == [1, 2, 5, 10, 20, 50]
 
 
+@pytest.mark.full
 def test_series_do_not_grow_with_requests():
     """Ten thousand requests leave the series that there were before the first."""
     registry, clock = CollectorRegistry(), Clock()

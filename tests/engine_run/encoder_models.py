@@ -9,22 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from tests.engine_run.tiny_models import temporary_folder
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForSequenceClassification,
-    BertModel,
-    RobertaConfig,
-    RobertaForMaskedLM,
-    RobertaForSequenceClassification,
-    RobertaModel,
-    XLMRobertaConfig,
-    XLMRobertaForSequenceClassification,
-    XLMRobertaModel,
-)
 
 SHAPE = {
     "vocab_size": 320,
@@ -36,22 +24,22 @@ SHAPE = {
 }
 ROBERTA = {"max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 1}
 BERT = {"max_position_embeddings": 128, "pad_token_id": 0}
-MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "bert": (BertModel, BertConfig, BERT),
-    "bert-masked": (BertForMaskedLM, BertConfig, {**BERT, "hidden_act": "gelu_new"}),
-    "bert-labels": (BertForSequenceClassification, BertConfig, {**BERT, "num_labels": 3}),
-    "bert-pairs": (BertForSequenceClassification, BertConfig, {**BERT, "num_labels": 1}),
-    "roberta": (RobertaModel, RobertaConfig, ROBERTA),
-    "roberta-masked": (RobertaForMaskedLM, RobertaConfig, ROBERTA),
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert": ("BertModel", "BertConfig", BERT),
+    "bert-masked": ("BertForMaskedLM", "BertConfig", {**BERT, "hidden_act": "gelu_new"}),
+    "bert-labels": ("BertForSequenceClassification", "BertConfig", {**BERT, "num_labels": 3}),
+    "bert-pairs": ("BertForSequenceClassification", "BertConfig", {**BERT, "num_labels": 1}),
+    "roberta": ("RobertaModel", "RobertaConfig", ROBERTA),
+    "roberta-masked": ("RobertaForMaskedLM", "RobertaConfig", ROBERTA),
     "roberta-labels": (
-        RobertaForSequenceClassification,
-        RobertaConfig,
+        "RobertaForSequenceClassification",
+        "RobertaConfig",
         {**ROBERTA, "num_labels": 3},
     ),
-    "xlm-roberta": (XLMRobertaModel, XLMRobertaConfig, ROBERTA),
+    "xlm-roberta": ("XLMRobertaModel", "XLMRobertaConfig", ROBERTA),
     "xlm-roberta-pairs": (
-        XLMRobertaForSequenceClassification,
-        XLMRobertaConfig,
+        "XLMRobertaForSequenceClassification",
+        "XLMRobertaConfig",
         {**ROBERTA, "num_labels": 1},
     ),
 }
@@ -65,7 +53,8 @@ def encoder_of(name: str, **changes: Any) -> tuple[Path, Any]:
     of its config. Biases and norms are random too."""
     model_class, config_class, differences = MODELS[name]
     torch.manual_seed(sum(name.encode()))
-    model = model_class(config_class(**{**SHAPE, **differences, **changes})).eval()
+    config = getattr(transformers, config_class)(**{**SHAPE, **differences, **changes})
+    model = getattr(transformers, model_class)(config).eval()
     for parameter_name, parameter in model.named_parameters():
         if parameter.ndim == 1:
             gain = "LayerNorm.weight" in parameter_name

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from tests.engine_run.tiny_models import MODELS, folder_of, temporary_folder
+from tests.engine_run.tiny_models import class_of, folder_of, temporary_folder
 from torch.nn.functional import pad
 
 BLOCK = 128
@@ -67,7 +67,7 @@ def fp8_folders(name: str, *, wide: bool = False, kept: tuple[str, ...] = ()) ->
 
 def judged_fp8(folder: Path, name: str, prompt: list[int], count: int) -> list[int]:
     """transformers' greedy tokens over the weights of ``folder``, in float32."""
-    model = MODELS[name][0].from_pretrained(folder, dtype=torch.float32).eval()
+    model = class_of(name).from_pretrained(folder, dtype=torch.float32).eval()
     tokens = list(prompt)
     with torch.inference_mode():
         for _ in range(count):

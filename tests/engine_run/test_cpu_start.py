@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from tests.engine_run.tiny_models import folder_of
 
 CODE = """
@@ -19,6 +20,7 @@ print(sorted({"triton", "sympy", "torch._dynamo"} & set(sys.modules)))
 """
 
 
+@pytest.mark.full
 def test_a_cpus_engine_starts_without_what_builds_kernels() -> None:
     """Each of these is a good part of a second of every start, and of every restart."""
     done = subprocess.run(

@@ -97,6 +97,7 @@ def check_drafted(name: str, *, wrong_every: int, **settings) -> int:
     return taken
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wrong_every", [3, 100])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("name", PARAMS)
@@ -224,6 +225,7 @@ def test_a_token_that_would_not_be_drawn_stands():
     assert (agreed, compared) == (12, 13)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_drafts_reach_a_rank_in_another_process(monkeypatch):

@@ -21,6 +21,8 @@ from tandem.protocol.pooling import NO_SAMPLING, PoolingParams, PoolingTask, Poo
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
 
+pytestmark = pytest.mark.full
+
 LENGTHS = (1, 5, POSITIONS, 100, 33, 64, 2, 1)
 PROMPTS = [[(7 * i + j * j) % 300 + 5 for j in range(n)] for i, n in enumerate(LENGTHS)]
 KINDS = [

@@ -7,7 +7,6 @@ import pytest
 import torch
 from tests.engine_run.run_driver import Driver
 from tests.engine_run.tiny_models import MODELS, folder_of, judge_of, judged
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.layers.rotary import Rotary
@@ -35,6 +34,7 @@ def test_tokens_equal_transformers(name, block_size):
     assert got == [judged(name, prompt, COUNT)[0] for prompt in prompts()]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_equal_transformers(name):
     """Logits of prompt and decode steps differ from transformers' by rounding only."""
@@ -76,6 +76,8 @@ def test_angles_equal_transformers(name):
 
 def test_dynamic_angles_beyond_the_trained_length():
     """A token past it takes the frequencies of the sequence that ends with it."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     config = judge_of("llama-dynamic").config
     facts = EngineConfig.of(folder_of("llama-dynamic"), device="cpu").facts
     rotary = Rotary(facts, dtype=torch.float32, device=torch.device("cpu"))

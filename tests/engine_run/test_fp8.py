@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.engine_run.cpu_engine import CPUEngine
 from tests.engine_run.fp8_models import fp8_folders, judged_fp8, quantised, scaled
 from tests.engine_run.run_driver import Driver
-from transformers import FineGrainedFP8Config
 
 from tandem.engine.config import EngineConfig, read_facts
 from tandem.engine.config.quantization import QuantFacts
@@ -39,6 +39,7 @@ CASES = [("qwen3", False), ("llama", True), ("llama-untied-biased", True), ("qwe
 PROMPTS = [[5, 9, 200, 31, 7], list(range(20, 90)), [3]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "wide"), CASES)
 def test_tokens_are_those_of_the_scaled_weights(name, wide):
     """Mixed steps over codes and scales draw what transformers draws over what they stand for."""
@@ -142,7 +143,7 @@ def test_what_transformers_writes_of_the_form_is_read(tmp_path: Path):
     """Every key that the installed release saves beside the form."""
     folder = fp8_folders("llama", wide=True)[0]
     config = json.loads((folder / "config.json").read_text())
-    written = FineGrainedFP8Config(modules_to_not_convert=["lm_head"]).to_dict()
+    written = transformers.FineGrainedFP8Config(modules_to_not_convert=["lm_head"]).to_dict()
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": written}))
     assert read_facts(tmp_path).quantization == QuantFacts(("lm_head",))
 

@@ -24,6 +24,8 @@ from tandem.llm import LLM, SamplingParams, StructuredOutputsParams
 from tandem.protocol.errors import InvalidParameter, RequestRefused
 from tandem.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.full
+
 PERSON: dict[str, Any] = {
     "title": "Person",
     "type": "object",

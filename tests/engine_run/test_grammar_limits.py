@@ -17,6 +17,8 @@ from tandem.engine.structured.limits import check_multiples
 from tandem.llm import LLM, SamplingParams, StructuredOutputsParams
 from tandem.protocol.errors import RefusalCode, RequestRefused
 
+pytestmark = pytest.mark.full
+
 WIDE = {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(600)}}
 """Properties that are optional, all in one place."""
 

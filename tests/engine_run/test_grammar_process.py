@@ -85,6 +85,7 @@ def test_an_answer_continues_in_the_next_process(backend: ProcessBackend) -> Non
     assert make_mask(grammar, VOCAB, ()) == after
 
 
+@pytest.mark.full
 def test_a_compile_that_takes_too_long_ends_alone(
     backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_compile_that_takes_too_long_ends_alone(
     assert any(make_mask(compiled(backend, choice=["a"]), VOCAB, ()))
 
 
+@pytest.mark.full
 def test_a_compile_beyond_memory_is_refused(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the kernel's limit; the next form compiles."""
     limit(monkeypatch, SECONDS)

@@ -23,12 +23,14 @@ from tandem.engine.structured.backends.guidance import GuidanceBackend
 from tandem.engine.structured.errors import GrammarError
 from tandem.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.full
+
 SUITE = Path(__file__).parents[1] / "reference/json_schema_suite/tests/draft2020-12"
 FOLLOWED = 257
 """Of 461 schemas; more is better, fewer is a loss."""
 LET_THROUGH = 0.8
 """Share of the valid instances of followed schemas that are let through, at least."""
-DRAWS = [4, pytest.param(12, marks=pytest.mark.full)]
+DRAWS = [4, pytest.param(12, marks=pytest.mark.nightly)]
 """Texts of each schema."""
 WIDER = {"ECMA 262 \\S matches everything but whitespace"}
 """The backend's expressions and Python's do not take U+FEFF for white space."""

@@ -19,7 +19,7 @@ from tandem.engine.executor.wire import RankError
 from tandem.engine.step import SchedulerOutput
 from tandem.protocol.commands import Command, CommandName, SleepTag
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(240)]
 PROMPT = [(7 * at) % 300 + 5 for at in range(40)]
 SECONDS = 60.0
 

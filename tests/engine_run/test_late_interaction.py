@@ -30,6 +30,8 @@ from tandem.protocol.pooling import (
 )
 from tandem.protocol.requests import EngineCoreRequest
 
+pytestmark = pytest.mark.full
+
 QUERY = [5, 9, 17, 200]
 DOCUMENTS = [[(7 * i + j * j) % 300 + 5 for j in range(n)] for i, n in enumerate((1, 40, 128, 9))]
 KEEP, SCORE = LateInteractionMode.CACHE_QUERY, LateInteractionMode.SCORE_DOC

@@ -18,6 +18,8 @@ from tandem.engine.structured import constraint
 from tandem.engine.structured.backends.base import Grammar
 from tandem.llm import LLM, SamplingParams, StructuredOutputsParams
 
+pytestmark = pytest.mark.full
+
 CHAT = [{"role": "user", "content": "Which city is the capital of France?"}]
 REGEX = r"([A-Z][a-z]{1,12} ){4,9}[0-9]{3}"
 TOKENS = 14
@@ -93,7 +95,7 @@ def answers(llm: LLM) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("executor", ["uni", pytest.param("mp", marks=pytest.mark.full)])
+@pytest.mark.parametrize("executor", ["uni", pytest.param("mp", marks=pytest.mark.nightly)])
 def test_late_rows_draw_the_same_later(small: Path, monkeypatch: pytest.MonkeyPatch, executor: str):
     """Some masks take longer than a step waits; tokens, scores and neighbours are as without."""
     settings: dict[str, Any] = {"max_model_len": 512, "num_gpu_blocks_override": 64}

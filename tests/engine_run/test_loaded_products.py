@@ -34,6 +34,7 @@ def test_both_ends_of_every_band_are_among_the_rows():
     assert product_rows(1 << 20)[-2:] == [8129, 8192]
 
 
+@pytest.mark.full
 def test_every_weight_is_multiplied_with_every_number_of_rows(multiplied):
     """Of a step's tokens; those of a last layer, which has few rows, with those that may draw."""
     driver = Driver(folder_of("llama"), num_blocks=8, max_num_seqs=20, max_num_batched_tokens=700)

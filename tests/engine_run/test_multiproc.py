@@ -25,7 +25,7 @@ from tandem.engine.step import SchedulerOutput, SeqId, StepRow
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(240)]
 PROMPTS = [[(11 * each + 7 * at) % 300 + 5 for at in range(90)] for each in range(4)]
 SECONDS = 60.0
 
@@ -108,7 +108,7 @@ def test_scores_and_rules_come_across(executor):
         assert (one.prompt_logprobs is None) == (other.prompt_logprobs is None)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_smollm2_draws_the_reference_tokens_in_a_child(started, smollm2):
     """transformers' greedy tokens, two steps in flight."""
     made = CPUEngine(smollm2, executor=started, num_gpu_blocks_override=60, async_scheduling=True)

@@ -18,6 +18,8 @@ from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.offload import HostBlocks
 from tandem.protocol.errors import InvalidParameter
 
+pytestmark = pytest.mark.full
+
 GIB = 2**30
 BYTES = EngineConfig.of(folder_of("llama"), device="cpu").layout.block_bytes
 PROMPTS = [[(11 * each + 7 * at) % 300 + 5 for at in range(90)] for each in range(6)]

@@ -123,6 +123,7 @@ def test_choices_of_a_class_are_those_of_the_sampler(choosing, params, kind):
     assert made == generated(choosing, asked) == generated(choosing, asked, at_once=False)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("params", [GREEDY, DRAWN, FILTERED], ids=["greedy", "drawn", "filtered"])
 @pytest.mark.parametrize("bounded", [1, 2, 3])
 def test_choices_within_grammars_are_those_of_the_sampler(choosing, params, bounded):

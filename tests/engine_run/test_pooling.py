@@ -114,6 +114,7 @@ def test_preempted_and_cancelled_ones_leave_nothing_behind(monkeypatch):
     assert not poolers_of(engine)._kinds.any()
 
 
+@pytest.mark.full
 def test_vectors_cross_to_a_rank_in_another_process():
     """As bytes, the same as in one process."""
     engine = CPUEngine(folder_of("qwen3"), executor=MultiprocExecutor(), num_gpu_blocks_override=32)

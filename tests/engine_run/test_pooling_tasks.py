@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+import transformers
 from tests.engine_run.cpu_engine import CPUEngine
 from tests.engine_run.tiny_models import (
     MODELS,
@@ -13,12 +14,6 @@ from tests.engine_run.tiny_models import (
     judge_of,
     judged,
     temporary_folder,
-)
-from transformers import (
-    LlamaForSequenceClassification,
-    MistralForSequenceClassification,
-    Qwen2ForSequenceClassification,
-    Qwen3ForSequenceClassification,
 )
 
 from tandem.engine.config.pooling import pooling_of
@@ -36,12 +31,7 @@ from tandem.protocol.pooling import (
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
 
-CLASSIFIERS = {
-    "llama": LlamaForSequenceClassification,
-    "mistral": MistralForSequenceClassification,
-    "qwen2": Qwen2ForSequenceClassification,
-    "qwen3": Qwen3ForSequenceClassification,
-}
+CLASSIFIERS = ("llama", "mistral", "qwen2", "qwen3")
 PROMPTS = [[(7 * i + j * j) % 300 + 5 for j in range(n)] for i, n in enumerate((1, 5, 64, 100, 33))]
 CLASSIFY = PoolingParams(task=PoolingTask.CLASSIFY)
 TOKENS = PoolingParams(task=PoolingTask.TOKEN_EMBED)
@@ -51,10 +41,11 @@ OLDER_KEY = "sbert_ce_default_activation_function"
 
 def classifier(name, **said):
     """A folder with a random head of the family, and transformers' model of it."""
-    _, config_class, differences = MODELS[name]
+    family, differences = MODELS[name]
     torch.manual_seed(3)
-    config = config_class(**{**SHAPE, "pad_token_id": 0, **differences, **said})
-    model = CLASSIFIERS[name](config).eval()
+    settings = {**SHAPE, "pad_token_id": 0, **differences, **said}
+    config = getattr(transformers, f"{family}Config")(**settings)
+    model = getattr(transformers, f"{family}ForSequenceClassification")(config).eval()
     folder = temporary_folder(f"tandem-classifier-{name}-")
     model.save_pretrained(folder)
     return folder, model
@@ -144,6 +135,7 @@ def test_another_activation_is_refused_by_the_key_that_says_it(key):
         pooling_of(config, "BertForSequenceClassification")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "llama-untied-biased"])
 def test_vectors_of_tokens_and_of_prompts_in_every_family(name):
     """One vector a token, cut and normed or not, beside whole ones; chunks make no difference."""

@@ -45,6 +45,7 @@ def test_the_tables_rows_give_the_tokens_of_ids(name):
     assert made.run()[key.request] == judged(name, PROMPTS[0], 8)[0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_mixed_batches_chunks_and_preemptions(monkeypatch, caching, overlap):
@@ -256,6 +257,7 @@ def test_an_encoder_takes_none():
         EngineConfig.of(encoder_of("bert")[0], device="cpu", enable_prompt_embeds=True)
 
 
+@pytest.mark.full
 def test_bytes_that_live_here_are_bounded():
     """One is taken whatever its size; the next when it has room, or nobody is left."""
     size = 70 * 48 * 4
@@ -292,7 +294,7 @@ def test_steps_with_vectors_run_beside_graphs():
     assert set(graphs.replayed) == {StepShape(4, 0, 0)}
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_vectors_reach_a_rank_in_a_child():
     """As bytes of a plan, once for each time that a sequence is new there."""

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+import transformers
 
 from tandem.engine.config.read import facts_of
 from tandem.engine.layers.rotary import Rotary
@@ -25,10 +24,10 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 4096,
 }
 CONFIGS = {
-    "LlamaForCausalLM": LlamaConfig,
-    "MistralForCausalLM": MistralConfig,
-    "Qwen2ForCausalLM": Qwen2Config,
-    "Qwen3ForCausalLM": Qwen3Config,
+    "LlamaForCausalLM": "LlamaConfig",
+    "MistralForCausalLM": "MistralConfig",
+    "Qwen2ForCausalLM": "Qwen2Config",
+    "Qwen3ForCausalLM": "Qwen3Config",
 }
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 1024}
@@ -66,11 +65,14 @@ def test_frequencies_are_those_of_transformers(
     architecture: str, theta: dict[str, Any], old: dict[str, Any]
 ):
     """By rope_scaling, by rope_parameters, or by both of them in one file."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
     for new in SCALINGS.values():
         said = {"rope_scaling": old, "rope_parameters": new}
         said = {key: value for key, value in said.items() if value}
         config = {"architectures": [architecture], **SHAPE, **theta, **said}
-        theirs = LlamaRotaryEmbedding(CONFIGS[architecture].from_dict(copy.deepcopy(config)))
+        family = getattr(transformers, CONFIGS[architecture])
+        theirs = LlamaRotaryEmbedding(family.from_dict(copy.deepcopy(config)))
 
         inverse, factor = _frequencies(config)
 

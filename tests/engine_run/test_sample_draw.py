@@ -150,6 +150,7 @@ def test_equals_at_a_filters_edge_stay_together(params: SamplingParams):
     assert drawn == {0, 1, 2}
 
 
+@pytest.mark.full
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 50),

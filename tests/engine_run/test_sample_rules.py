@@ -15,6 +15,8 @@ from tandem.engine.sample import SamplingBatch, edits
 from tandem.engine.sample.edits import edit
 from tandem.protocol.sampling import SamplingParams
 
+pytestmark = pytest.mark.full
+
 VOCABULARY = 12
 ids = st.integers(0, VOCABULARY - 1)
 some_ids = st.lists(ids, max_size=4).map(tuple)

@@ -15,6 +15,8 @@ from tandem.engine.structured.backends.guidance import GuidanceBackend
 from tandem.engine.structured.errors import GrammarError
 from tandem.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.full
+
 UNKNOWN = [
     *("password", "path", "file-path", "uuid1", "uuid4", "nanoid", "cuid", "ulid", "jwt", "base64"),
     *("byte", "binary", "decimal", "int32", "int64", "float", "double", "ipv4network", "color"),

@@ -20,6 +20,8 @@ from tandem.kernels.memory import pages
 from tandem.kernels.memory.shared import SharedMemory, shared_tensor
 from tandem.protocol.commands import Command, CommandName, Reply
 
+pytestmark = pytest.mark.full
+
 PROMPTS = [list(range(40, 90)), list(range(200, 233))]
 MIB = 1 << 20
 SLAB = 192 * MIB
@@ -42,7 +44,7 @@ def engine_of(folder: Path, **settings: Any) -> CPUEngine:
     return CPUEngine(folder, kv_cache_memory_bytes=SLAB, max_model_len=512, **settings)
 
 
-@pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_memory_falls_and_tokens_stay(smollm2: Path, level: int) -> None:
     """The slab's pages go, at level 2 weights, too; afterwards all tokens are as before."""
     engine = engine_of(smollm2)
@@ -71,7 +73,7 @@ def test_memory_falls_and_tokens_stay(smollm2: Path, level: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_rank_of_its_own_process_sleeps_too(smollm2: Path, level: int) -> None:
     """The child's memory falls: its shared slab, and its weights."""
@@ -93,7 +95,7 @@ def test_a_rank_of_its_own_process_sleeps_too(smollm2: Path, level: int) -> None
 
 
 @pytest.mark.parametrize(
-    "made", [UniProcExecutor, pytest.param(MultiprocExecutor, marks=pytest.mark.full)]
+    "made", [UniProcExecutor, pytest.param(MultiprocExecutor, marks=pytest.mark.nightly)]
 )
 def test_weights_that_are_gone_are_said_to_be(
     smollm2: Path, tmp_path: Path, made: Callable[[], Any]
@@ -120,7 +122,7 @@ def test_weights_that_are_gone_are_said_to_be(
         engine.core.close()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_an_offload_tier_sleeps_and_is_there_again(smollm2: Path) -> None:
     """Its memory goes with the slab's, its blocks are no hit afterwards, then it fills anew."""
     engine = CPUEngine(

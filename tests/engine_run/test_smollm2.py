@@ -4,6 +4,8 @@ import pytest
 from reference import judge, rows
 from tests.engine_run.run_driver import Driver
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block_size", [16, 64])

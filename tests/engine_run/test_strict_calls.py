@@ -26,6 +26,8 @@ from tandem.text.parsers.formats import TOOL_FORMATS
 from tandem.text.parsers.tables import ChannelFormat, ToolFormat
 from tandem.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.full
+
 HELD = [
     name
     for name, each in TOOL_FORMATS.items()

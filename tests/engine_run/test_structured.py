@@ -222,6 +222,7 @@ def test_a_wrong_expression_is_refused_by_name(llm: LLM):
     assert llm.chat(CHAT, SamplingParams(**asked(choice=["ok"])), use_tqdm=False)[0].outputs
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_plans_cross_to_another_process_with_their_masks(small: Path):
     """A rank of its own process gives the same answers."""

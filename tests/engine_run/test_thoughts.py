@@ -22,6 +22,8 @@ from tandem.protocol.sampling import SamplingParams, ThinkingMarks
 from tandem.protocol.structured import ReasoningSpan, StructuredOutputsParams
 from tandem.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.full
+
 CLOSE, OPENS = 9, ((3, 4), (5,))
 BEGUN = ThinkingMarks(close=CLOSE, has_begun=True)
 UNBEGUN = ThinkingMarks(opens=OPENS, close=CLOSE)
@@ -138,7 +140,7 @@ def test_what_is_no_budget_is_named() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("budget", "temperature"), [(0, 1.0), pytest.param(6, 0.0, marks=pytest.mark.full), (6, 1.0)]
+    ("budget", "temperature"), [(0, 1.0), pytest.param(6, 0.0, marks=pytest.mark.nightly), (6, 1.0)]
 )
 def test_a_form_begins_behind_a_thought_that_its_budget_ends(
     smollm2: Path, tmp_path: Path, budget: int, temperature: float

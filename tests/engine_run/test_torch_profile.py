@@ -23,6 +23,8 @@ from tandem.llm import LLM
 from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.errors import RequestFailed
 
+pytestmark = pytest.mark.full
+
 PROMPTS = [list(range(40, 90))]
 
 
@@ -39,7 +41,7 @@ def call(engine: CPUEngine, name: CommandName) -> Reply:
 
 
 @pytest.mark.parametrize(
-    "executor", [UniProcExecutor, pytest.param(MultiprocExecutor, marks=pytest.mark.full)]
+    "executor", [UniProcExecutor, pytest.param(MultiprocExecutor, marks=pytest.mark.nightly)]
 )
 def test_a_profile_holds_the_operations_of_steps(
     smollm2: Path, tmp_path: Path, executor: Any

@@ -17,6 +17,8 @@ from tandem.engine.loader import BadWeightsFile, upload
 from tandem.engine.loader.files import places_in
 from tandem.engine.loader.upload import PIECE_BYTES, Uploader
 
+pytestmark = pytest.mark.full
+
 CPU = torch.device("cpu")
 
 

@@ -10,16 +10,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+import transformers
 
 SHAPE = {
     "vocab_size": 320,
@@ -47,28 +38,25 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 128,
 }
-MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "llama": (LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": True}),
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"tie_word_embeddings": True}),
     "llama-untied-biased": (
-        LlamaForCausalLM,
-        LlamaConfig,
+        "Llama",
         {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
     ),
     "llama-linear": (
-        LlamaForCausalLM,
-        LlamaConfig,
+        "Llama",
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}},
     ),
     "llama-dynamic": (
-        LlamaForCausalLM,
-        LlamaConfig,
+        "Llama",
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
     ),
-    "llama3": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3}),
-    "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": 256, "head_dim": 16}),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
-    "qwen2-yarn": (Qwen2ForCausalLM, Qwen2Config, {"rope_parameters": YARN}),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 16, "tie_word_embeddings": False}),
+    "llama3": ("Llama", {"rope_parameters": LLAMA3}),
+    "mistral": ("Mistral", {"sliding_window": 256, "head_dim": 16}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-yarn": ("Qwen2", {"rope_parameters": YARN}),
+    "qwen3": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": False}),
 }
 
 
@@ -89,12 +77,20 @@ def temporary_folder(prefix: str) -> Path:
     return folder
 
 
+def class_of(name: str) -> Any:
+    """Return the class of ``transformers``, which takes seconds to import: not while tests are
+    collected."""
+    return getattr(transformers, f"{MODELS[name][0]}ForCausalLM")
+
+
 @cache
 def folder_of(name: str, *, wide: bool = False) -> Path:
     """The saved model ``name``; made once a run. Biases and norms are random too."""
-    model_class, config_class, differences = MODELS[name]
+    family, differences = MODELS[name]
     torch.manual_seed(sum(name.encode()))
-    model = model_class(config_class(**{**SHAPE, **differences, **(WIDE if wide else {})}))
+    settings = {**SHAPE, **differences, **(WIDE if wide else {})}
+    config = getattr(transformers, f"{family}Config")(**settings)
+    model = class_of(name)(config)
     for parameter_name, parameter in model.named_parameters():
         if parameter.ndim == 1:
             torch.nn.init.normal_(parameter, 1.0 if "norm" in parameter_name else 0.0, 0.2)
@@ -106,9 +102,8 @@ def folder_of(name: str, *, wide: bool = False) -> Path:
 @cache
 def judge_of(name: str, *, wide: bool = False, held: torch.dtype = torch.float32):
     """transformers' model of the same folder, in float32, over weights as ``held`` holds them."""
-    model_class, _, _ = MODELS[name]
     folder = folder_of(name, wide=wide)
-    return model_class.from_pretrained(folder, dtype=held).float().eval()
+    return class_of(name).from_pretrained(folder, dtype=held).float().eval()
 
 
 def judged(

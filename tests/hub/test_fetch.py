@@ -161,6 +161,7 @@ def test_fetched_then_offline(hub: SmallHub, prepare_in_process: Prepare):
     assert prepare_in_process("owner/name", "http://127.0.0.1:9", offline=True) == first
 
 
+@pytest.mark.full
 def test_weights_that_nobody_loads_are_not_fetched(hub: SmallHub, prepare_in_process: Prepare):
     """Neither a second form of them beside model.safetensors, nor one beside what an index names;
     what has another name is fetched where nothing else is there."""
@@ -218,6 +219,7 @@ def test_offline_by_wish(prepare_in_process: Prepare):
     )
 
 
+@pytest.mark.full
 def test_refusals(hub: SmallHub, prepare_in_process: Prepare):
     """An unknown repository, revision or file and a gated repository are told apart."""
     assert prepare_in_process("other/name", hub.url)["error"] == "ModelNotFound"

@@ -112,6 +112,7 @@ def fetched(
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("config", "flags", "said"), [each for each in UNSERVABLE if "cuda" not in each[1]][::3]
 )
@@ -194,6 +195,7 @@ def test_first_bytes_of_anything_are_read_without_harm(gguf_file: Build):
     assert read_keys(b"GGUF" + b"\xff" * 60) == {}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("files", "said"),
     [

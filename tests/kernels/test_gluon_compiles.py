@@ -22,7 +22,7 @@ from tandem.kernels.gemm.form import Form
 from tandem.kernels.gemm.gluon import REGISTERS, SHARED_BYTES, ring_fits
 from tandem.kernels.gemm.table import forms_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(300)]
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 PREFILL = "tandem.kernels.attention.prefill.gluon_kernels:prefill_tiles"
 DECODE = "tandem.kernels.attention.decode.gluon_kernels:decode_stream"
@@ -56,7 +56,7 @@ GEMMS = [
 ]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize(("rows", "form", "gated"), GEMMS)
 def test_streamed_products_compile(shared: Compile, rows: int, form: Form, gated: bool) -> None:
     """Split, grouped and gated ones, within the shared memory that there is."""
@@ -94,7 +94,7 @@ def test_forms_of_the_table_fit() -> None:
     assert all(ring_fits(form, most) for (_, _, _, most), form in found.items())
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_prefill_attention_compiles(shared: Compile) -> None:
     """As it is launched for 32 query and 8 KV heads of 128."""
     numbers = ("table_row", "block_rows", "two_rows", "head_rows")

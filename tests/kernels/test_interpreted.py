@@ -21,7 +21,7 @@ LONGEST = ("--timeout", "600")
 """Of one case, which is to end what hangs: on a busy machine the first one to compare tensors takes
 minutes to import what torch compares them with."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS)]
+pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(SECONDS)]
 Cases = list[ElementTree.Element]
 
 

@@ -33,6 +33,8 @@ from tandem.kernels.launch.ahead import building_ahead
 from tandem.kernels.launch.launcher import Launcher
 from tandem.kernels.sampling import Filters, Penalties, penalize, score_tokens, thresholds
 
+pytestmark = pytest.mark.full
+
 
 class Params(NamedTuple):
     """A kernel's parameters but its constants."""

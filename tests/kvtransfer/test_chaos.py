@@ -8,6 +8,8 @@ import pytest
 from tests.kvtransfer.chaos import STEP_SECONDS, Chaos, make_chaos
 from tests.waiting import wait_for
 
+pytestmark = pytest.mark.full
+
 
 def endure(chaos: Chaos, count: int) -> None:
     """Hand-offs between random workers, while something breaks at every tenth."""
@@ -60,7 +62,7 @@ def test_everything_ends_though_agents_do_and_every_link_comes_back(workers, nod
         wait_for(partial(_all_free, transport))
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(8))
 def test_everything_ends_though_agents_do_whatever_breaks_when(workers, node, seed):
@@ -70,7 +72,7 @@ def test_everything_ends_though_agents_do_whatever_breaks_when(workers, node, se
     serve_by_every_pair(chaos)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("connector", ["nixl", "tcp", "memory_blocks", "shm"])

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
 
+pytestmark = pytest.mark.full
+
 HELD_SECONDS = 2.5
 """Longer than a peer may be silent."""
 

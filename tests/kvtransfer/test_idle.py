@@ -18,6 +18,7 @@ MOST = 0.05
 """Of a core, for both together: a thread that spins takes a whole one, on any machine."""
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_an_idle_pair_over_nixl_wakes_for_beats_alone(workers):
     """No thread spins, and none looks again and again: beats are all there is."""

@@ -30,6 +30,8 @@ from tandem.kvtransfer.handoff.messages import (
 )
 from tandem.protocol.errors import FailCause
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize(
     "part",

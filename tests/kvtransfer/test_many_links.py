@@ -69,6 +69,7 @@ def server() -> Iterator[Server]:
     made.server.stop()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_a_prefill_worker_is_linked_to_four_hundred_decode_workers(server, monkeypatch):
     """Nobody is turned away for being one of many."""

@@ -170,6 +170,7 @@ def test_with_its_guard_the_scenario_holds(workers, guard):
     assert harm_of(GUARDS[guard][3], workers) == ""
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("guard", GUARDS)
 def test_without_its_guard_the_scenario_breaks(workers, guard, monkeypatch):

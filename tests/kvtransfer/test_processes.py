@@ -30,6 +30,8 @@ from tandem.protocol.exposure import is_loopback
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.layout import blocks_for
 
+pytestmark = pytest.mark.full
+
 Process: TypeAlias = subprocess.Popen[str] | Forked
 _SCRIPT = Path(__file__).parent / "worker_process.py"
 _names = itertools.count()
@@ -162,7 +164,9 @@ def test_kv_crosses_processes_while_it_is_computed(met):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "during", "after"])
-@pytest.mark.parametrize("connector", ["nixl", "shm", pytest.param("tcp", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "connector", ["nixl", "shm", pytest.param("tcp", marks=pytest.mark.nightly)]
+)
 def test_a_killed_producer_fails_its_keys_at_once(workers, children, connector, when):
     """SIGKILL before, during and after the chunks: told at once, nothing loaded, nothing held."""
     child = children(connector)

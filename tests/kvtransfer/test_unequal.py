@@ -21,6 +21,7 @@ def blocks(size: int) -> list[int]:
     return BLOCKS[size][: -(-TOKENS // size)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("connector", [*CONNECTORS, "nixl"])
 def test_every_token_lies_in_its_place(workers, connector, sizes):

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import tokenizers
+import transformers
 from numpy.typing import NDArray
 from tests.engine_run.encoder_models import colbert_of, encoder_of, token_vectors_of
 from tests.engine_run.tiny_models import temporary_folder
 from tokenizers import models, normalizers, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
 WORDS = [
     "the",
@@ -78,7 +78,7 @@ def _roberta() -> tokenizers.Tokenizer:
 @cache
 def encoder_folder(
     name: str, *, pooling: str | None = None, normalize: bool = False
-) -> tuple[Path, Any, PreTrainedTokenizerFast]:
+) -> tuple[Path, Any, transformers.PreTrainedTokenizerFast]:
     """The encoder ``name`` with a tokenizer, transformers' model and tokenizer; ``pooling`` adds
     sentence-transformers' modules. Its positions hold 128 tokens."""
     source, model = encoder_of(name)
@@ -98,11 +98,13 @@ def colbert_folder() -> tuple[Path, Callable[[str], NDArray[np.float32]]]:
 
 def _with_tokenizer(
     source: Path, made: tokenizers.Tokenizer
-) -> tuple[Path, PreTrainedTokenizerFast]:
+) -> tuple[Path, transformers.PreTrainedTokenizerFast]:
     folder = temporary_folder("tandem-text-")
     shutil.copytree(source, folder, dirs_exist_ok=True)
     made.save(str(folder / "tokenizer.json"))
-    return folder, PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    return folder, transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json")
+    )
 
 
 def _write_modules(folder: Path, pooling: str, *, normalize: bool) -> None:

@@ -53,6 +53,7 @@ def drawn(smollm2: Path, seed: int, at_once: int) -> list[tuple[int, ...]]:
     return [tuple(each.token_ids) for answer in answers for each in answer.outputs]
 
 
+@pytest.mark.full
 def test_what_is_drawn_hangs_on_the_engines_seed(smollm2: Path) -> None:
     """A script draws the same in each run, whatever runs at once, and other tokens under another
     seed; requests of one run draw apart."""

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModel
+import transformers
 
 from tandem.llm import LLM, PoolingParams
 from tandem.protocol.errors import InvalidParameter
+
+pytestmark = pytest.mark.full
 
 TEXTS = ["The capital of France is Paris.", "A cat sat on the mat.", "Paris " * 60, "Hi"]
 
@@ -15,7 +17,7 @@ TEXTS = ["The capital of France is Paris.", "A cat sat on the mat.", "Paris " * 
 @pytest.mark.slow
 def test_vectors_are_transformers_last_hidden_states(small: Path) -> None:
     """By the last token and by the mean, in the order of the prompts, chunks among them."""
-    model = AutoModel.from_pretrained(small, dtype=torch.float32).eval()
+    model = transformers.AutoModel.from_pretrained(small, dtype=torch.float32).eval()
     mean = PoolingParams(pooling_type="mean", normalize=False)  # type: ignore[arg-type]
     with LLM(
         str(small),

@@ -9,6 +9,8 @@ import pytest
 
 from tandem.llm import LLM, SamplingParams
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.slow
 def test_every_token_of_the_vocabulary_is_scored(smollm2: Path) -> None:

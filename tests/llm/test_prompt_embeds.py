@@ -16,6 +16,8 @@ from tests.engine_run.embedded import table_of
 from tandem.llm import LLM
 from tandem.protocol.errors import InvalidParameter
 
+pytestmark = pytest.mark.full
+
 PARAMS = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 ROW = rows()[9]
 

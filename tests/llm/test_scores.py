@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tests.engine_run.tiny_models import SHAPE, temporary_folder
-from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
 from tandem.llm import LLM, PoolingParams
 from tandem.protocol.errors import InvalidParameter
@@ -29,7 +29,7 @@ def classifier(smollm2: Path, num_labels: int) -> tuple[Path, Any]:
     """A folder of a random head over the embedded model's tokenizer, and transformers' model."""
     torch.manual_seed(num_labels)
     shape = {**SHAPE, "vocab_size": 49_152, "pad_token_id": 0, "num_labels": num_labels}
-    model = LlamaForSequenceClassification(LlamaConfig(**shape)).eval()
+    model = transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**shape)).eval()
     folder = temporary_folder("tandem-labels-")
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -73,7 +73,7 @@ def test_classes_rewards_and_vectors(smollm2: Path) -> None:
 def test_a_head_of_one_label_scores_pairs(smollm2: Path) -> None:
     """Both texts as the tokenizer joins them; one text with each, and pair by pair."""
     folder, model = classifier(smollm2, 1)
-    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
     with LLM(str(folder), **SETTINGS) as llm:
         one = llm.score(TEXTS[0], TEXTS)
         pairs = llm.score(TEXTS[:2], TEXTS[1:])
@@ -89,6 +89,7 @@ def test_a_head_of_one_label_scores_pairs(smollm2: Path) -> None:
     assert raw[0].outputs.score == pytest.approx(float(wanted[1]), abs=1e-2)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_without_a_head_scores_are_cosines(smollm2: Path) -> None:
     """Of the vectors that ``embed`` gives; a text with itself is one."""

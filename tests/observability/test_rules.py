@@ -17,6 +17,8 @@ from tests.operator.control_plane import binary
 
 from tandem.router.metrics import RouterMetrics
 
+pytestmark = pytest.mark.full
+
 RUNBOOKS = chart.ROOT / "docs" / "runbooks"
 TARGET = {"namespace", "pod", "container", "instance", "job", "service", "endpoint", "le"}
 TARGET |= {"tandem_dev_service", "tandem_dev_role", "tandem_dev_revision"}
@@ -75,7 +77,7 @@ def test_every_alert_has_its_runbook_and_every_runbook_its_alert():
     for name, text in pages.items():
         assert text.startswith(f"# {name}\n")
         severity = chart.alerts()[name]["labels"]["severity"]
-        for part in ("**At fault**", "## Look", "## Do", f"Severity `{severity}`"):
+        for part in ("**Likely cause**", "## Diagnosis", "## Resolution", f"Severity `{severity}`"):
             assert part in text, (name, part)
 
 

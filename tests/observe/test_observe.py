@@ -7,32 +7,8 @@ from pathlib import Path
 
 import pytest
 from scripts.rules import chart, promtool
-from tests.observe import judge, picture, report
-from tests.observe.prometheus import Prometheus, Series
-
-
-def test_a_number_that_is_none_is_a_fault() -> None:
-    """Also a rule that Prometheus could not evaluate; an expression about nothing is told only."""
-    number = judge.Answer("Board: Good", "x", series=2, finite=1)
-    none = judge.Answer("Board: Bad", "0 / 0", series=1, finite=0)
-    empty = judge.Answer("Board: Empty", "x", series=0, finite=0, missing=("x",))
-    rules = {"R": {"health": "err", "lastError": "many-to-many"}, "S": {"health": "ok"}}
-
-    seen = report.Seen([number, none, empty], [], [], rules, {})
-
-    assert report.faults(seen) == ["R: many-to-many", "Board: Bad"]
-    assert number.reason == ""
-    assert none.reason == "no finite number"
-    assert empty.reason == "no series yet: `x`"
-
-
-def test_states_have_a_colour_and_a_word_each() -> None:
-    """True, false and unknown, as Grafana's board has them; the word is the newest one's."""
-    points = [(0.0, 1.0), (1.0, 0.0), (2.0, -1.0)]
-    drawn = picture.states_of("ns/demo Ready <x>", Series({}, points), 60.0)
-    assert [colour in drawn for colour in ("#3f7ad6", "#cf8a1a", "#8a92a3")] == [True] * 3
-    assert "ns/demo Ready &lt;x&gt;: unknown" in drawn
-    assert "Ready: true" in picture.states_of("Ready", Series({}, points[:1]), 60.0)
+from tests.observe import judge
+from tests.observe.prometheus import Prometheus
 
 
 @pytest.mark.skipif(promtool.find("prometheus") is None, reason="make observe builds Prometheus")

@@ -22,6 +22,8 @@ from tandem.operator.loop import watch
 from tandem.operator.metrics import OperatorMetrics
 from tandem.operator.settings import OperatorSettings
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def pod(plane: ControlPlane, tmp_path: Path) -> tuple[Path, dict[str, str]]:

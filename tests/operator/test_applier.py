@@ -19,6 +19,8 @@ from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired.compose import desired
 from tandem.operator.desired.naming import Manifest, Role
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def alone(plane: ControlPlane, cluster: Cluster, namespace: str) -> Harness:

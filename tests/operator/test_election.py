@@ -84,6 +84,7 @@ def holder(cluster: Cluster, settings: OperatorSettings) -> str:
     return name
 
 
+@pytest.mark.full
 def test_a_lease_without_a_spec_is_free(cluster: Cluster, calm: OperatorSettings):
     """One that somebody else made, with nothing in it, holds up nobody."""
     leader = Leader(cluster, calm, lost=lambda: None)
@@ -107,6 +108,7 @@ class Slow(Cluster):
         return super().get(kind, namespace, name)
 
 
+@pytest.mark.full
 def test_a_lease_is_given_back_though_a_renewal_is_under_way(
     plane: ControlPlane, calm: OperatorSettings
 ):
@@ -121,6 +123,7 @@ def test_a_lease_is_given_back_though_a_renewal_is_under_way(
     assert holder(client, calm) == ""
 
 
+@pytest.mark.full
 def test_a_surprise_costs_a_try_and_no_election(faulty: Faulty, settings: OperatorSettings):
     """A standby goes on trying after an error that nobody foresaw."""
     faulty.broken = True
@@ -133,6 +136,7 @@ def test_a_surprise_costs_a_try_and_no_election(faulty: Faulty, settings: Operat
     leader.release()
 
 
+@pytest.mark.full
 def test_a_leader_that_only_gets_surprises_ends(faulty: Faulty, lasting: OperatorSettings):
     """It cannot renew, whatever the reason: it ends before another leads."""
     ended: list[float] = []
@@ -149,6 +153,7 @@ def test_a_leader_that_only_gets_surprises_ends(faulty: Faulty, lasting: Operato
         leader.release()
 
 
+@pytest.mark.full
 def test_a_lease_that_is_deleted_makes_no_second_leader(
     cluster: Cluster, settings: OperatorSettings
 ):
@@ -183,6 +188,7 @@ class Hanging(Cluster):
         return super().get(kind, namespace, name)
 
 
+@pytest.mark.full
 def test_a_leader_whose_call_never_returns_ends(plane: ControlPlane, lasting: OperatorSettings):
     """The watchdog counts from when the last good renewal was begun, and waits for no call."""
     ended: list[float] = []
@@ -226,6 +232,7 @@ def test_a_fed_watchdog_bites_nobody():
     assert not ended
 
 
+@pytest.mark.full
 def test_nothing_is_written_once_the_lease_may_be_anothers(plane: ControlPlane, namespace: str):
     """A client behind the fence reads always, and writes only while the Lease surely holds."""
     fence = Fence()
@@ -247,6 +254,7 @@ def test_nothing_is_written_once_the_lease_may_be_anothers(plane: ControlPlane, 
     assert client.create(thing) is not None
 
 
+@pytest.mark.full
 def test_the_lease_is_kept_while_a_write_is_under_way(cluster: Cluster, calm: OperatorSettings):
     """A leader that ends gives the Lease back only when nothing of its own can land any more."""
     fence = Fence()
@@ -261,6 +269,7 @@ def test_the_lease_is_kept_while_a_write_is_under_way(cluster: Cluster, calm: Op
         pass
 
 
+@pytest.mark.full
 def test_a_standby_is_alive_however_long_it_waits(cluster: Cluster, settings: OperatorSettings):
     """The age of the last list counts from when this replica began to list."""
     resync = Resync(cluster, Store(), settings, lambda _: None, OperatorMetrics())

@@ -22,6 +22,8 @@ from tandem.operator.desired.workload import rendered
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol.errors import InvalidParameter
 
+pytestmark = pytest.mark.full
+
 LABELS = {"team": "a", "example.com/cost": "b"}
 NOTES = {"example.com/owner": "someone@example.com"}
 GIVEN: dict[str, Any] = {

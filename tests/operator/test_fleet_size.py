@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.slow]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_look_at_an_unchanged_service_asks_for_nothing(
     plane: ControlPlane, cluster: Cluster, namespace: str, node: Node, router: FakeRouter
 ):
@@ -95,7 +95,7 @@ def during_rounds(proxy: Proxy) -> list[str]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.full
+@pytest.mark.nightly
 def test_as_many_jobs_as_allowed_run_at_a_time(lone: Harness, operators: Operators, node: Node):
     """The others say that they are queued, and get their turn."""
     node.rules.append(held)
@@ -161,7 +161,7 @@ def fill(plane: ControlPlane) -> None:
         list(pool.map(make, range(MANY)))
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.timeout(2400)
 def test_a_thousand_services_cost_a_few_calls_a_second(apart: ControlPlane):
     """In a minute: one list a kind in pages, watches, claims that are named; the API server

@@ -93,13 +93,14 @@ def test_what_a_switch_opens_is_opened_in_both_places():
     text = helm("template", "tandem", CHART, *sets)
     assert "--allow-privileged-pods" in text
     assert "--allow-any-secret" not in text
-    assert "mount no hostPath" not in text
-    assert "volumes of an LLMService use no Secret" in text
+    assert "must not mount hostPath" not in text
+    assert "volumes of an LLMService must not use Secrets" in text
     assert "kind: ValidatingAdmissionPolicy" not in helm(
         "template", "tandem", CHART, "--set", "admissionPolicy.enabled=false"
     )
 
 
+@pytest.mark.full
 @NEEDS_HELM
 @pytest.mark.parametrize(
     ("endpoint", "protocol", "port"),
@@ -182,7 +183,7 @@ def test_a_nodes_agent_is_installed_where_it_is_asked_for():
     seen = next(each for each in agent["volumeMounts"] if each["name"] == "node")
     assert (seen["mountPath"], seen["subPath"]) == ("/run/tandem/node/agent", "agent")
     refused = [
-        each for each in load_manifests(text) if "65533 is the user" in str(each.get("spec"))
+        each for each in load_manifests(text) if "user 65533 is reserved" in str(each.get("spec"))
     ]
     assert len(refused) == 2, "for pods of services, and for every pod that mounts a claim"
     assert "in ['llm/node']" in str(refused)
@@ -272,6 +273,7 @@ def test_crds_stay_when_the_release_goes():
     assert {each["metadata"]["annotations"]["helm.sh/resource-policy"] for each in crds} == {"keep"}
 
 
+@pytest.mark.full
 @NEEDS_HELM
 def test_the_api_server_takes_the_chart(plane: ControlPlane, namespace: str):
     """Every object of the chart passes the real API server, strictly, pods under the restricted
@@ -286,6 +288,7 @@ def test_the_api_server_takes_the_chart(plane: ControlPlane, namespace: str):
     assert "would violate" not in said
 
 
+@pytest.mark.full
 def test_the_api_server_takes_the_manifests(plane: ControlPlane):
     """`kubectl apply -k manifests` is valid as a whole."""
     said = plane.kubectl(
@@ -294,6 +297,7 @@ def test_the_api_server_takes_the_manifests(plane: ControlPlane):
     assert "deployment.apps/tandem-operator serverside-applied" in said
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_api_server_takes_a_sample(plane: ControlPlane, name: str):
     """Every sample is valid against the CRDs, without an unknown field."""
@@ -317,6 +321,7 @@ def test_this_version_can_do_what_a_sample_asks_for(name: str):
             assert plan.accepted(given)[0] == "True"
 
 
+@pytest.mark.full
 @NEEDS_HELM
 def test_a_release_comes_changes_and_goes(plane: ControlPlane, namespace: str):
     """`helm install`, `upgrade` and `uninstall` on a real API server; the CRDs, and with them all
@@ -338,6 +343,7 @@ def test_a_release_comes_changes_and_goes(plane: ControlPlane, namespace: str):
     assert "No resources found" in left, "the Lease went with the release"
 
 
+@pytest.mark.full
 @NEEDS_HELM
 def test_releases_and_kubectl_do_not_fight_for_the_crds(plane: ControlPlane, namespace: str):
     """A second release leaves the CRDs to the first one, and so does kubectl."""
@@ -363,6 +369,7 @@ def test_releases_and_kubectl_do_not_fight_for_the_crds(plane: ControlPlane, nam
     assert "llmservices" in plane.kubectl("get", "crd", "-o", "name")
 
 
+@pytest.mark.full
 @NEEDS_HELM
 def test_two_releases_do_not_watch_one_namespace(plane: ControlPlane, namespace: str):
     """Helm refuses the second one and names the release that was first."""
@@ -395,6 +402,7 @@ class Asked(BaseHTTPRequestHandler):
         """Quiet."""
 
 
+@pytest.mark.full
 @NEEDS_HELM
 @pytest.mark.parametrize(("answer", "status"), [("Paris.", 0), (" ", 1)])
 def test_helm_test_asks_a_question(plane: ControlPlane, namespace: str, answer: str, status: int):

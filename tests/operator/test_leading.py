@@ -13,7 +13,7 @@ from tests.operator.proxy import Proxy
 from tests.operator.silent import Silent, routers_apart
 
 TAKEOVER_SECONDS = 20.0
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 def holder(harness: Harness) -> str:
@@ -22,7 +22,7 @@ def holder(harness: Harness) -> str:
     return "" if lease is None else lease["spec"].get("holderIdentity") or ""
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_other_replica_goes_on_in_the_middle_of_a_rollout(lone: Harness, operators: Operators):
     """The leader is killed with -9 while rolling; the standby finishes it, nothing is doubled."""
     first = operators.start("first", None, *FAST)
@@ -127,7 +127,7 @@ def test_state_is_right_again_although_watches_are_silent(
         assert proxy.swallowed > 0
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_rotation_ends_with_new_keys_alone(lone: Harness, operators: Operators):
     """All pods get the new generation, then the old Secrets and public keys are gone."""
     operators.start("rotating", None, "--key-publish-seconds", "2")
@@ -144,7 +144,7 @@ def test_a_rotation_ends_with_new_keys_alone(lone: Harness, operators: Operators
     lone.wait(lambda: lone.service()["status"]["keys"].get("rotating") is None)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_namespace_without_rights_holds_up_no_other(
     lone: Harness, operators: Operators, plane: ControlPlane
 ):

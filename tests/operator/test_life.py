@@ -12,6 +12,7 @@ from tests.operator.node import ROUTER_ADDRESS, FakeRouter, Node, Pod
 
 from tandem.protocol import names
 
+pytestmark = pytest.mark.full
 CHILDREN = (
     ("ConfigMap", "demo-peers"),
     ("NetworkPolicy", "demo-decode"),
@@ -24,31 +25,12 @@ CHILDREN = (
 )
 
 
-def test_a_service_becomes_ready_by_a_canary_that_crossed_the_kv_path(
-    harness: Harness, router: FakeRouter
-):
-    """Ready comes after a question through P and D was answered as by D alone."""
-    router.asked.clear()
-    harness.create()
-    harness.ready()
-    secret = harness.secret("demo-canary-")
-    token = base64.b64decode(secret["data"][names.CANARY_TOKEN_FILE]).decode()
-    ours = [asked for asked in router.asked if asked["tandem-canary"] == token]
-    assert [asked["tandem-shape"] for asked in ours[:2]] == ["aggregated", "disaggregated"]
-    assert harness.condition("Servable")[1] == "CanaryOK"
-    harness.wait(lambda: harness.condition("KVFabricReady")[1] == "LinksUp")
-    assert harness.service()["status"]["links"]["transport"] == "tcp"
-    shown = harness.kubectl("get", "llm", "demo").splitlines()[1].split()
-    assert shown[:7] == ["demo", "True", "Ready", "Disaggregated", "1/1", "1/1", "1/1"]
-    assert harness.service()["metadata"].get("finalizers") is None
-
-
 @pytest.mark.parametrize(
     ("task", "path"),
     [
         ("Embed", "/v1/embeddings"),
-        pytest.param("Classify", "/classify", marks=pytest.mark.full),
-        pytest.param("Score", "/v1/score", marks=pytest.mark.full),
+        pytest.param("Classify", "/classify", marks=pytest.mark.nightly),
+        pytest.param("Score", "/v1/score", marks=pytest.mark.nightly),
     ],
 )
 def test_a_service_without_tokens_has_prefill_workers_alone(

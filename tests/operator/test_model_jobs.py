@@ -16,7 +16,7 @@ from tandem.operator.decide.observe import JobView
 from tandem.protocol import names
 
 MANY = 6
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 def held(pod: Pod) -> Pod | None:
@@ -30,7 +30,7 @@ def is_asleep(harness: Harness, name: str) -> bool:
     return harness.condition("ModelReady", name)[1] == "Suspended"
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_suspended_services_start_no_job(harness: Harness):
     """However many there are; each looks at its model when it may start."""
     for number in range(MANY):

@@ -18,6 +18,8 @@ from tandem.operator.decide import observe
 from tandem.operator.decide.modelcheck import ModelVerdict, judge
 from tandem.protocol import names
 
+pytestmark = pytest.mark.full
+
 NOW = 1_800_000_000.0
 MISSING = {"ok": False, "reason": "ModelNotFound", "message": "model: there is no folder /models/x"}
 BROKEN = {"ok": False, "reason": "FetchFailed", "message": "the hub does not answer"}
@@ -129,7 +131,7 @@ def test_a_missing_model_is_a_condition_in_time_and_is_got_over(
     harness.wait(lambda: harness.condition("Progressing")[1] == "Stable")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_service_goes_on_serving_when_its_next_model_is_missing(harness: Harness, node: Node):
     """The revision that serves keeps its replicas; the new one is taken back at once."""
     harness.create()

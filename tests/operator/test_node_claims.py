@@ -10,6 +10,8 @@ from tests.manifests import load_manifests
 from tests.operator.control_plane import ControlPlane
 from tests.operator.test_install import AGENT, CHART, NEEDS_HELM, helm
 
+pytestmark = pytest.mark.full
+
 Claim = tuple[str, str]
 LONG = "x" * 55
 
@@ -53,7 +55,7 @@ def test_no_two_claims_share_a_volume(claims: list[Claim], names: list[str]):
     assert all(len(each) <= 63 for each in names)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @NEEDS_HELM
 @pytest.mark.slow
 def test_a_claim_keeps_its_volume_whatever_others_come_and_go(plane: ControlPlane, namespace: str):

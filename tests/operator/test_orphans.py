@@ -17,7 +17,7 @@ def owners(harness: Harness, kind: str) -> list[Any]:
     return [each["metadata"].get("ownerReferences", []) for each in found]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_an_orphaned_service_goes_and_its_children_stay(harness: Harness):
     """The collector may take the owner from every child, a template with odd text as well."""
     odd = {"metadata": {"annotations": {"example.com/odd": "<a> & 'é'"}}}

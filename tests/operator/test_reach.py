@@ -15,7 +15,7 @@ from tandem.operator.probes import reach
 from tandem.operator.probes.reach import REASON
 from tandem.protocol.names import ROUTER_PORT
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(120)]
 TAKEN_SECONDS = 60.0
 
 
@@ -25,7 +25,7 @@ def warnings(harness: Harness) -> list[str]:
     return [each["message"] for each in events if each["reason"] == REASON]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_router_of_a_silent_node_is_not_ready(harness: Harness, node: Node, silent: Silent):
     """It is told with address and node; the pod stays, and the other router, too."""
     harness.create()

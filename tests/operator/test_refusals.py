@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from tests.operator.harness import Harness
 
+pytestmark = pytest.mark.full
+
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "conflict": (
         {"decode__podTemplate": {"spec": {"serviceAccountName": "x"}}},

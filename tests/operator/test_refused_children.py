@@ -99,6 +99,7 @@ def test_nobody_is_marked_who_does_not_leave(demo: Callable[..., Demo]):
     assert served.condition("Accepted")[0] == "True"
 
 
+@pytest.mark.full
 def test_what_serves_does_not_fall_for_what_was_refused(demo: Callable[..., Demo]):
     """In place the old decode worker gives its replica only to a new one that may be made; whatever
     the names are by whose order they are written."""

@@ -27,6 +27,8 @@ from tandem.operator.rehearse.stage import Stage
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol.errors import InvalidParameter
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 Resource = dict[str, Any]
 KINDS = ("ConfigMap", "ControllerRevision", "Deployment", "Job", "LLMService", "Secret", "Service")

@@ -99,7 +99,7 @@ def report(took: dict[str, float]) -> str:
     return f"{len(took)} repairs: median {middle:.2f} s, slowest {took[slow]:.2f} s ({slow})"
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_every_child_is_soon_as_it_shall_be(harness: Harness):
     """Deleted or edited, each of all kinds is right again within five seconds."""
     harness.create(decode__scaling={"mode": "External"})
@@ -126,7 +126,7 @@ def busy(operator: OperatorProcess) -> Iterator[None]:
         os.setpriority(os.PRIO_PROCESS, int(task.name), 0)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_repair_does_not_wait_on_a_busy_node(harness: Harness, request: pytest.FixtureRequest):
     """The same while others take nearly all of the processors."""

@@ -129,6 +129,7 @@ def test_one_refusal_leaves_nobody_out(what: str) -> None:
     assert left_out == []
 
 
+@pytest.mark.full
 def test_who_is_left_out_is_asked_again_soon() -> None:
     """Not a period later."""
     lists = Lists()

@@ -16,6 +16,8 @@ from tests.operator.silent import Silent, routers_apart
 
 from tandem.operator.desired.naming import Manifest
 
+pytestmark = pytest.mark.full
+
 Right = tuple[str, str]
 """Resource with its group, and verb."""
 

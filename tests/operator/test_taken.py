@@ -18,6 +18,8 @@ from tandem.operator.desired.compose import desired
 from tandem.operator.desired.naming import Manifest
 from tandem.operator.reconcile.patience import SOON
 
+pytestmark = pytest.mark.full
+
 OURS = {"tandem.dev/service": "demo"}
 FOREIGN = foreign_objects()
 PLACES = {

@@ -22,7 +22,7 @@ SECONDS = 30.0
 SENT_EVERY = "100"
 """Milliseconds after which the operator sends its spans."""
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.slow]
 
 
 class Traced:
@@ -134,7 +134,7 @@ def all_available(lone: Harness) -> bool:
     )
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("traced", [1], indirect=True)
 def test_a_quiet_service_leaves_no_traces(traced: Traced, lone: Harness):
     """It is looked at once a second; the next trace is that of the next change, whose generation it
@@ -167,7 +167,7 @@ def forbid_config_maps(lone: Harness) -> None:
     lone.wait_for(lambda: "exceeded quota" in lone.kubectl(*made, check=False), SECONDS)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_look_that_the_server_refuses_has_failed(traced: Traced, lone: Harness):
     """With the API server's words, in the phase and the call that it refused; the next looks say
     that they are taken again."""

@@ -97,7 +97,7 @@ def test_it_draws_the_fleet_and_its_requests(stack: Stack, page: Page) -> None:
     assert not [each for each in page.complaints if "401" not in each]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_it_chats(stack: Stack, page: Page) -> None:
     """Streamed, with the conversation, and shown as text whatever the words are."""
     enter(page, stack)
@@ -117,7 +117,7 @@ def test_it_chats(stack: Stack, page: Page) -> None:
     page.wait_for("document.querySelectorAll('#call .part').length >= 2")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_it_says_that_the_router_is_gone(small: Path, tmp_path: Path, page: Page) -> None:
     """And what it showed stays."""
     with Stack.running(str(small), tmp_path / "log", prefill=0) as alone:
@@ -127,7 +127,7 @@ def test_it_says_that_the_router_is_gone(small: Path, tmp_path: Path, page: Page
     assert page.run("document.querySelectorAll('#fleet .box').length") == 2
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_light_and_dark_follow_the_system_or_the_button(stack: Stack, page: Page) -> None:
     """The button's choice wins."""
     colour = "getComputedStyle(document.body).backgroundColor"

@@ -12,6 +12,8 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.text.chat_template import ChatOptions, ChatTemplates
 from tandem.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.full
+
 BOS = "<|begin|>"
 CHAT = [
     {"role": "system", "content": "Be brief."},

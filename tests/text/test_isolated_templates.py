@@ -51,6 +51,7 @@ def test_the_text_is_the_same(isolated: IsolatedTemplates, options: ChatOptions)
     assert there.render(CHAT, options) == here.render(CHAT, options)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("source", "param"),
     [

@@ -122,7 +122,11 @@ def check_cuts(
     return whole
 
 
-STREAMS = [50, pytest.param(200, marks=pytest.mark.full)]
+STREAMS = [
+    10,
+    pytest.param(50, marks=pytest.mark.full),
+    pytest.param(200, marks=pytest.mark.nightly),
+]
 SEEN_THROUGH = 4
 """Streams that are cut at every place; of the others, each is cut at one place in thirteen."""
 

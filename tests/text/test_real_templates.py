@@ -17,6 +17,8 @@ from tandem.text.parsers.engine import StreamParser
 from tandem.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from tandem.text.parsers.model import ModelParsers
 
+pytestmark = pytest.mark.full
+
 FOLDER = Path(__file__).parent / "templates"
 FORMATS = {
     "ByteDance-Seed-OSS": ("seed_oss", "seed_oss"),

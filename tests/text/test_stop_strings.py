@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from tandem.protocol.errors import InvalidParameter
 from tandem.text.stop_strings import MAX_STOP_CHARS, StopMatcher, check_stops
 
+pytestmark = pytest.mark.full
+
 LETTERS = st.text(alphabet="abc", max_size=30)
 STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), min_size=1, max_size=4)
 

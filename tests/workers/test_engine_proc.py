@@ -6,6 +6,7 @@ import json
 import threading
 from concurrent.futures import Future
 
+import pytest
 from tests.engine_plan.builders import config_of, params_of
 from tests.engine_plan.handoff import ConsumerSide
 from tests.engine_plan.sim import SimExecutor
@@ -232,6 +233,7 @@ def test_what_turns_out_wrong_after_it_was_taken_is_refused(worker: Worker, rout
     assert frames(router, "b")[0]
 
 
+@pytest.mark.full
 def test_waiting_for_peers_is_no_standstill_and_a_loop_that_hangs_is() -> None:
     """A decode worker all of whose requests wait for a prefill worker that is busy is alive for as
     long as its loop comes round."""

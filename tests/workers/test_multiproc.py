@@ -19,7 +19,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
 from tandem.protocol.messages import Frame
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(240)]
 SECONDS = 60.0
 
 
@@ -60,7 +60,7 @@ def served() -> Iterator[tuple[Worker, int]]:
     executor.stop()
 
 
-@pytest.mark.parametrize("idle", [True, pytest.param(False, marks=pytest.mark.full)])
+@pytest.mark.parametrize("idle", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_a_worker_ends_with_its_child(
     served: tuple[Worker, int], idle: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

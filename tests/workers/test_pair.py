@@ -248,6 +248,7 @@ DRAWN: dict[str, Any] = {
 """Everything that counts output tokens: a prompt that swallowed the emitted ones would differ."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("known", [1, 5, 8])
 def test_hole_20_a_resumed_draw_contradicts_nothing(pair: Pair, known: int) -> None:
     """Forced tokens are not drawn again, on P or D, and the seed goes on at its position."""
@@ -261,6 +262,7 @@ def test_hole_20_a_resumed_draw_contradicts_nothing(pair: Pair, known: int) -> N
     assert pair.decode.tokens("a") == whole[known:]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("known", [1, 7])
 def test_hole_21_emitted_tokens_are_no_prompt(pair: Pair, known: int) -> None:
     """Positions, minimum and maximum count from the first attempt's first token."""

@@ -15,6 +15,8 @@ from tandem.engine.request import Request
 from tandem.engine.scheduler.roster import Roster
 from tandem.protocol.requests import Consume
 
+pytestmark = pytest.mark.full
+
 IDS = list(PROMPT)
 EMBEDS = embeds_for(folder_of("llama"), IDS)
 TAKES = {"enable_prompt_embeds": True}

@@ -17,6 +17,7 @@ def call(half: Half, name: CommandName, **args: Any) -> Reply:
     return half.core.call(Command(id=1, name=name, args=args))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("connector", ["tcp", "memory_blocks"])
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_pair_hands_over_after_its_sleep(connector: str, level: int) -> None:

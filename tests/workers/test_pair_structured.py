@@ -20,7 +20,7 @@ from tandem.protocol.sampling import SamplingParams
 from tandem.protocol.structured import StructuredOutputsParams
 from tandem.text.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.full, pytest.mark.slow]
 
 PHONE = StructuredOutputsParams(regex=r"\d{3}-\d{4}")
 
@@ -48,7 +48,7 @@ def ends(pair: Pair, name: str, n: int = 1) -> bool:
 
 
 @pytest.mark.parametrize(
-    "backend", [None, *(pytest.param(name, marks=pytest.mark.full) for name in PREPARED)]
+    "backend", [None, *(pytest.param(name, marks=pytest.mark.nightly) for name in PREPARED)]
 )
 def test_token_1_of_p_and_the_rest_of_d_match(
     pair: Pair, tokenizer: Tokenizer, backend: str | None

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from tests.workers.pair import PROMPT, Pair
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize("sizes", [(16, 64), (64, 16), (32, 16)])
 @pytest.mark.parametrize("connector", ["tcp", "memory_blocks"])

@@ -53,6 +53,7 @@ def test_a_prefix_comes_from_a_peer_and_tokens_are_those_of_one_worker(peers: Pe
     assert peers[0].counted("pull_fallbacks_total", reason="cached") == 1
 
 
+@pytest.mark.full
 def test_a_conversation_goes_on_from_tokens_that_a_peer_generated(peers: Peers) -> None:
     """A decode worker has cached what it wrote itself, and lends that, too."""
     size = peers[0].core.manager.block_size

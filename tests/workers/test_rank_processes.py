@@ -17,6 +17,8 @@ from tests.waiting import wait_for
 from tandem.engine.executor.uniproc import UniProcExecutor
 from tandem.worker.rank_processes import show_rank_processes
 
+pytestmark = pytest.mark.full
+
 MEMORY = "tandem:rank_process_resident_memory_bytes"
 CPU = "tandem:rank_process_cpu_seconds_total"
 

@@ -5,7 +5,7 @@ import torch
 from tests.engine_run.fp8_models import fp8_folders
 from tests.engine_run.gpu.gpu_engine import GPUEngine, regrets
 from tests.engine_run.gpu.test_gpu_families import CLOSE, PROMPTS, SMALL
-from tests.engine_run.tiny_models import MODELS
+from tests.engine_run.tiny_models import class_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,7 +20,7 @@ def test_fp8_draws_the_best_token(name, eager):
     held, meant = fp8_folders(name, wide=True)
     engine = GPUEngine(held, dtype="bfloat16", enforce_eager=eager, **SMALL)
     made = engine.generate(PROMPTS, 24)
-    judge = MODELS[name][0].from_pretrained(meant, dtype=torch.float32).eval()
+    judge = class_of(name).from_pretrained(meant, dtype=torch.float32).eval()
     scale = judge(torch.tensor([PROMPTS[3]])).logits.abs().amax().item()
     worst = max(max(regrets(judge, p, t)) for p, t in zip(PROMPTS, made, strict=True))
     assert worst < CLOSE * scale

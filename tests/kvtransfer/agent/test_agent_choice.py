@@ -65,6 +65,7 @@ def test_workers_that_do_not_meet_have_no_link_by_name(workers, folder, running)
     assert not service.peer_up(producer.incarnation)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("copy", ["agent", "auto"])
 def test_a_link_whose_ways_fail_at_once_is_not_made_again_and_again(
     workers, folder, running, monkeypatch, copy

@@ -28,6 +28,8 @@ from tandem.kvtransfer.transports.agent.asking import Asker
 from tandem.kvtransfer.transports.base import Progress
 from tandem.kvtransfer.transports.mapped.tags import PeerTags
 
+pytestmark = pytest.mark.full
+
 
 @contextlib.contextmanager
 def _ends() -> Iterator[tuple[Path, pytest.MonkeyPatch, AgentWorker, AgentWorker]]:

@@ -24,7 +24,7 @@ _MAY = os.getuid() == 0 and not subprocess.call(
     [*_APART, "--net", "true"], stderr=subprocess.DEVNULL
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.full, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def test_a_request_without_an_answer_is_pending(
     running.stop()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_process_shows_them_at_its_port(folder: Path) -> None:
     """And what `--status` prints at /debug; a port that is taken ends it with the words."""
@@ -122,6 +122,7 @@ def test_a_process_shows_them_at_its_port(folder: Path) -> None:
         socket.create_connection(("127.0.0.1", port), SECONDS)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_without_a_port_an_agent_listens_at_no_network(folder: Path) -> None:
     """The kernel's own list of sockets has none of it."""

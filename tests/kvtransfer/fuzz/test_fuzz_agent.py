@@ -143,6 +143,7 @@ _COPY = st.builds(
 )
 
 
+@pytest.mark.full
 @fuzzing(60)
 @given(
     messages=st.lists(

@@ -52,6 +52,8 @@ from tandem.protocol.layout import KVKind
 from tandem.protocol.link import read_header
 from tandem.protocol.messages import Hello, Reset, Welcome, encode
 
+pytestmark = pytest.mark.full
+
 SLOT, SLOTS = 4096, 4
 TOKENS, TARGET = 12, [5, 6, 7]
 CANARY = 0xA5

@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 
+import pytest
 from tests.kvtransfer.fuzz.words import EXAMPLES
 
 SECONDS = 300
 
 
+@pytest.mark.full
 def test_spoiled_cards_end_no_process_and_poison_nothing() -> None:
     """Cards that were changed on their way, and those of authenticated peers that lie: each is a
     TransportError or of no use, and reads over the right one bring the right bytes."""

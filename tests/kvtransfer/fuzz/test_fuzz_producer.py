@@ -27,6 +27,8 @@ from tandem.protocol.ids import RequestKey, new_incarnation
 from tandem.protocol.link import read_header
 from tandem.protocol.messages import Welcome, encode
 
+pytestmark = pytest.mark.full
+
 FENCE = 987_654_321
 _numbers = itertools.count()
 GARBAGE = "tandem:kv_garbage_frames_total"

@@ -19,6 +19,8 @@ from tandem.kvtransfer.transports.parts import End, part_extents
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.layout import KVGroup, Shard, blocks_for
 
+pytestmark = pytest.mark.full
+
 HEADS, LAYERS, WIDTH, TOKENS = 8, 3, 16, 43
 NUM_BLOCKS = 16
 THEIRS = {8: [9, 2, 14, 5, 11, 3], 16: [7, 1, 12]}

@@ -1,7 +1,7 @@
 """The hand-off's tables, rings and sessions walked through every order of events, up to a bound.
 
-The bound of each test is small enough for every run; the `full` ones go further. Each prints how
-many states it saw (`pytest -s`).
+The bound of each test is small enough for every run; those marked `full` and `nightly` go further.
+Each prints how many states it saw (`pytest -s`).
 """
 
 import pytest
@@ -31,10 +31,16 @@ def _told(name, found):
             Setup(num_blocks=1, faults=ALL_FAULTS),
             2,
             80_000,
-            marks=pytest.mark.full,
+            marks=pytest.mark.nightly,
             id="one part, two faults",
         ),
-        pytest.param(Setup(num_blocks=2, faults=ALL_FAULTS), 1, 80_000, id="two parts, one fault"),
+        pytest.param(
+            Setup(num_blocks=2, faults=ALL_FAULTS),
+            1,
+            80_000,
+            marks=pytest.mark.full,
+            id="two parts, one fault",
+        ),
         pytest.param(
             Setup(num_blocks=2, hit=1, faults=ALL_FAULTS), 1, 10_000, id="half a hit, one fault"
         ),
@@ -45,7 +51,7 @@ def _told(name, found):
             Setup(num_blocks=1, hit=1, faults=ALL_FAULTS),
             2,
             20_000,
-            marks=pytest.mark.full,
+            marks=pytest.mark.nightly,
             id="a full hit, two faults",
         ),
         pytest.param(
@@ -60,6 +66,7 @@ def _told(name, found):
             ),
             1,
             10_000,
+            marks=pytest.mark.full,
             id="a false end, one fault",
         ),
         pytest.param(
@@ -85,19 +92,21 @@ def _told(name, found):
             ),
             1,
             20_000,
+            marks=pytest.mark.full,
             id="two keys share a slot",
         ),
         pytest.param(
             Setup(num_blocks=1, direct=True, faults=ALL_FAULTS),
             2,
             50_000,
-            marks=pytest.mark.full,
+            marks=pytest.mark.nightly,
             id="a copy, two faults",
         ),
         pytest.param(
             Setup(num_blocks=2, direct=True, faults=ALL_FAULTS),
             1,
             30_000,
+            marks=pytest.mark.full,
             id="two copies, one fault",
         ),
         pytest.param(
@@ -111,6 +120,7 @@ def _told(name, found):
             ),
             1,
             10_000,
+            marks=pytest.mark.full,
             id="P's blocks are copied and reused",
         ),
         pytest.param(
@@ -124,12 +134,14 @@ def _told(name, found):
             ),
             1,
             10_000,
+            marks=pytest.mark.full,
             id="two keys share P's blocks and tags",
         ),
         pytest.param(
             Setup(num_keys=2, num_blocks=1, send_slots=1, heads=True, brisk=True, faults=_LINKS),
             1,
             10_000,
+            marks=pytest.mark.full,
             id="a send slot is packed again while it is read",
         ),
     ],
@@ -154,7 +166,7 @@ def test_the_walks_take_nearly_every_rule_of_the_tables():
     assert len(missed) < 0.25 * len(rules)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("setup", "faults"),

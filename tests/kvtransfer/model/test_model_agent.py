@@ -9,6 +9,8 @@ from tests.kvtransfer.model.moves import ALL_FAULTS
 from tests.kvtransfer.model.parts import Setup
 from tests.kvtransfer.model.test_model import _LINKS, _told
 
+pytestmark = pytest.mark.full
+
 
 def by_agent(**more):
     """A world in which an agent copies, a block a copy."""
@@ -26,7 +28,7 @@ _TWO = {"num_keys": 2, "receive_slots": 1, "home": Home.REUSED, "brisk": True}
             by_agent(faults=ALL_FAULTS),
             2,
             100_000,
-            marks=pytest.mark.full,
+            marks=pytest.mark.nightly,
             id="a copy, two faults",
         ),
         pytest.param(by_agent(faults=ALL_FAULTS), 1, 5_000, id="a copy, one fault"),
@@ -51,7 +53,7 @@ def test_no_order_of_events_gives_wrong_tokens_or_leaves_anything_held(setup, fa
     assert found.states >= at_least
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("setup", "faults"),

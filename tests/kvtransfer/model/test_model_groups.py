@@ -7,6 +7,8 @@ from tests.kvtransfer.model.parts import Setup
 
 from tandem.protocol.layout import KVKind
 
+pytestmark = pytest.mark.full
+
 _THREE = (KVKind.FULL, KVKind.WINDOW, KVKind.STATE)
 _LINKS = ("p restarts", "p counts d as lost", "d counts p as lost", "frame lost")
 _COPIES = ("d counts p as lost", "d cancels", "p overwrites")
@@ -36,7 +38,7 @@ def _holds(setup, faults, at_least, *, whole=True):
         pytest.param(
             Setup(num_blocks=2, kinds=_THREE, direct=True, brisk=True, faults=_COPIES),
             50_000,
-            marks=pytest.mark.full,
+            marks=pytest.mark.nightly,
             id="three groups copied",
         ),
         pytest.param(
@@ -63,7 +65,7 @@ def test_what_d_uses_is_right_with_one_fault(setup, at_least):
     _holds(setup, 1, at_least)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("setup", "faults"),

@@ -7,6 +7,8 @@ from tests.kvtransfer.model.checker import Counterexample, explore
 from tests.kvtransfer.model.moves import ALL_FAULTS
 from tests.kvtransfer.model.parts import Setup
 
+pytestmark = pytest.mark.full
+
 _SHARED = ("router cancels", "d cancels", "p's deadline", "d counts p as lost")
 
 

@@ -5,6 +5,8 @@ from tests.kvtransfer.model.checker import explore
 from tests.kvtransfer.model.moves import ALL_FAULTS
 from tests.kvtransfer.model.parts import Setup
 
+pytestmark = pytest.mark.full
+
 _SOME = ("p restarts", "p counts d as lost", "d counts p as lost", "frame lost", "d cancels")
 
 

@@ -22,6 +22,8 @@ from tests.router.http_server import Served
 
 from tandem.protocol.names import HEADER_CANARY
 
+pytestmark = pytest.mark.full
+
 OPEN = {
     *("GET /", "GET /health", "GET /live", "GET /ping", "POST /ping", "GET /ready", "GET /load"),
     *("GET /version", "GET /metrics", "GET /docs", "GET /redoc"),

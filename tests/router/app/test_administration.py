@@ -23,6 +23,7 @@ Serve = Callable[..., Served]
 HI = [{"role": "user", "content": "Hi"}]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("keys", "given", "status"),
     [

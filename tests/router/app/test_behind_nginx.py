@@ -61,7 +61,7 @@ http {{
 """Where it may write, where it listens, and what it is in front of: all else is its default."""
 
 pytestmark = [
-    pytest.mark.full,
+    pytest.mark.nightly,
     pytest.mark.timeout(400),
     pytest.mark.skipif(NGINX is None, reason="nginx is not installed"),
 ]

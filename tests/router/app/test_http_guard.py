@@ -149,6 +149,7 @@ def test_a_body_that_nobody_waits_for_has_a_deadline(
     assert b"401" in all_of(wire)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rest", [b"", b"1;" + b"x" * 60_000])
 def test_chunks_that_nobody_waits_for_have_a_deadline(
     serve: Serve, decode: Make, connect: Connect, rest: bytes

@@ -16,6 +16,8 @@ from tests.router.http_server import Served
 from tandem.router.app import create_app
 from tandem.router.config import RouterConfig
 
+pytestmark = pytest.mark.full
+
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
 PATHS = [

@@ -130,6 +130,7 @@ PATHS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", PATHS)
 def test_what_is_dear_is_made_once_for_all_that_ask(serve: Serve, decode: Make, path: str) -> None:
     """Twenty that ask while it is being made get the next one together."""

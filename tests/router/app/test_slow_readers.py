@@ -135,6 +135,7 @@ async def test_what_comes_at_once_is_no_slowness(decode: Make) -> None:
     await stack.close()
 
 
+@pytest.mark.full
 def test_a_socket_that_is_not_read_is_cut(serve: Serve, decode: Make) -> None:
     """After the time for a write; with it everything that was done for it ends."""
     d = decode(behaviour=babble)

@@ -130,6 +130,7 @@ def left_unread(
     return wire, connection
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("request_", "then"),
     [

@@ -56,6 +56,7 @@ def cut(data: bytes, size: int) -> Iterator[bytes]:
         yield data[at : at + size]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("upgrade", UPGRADES)
 @pytest.mark.parametrize(("framing", "body"), [(SIZED, BODY), (CHUNKED, CHUNKS)])
 def test_a_request_to_upgrade_is_answered_with_its_body(
@@ -154,6 +155,7 @@ def run(served: Served, *command: str) -> str:
     return done.stdout.decode()
 
 
+@pytest.mark.full
 def test_javas_client_gets_its_answers(
     serve: Callable[..., Served], decode: Callable[..., FakeWorker]
 ) -> None:

@@ -51,6 +51,7 @@ def speaks(turn: Turn) -> Iterator[float]:
     turn.token(1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("behaviour", [times_out, finds_a_wrong_token, falls_silent])
 async def test_a_decode_worker_that_has_spoken_fails_by_itself(
     impatient: Stack, prefill: Make, decode: Make, behaviour

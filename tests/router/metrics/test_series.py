@@ -14,6 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.router.behaviours import Make
 from tests.router.http_server import Served
 
+pytestmark = pytest.mark.full
+
 Serve = Callable[..., Served]
 
 NAMES = 2_000

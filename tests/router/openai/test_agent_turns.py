@@ -97,6 +97,7 @@ def check(prompt: str, *, behind: str) -> None:
     shown(prompt, "Fix it.", "text of a", "src/ma", "no JSON object", behind, "And be quick.")
 
 
+@pytest.mark.full
 def test_a_chats_third_turn_is_whole(agent: Agent) -> None:
     """System text in parts, ids of ours, a call that was cut off, two users' messages in a row."""
     tools = [{"type": "function", "function": {"name": "read_file", "parameters": SCHEMA}}]

@@ -68,6 +68,7 @@ def test_every_list_has_a_bound(well: Served, case: int) -> None:
     assert len(error["message"]) < 400
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS, "/tokenize", "/detokenize"])
 @pytest.mark.parametrize(
     ("content", "status", "code"),
@@ -165,6 +166,7 @@ HEAVY = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", HEAVY)
 def test_the_loop_turns_while_a_heavy_request_is_looked_at(well: Served, name: str) -> None:
     """Whatever becomes of it, others got many turns meanwhile, and no worker was lost."""

@@ -79,6 +79,7 @@ def test_what_there_is_by_then_is_an_answer(
     assert f"{failures} {late}.0" in served.metrics()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("path", "body"), CALLS)
 def test_a_stream_ends_with_the_reason(
     serve: Serve, decode: Make, path: str, body: dict[str, Any]
@@ -143,6 +144,7 @@ BEGUN = 3
 """Two, and one that begins where the second's timer is a moment early."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_deadline_is_the_calls_not_each_prompts(

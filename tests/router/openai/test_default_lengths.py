@@ -16,6 +16,8 @@ from tests.router.rpc_client import RpcClient
 
 from tandem.protocol.card import WorkerRole
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def port() -> int:

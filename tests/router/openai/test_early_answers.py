@@ -137,6 +137,7 @@ def _texts(stream: str) -> Iterator[str]:
         yield delta if isinstance(delta, str) else delta.get("text", "")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", CALLS)
 def test_a_queued_stream_begins_and_too_long_a_wait_is_an_event(
     serve: Callable[..., Served], decode: Make, gate: Gate, path: str
@@ -291,6 +292,7 @@ def test_prompts_of_one_call_begin_its_stream_together(
     stream.close()
 
 
+@pytest.mark.full
 def test_clients_read_a_stream_that_waits(
     serve: Callable[..., Served], decode: Make, gate: Gate
 ) -> None:

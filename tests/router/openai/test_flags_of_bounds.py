@@ -61,6 +61,7 @@ def test_small_bounds_refuse_what_is_beyond_them(serve: Serve, decode: Make) -> 
     assert ask(served, {**CHAT, "messages": CHAT["messages"] * 2}).status_code == 200
 
 
+@pytest.mark.full
 def test_a_larger_bound_of_prompts_holds_for_inputs_and_documents(
     serve: Serve, decode: Make
 ) -> None:

@@ -18,6 +18,7 @@ Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
 
 
+@pytest.mark.full
 def test_keys_are_taken_in_either_header(serve: Serve, decode: Make) -> None:
     """x-api-key or Bearer, on every path; a wrong one is 401 in Anthropic's shape."""
     import anthropic  # takes seconds: not while tests are collected

@@ -80,6 +80,7 @@ def _refused(served: Served, path: str, content: bytes) -> dict[str, Any]:
     return error
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", BODIES)
 def test_an_integer_beyond_64_bits_is_refused_by_its_field(well: Served, path: str) -> None:
     """Whatever the field, with a message of a bounded length."""

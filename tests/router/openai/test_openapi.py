@@ -322,6 +322,7 @@ ODD = st.recursive(
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "path",
     ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/tokenize"],

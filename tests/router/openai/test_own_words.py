@@ -95,6 +95,7 @@ async def test_a_nap_says_how_much_too_long_it_was() -> None:
     assert await nap >= 0.05
 
 
+@pytest.mark.full
 def test_a_loop_that_stood_still_loses_no_worker(serve: Serve, decode: Make) -> None:
     """Longer than a worker may be silent; a stream that runs beside goes on as if nothing was."""
     d = decode(step=0.05)
@@ -157,6 +158,7 @@ def test_nor_of_how_its_workers_failed(serve: Serve, decode: Make, cause: FailCa
 WIDE = [2**31, 2**63, 2**64, 2**70, -(2**31) - 1, -(2**63) - 1, -(2**70), 10**400]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/tokenize", "/detokenize"])
 def test_no_number_is_too_large_to_be_refused(serve: Serve, decode: Make, path: str) -> None:
     """Every field of whole numbers, alone or in a list: an answer or a 4xx, never a 5xx."""

@@ -135,6 +135,7 @@ def test_texts_that_are_no_unicode_or_too_long_are_400(
     assert d.submitted == []
 
 
+@pytest.mark.full
 def test_a_large_answer_keeps_nobody_waiting(serve: Serve, decode: Make) -> None:
     """Four million values, as numbers and as base64: whole, while others are answered."""
 

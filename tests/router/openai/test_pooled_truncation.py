@@ -13,6 +13,8 @@ from tests.router.http_server import Served
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.pooling import ModelPooling
 
+pytestmark = pytest.mark.full
+
 DIGITS = "0123456789"
 
 

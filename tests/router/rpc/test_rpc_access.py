@@ -17,6 +17,8 @@ from tests.router.rpc.raw_client import REFLECT, RawClient, status_of
 from tandem.protocol.names import HEADER_CANARY
 from tandem.router.rpc.server import NAME
 
+pytestmark = pytest.mark.full
+
 Code = grpc.StatusCode
 HEALTH = "/grpc.health.v1.Health/Check"
 METHODS = [

@@ -25,6 +25,7 @@ def welcome(me: Incarnation, payload: bytes) -> bytes | None:
     return encode(Welcome(fake_card(WorkerRole.DECODE, me)))
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 async def test_four_hundred_workers_are_linked() -> None:
     """Each link takes three of ZMQ's sockets and five descriptors; a silent one is given time."""

@@ -28,6 +28,9 @@ class Counter:
         self.count += 1
 
 
+pytestmark = pytest.mark.full
+
+
 class Watched:
     """A watcher, and what it last said."""
 

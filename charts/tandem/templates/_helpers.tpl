@@ -61,7 +61,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end }}
 
-{{- /* Images that services get, by (list . ROLE VALUE); empty leaves the operator's own default. */ -}}
+{{- /* Image of services, by (list . ROLE VALUE); empty is the operator's default. */ -}}
 {{- define "tandem.serviceImage" -}}
 {{- $root := index . 0 -}}
 {{- $image := index . 2 -}}
@@ -111,7 +111,7 @@ true
   resources: [deployments]
   verbs: [get, list, watch, create, patch, update, delete]
 - apiGroups: [apps]
-  resources: [controllerrevisions] # templates: made once, never changed
+  resources: [controllerrevisions] # templates: created once, never changed
   verbs: [get, list, watch, create, delete]
 - apiGroups: [batch]
   resources: [jobs]
@@ -123,13 +123,13 @@ true
   resources: [serviceaccounts]
   verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
-  resources: [secrets] # CURVE keys are made once, read and deleted, never changed
+  resources: [secrets] # CURVE keys: created once, read and deleted, never changed
   verbs: [get, list, watch, create, delete]
 - apiGroups: [""]
-  resources: [pods] # create: only as a dry run, to hear what Pod Security says
+  resources: [pods] # create: only as a dry run, to check Pod Security
   verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
-  resources: [pods/status] # routers of a node that fell silent are no longer ready
+  resources: [pods/status] # marks silent routers unready
   verbs: [patch]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
@@ -148,7 +148,7 @@ true
   verbs: [get, list, watch, create, patch, update]
 {{- end }}
 
-{{- /* Ports of policies, as JSON. `helm upgrade --reuse-values` knows none where the release before had
+{{- /* Ports of policies, as JSON. `helm upgrade --reuse-values` has none if the earlier release had
 none, and a rule without ports would open all. */ -}}
 {{- define "tandem.apiServerPorts" -}}
 {{ .Values.networkPolicy.apiServerPorts | default (list 443 6443) | toJson }}
@@ -158,7 +158,7 @@ none, and a rule without ports would open all. */ -}}
 {{ .Values.networkPolicy.dnsPorts | default (list 53) | toJson }}
 {{- end }}
 
-{{/* Port of a URL; that of its scheme where it names none. */}}
+{{/* Port of a URL, or the default port of its scheme. */}}
 {{- define "tandem.tracingPort" -}}
 {{- $url := urlParse . -}}
 {{- if regexMatch ":[0-9]+$" $url.host -}}
@@ -170,10 +170,9 @@ none, and a rule without ports would open all. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* The volume of each of nodeAgent.claims, by NAMESPACE/NAME (volumes), and which claim each volume is
-for (owners), as JSON. A claim cannot go to another volume: one that is there keeps its own, also where
-two share it. Without a cluster to ask (helm template) the first of those whose volumes would have one
-name has it, the others a digest at its end. */ -}}
+{{- /* Volume of each of nodeAgent.claims, by NAMESPACE/NAME (volumes), and the claim of each volume (owners),
+as JSON. An existing claim keeps its volume, also if two share it. Without a cluster (helm template) the
+first of several equal volume names is kept, and the others get a digest. */ -}}
 {{- define "tandem.nodeVolumes" -}}
 {{- $volumes := dict }}
 {{- $owners := dict }}
@@ -217,11 +216,11 @@ name has it, the others a digest at its end. */ -}}
     + variables.containers.map(c, c.?securityContext.orValue({}))
 {{- end }}
 
-{{- /* Workers trust the socket of the agent's user: no pod of theirs runs as it. */}}
+{{- /* Workers trust the socket of the agent's user, so no worker pod may run as it. */}}
 {{- define "tandem.notTheAgent" -}}
 - expression: >-
     variables.contexts.all(c, c.?runAsUser.orValue(0) != 65533
     && c.?runAsGroup.orValue(0) != 65533 && c.?fsGroup.orValue(0) != 65533
     && !(65533 in c.?supplementalGroups.orValue([])))
-  message: 65533 is the user of the node's agent, and no worker's
+  message: user 65533 is reserved for the node agent
 {{- end }}

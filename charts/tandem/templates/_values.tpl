@@ -1,6 +1,5 @@
-{{- /* Fills in the values that are missing, with the chart's own. `helm upgrade --reuse-values` brings
-the values of the release before and nothing else, so every block that came since is missing. Each
-template begins with this. */ -}}
+{{- /* Fills missing values with the chart's own. `helm upgrade --reuse-values` uses only the values of the
+earlier release, so newer blocks are missing. Each template begins with this. */ -}}
 {{- define "tandem.values" -}}
 {{- $defaults := .Files.Get "defaults.yaml" | fromYaml -}}
 {{- /* null removes the pods' security context; a release without one of these blocks has no such value. */ -}}
@@ -10,8 +9,8 @@ template begins with this. */ -}}
 {{- include "tandem.fill" (list .Values $defaults) -}}
 {{- end }}
 
-{{- /* Sets what a map lacks of another one, by (list MAP DEFAULTS). Maps whose keys are the user's are
-there as a whole or not at all. */ -}}
+{{- /* Fills the missing keys of a map, by (list MAP DEFAULTS). Maps with keys of the user are taken as a
+whole. */ -}}
 {{- define "tandem.fill" -}}
 {{- $values := index . 0 -}}
 {{- range $key, $default := index . 1 -}}

@@ -137,6 +137,10 @@ docs: | $(filter .tools/uv,$(UV)) .tools/docs-assets/$(MERMAID)  ## Build the do
 	UV_PROJECT_ENVIRONMENT=.tools/docs $(UV) sync --quiet --locked --no-install-project --only-group docs
 	.tools/docs/bin/mkdocs build --strict $(ARGS)
 
+.PHONY: docs-screen
+docs-screen: setup docs  ## Look at the built documentation in a Chromium: docs/screens/docs-site.png
+	$(BIN)/python -m tests.screens.site
+
 .PHONY: manifests
 manifests: setup  ## Make the CRD manifests anew from the operator's types
 	$(BIN)/python -m tandem.operator.api.crd

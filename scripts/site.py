@@ -18,9 +18,19 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
+SOURCES = ROOT / ".tools" / "docs-assets" / "sources"
 MERMAID = ROOT / ".tools" / "docs-assets" / "package" / "dist" / "mermaid.min.js"
 _FENCE = re.compile(r"^(```\w+) [\w-]+$", re.MULTILINE)
 _OUTSIDE = re.compile(r"\]\(((?:\.\./)+[^)\s]*)")
+
+
+def on_startup(**_: Any) -> None:
+    """Link the parts of ``tandem`` into one package: griffe reads one folder of a namespace."""
+    (SOURCES / "tandem").mkdir(parents=True, exist_ok=True)
+    for package in ROOT.glob("*/tandem/*/__init__.py"):
+        link = SOURCES / "tandem" / package.parent.name
+        if not link.is_symlink():
+            link.symlink_to(package.parent)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -52,7 +62,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Return a page whose links out of docs/ lead to the repository."""
-    base = f"{config.repo_url.rstrip('/')}/blob/main/"
+    base = f"{config.extra['repository']}/blob/main/"
     folder = posixpath.join("docs", posixpath.dirname(page.file.src_uri))
 
     def link(found: re.Match[str]) -> str:

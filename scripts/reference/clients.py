@@ -16,15 +16,14 @@ FEATURES = (
     *("chat", "stream", "usage", "tools", "structured output", "logprobs", "embeddings"),
     *("responses", "messages", "errors", "cancel", "batch"),
 )
-TITLE = "# Clients: who can do what with Tandem\n"
+TITLE = "# Clients known to work\n"
 TEXT = """
-Packages as their authors ship them, asked against a router, a prefill and a decode worker with
-SmolLM2-135M by `make clients`. A cell names the test that shows it; – is what the client does not
-have, or what no test shows. [tests/clients/README.md](../../tests/clients/README.md) says how
-each column is tried. Agents (Codex CLI, Claude Code, opencode, OpenAI's Agents SDK) ask a worker
-that follows a script.
+`make clients` runs unmodified packages against a router, a prefill and a decode worker with
+SmolLM2-135M. A cell links the test that shows the feature. – means that the client does not have
+it, or that no test shows it. [The suite](../../tests/clients/README.md) describes each column.
+Agents (Codex CLI, Claude Code, opencode, OpenAI's Agents SDK) use a worker that follows a script.
 """
-MADE = "Made by `make reference-pages` from what `make clients` saw; tests hold it to the suite.\n"
+MADE = "Made by `make reference-pages` from the results of `make clients`.\n"
 
 
 def pins() -> dict[str, str]:

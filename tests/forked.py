@@ -71,16 +71,13 @@ class Forked:
         return status
 
     def send_signal(self, number: int) -> None:
-        """Unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Ask it to end."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -148,7 +145,6 @@ class ForkedChild(Child):
     ahead: float
 
     def run(self, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-        """Fork it, or start it."""
         server = fork_server(what(self)) if sys.platform == "linux" else None
         if server is None or _of_libraries(environment) != _of_libraries(server.environment):
             return super().run(environment)
@@ -163,12 +159,10 @@ def fork_server(what: str) -> ForkServer:
 
 
 def what(child: Child) -> str:
-    """Its kind in tests/fork_server.py."""
     return "router" if child.arguments[0] == "router" else "worker"
 
 
 def forked(child: Child) -> Child:
-    """The same child, but forked."""
     made = ForkedChild(child.name, child.arguments, child.ready_url, child.environment)
     made.ahead = 0.0
     return made

@@ -10,8 +10,6 @@ from tandem.protocol.link import Header, write_header
 
 
 class HandLink:
-    """Numbers of one end."""
-
     def __init__(self, me: Incarnation, peer: Incarnation = NOBODY) -> None:
         self.me = me
         self.peer = peer
@@ -20,7 +18,6 @@ class HandLink:
 
     @property
     def is_met(self) -> bool:
-        """Whether the peer has said who it is."""
         return self.peer != NOBODY
 
     def seal(self) -> bytes:

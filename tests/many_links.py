@@ -53,13 +53,11 @@ class Crowd:
         self._context.term()
 
     def stop(self) -> None:
-        """Close the socket."""
         self._stop.set()
         self._thread.join(10)
 
 
 def resident_kib() -> int:
-    """Memory of this process, in KiB."""
     with open("/proc/self/status") as status:
         line = next(line for line in status if line.startswith("VmRSS:"))
     return int(line.split()[1])

@@ -115,7 +115,6 @@ PLAIN |= {"tandem explain service"}
 
 
 def taken(words: list[str]) -> bool:
-    """Whether the real command takes these words."""
     if words[0] in ("up", "serve"):
         command.STACKS.append(True)  # type: ignore[attr-defined]
     try:
@@ -167,5 +166,4 @@ def test_commands_were_found():
     [["serve", "m", "--bogus", "1"], ["up", "m", "--decode.max-num-seqs", "0"], ["top", "x"]],
 )
 def test_a_wrong_command_would_be_found(words: list[str], parse_only: None):
-    """What the tests above hold to is not nothing."""
     assert not taken(words)

@@ -23,7 +23,6 @@ PRINTS = "from tests.own_ports import own_ports; print(*own_ports(40), flush=Tru
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[TextIO]:
-    """Where output goes."""
     with (tmp_path / "log").open("w+") as log:
         yield log
 

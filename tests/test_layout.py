@@ -114,7 +114,6 @@ def test_no_product_file_is_too_long():
 
 
 def lines(file: Path) -> int:
-    """Number of lines of a file."""
     return len(file.read_text().splitlines())
 
 

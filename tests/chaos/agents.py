@@ -27,7 +27,6 @@ def node_folder() -> Iterator[Path]:
 
 
 def agent_child(folder: Path) -> Child:
-    """Not started."""
     (port,) = free_ports(1)
     words = ["node-agent", "--kv-node-folder", str(folder), "--probe-port", str(port)]
     return Child(NAME, words, f"http://{LOOPBACK}:{port}/ready")

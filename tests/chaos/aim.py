@@ -83,7 +83,6 @@ class Held:
         self._released.set()
 
     def wait(self) -> None:
-        """Until then, or ``HOLD_SECONDS``."""
         self._released.wait(HOLD_SECONDS)
 
 
@@ -120,7 +119,6 @@ class Aim:
 
     @property
     def held(self) -> Held | None:
-        """What was found so far."""
         return self._held if self._found.is_set() else None
 
     def wait(self, seconds: float) -> Held | None:
@@ -142,7 +140,6 @@ class Aims:
         self._aims = [*self._aims, aim]
 
     def remove(self, aim: Aim) -> None:
-        """It is over."""
         self._aims = [each for each in self._aims if each is not aim]
 
     def take(self, unit: bytes, holder: str) -> Held | None:

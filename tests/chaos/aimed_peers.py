@@ -54,7 +54,6 @@ class AimedPeers:
         return self.hold(moment, f"{name} again", 2 * budget_ms, **params)
 
     def forget(self) -> None:
-        """The puller has nothing cached."""
         self.peers.settled()
         self.peers[0].core.manager.reset_prefix_cache()
 
@@ -64,11 +63,9 @@ class AimedPeers:
 
     @property
     def pulled(self) -> float:
-        """Prefixes that worker 0 pulled."""
         return self.peers[0].counted("pulls_total")
 
     def close(self) -> None:
-        """End workers and proxies."""
         self.peers.close()
         for each in self.proxies:
             each.stop()

@@ -36,8 +36,6 @@ class Bait:
 
 
 class Baits:
-    """All of a run."""
-
     def __init__(self, clients: Clients, url: str) -> None:
         """``clients`` of these requests alone; ``url`` of the router."""
         self.verdicts: Counter[Verdict] = Counter()
@@ -78,7 +76,6 @@ class Baits:
         return problems
 
     def __str__(self) -> str:
-        """For people who read a run."""
         said = ", ".join(f"{count} {verdict}" for verdict, count in self.verdicts.most_common())
         return f"{self.verdicts.total()} baits: {said or 'none'}"
 

@@ -37,7 +37,6 @@ class Pids:
     """Processes by their ids, which are asked for anew where a command says them."""
 
     def __init__(self, ask: Callable[[], dict[str, list[int]]]) -> None:
-        """Raises ValueError if there are none."""
         self._ask = ask
         self._hurt: dict[str, int] = {}
         self.roles = sorted(ask())

@@ -26,7 +26,6 @@ MODEL = "smol"
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     top = argparse.ArgumentParser(prog="python -m tests.chaos", description="See README.md.")
     commands = top.add_subparsers(dest="command", required=True)
     line = commands.add_parser("line", help="raise two prefill and two decode workers, hurt them")

@@ -34,14 +34,10 @@ class Processes(Protocol):
         it."""
         ...
 
-    def wait(self, name: str) -> None:
-        """Until one that was started serves."""
-        ...
+    def wait(self, name: str) -> None: ...
 
 
 class Claims:
-    """Who is hurt now; used by several threads."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._down: set[str] = set()
@@ -54,7 +50,6 @@ class Claims:
         return free
 
     def give(self, name: str) -> None:
-        """It is whole again."""
         with self._lock:
             self._down.discard(name)
 

@@ -16,8 +16,6 @@ REFUSALS = (429, 503)
 
 
 class Verdict(StrEnum):
-    """What became of a request."""
-
     RIGHT = "right"
     LEFT = "left, right so far"
     REFUSED = "refused, with Retry-After"
@@ -34,8 +32,6 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What a question's choices are, and why each ended."""
-
     texts: tuple[str, ...]
     finishes: tuple[str | None, ...]
 
@@ -60,7 +56,6 @@ def truths_of(
 
 
 def judge(answer: Answer, truth: Truth) -> Verdict:
-    """Of one answer."""
     if answer.hung:
         return Verdict.HUNG
     if any(not is_beginning(answer, truth, choice) for choice in range(len(truth.texts))):

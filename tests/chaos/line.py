@@ -59,7 +59,6 @@ class Line:
         self._told: set[str] = set()
 
     def name_of(self, role: str, worker: int) -> str:
-        """``role-number``."""
         if role == "agent":
             assert self._agent is not None, "KV goes by no agent"
             return self._agent.name
@@ -165,7 +164,6 @@ class Line:
         return [*self.died, *self.sights.slow(), *left]
 
     def summary(self) -> str:
-        """How soon blows were seen."""
         words = [said] if (said := str(self.sights)) else []
         hurt = Counter[str]()
         for each in self.proxies:
@@ -184,7 +182,6 @@ class Line:
         return leaks(self.stack, self._held_by, self.before)
 
     def pid_of(self, name: str) -> int:
-        """Of a worker's process."""
         process = self.stack.workers[name].process
         assert process is not None, f"{name} was not started"
         return process.pid
@@ -195,7 +192,6 @@ class Line:
 
     @property
     def _held_by(self) -> list[Child]:
-        """Whose memory is looked at."""
         return [*self.stack.workers.values(), *self._agents]
 
     def _child(self, name: str) -> Child:

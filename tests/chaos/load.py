@@ -18,8 +18,6 @@ LATE = 10.0
 
 @dataclass(slots=True)
 class Answer:
-    """What came of one request."""
-
     status: int = 0
     """Of HTTP; 0 if there was none."""
     texts: list[str] = field(default_factory=list)
@@ -51,11 +49,9 @@ class Clients:
         self._http = httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits)
 
     async def __aenter__(self) -> Clients:
-        """Open for one run."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close all connections."""
         await self._http.aclose()
 
     async def ask_all(

@@ -73,7 +73,6 @@ class Flipper:
                 time.sleep(EVERY_SECONDS)
 
     def find(self, memory: int) -> None:
-        """Look where slots and tags are."""
         self.slots = []
         self._find_tags()
         for start, stop, name in self._mappings():

@@ -59,12 +59,10 @@ class Proxy:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
-        """Listen."""
         self._thread.start()
         assert self._up.wait(10), "the proxy does not listen"
 
     def stop(self) -> None:
-        """Close every connection."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 
@@ -82,7 +80,6 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._sever)
 
     def restore(self) -> None:
-        """Take connections again."""
         self._severed = False
 
     def _sever(self) -> None:
@@ -168,7 +165,6 @@ class Proxy:
                 await writer.drain()
 
     def _drawn(self) -> Kind | None:
-        """What is done to the next unit."""
         if self._kind is None or self._loop.time() > self._until:
             return None
         if self._draw.random() > SHARE and not self._owed:
@@ -188,7 +184,6 @@ async def _pass_greeting(reader: asyncio.StreamReader, writer: asyncio.StreamWri
 
 
 async def _pieces(reader: asyncio.StreamReader) -> Unit:
-    """What has come of a stream."""
     return await reader.read(MOST_BYTES)
 
 

@@ -54,7 +54,6 @@ class PullWatch:
             self.look()
 
     def look(self) -> None:
-        """At every worker that answers."""
         for name, child in self._stack.workers.items():
             process = child.process
             if process is None:
@@ -69,7 +68,6 @@ class PullWatch:
 
     @property
     def came(self) -> int:
-        """Prefixes that were pulled."""
         return self._sum(_CAME)
 
     @property
@@ -84,7 +82,6 @@ class PullWatch:
         return Counter({reason: count for reason, count in found.items() if count})
 
     def __str__(self) -> str:
-        """For people who read a run."""
         why = ", ".join(f"{reason} {count}" for reason, count in self.fell_back.most_common())
         words = f"{self.came} prefixes pulled, {self.fell_back.total()} computed after all"
         return f"{words} ({why})" if why else words

@@ -17,8 +17,6 @@ PASSES = 2
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who is asked."""
-
     url: str
     model: str
     at_once: int = 12
@@ -55,7 +53,6 @@ async def endure(
 
 
 def run(target: Target, schedule: Schedule, processes: Processes) -> tuple[Report, Hand]:
-    """``learn``, then ``endure``."""
 
     async def both() -> tuple[Report, Hand]:
         truths, unstable = await learn(target, schedule)

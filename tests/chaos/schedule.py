@@ -39,7 +39,6 @@ class Question:
     stop: str | None
 
     def body(self, model: str, *, stream: bool) -> dict[str, object]:
-        """Of ``POST /v1/completions``."""
         body: dict[str, object] = {
             "model": model,
             "prompt": self.prompt,
@@ -64,8 +63,6 @@ class Ask:
 
 
 class Kind(StrEnum):
-    """What can be broken."""
-
     KILL = "kill"
     STOP = "stop"
     RESTART = "restart"
@@ -113,15 +110,12 @@ class Fault:
     """Until it is over: the worker runs on or is started again."""
 
     def __str__(self) -> str:
-        """For people who read a verdict."""
         whom = self.role if self.kind in PULL_KINDS else f"{self.role}-{self.worker}"
         return f"#{self.at} {self.kind} {whom} for {self.seconds:.1f} s"
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A whole run."""
-
     seed: int
     questions: tuple[Question, ...]
     asks: tuple[Ask, ...]

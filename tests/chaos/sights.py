@@ -18,15 +18,12 @@ POLL_SECONDS = 0.05
 
 
 def fleet_of(stack: Stack) -> dict[str, Any]:
-    """What the router says of its workers."""
     with urllib.request.urlopen(f"{stack.url}/debug/fleet", timeout=5) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
 
 
 class Sights:
-    """Watches the router after each blow."""
-
     def __init__(self, stack: Stack) -> None:
         self.seen: dict[str, list[float]] = {"kill": [], "stop": []}
         """Seconds from the blow until the router knew, by what was done."""
@@ -58,7 +55,6 @@ class Sights:
         threading.Thread(target=watch, daemon=True).start()
 
     def slow(self, least: float = SEEN_SECONDS) -> list[str]:
-        """Who was seen too late."""
         return [
             f"after a {blow} the router knew only {seconds:.1f} s later"
             for blow, times in self.seen.items()

@@ -24,8 +24,6 @@ _numbers = count(1)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """``POST /v1/completions``."""
-
     protocol_version = "HTTP/1.1"
     fault = "none"
 
@@ -92,8 +90,6 @@ def _choice(index: int, text: str, finish: str | None) -> dict[str, Any]:
 
 
 class Server(ThreadingHTTPServer):
-    """Of many connections, whose ends nobody hears of."""
-
     daemon_threads = True
 
     def handle_error(self, *_: object) -> None:

@@ -32,14 +32,10 @@ class Place(Protocol):
 
     aims: Aims
 
-    def pid_of(self, name: str) -> int:
-        """Of a worker's process."""
-        ...
+    def pid_of(self, name: str) -> int: ...
 
 
 class Strikes:
-    """Implements ``faults.Aimed``."""
-
     def __init__(
         self,
         place: Place,
@@ -62,7 +58,6 @@ class Strikes:
         self._num_blocks = num_blocks
 
     async def strike(self, fault: Fault, claims: Claims, leave: Callable[[], int]) -> float | None:
-        """See ``Aimed``."""
         aim = Aim(fault.role, claims.take)
         self._place.aims.add(aim)
         baits = asyncio.create_task(self._baits.ask(str(fault)))
@@ -91,7 +86,6 @@ class Strikes:
         return wrong if self.hit else [*wrong, f"no pull was hurt: {self}"]
 
     def __str__(self) -> str:
-        """For people who read a run."""
         hit = ", ".join(f"{kind} {count}" for kind, count in self.hit.most_common())
         missed = f"{self.missed.total()} faults found none, or no bit"
         return f"pulls hurt: {hit or 'none'}; {missed}; {self._baits}"

@@ -40,7 +40,6 @@ def node() -> Iterator[Running]:
     ]
 )
 def make(request: pytest.FixtureRequest) -> Make:
-    """Makes workers over each connector."""
 
     def folder() -> Path:
         running: Running = request.getfixturevalue("node")

@@ -28,7 +28,6 @@ def assert_endured(
     longest: float = 6.0,
     questions: int = 30,
 ) -> None:
-    """Learn, hurt, judge."""
     schedule = make_schedule(
         seed,
         requests,

@@ -24,26 +24,21 @@ class Actor(Child):
     ended = False
 
     def start(self, log: TextIO) -> None:
-        """Noted."""
         self.runs, self.ended, self.serves, self.ready = True, False, False, False
         self.started = time.monotonic()
 
     def end(self) -> None:
-        """Its process has ended."""
         self.runs, self.ended = False, True
 
     @property
     def is_running(self) -> bool:
-        """From its start to its end."""
         return self.runs
 
     @property
     def exit_code(self) -> int | None:
-        """1 after its end."""
         return 1 if self.ended else None
 
     def check_ready(self) -> bool:
-        """As told."""
         self.ready = self.serves and self.runs
         return self.ready
 
@@ -61,7 +56,6 @@ class Stack(Supervisor):
         self._due = list(self.children)
 
     def step(self, *serving: int) -> list[str]:
-        """Which are started, once those with the numbers serve."""
         for number in serving:
             child = self.children[number]
             assert isinstance(child, Actor)

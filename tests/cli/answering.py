@@ -11,8 +11,6 @@ from tandem.cli.ports import LOOPBACK
 
 
 class Answer(BaseHTTPRequestHandler):
-    """Says nothing on standard error."""
-
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Not at all."""
 

@@ -23,16 +23,12 @@ URL = "/v1/completions"
 
 
 def line(number: int) -> str:
-    """A request."""
     content = {"custom_id": f"c{number}", "method": "POST", "url": URL, "body": {"at": number}}
     return json.dumps(content) + "\n"
 
 
 class Echo(Answer):
-    """Answers with what it was asked."""
-
     def do_POST(self) -> None:
-        """Always."""
         content = self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
@@ -42,13 +38,11 @@ class Echo(Answer):
 
 @pytest.fixture(scope="module")
 def echo() -> Iterator[str]:
-    """Its URL."""
     with served(Echo) as url:
         yield url
 
 
 def said(path: Path) -> dict[str, int]:
-    """What was asked, by the ids of the answers."""
     lines = [json.loads(each) for each in path.read_text().splitlines()]
     return {each["custom_id"]: each["response"]["body"]["at"] for each in lines}
 
@@ -111,7 +105,6 @@ def test_what_is_no_file_is_not_replaced(
 
 @pytest.mark.parametrize("name", ["in", "link", "hard", "in.part"])
 def test_the_input_is_not_replaced_by_its_answers(name: str, echo: str, tmp_path: Path) -> None:
-    """By whatever name it is meant."""
     source = tmp_path / name if name == "in.part" else tmp_path / "in"
     source.write_text(line(0))
     (tmp_path / "link").symlink_to(source)

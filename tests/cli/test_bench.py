@@ -187,7 +187,6 @@ def test_times_of_a_trace_may_have_a_zone_and_no_fraction(tmp_path: Path) -> Non
     ],
 )
 def test_a_wrong_trace_is_one_line(rows: str, words: str, tmp_path: Path) -> None:
-    """Which names file, line and value."""
     path = tmp_path / "trace.csv"
     with pytest.raises(InvalidParameter) as raised:
         asks(trace(path, rows))
@@ -225,7 +224,6 @@ def test_figures_are_those_of_the_records() -> None:
     ],
 )
 def test_wrong_settings_are_named(wrong: list[str]) -> None:
-    """Before anything is sent."""
     with pytest.raises(InvalidParameter, match=wrong[0].lstrip("-").split("-")[0]):
         bench.run(["serve", "--base-url", "http://127.0.0.1:9", "--model", "m", *wrong])
 
@@ -240,7 +238,6 @@ def test_wrong_settings_are_named(wrong: list[str]) -> None:
 def test_a_result_without_a_place_is_refused_before_it_is_measured(
     kind: str, flag: str, tmp_path: Path
 ) -> None:
-    """Not after minutes, when all there was is lost."""
     for place in (tmp_path / "none" / "r.json", tmp_path):
         with pytest.raises(InvalidParameter, match="a file in a folder that is there"):
             bench.run([kind, f"--{flag}", str(place)])
@@ -255,7 +252,6 @@ def test_a_server_that_does_not_start_is_quoted(capsys: pytest.CaptureFixture[st
 
 
 def test_kinds_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    """With what each measures."""
     assert bench.run(["--help"]) == 0
     assert "throughput" in capsys.readouterr().out
     assert bench.run(["nothing"]) == 2

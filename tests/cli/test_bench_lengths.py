@@ -19,7 +19,6 @@ CPU = ["--device", "cpu", "--dtype", "float32", "--num-gpu-blocks-override", "24
 
 @pytest.fixture
 def short(smollm2: Path, tmp_path: Path) -> Path:
-    """That model, made for 2,048 tokens."""
     folder = tmp_path / "short"
     folder.mkdir()
     for path in smollm2.iterdir():
@@ -31,7 +30,6 @@ def short(smollm2: Path, tmp_path: Path) -> Path:
 
 
 def load(prompt: int, output: int, longest: int = 8192) -> LoadConfig:
-    """Two requests."""
     return LoadConfig(
         num_prompts=2,
         random_input_len=prompt,
@@ -82,7 +80,6 @@ def test_a_trace_is_cut_to_its_model(short: Path, tmp_path: Path) -> None:
 def test_a_request_that_does_not_fit_is_one_line(
     words: str, smollm2: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the weights are loaded."""
     monkeypatch.setattr(inprocess, "make_executor", None)
     assert main(["bench", *words.split(), "--model", str(smollm2), *CPU]) == 2
     (said,) = capsys.readouterr().err.splitlines()

@@ -38,8 +38,6 @@ def test_clients_end_with_the_command() -> None:
     gone = threading.Event()
 
     class Silent(Answer):
-        """It takes requests and answers none."""
-
         def do_POST(self) -> None:
             asked.release()
             gone.wait(SECONDS)

@@ -99,7 +99,6 @@ def test_who_pipes_an_answer_has_it_alone(
 def test_a_terminal_without_dim_has_a_mark(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As an editor's."""
     on_terminal(monkeypatch, "dumb")
     with streaming(THOUGHT + SAID, "stop") as (words, _):
         assert chat.run([*words, "Hello"]) == 0
@@ -107,7 +106,6 @@ def test_a_terminal_without_dim_has_a_mark(
 
 
 def test_thoughts_are_no_part_of_the_next_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was said is."""
     typed = iter(["one", "two", "/quit"])
     monkeypatch.setattr(builtins, "input", lambda _: next(typed))
     with streaming(THOUGHT + SAID, "stop") as (words, bodies):

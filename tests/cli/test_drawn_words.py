@@ -21,7 +21,6 @@ TITLE = "\x1b]0;mine\x07"
 
 
 def shown(what: Any) -> str:
-    """What a terminal that is no file gets."""
     console = Console(width=200, file=io.StringIO(), force_terminal=False)
     with console.capture() as captured:
         console.print(what)
@@ -63,7 +62,6 @@ def test_explain_draws_nothing_that_a_terminal_obeys() -> None:
 
 
 def test_printable_words_stay() -> None:
-    """Of any language."""
     assert explained.plain("chat/completions Frühstück 朝食 → [a]") == (
         "chat/completions Frühstück 朝食 → [a]"
     )

@@ -43,7 +43,6 @@ class First:
         self.pid = pid
 
     def heeds(self) -> bool:
-        """Whether SIGTERM has a handler now."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):
                 return bool(int(line.split()[1], 16) & TERM)
@@ -54,7 +53,6 @@ class First:
         wait_for(self.heeds, END_SECONDS, every=0.0, seen=lambda: "no handler of SIGTERM")
 
     def terminated(self) -> int:
-        """Exit status after SIGTERM."""
         os.kill(self.pid, signal.SIGTERM)
         return self.outer.wait(timeout=END_SECONDS)
 

@@ -30,14 +30,12 @@ SECTIONS = [Section("Kettle", Kettle)]
 
 
 def read(argv: list[str], environ: dict[str, str] | None = None) -> dict[str, Any]:
-    """Settings of a command line."""
     parser = argparse.ArgumentParser()
     add_flags(parser, SECTIONS)
     return read_settings(parser.parse_args(argv), SECTIONS, environ or {})[Kettle]
 
 
 def test_only_what_was_given_is_returned() -> None:
-    """Defaults stay with the dataclass."""
     assert read([]) == {}
 
 
@@ -68,7 +66,6 @@ def test_flags_take_the_fields_types() -> None:
 
 
 def test_a_flag_beats_the_environment_and_that_the_file(tmp_path: Path) -> None:
-    """Precedence is flag, variable, file."""
     path = tmp_path / "settings.yaml"
     path.write_text("max-cups: 1\nheat: 1\ncolour: blue\nfriends: [Cy]\n")
     environ = {"TANDEM_MAX_CUPS": "2", "TANDEM_HEAT": "2", "TANDEM_CONFIG": str(path)}
@@ -96,7 +93,6 @@ def test_a_wrong_value_names_where_it_came_from(
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
-    """By the flag, without a traceback."""
     path = tmp_path / "settings.yaml"
     path.write_bytes("colour: röt\n".encode("latin-1"))
     with pytest.raises(InvalidParameter, match=r"--config: .* a readable YAML file"):

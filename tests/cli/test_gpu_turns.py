@@ -45,7 +45,6 @@ def test_one_that_starts_again_takes_what_the_others_leave():
 
 
 def test_who_never_serves_is_not_waited_for_without_end():
-    """As long as a stack waits for it."""
     stack = Stack(["prefill", "decode"], ["0"], {})
     stack.step()
     assert stack.step() == []

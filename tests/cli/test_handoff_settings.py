@@ -19,13 +19,11 @@ KEYS = {"curve_keys": "keys", "curve_peers": "peers"}
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own."""
     monkeypatch.setenv(ENV_CACHE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 def config(server: dict[str, Any] | None = None, **given: Any) -> KVTransferConfig:
-    """What a worker started with these settings uses."""
     return handoff_config({KVTransferConfig: given}, ServerConfig(**(server or {})))
 
 
@@ -51,7 +49,6 @@ def test_a_secret_that_others_can_read_is_refused(cache: Path):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_cache_that_cannot_be_written_asks_for_a_secret(cache: Path):
-    """No default is made up."""
     cache.mkdir()
     cache.chmod(0o500)
     with pytest.raises(InvalidParameter, match="kv_secret"):

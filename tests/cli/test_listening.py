@@ -23,7 +23,6 @@ def test_a_port_on_which_another_program_listens_is_refused(taken: str, wanted: 
 
 
 def test_a_port_that_nobody_has_is_free_again_at_once():
-    """The check leaves nothing behind."""
     (port,) = free_ports(1)
     for _ in range(2):
         check_address(LOOPBACK, port)

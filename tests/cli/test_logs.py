@@ -24,7 +24,6 @@ def written(log_format: str) -> logging.Logger:
 
 
 def serve(logger: logging.Logger, message: str) -> None:
-    """What is logged while a call is served."""
     recording = Recording("mine", 0.0, traceparent=f"00-{TRACE}-b7ad6b7169203331-01")
     begin(recording)
     logger.info(message)

@@ -88,7 +88,6 @@ def test_those_who_ask_a_router_reach_it(url: str, capsys: pytest.CaptureFixture
 def test_hosts_elsewhere_are_asked_by_the_proxy(
     url: str, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the environment says."""
     monkeypatch.setenv("all_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     with httpx.Client(mounts=loopback.mounts(url)) as client:

@@ -38,7 +38,6 @@ OURS = {
 
 
 def read(words: str) -> dict[type, dict[str, object]]:
-    """What `tandem serve` is given by these words."""
     rest, _ = take_roles(of_router("serve", shlex.split(words), STACK), ROLES)
     return read_command_line("serve", "", STACK, rest, {})
 
@@ -78,7 +77,6 @@ def test_what_needs_nothing_is_accepted_with_one_line(
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_cannot_be_done_is_refused_by_name(name: str):
-    """And what can be done."""
     flag = flag_of(name) if len(name) > 1 else f"-{name}"
     for form in ([flag, "x"], [f"{flag}=x"]):
         with pytest.raises(UsageError, match=f"(?<!-){flag} cannot be done: "):
@@ -124,7 +122,6 @@ def test_sizes_have_letters(text: str, number: int):
 
 @pytest.mark.parametrize("text", ["k", "32 k", "1.5", "1.0001k", "32kk", "1e3", "9" * 30 + "k", ""])
 def test_what_is_no_size_is_refused(text: str):
-    """And nothing is rounded."""
     with pytest.raises(ValueError):  # noqa: PT011
         whole_number(text)
 
@@ -197,7 +194,6 @@ def test_a_server_starts_again_without_the_key_that_it_was_given(tmp_path: Path)
 
 
 def test_clients_take_their_key_of_the_environment(monkeypatch: pytest.MonkeyPatch):
-    """In either form; what is given wins."""
     monkeypatch.setenv("TANDEM_API_KEY", "k1,k2")
     assert api_key_of(None) == "k1"
     monkeypatch.setenv("TANDEM_API_KEY", '["k,1", "k2"]')
@@ -220,7 +216,6 @@ def test_a_router_takes_what_others_take(smollm2: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_a_wrong_flag_names_itself(command: str, capsys: pytest.CaptureFixture[str]):
-    """Every command, in one line."""
     sub = ["latency"] if command == "bench" else ["id"] if command == "explain" else []
     sub = ["-i", "x", "-o", "y"] if command == "run-batch" else sub
     assert main([command, *sub, "--modell", "x"]) == 2

@@ -72,7 +72,6 @@ def test_flags_of_a_batchs_server_are_split_as_by_a_shell(told: Path, tmp_path: 
 
 
 def test_a_measured_start_may_take_as_long_as_it_is_told(told: Path) -> None:
-    """`bench startup --timeout`."""
     with pytest.raises(TandemError, match="ended with status 7"):
         start(StartupConfig(model="m", timeout=4321.0))
     assert ready_seconds(told.read_text()) == ["4321"]
@@ -144,7 +143,6 @@ HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).
 def test_a_server_that_refuses_ends_a_measured_start_with_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not with a traceback of the client's."""
     program = tmp_path / "python"
     program.write_text(REFUSES.format(python=sys.executable))
     program.chmod(0o755)

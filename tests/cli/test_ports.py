@@ -32,7 +32,6 @@ def test_a_taken_port_is_passed_over(monkeypatch):
 
 
 def test_too_few_are_an_error(monkeypatch):
-    """With both numbers."""
     monkeypatch.setattr(random, "sample", lambda *_: [])
     with pytest.raises(TandemError, match="only 0 ports are free, 3 are needed"):
         free_ports(3)

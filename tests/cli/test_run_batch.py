@@ -21,7 +21,6 @@ Answers = Callable[[int, dict[str, Any]], tuple[int, dict[str, str], bytes]]
 
 
 def line(number: int, **fields: Any) -> str:
-    """A request."""
     request = {"custom_id": f"c{number}", "method": "POST", "url": CHAT, "body": {"at": number}}
     return json.dumps(request | fields)
 
@@ -60,7 +59,6 @@ def answering() -> Iterator[Callable[[Answers], str]]:
 
 
 def written(path: Path) -> dict[str, Any]:
-    """The output's lines, by their ids."""
     lines = [json.loads(each) for each in path.read_text().splitlines()]
     return {each["custom_id"]: each for each in lines}
 
@@ -151,7 +149,6 @@ def test_a_server_that_is_gone_ends_the_run(
 def test_a_wrong_line_is_named_before_any_is_sent(
     tmp_path: Path, lines: list[str], words: str
 ) -> None:
-    """By its number and field."""
     source = tmp_path / "in.jsonl"
     source.write_text("\n".join(lines))
     with pytest.raises(InvalidParameter) as error:
@@ -179,7 +176,6 @@ def test_a_wrong_line_is_named_before_any_is_sent(
     ],
 )
 def test_wrong_flags_are_named(tmp_path: Path, flags: list[str]) -> None:
-    """Before the file is read."""
     with pytest.raises(TandemError) as error:
         run(["-i", str(tmp_path / "absent"), "-o", str(tmp_path / "out"), *flags])
     assert "absent" not in str(error.value)

@@ -57,7 +57,6 @@ def _told_in_wait(name: str) -> list[str]:
 
 
 async def test_tasks_are_told_with_what_they_wait_for() -> None:
-    """By the chain of awaits."""
 
     async def inner() -> None:
         await asyncio.sleep(30)
@@ -77,7 +76,6 @@ async def test_tasks_are_told_with_what_they_wait_for() -> None:
 
 
 def test_there_are_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On threads and on frames."""
     monkeypatch.setattr(stack_dump, "MAX_THREADS", 1)
     monkeypatch.setattr(stack_dump, "MAX_FRAMES", 2)
     go_on = threading.Event()

@@ -25,14 +25,12 @@ class Sleeper(Child):
     """A process that serves as soon as it runs."""
 
     def run(self, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-        """One that waits for a signal."""
         words = "import signal; signal.pause()"
         return subprocess.Popen(
             [sys.executable, "-c", words], stdout=subprocess.PIPE, text=True, env=environment
         )
 
     def check_ready(self) -> bool:
-        """At once."""
         return self.is_running
 
 
@@ -65,7 +63,6 @@ class Stack(Supervisor):
 
 @pytest.fixture(autouse=True)
 def signals() -> Iterator[None]:
-    """As they were, afterwards."""
     before = {number: signal.getsignal(number) for number in (*up.SIGNALS, signal.SIGUSR1)}
     yield
     for number, handler in before.items():
@@ -99,22 +96,18 @@ class Stub(Child):
 
     @property
     def exit_code(self) -> int | None:
-        """As said."""
         return self.code
 
     @property
     def is_running(self) -> bool:
-        """Until it has ended."""
         return self.code is None
 
     def check_ready(self) -> bool:
-        """As said; who is ready dies of it."""
         if self.serves:
             self.code = 7
         return self.serves
 
     def kill(self) -> None:
-        """Noted."""
         self.killed = True
 
 
@@ -142,7 +135,6 @@ def test_who_dies_while_others_start_ends_the_start(
 
 
 def test_processes_are_killed_whatever_goes_wrong_with_their_end() -> None:
-    """None runs afterwards."""
     children = [Stub("decode-0", ["decode"], ""), Stub("router", ["router"], "")]
 
     def broken() -> bool:

@@ -90,7 +90,6 @@ def call(**said: Any) -> dict[str, Any]:
 
 
 def fleet(workers: list[Any], handoff_links: list[Any], **said: Any) -> dict[str, Any]:
-    """A whole answer."""
     return {
         "workers": workers,
         "handoff_links": handoff_links,
@@ -111,7 +110,6 @@ def fleet(workers: list[Any], handoff_links: list[Any], **said: Any) -> dict[str
 
 
 def text_of(frame: Frame, height: int | None = None) -> str:
-    """What a wide terminal shows."""
     console = Console(width=160, height=height, file=io.StringIO())
     with console.capture() as captured:
         console.print(drawn(frame, height))
@@ -163,7 +161,6 @@ def test_a_frame_fits_the_terminal_however_many_there_are() -> None:
 
 
 def test_a_router_without_workers_is_drawn() -> None:
-    """And one that has just begun."""
     text = text_of(Frame("http://r", "12:00:00", fleet([], []), []))
     assert "no model yet  0 prefill, 0 decode" in text
     unheard = worker("decode", 1, kv_use=None, heard_ms_ago=None, steps_per_s=None)
@@ -265,7 +262,6 @@ def test_in_a_terminal_it_takes_the_screen_and_gives_it_back(serve: Serve, decod
 
 
 def _read_all(terminal: int, seen: bytearray) -> None:
-    """Until the other end is closed."""
     with suppress(OSError):
         while part := os.read(terminal, 65536):
             seen.extend(part)
@@ -285,8 +281,6 @@ def test_without_the_key_it_says_so(
 
 
 class _Stranger(BaseHTTPRequestHandler):
-    """A server that is no router."""
-
     body = b"<html>"
 
     def do_GET(self) -> None:
@@ -310,14 +304,12 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def test_who_is_no_router_is_named(stranger: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not a traceback."""
     assert main.main(["top", "--url", stranger, "--once"]) == 1
     assert "does not answer as a router does" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("interval", ["0", "0.1", "-1", "nan", "inf", "1e9"])
 def test_an_interval_has_bounds(interval: str) -> None:
-    """Named with what is allowed."""
     with pytest.raises(InvalidParameter, match="--interval"):
         top.run(["--interval", interval, "--once"])
 

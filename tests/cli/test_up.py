@@ -248,7 +248,6 @@ def test_settings_of_the_environment_count_for_the_bound(monkeypatch: pytest.Mon
 
 
 def test_quoted_words_of_such_a_string_stay_together():
-    """As a shell would split them."""
     config = UpConfig(decode_flags="--torch-profiler-dir '/tmp/a folder'", prefill=0)
     decode, _ = plan(config, "model", ("name",), [1, 2, 3, 4], [])
     assert decode.arguments[-2:] == ["--torch-profiler-dir", "/tmp/a folder"]

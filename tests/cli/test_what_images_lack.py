@@ -35,7 +35,6 @@ OF_OTHERS = "torch llguidance safetensors gguf huggingface_hub filelock rich"
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_pods_command_begins(lacks: str, words: list[str]) -> None:
-    """What it imports first is in its image."""
     done = subprocess.run(
         [sys.executable, "-c", RUN, lacks, *words], capture_output=True, text=True, timeout=120
     )

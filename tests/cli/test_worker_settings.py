@@ -83,12 +83,10 @@ def test_made_up_weights_of_a_revision_go_under_their_seed(home: Path):
 
 
 def test_a_digest_of_a_folder_stands(smollm2: Path, home: Path):
-    """Who prepared the folder knows its content."""
     assert config_of(home, "--model", str(smollm2), "--revision", "known")[1] == "known"
 
 
 def test_offline_a_revision_of_a_hub_id_is_what_is_loaded(home: Path):
-    """As by a worker's command line."""
     ask = (
         "from tandem.llm import LLM\n"
         "with LLM('org/x', revision='v1.1', device='cpu', max_model_len=256) as llm:\n"

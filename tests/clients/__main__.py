@@ -31,7 +31,6 @@ APART = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     made = argparse.ArgumentParser(prog="python -m tests.clients", description="See README.md.")
     made.add_argument("--environments", type=Path, default=ROOT / ".tools" / "clients")
     made.add_argument(
@@ -54,7 +53,6 @@ def calling_model(source: Path, folder: Path) -> Path:
 
 
 def suites(only: list[str]) -> dict[str, list[str]]:
-    """Files of tests for each environment."""
     files = sorted(path.name for path in (HERE / "suite").glob("test_*.py"))
     apart = {name for names in APART.values() for name in names}
     found = {"packages": [name for name in files if name not in apart], **APART}

@@ -41,7 +41,6 @@ END = "<|end|>"
 
 
 def written(prompt: str) -> str:
-    """What the model writes next."""
     results = re.findall(r"^TOOL: .*(?:\n(?![A-Z]+: ).*)*", prompt, re.MULTILINE)
     if results:
         found = SECRET.search(results[-1])
@@ -55,7 +54,6 @@ def written(prompt: str) -> str:
 
 
 def serve(folder: Path) -> Served:
-    """The router and its worker."""
     write_model(folder)
     settings = {"eos_token": END, "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -80,7 +78,6 @@ def serve(folder: Path) -> Served:
 
 
 def main() -> None:
-    """Serve until the input ends."""
     with tempfile.TemporaryDirectory(prefix="tandem-scripted-") as folder:
         served = serve(Path(folder))
         print(served.url, flush=True)

@@ -29,7 +29,6 @@ LOCKED = ("build", "up", "load", "kill", "revive", "down")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     top = argparse.ArgumentParser(
         prog="python -m tests.cluster",
         description=__doc__,
@@ -53,7 +52,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def perform(given: argparse.Namespace) -> None:
-    """Carry out one command."""
     match given.command:
         case "build":
             start = time.monotonic()

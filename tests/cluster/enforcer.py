@@ -78,7 +78,6 @@ def enforce(api: Api, loaded: dict[tuple[str, int], str]) -> None:
 
 
 def say(text: str) -> None:
-    """A line of the log."""
     print(time.strftime("%X"), text, flush=True)
 
 

@@ -34,7 +34,6 @@ class Clock:
         self._start = time.monotonic()
 
     def reached(self, what: str) -> None:
-        """One line."""
         print(f"{time.monotonic() - self._start:6.2f} s  {what}", flush=True)
 
 
@@ -117,7 +116,6 @@ def load(files: Iterable[Path]) -> None:
 
 
 def ready_nodes() -> int:
-    """How many nodes are ready."""
     return _ask("get", "nodes", "-o", READY).split().count("True")
 
 

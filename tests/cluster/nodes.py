@@ -70,7 +70,6 @@ def route(machines: Machines, node: str) -> None:
 
 
 def runtime_ready(machines: Machines, node: str) -> bool:
-    """Whether containerd listens."""
     return Path(f"/proc/{machines.holders[node]}/root{SOCKET}").exists()
 
 

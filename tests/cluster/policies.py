@@ -38,7 +38,6 @@ class View:
 
 
 def matches(selector: Json, labels: Json) -> bool:
-    """Whether a label selector takes these labels."""
     wanted = selector.get("matchLabels", {})
     if any(labels.get(key) != value for key, value in wanted.items()):
         return False

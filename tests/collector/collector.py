@@ -32,8 +32,6 @@ def build() -> Path:
 
 
 class Collector:
-    """One that runs."""
-
     def __init__(self, grpc_port: int, http_port: int, file: Path) -> None:
         self.grpc_url = f"http://{LOOPBACK}:{grpc_port}"
         self.http_url = f"http://{LOOPBACK}:{http_port}"

@@ -27,7 +27,6 @@ WHOLE = [span("call", "", 1, 5), span("attempt", "call", 2, 4), span("chunk", "a
 
 
 def test_a_whole_trace_has_no_faults() -> None:
-    """Also with its spans in any order."""
     assert traces.faults(WHOLE, {name: PARENTS[name] for name in ("attempt", "chunk")}) == []
     assert [each.name for each in traces.of(WHOLE[::-1], "t")] == ["call", "attempt", "chunk"]
     assert [depth for _, depth in traces.tree(WHOLE)] == [0, 1, 2]

@@ -31,7 +31,6 @@ def body_of(prompt: list[int] | str, **params: Any) -> dict[str, Any]:
 
 
 async def complete(client: httpx.AsyncClient, prompt: list[int] | str, **params: Any) -> Answer:
-    """One completion without a stream."""
     response = await client.post("/v1/completions", json=body_of(prompt, **params))
     content = response.json()
     if response.status_code != 200:
@@ -66,7 +65,6 @@ async def events(
 
 
 async def stream(client: httpx.AsyncClient, prompt: list[int] | str, **params: Any) -> Answer:
-    """One completion streamed to its end."""
     answer = Answer()
     async for _ in events(client, prompt, answer, **params):
         pass

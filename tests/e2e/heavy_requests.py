@@ -19,7 +19,6 @@ def _json(name: str, path: str, **body: Any) -> Heavy:
 
 
 def named() -> Iterator[Heavy]:
-    """One of each kind."""
     one: dict[str, Any] = {"prompt": "Hi", "max_tokens": 1}
     user = {"role": "user", "content": "Hi"}
     yield _json("20,000 prompts", COMPLETIONS, prompt=["a"] * 20_000, max_tokens=1)

@@ -40,7 +40,6 @@ class Receiver:
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
 
     def take(self, request: Any) -> None:
-        """Keep what came."""
         with self._lock:
             for resource in request.resource_spans:
                 named = {each.key: each.value.string_value for each in resource.resource.attributes}
@@ -48,17 +47,14 @@ class Receiver:
                     self.spans += [_plain(span, named) for span in scope.spans]
 
     def of(self, trace_id: str) -> list[dict[str, Any]]:
-        """Spans of one trace."""
         with self._lock:
             return [span for span in self.spans if span["trace"] == trace_id]
 
     def named(self, name: str) -> list[dict[str, Any]]:
-        """Spans of one name."""
         with self._lock:
             return [span for span in self.spans if span["name"] == name]
 
     def close(self) -> None:
-        """End both servers."""
         self._grpc.stop(None)
         self._http.shutdown()
         self._http.server_close()
@@ -69,7 +65,6 @@ class _Grpc(stubs.TraceServiceServicer):
         self._receiver = receiver
 
     def Export(self, request: Any, _context: Any) -> Any:
-        """The one call of the service."""
         self._receiver.take(request)
         return service.ExportTraceServiceResponse()
 

@@ -62,12 +62,10 @@ class Stack:
 
     @property
     def url(self) -> str:
-        """The router's base URL."""
         return f"http://{LOOPBACK}:{self.port}"
 
     @property
     def children(self) -> list[Child]:
-        """All processes, the router last."""
         return [*self.workers.values(), self.router]
 
     @classmethod
@@ -157,7 +155,6 @@ class Stack:
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """Prometheus text to samples."""
     samples = {}
     for line in text.splitlines():
         match = _SAMPLE.match(line)

@@ -43,7 +43,6 @@ def stack(agent: Agent, smollm2: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def fleet(url: str) -> str:
-    """What the router says of its workers' links."""
     return clear_text.get(f"{url}/debug/fleet", timeout=10).text
 
 

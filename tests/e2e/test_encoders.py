@@ -29,7 +29,6 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def posted(stack: Stack, path: str, **body: object) -> httpx.Response:
-    """The answer of a POST."""
     return clear_text.post(stack.url + path, json=body, timeout=60)
 
 

@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def run(*words: str) -> str:
-    """What an example prints."""
     command = [sys.executable, *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -28,7 +27,6 @@ def run(*words: str) -> str:
 
 
 def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Until the line serves."""
 
     def ready() -> bool:
         assert process.poll() is None, f"not ready; exit status {process.poll()}"
@@ -42,7 +40,6 @@ def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def test_offline(small: Path) -> None:
-    """Each prompt has its answer."""
     lines = run(str(EXAMPLES / "offline.py"), str(small)).splitlines()
     answers = [line for line in lines if " -> " in line]
     assert [line.partition(" -> ")[0] for line in answers] == [

@@ -67,7 +67,6 @@ async def struck(
 
 
 async def collect(client: httpx.AsyncClient, index: int, answer: Answer, count: int) -> None:
-    """Stream to the end."""
     async for _ in events(client, rows()[index].prompt, answer, max_tokens=count):
         pass
 

@@ -36,7 +36,6 @@ class Up:
 
     @property
     def said(self) -> str:
-        """What the terminal shows."""
         return self.log.read_text(errors="replace")
 
     async def until_it_says(self, text: str, seconds: float = 120.0) -> None:
@@ -48,7 +47,6 @@ class Up:
         self.children = psutil.Process(self.process.pid).children(recursive=True)
 
     def interrupt(self) -> None:
-        """Ctrl-C."""
         os.kill(self.process.pid, signal.SIGINT)
 
     async def ended(self, seconds: float = 60.0) -> int:

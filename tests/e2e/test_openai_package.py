@@ -23,7 +23,6 @@ FREE_SECONDS = 10.0
 
 @pytest.fixture
 def client(small_pair: Stack) -> Iterator[openai.OpenAI]:
-    """A client of the pair."""
     with openai.OpenAI(base_url=f"{small_pair.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 

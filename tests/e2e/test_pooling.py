@@ -48,19 +48,16 @@ def wanted(small: Path) -> list[torch.Tensor]:
 
 
 def embedded(stack: Stack, texts: list[str]) -> list[list[float]]:
-    """Vectors by the openai package."""
     with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client:
         answer = client.embeddings.create(model="smol", input=texts)
     return [item.embedding for item in answer.data]
 
 
 def posted(stack: Stack, path: str, **body: object) -> httpx.Response:
-    """The answer of a POST."""
     return clear_text.post(stack.url + path, json=body, timeout=60)
 
 
 def check(vectors: list[list[float]], wanted: list[torch.Tensor]) -> None:
-    """As transformers has them, of length one."""
     for got, want in zip(vectors, wanted, strict=True):
         vector = torch.tensor(got)
         assert torch.cosine_similarity(vector, want, 0) > 1 - 1e-3
@@ -84,7 +81,6 @@ def test_a_prefill_worker_gives_the_vectors_of_transformers(
 
 
 def test_scores_and_ranks_are_cosines(apart: Stack, wanted: list[torch.Tensor]) -> None:
-    """Of the same vectors."""
     units = [each / each.norm() for each in wanted]
     want = [float(units[0] @ each) for each in units]
     answer = posted(apart, "/v1/score", text_1=TEXTS[0], text_2=TEXTS).json()

@@ -133,7 +133,6 @@ async def _warm(stack: Stack, client: httpx.AsyncClient) -> None:
 
 
 async def _until(stack: Stack, check: Callable[[], bool], problem: str) -> None:
-    """Fails with what the router weighed."""
     try:
         await asyncio.to_thread(stack.until, check, SECONDS, problem)
     except AssertionError as error:
@@ -163,12 +162,10 @@ def _linked(stack: Stack) -> bool:
 
 
 def _running(stack: Stack) -> list[str]:
-    """Who computes."""
     return [name for name in stack.workers if stack.total(name, RUNNING)]
 
 
 def _rests(stack: Stack) -> bool:
-    """Whether nobody computes."""
     return not _running(stack)
 
 

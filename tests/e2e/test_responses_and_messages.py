@@ -32,14 +32,12 @@ SCHEMA: dict[str, Any] = {
 
 @pytest.fixture
 def ours(small_pair: Stack) -> Iterator[openai.OpenAI]:
-    """The openai package."""
     with openai.OpenAI(base_url=f"{small_pair.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
 @pytest.fixture
 def theirs(small_pair: Stack) -> Iterator[anthropic.Anthropic]:
-    """The anthropic package."""
     import anthropic
 
     with anthropic.Anthropic(base_url=small_pair.url, api_key="none", max_retries=0) as client:
@@ -47,7 +45,6 @@ def theirs(small_pair: Stack) -> Iterator[anthropic.Anthropic]:
 
 
 def chat(client: openai.OpenAI, messages: Any) -> str:
-    """What a chat answers, greedily."""
     answer = client.chat.completions.create(
         model="smol", messages=messages, temperature=0, max_tokens=12
     )
@@ -130,7 +127,6 @@ def test_a_loop_of_calls_by_responses(
 def test_a_loop_of_calls_by_messages(
     theirs: anthropic.Anthropic, small_pair: Stack, stream: bool, is_named: bool
 ) -> None:
-    """The same in blocks."""
     tool: Any = {"name": "weather", "description": "Forecast.", "input_schema": SCHEMA}
     asked: Any = [{"role": "user", "content": WEATHER}]
     choice = {"type": "tool", "name": "weather"} if is_named else {"type": "any"}
@@ -162,8 +158,6 @@ def test_a_loop_of_calls_by_messages(
 
 
 class Person(BaseModel):
-    """What the model is to say of somebody."""
-
     model_config = ConfigDict(extra="forbid")
 
     name: str = Field(max_length=12)

@@ -36,7 +36,6 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
 
 
 def answers(tmp_path: Path, *flags: str) -> dict[str, Any]:
-    """What stands in the output, by id."""
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [
         json.dumps({"custom_id": str(at), "method": "POST", "url": url, "body": body})
@@ -68,7 +67,6 @@ def test_by_a_server_that_runs_and_by_one_of_its_own(
 
 
 def children(pid: int) -> list[int]:
-    """Of a process that runs."""
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
@@ -81,7 +79,6 @@ def runs(pid: int) -> bool:
 
 
 def until(holds: Callable[[], bool], seconds: float, otherwise: str) -> None:
-    """Wait for it."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, otherwise
@@ -89,7 +86,6 @@ def until(holds: Callable[[], bool], seconds: float, otherwise: str) -> None:
 
 
 def is_ready(server: int) -> bool:
-    """Whether a `tandem serve` answers."""
     assert runs(server), "the server ended before it was ready"
     words = Path(f"/proc/{server}/cmdline").read_text().split("\0")
     if "--port" not in words:  # it is a copy of its parent still

@@ -23,7 +23,6 @@ ADMIN = {"Authorization": "Bearer boss"}
 
 
 def memory(stack: Stack) -> dict[str, int]:
-    """Resident bytes of each worker."""
     found = {}
     for name, child in stack.workers.items():
         assert child.process is not None
@@ -33,13 +32,11 @@ def memory(stack: Stack) -> dict[str, int]:
 
 
 def answer(stack: Stack, **more: Any) -> httpx.Response:
-    """Twelve greedy tokens."""
     body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, **more}
     return clear_text.post(f"{stack.url}/v1/completions", json=body, headers=ADMIN, timeout=60)
 
 
 def admin(stack: Stack, path: str) -> httpx.Response:
-    """One word of the administrator."""
     return clear_text.post(stack.url + path, headers=ADMIN, timeout=120)
 
 

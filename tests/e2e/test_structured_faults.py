@@ -117,7 +117,6 @@ async def _kill(stack: Stack, begun: asyncio.Event, over: asyncio.Event) -> int:
 
 
 async def _comes(event: asyncio.Event, seconds: float) -> bool:
-    """Whether it does within that time."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

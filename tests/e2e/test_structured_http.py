@@ -23,13 +23,11 @@ FREE_SECONDS = 10.0
 
 @pytest.fixture
 def client(pair: Stack) -> Iterator[openai.OpenAI]:
-    """A client of the pair."""
     with openai.OpenAI(base_url=f"{pair.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
 def chat(client: openai.OpenAI, wanted: dict[str, Any], **params: Any) -> Any:
-    """A chat under a grammar."""
     body = {"structured_outputs": wanted, **params.pop("extra_body", {})}
     settings: Any = {"model": "smol", "messages": CHAT, "max_tokens": 40, "extra_body": body}
     return client.chat.completions.create(**{**settings, **params})
@@ -62,8 +60,6 @@ def test_answers_match_streamed_and_not(client: openai.OpenAI, pair: Stack) -> N
 
 
 class Person(BaseModel):
-    """What the model is to say of somebody."""
-
     model_config = ConfigDict(extra="forbid")
 
     name: str = Field(max_length=12)

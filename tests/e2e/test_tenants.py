@@ -17,7 +17,6 @@ PROMPT = "The quick brown fox jumps over the lazy dog. " * 40
 
 
 def complete(stack: Stack, key: str, prompt: Any = PROMPT, **params: Any) -> dict[str, Any]:
-    """A tenant's answer."""
     headers = {"Authorization": f"Bearer {key}"}
     body = body_of(prompt, **{"max_tokens": 4, **params})
     answer = httpx.post(f"{stack.url}/v1/completions", json=body, headers=headers, timeout=300)

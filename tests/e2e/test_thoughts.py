@@ -34,7 +34,6 @@ def thinker(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked(stack: Stack, **fields: Any) -> Any:
-    """The answer to a chat, greedy."""
     body = {
         "messages": CHAT,
         "temperature": 0,
@@ -49,7 +48,6 @@ def asked(stack: Stack, **fields: Any) -> Any:
 
 
 def tokens_of(answer: Any) -> list[int]:
-    """Of its one choice."""
     ids: list[int] = answer["choices"][0]["token_ids"]
     return ids
 
@@ -87,7 +85,6 @@ def test_a_thought_ends_at_its_budget_also_where_a_worker_dies(
     killed: list[str] = []
 
     def kill() -> None:
-        """Whoever runs the request."""
         names = ("decode-0", "decode-1")
         killed.extend(n for n in names if stack.total(n, "vllm:num_requests_running") > 0)
         stack.signal(killed[0], signal.SIGKILL)

@@ -42,7 +42,6 @@ def chunked(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def small_chunked(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The same of the small model."""
     log = tmp_path_factory.mktemp("small-chunked") / "stack.log"
     flags = ["--max-num-batched-tokens", "64"]
     with Stack.running(str(small), log, worker_flags=flags) as stack:
@@ -50,7 +49,6 @@ def small_chunked(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def told(stack: Stack, request_id: str) -> dict[str, Any]:
-    """What the router keeps of a call."""
     response = clear_text.get(f"{stack.url}/debug/requests/{request_id}", timeout=10)
     assert response.status_code == 200, response.text
     content: dict[str, Any] = response.json()
@@ -58,7 +56,6 @@ def told(stack: Stack, request_id: str) -> dict[str, Any]:
 
 
 def sum_of(content: dict[str, Any]) -> float:
-    """Milliseconds of all parts."""
     return float(sum(part["ms"] for part in content["parts"]))
 
 

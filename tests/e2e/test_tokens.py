@@ -173,7 +173,6 @@ async def renew(stack: Stack, name: str) -> None:
 
 
 def linked(stack: Stack) -> bool:
-    """Whether an answer's KV crosses from P to D."""
     pulled = Growth(stack, "decode-0", "tandem:kv_handoff_bytes_total")
     asyncio.run(gather(stack.url, [[time.monotonic_ns() % 40_000] * 32], max_tokens=2))
     return pulled.now() > 0
@@ -187,7 +186,6 @@ class Growth:
         self.before = stack.total(worker, metric)
 
     def now(self) -> float:
-        """The growth."""
         return self.stack.total(self.worker, self.metric) - self.before
 
 
@@ -213,7 +211,6 @@ async def draw(stack: Stack, layout: str, indices: tuple[int, ...], drawn: Drawn
 
 
 def assert_same(drawn: Drawn, indices: tuple[int, ...]) -> None:
-    """In all layouts and turns."""
     first = next(iter(drawn.values()))
     assert all(first)
     differing = {

@@ -26,7 +26,6 @@ LONG = 44
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """Something that takes spans."""
     found = Receiver()
     yield found
     found.close()
@@ -38,7 +37,6 @@ def flags(url: str, protocol: str) -> list[str]:
 
 
 def ask(stack: Stack, traceparent: str, prompt: list[int]) -> httpx.Response:
-    """A completion under a caller's trace."""
     headers = {"traceparent": traceparent} if traceparent else {}
     body = body_of(prompt, max_tokens=8)
     return clear_text.post(f"{stack.url}/v1/completions", json=body, headers=headers, timeout=120)
@@ -62,7 +60,6 @@ def check_parents(spans: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def attempts_of(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """In the order of their beginnings."""
     found = (span for span in spans if span["name"] == "attempt")
     return sorted(found, key=lambda span: span["begin"])
 

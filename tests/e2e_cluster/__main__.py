@@ -174,7 +174,6 @@ def model_image(folder: Path) -> None:
 
 
 def suite(environment: dict[str, str], arguments: Sequence[str]) -> int:
-    """Run the tests; pytest's exit status."""
     chosen = [word for word in arguments if word.startswith("tests")] or ["tests/e2e_cluster"]
     options = [word for word in arguments if not word.startswith("tests")]
     if not upgrades(arguments):

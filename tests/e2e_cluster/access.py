@@ -46,6 +46,5 @@ def node_address(kube: Kube) -> str:
 
 
 def internal_address(node: Json) -> str:
-    """A node's own address."""
     addresses: list[dict[str, str]] = node["status"]["addresses"]
     return next(each["address"] for each in addresses if each["type"] == "InternalIP")

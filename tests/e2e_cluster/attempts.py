@@ -44,7 +44,6 @@ class Attempt:
         self.ended, self.problem = time.monotonic(), problem
 
     def state(self, moment: float) -> str:
-        """How far it had come at a moment."""
         for reached, name in (
             (self.ended, "ended"),
             (self.answered, "answer begun"),

@@ -61,7 +61,6 @@ class Breaks:
         return [each for each in self.unconnected if each.began > forgotten]
 
     def __str__(self) -> str:
-        """One line for the test's output."""
         states = Counter(each.state(self.cut) for each in self.broken)
         return (
             f"{len(self.begun)} requests were with a dead router, {len(self.broken)} broke "

@@ -49,7 +49,6 @@ def setup() -> Setup:
 
 @pytest.fixture
 def own_cluster(setup: Setup) -> None:
-    """The cluster's machines may be killed."""
     if not setup.is_own:
         pytest.skip("kills nodes: only on the cluster of tests/cluster")
 

@@ -31,8 +31,6 @@ def parsed(table: Iterable[str]) -> dict[Ends, str]:
 
 
 class Entry:
-    """One node, by name."""
-
     def __init__(self, node: str) -> None:
         self._fleet = Machines.load()
         self._node = node

@@ -12,15 +12,12 @@ PREFIX = "ghcr.io/tandem-serving"
 
 
 def prefix() -> str:
-    """Registry and folder of the images."""
     return os.environ.get(ENV_PREFIX, PREFIX)
 
 
 def tag() -> str:
-    """Tag of the images."""
     return os.environ.get(ENV_TAG, tandem_version())
 
 
 def reference(role: str) -> str:
-    """Image of operator, router or worker."""
     return f"{prefix()}/tandem-{role}:{tag()}"

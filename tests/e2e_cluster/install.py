@@ -27,11 +27,9 @@ class Installed:
     """How long the install took, until both replicas were ready."""
 
     def pods(self) -> list[Json]:
-        """Its pods."""
         return self.kube.items("pods", f"app.kubernetes.io/instance={RELEASE}")
 
     def lease(self) -> Json:
-        """What the Lease says; nothing where there is none."""
         found = self.kube.find("lease", LEASE) or {"spec": {}}
         spec: Json = found["spec"]
         return spec
@@ -46,7 +44,6 @@ class Installed:
         return self.identity().partition("_")[0]
 
     def restarts(self) -> int:
-        """How often containers of the operator ended by themselves."""
         statuses = [each for pod in self.pods() for each in pod["status"]["containerStatuses"]]
         return sum(each["restartCount"] for each in statuses)
 

@@ -33,7 +33,6 @@ class Kube:
     namespace: str = "default"
 
     def within(self, namespace: str) -> Kube:
-        """The same cluster, another namespace."""
         return replace(self, namespace=namespace)
 
     def run(self, *arguments: str, stdin: str | None = None, seconds: float = 60.0) -> str:
@@ -76,7 +75,6 @@ class Kube:
         return json.loads(text) if text.strip() else None
 
     def get(self, kind: str, name: str) -> Json:
-        """An object that must be there."""
         found = self.find(kind, name)
         assert found is not None, f"there is no {kind} {name} in {self.namespace}"
         return found
@@ -131,7 +129,6 @@ def conditions(resource: Json) -> dict[str, Json]:
 
 
 def is_true(resource: Json | None, condition: str) -> bool:
-    """Whether a condition holds for the newest generation."""
     if resource is None:
         return False
     found = conditions(resource).get(condition)

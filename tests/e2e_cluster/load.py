@@ -34,8 +34,6 @@ CONNECT_TRIES = 30
 
 
 class Failure(NamedTuple):
-    """A request that broke."""
-
     reason: str
     sent: float
     """When, of ``time.monotonic``."""
@@ -51,8 +49,6 @@ class Failure(NamedTuple):
 
 @dataclass
 class Tally:
-    """What came of the requests so far."""
-
     served: int = 0
     reconnects: int = 0
     failures: list[Failure] = field(default_factory=list)
@@ -60,7 +56,6 @@ class Tally:
     latencies: list[float] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """One line for the test's output."""
         kinds = Counter(str(failure).splitlines()[0][:80] for failure in self.failures)
         return (
             f"{self.served} served, {len(self.failures)} failed, {len(self.wrong)} wrong, "

@@ -26,8 +26,6 @@ UP_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Agent:
-    """It, where it runs."""
-
     kube: Kube
 
     def pod(self) -> Json | None:
@@ -36,13 +34,11 @@ class Agent:
         return found[0] if found and pods.is_ready(found[0]) else None
 
     def series(self) -> dict[str, float]:
-        """Samples at its port."""
         pod: Json = wait_for("the node's agent", self.pod, seconds=UP_SECONDS)
         url = f"http://127.0.0.1:{PORT}/metrics"
         return parse_metrics(self.kube.read_url(pods.name_of(pod), url, container="agent"))
 
     def copied(self) -> float:
-        """Bytes of KV."""
         return self.series()["tandem:kv_agent_copied_bytes_total"]
 
 

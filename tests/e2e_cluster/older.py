@@ -31,17 +31,14 @@ sys.exit(main(sys.argv[1:]))
 
 
 def folder() -> Path:
-    """Where its source and its images are."""
     return layout.ROOT / "older"
 
 
 def reference(role: str) -> str:
-    """Name of one of its images."""
     return f"{PREFIX}/tandem-{role}:{TAG}"
 
 
 def tars() -> list[Path]:
-    """Archives of its images."""
     return [folder() / "images" / f"{role}.tar" for role in ROLES]
 
 
@@ -65,5 +62,4 @@ def make_images() -> None:
 
 
 def load_images() -> None:
-    """Import them into every node."""
     archives.load(Machines.load(), tars())

@@ -19,7 +19,6 @@ def of_role(kube: Kube, service: str, role: str) -> list[Json]:
 
 
 def name_of(thing: Json) -> str:
-    """An object's name."""
     return str(thing["metadata"]["name"])
 
 
@@ -30,7 +29,6 @@ def node_of(pod: Json) -> str | None:
 
 
 def is_ready(pod: Json) -> bool:
-    """Whether a pod is ready."""
     return conditions(pod).get("Ready", {}).get("status") == "True"
 
 
@@ -56,7 +54,6 @@ def started(pod: Json) -> datetime | None:
 
 
 def restarts(pod: Json) -> int:
-    """How often the pod's containers were started again."""
     return sum(each["restartCount"] for each in pod["status"].get("containerStatuses", []))
 
 

@@ -88,7 +88,6 @@ class Service:
 
     @property
     def selector(self) -> str:
-        """Labels of all its children."""
         return f"{LABEL_INSTANCE}={self.name}"
 
     def apply(self, **roles: Json) -> None:
@@ -97,11 +96,9 @@ class Service:
         self.kube.apply(resource(self.kube, self.setup, self.name, spec))
 
     def patch(self, **spec: Any) -> None:
-        """Merge into its spec."""
         self.kube.patch(KIND, self.name, {"spec": spec})
 
     def get(self) -> Json:
-        """The object as it is now."""
         return self.kube.get(KIND, self.name)
 
     def wait_ready(self, seconds: float = READY_SECONDS) -> Json:

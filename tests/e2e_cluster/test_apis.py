@@ -43,7 +43,6 @@ def _answers(url: str) -> bool:
 
 @pytest.fixture(scope="module")
 def client(ports: dict[str, str]) -> Iterator[openai.OpenAI]:
-    """The unmodified package."""
     url = f"http://{ports['http']}/v1"
     with openai.OpenAI(base_url=url, api_key="none", timeout=60, max_retries=0) as made:
         yield made
@@ -68,7 +67,6 @@ def test_an_answer_follows_its_schema(service: Service, client: openai.OpenAI) -
 
 
 def test_a_tool_that_must_be_called_is_called(client: openai.OpenAI) -> None:
-    """By its name, in a stream of pieces."""
     tool: Any = {"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}}
     stream = client.chat.completions.create(
         model=NAME,
@@ -108,7 +106,6 @@ def test_responses_and_messages(client: openai.OpenAI, ports: dict[str, str]) ->
 
 
 def test_vectors_are_a_prefill_workers(service: Service, client: openai.OpenAI) -> None:
-    """And ranks."""
     prompts = "vllm:prompt_tokens_total"
     (decode,) = service.pods("decode")
     before = pods.total(pods.metrics(service.kube, decode), prompts)

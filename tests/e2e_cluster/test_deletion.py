@@ -19,7 +19,6 @@ KINDS = (
 
 
 def left(service: Service) -> list[str]:
-    """Children that are still there."""
     return [
         f"{each['kind']} {each['metadata']['name']} {each['metadata'].get('finalizers', '')}"
         for each in service.kube.items(KINDS, service.selector)

@@ -53,7 +53,6 @@ GREET = (
 
 @pytest.fixture(scope="module")
 def kube(service: Service) -> Kube:
-    """The service's own namespace."""
     return service.kube
 
 

@@ -32,7 +32,6 @@ def url(kube: Kube, setup: Setup) -> Iterator[str]:
 
 
 def router_labels() -> dict[str, str]:
-    """What tells the router from the workers."""
     labels: dict[str, str] = line.router()["metadata"]["labels"]
     return {key: value for key, value in labels.items() if key.endswith("component")}
 

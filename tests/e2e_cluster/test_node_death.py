@@ -40,7 +40,6 @@ def service(two_of_each: Service, request: pytest.FixtureRequest) -> Iterator[Se
 
 @pytest.fixture(scope="module")
 def kube(service: Service) -> Kube:
-    """The service's own namespace."""
     return service.kube
 
 

@@ -111,7 +111,6 @@ def _is_idle(url: str, since: float) -> bool:
 
 
 def _has_indexed(url: str, least: int) -> bool:
-    """Whether the router knows of so many cached blocks."""
     return bool(_fleet(url)["indexed_blocks"] >= least)
 
 

@@ -48,7 +48,6 @@ def address(child: Json) -> tuple[str, str]:
 
 
 def returns(service: Service, child: Json) -> Callable[[], bool]:
-    """Whether a child is there again, as another object."""
     kind, name = address(child)
 
     def check() -> bool:

@@ -78,7 +78,6 @@ def _hold(index: int, answers: list[Answer]) -> None:
 
 
 def _registered(agent: Agent) -> tuple[float, float]:
-    """Producers and consumers."""
     series = agent.series()
     return (
         series['tandem:kv_agent_workers{role="producer"}'],
@@ -87,7 +86,6 @@ def _registered(agent: Agent) -> tuple[float, float]:
 
 
 def _links_by_agent(near: Service) -> float:
-    """As routers hear of them."""
     (router,) = near.pods("router")
     return sum(
         value

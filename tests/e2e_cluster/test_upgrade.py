@@ -52,7 +52,6 @@ class Seen:
     false: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """The row."""
         lost = ", ".join(self.false) or "none"
         return (
             f"| {self.step} | {self.served} | {self.failed} | {self.rolled} | {self.secrets} "
@@ -149,12 +148,10 @@ def own_images(setup: Setup) -> None:
 
 
 def uids(service: Service) -> set[str]:
-    """Pods of all roles."""
     return {pod["metadata"]["uid"] for role in ROLES for pod in service.pods(role)}
 
 
 def secrets(service: Service) -> set[str]:
-    """UIDs of its Secrets."""
     found = service.kube.items("secrets", service.selector)
     return {each["metadata"]["uid"] for each in found}
 

@@ -23,8 +23,6 @@ CONDITIONS = ("Accepted", "ModelReady", "PrefillReady", "DecodeReady", "RouterRe
 
 @dataclass
 class Timeline:
-    """Moments since the resource was applied."""
-
     applied: datetime = field(default_factory=lambda: datetime.now(UTC))
     _start: float = field(default_factory=time.monotonic)
     moments: list[tuple[float, str]] = field(default_factory=list)
@@ -36,7 +34,6 @@ class Timeline:
         return seconds
 
     def at(self, when: datetime | None, what: str) -> None:
-        """Record a moment that Kubernetes knows."""
         if when is not None:
             self.moments.append(((when - self.applied).total_seconds(), what))
 
@@ -54,7 +51,6 @@ class Timeline:
                 self.at(pods.ready_since(pod), f"{role} pod ready")
 
     def table(self) -> str:
-        """All moments in order."""
         return "\n".join(f"{seconds:7.1f} s  {what}" for seconds, what in sorted(self.moments))
 
 

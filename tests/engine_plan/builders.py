@@ -43,8 +43,6 @@ REST_SECONDS = 0.001
 
 
 class Clock:
-    """Time that moves when told."""
-
     def __init__(self) -> None:
         self.now = 100.0
 
@@ -122,14 +120,12 @@ class Harness:
         """Hashes that a router would believe to be cached."""
 
     def add(self, request: EngineCoreRequest) -> RefusalCode | None:
-        """Add a request; the refusal's code."""
         refusal = self.core.add(request)
         if refusal is None:
             self.requests[request.key] = request
         return None if refusal is None else refusal.code
 
     def step(self) -> StepOutputs:
-        """One step, its outputs recorded."""
         result = self.core.step()
         for _, outputs, failed in result.by_router():
             self.outputs += [each for each in outputs if isinstance(each, EngineCoreOutput)]

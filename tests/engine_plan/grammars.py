@@ -32,7 +32,6 @@ class Paths:
         return [each for each in self._answers if each[:at] == self._tokens and len(each) > at]
 
     def accept(self, token_ids: Sequence[int]) -> None:
-        """See Grammar."""
         for token in token_ids:
             if len(self._tokens) == self._compiler.fickle_at or not any(
                 each[len(self._tokens)] == token for each in self._open
@@ -51,16 +50,13 @@ class Paths:
 
     @property
     def is_accepting(self) -> bool:
-        """See Grammar."""
         return self._tokens in self._answers
 
     @property
     def is_terminated(self) -> bool:
-        """See Grammar."""
         return not self._open and not self._compiler.late
 
     def copy(self) -> Paths:
-        """See Grammar."""
         other = Paths(self._answers, self._compiler)
         other._tokens = self._tokens
         return other
@@ -89,7 +85,6 @@ class HandCompiler:
         self.masks.set()
 
     def compile(self, wanted: StructuredOutputsParams, /) -> Paths:
-        """See GrammarBackend."""
         text = wanted.regex or ""
         assert self.may.wait(SECONDS)
         assert text != self.held or self.let_go.wait(SECONDS)
@@ -102,7 +97,6 @@ class HandCompiler:
         return Paths(answers, self)
 
     def close(self) -> None:
-        """See GrammarBackend."""
         self.closed = True
 
     def hold(self, held: bool) -> None:
@@ -122,7 +116,6 @@ class HandCompiler:
             request.constraint.is_ready(SECONDS)
 
     def gate(self) -> StructuredOutputManager:
-        """A manager over this compiler."""
         return StructuredOutputManager(lambda name: self, vocab_size=VOCAB)
 
 
@@ -144,7 +137,6 @@ def run(*engines: Harness) -> None:
 
 
 def step_until(engine: Harness, check: Any) -> None:
-    """Steps until ``check`` holds."""
     deadline = Deadline(every=0.001)
     while not check():
         if not engine.step().progressed:

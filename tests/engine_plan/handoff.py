@@ -23,8 +23,6 @@ Event = Loaded | LoadFailed | Released | Announced
 
 @dataclass
 class Export:
-    """What a producer has computed for a key."""
-
     num_prompt: int
     upto: int = 0
     block_ids: tuple[int, ...] = ()
@@ -43,20 +41,16 @@ class Connector:
         self.pending: set[RequestKey] = set()
 
     def admit(self, request: Request) -> Refusal | None:
-        """Takes everything."""
         self.calls.append(("admit", request.key))
         return None
 
     def lookup(self, request: Request, num_local: int) -> Remote:
-        """Everything is computed here."""
         return Remote(Lookup.NOTHING)
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
-        """Never asked for."""
         raise AssertionError("nothing is loaded here")
 
     def started(self, request: Request) -> None:
-        """Noted."""
         self.calls.append(("started", request.key))
 
     def computed(
@@ -70,21 +64,17 @@ class Connector:
         """Nobody listens."""
 
     def finished(self, request: Request, why: str) -> Hold:
-        """Nothing is kept."""
         self.calls.append(("finished", request.key))
         return Hold.FREE
 
     def cancelled(self, key: RequestKey) -> None:
-        """Only written down."""
         self.calls.append(("cancelled", key))
 
     def poll(self) -> list[Event]:
-        """What the test put there."""
         events, self.events = self.events, []
         return events
 
     def has_pending(self) -> bool:
-        """Whether events wait or promises are open."""
         return bool(self.events or self.pending)
 
 
@@ -133,7 +123,6 @@ class ProducerSide(Connector):
         export.first, export.ended = tuple(first), finish
 
     def finished(self, request: Request, why: str) -> Hold:
-        """A producer's blocks stay until released."""
         hold = super().finished(request, why)
         export = self.exports.get(request.key)
         if export is None:
@@ -143,13 +132,11 @@ class ProducerSide(Connector):
         return Hold.KEPT
 
     def cancelled(self, key: RequestKey) -> None:
-        """The lease ends at once."""
         super().cancelled(key)
         if key in self.pending:
             self.release(key)
 
     def release(self, key: RequestKey) -> None:
-        """The lease is over."""
         del self.exports[key]
         self.pending.discard(key)
         self.events.append(Released(key))
@@ -181,7 +168,6 @@ class ConsumerSide(Connector):
         self.keep_on_abort = True
 
     def lookup(self, request: Request, num_local: int) -> Remote:
-        """Later, until the producer has something."""
         self.num_looks += 1
         if request.kv is None:
             return Remote(Lookup.NOTHING)
@@ -192,7 +178,6 @@ class ConsumerSide(Connector):
         return Remote(Lookup.READY, count)
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
-        """Once for each key."""
         assert request.key not in self.loads
         self.loads[request.key] = tuple(block_ids), tokens
         self.loading.add(request.key)
@@ -206,13 +191,11 @@ class ConsumerSide(Connector):
         return hold
 
     def release(self, key: RequestKey) -> None:
-        """Nothing writes the blocks any more."""
         self.loading.discard(key)
         self.pending.discard(key)
         self.events.append(Released(key))
 
     def fail(self, key: RequestKey, *, blocks_free: bool = True) -> None:
-        """The hand-off failed."""
         if blocks_free:
             self.loading.discard(key)
         self.events.append(LoadFailed(key, FailCause.PEER, "the peer is gone", blocks_free))
@@ -226,7 +209,6 @@ class ConsumerSide(Connector):
         blocks: Sequence[int],
         target: SimExecutor,
     ) -> None:
-        """Bring the bytes and commit."""
         block_ids, tokens = self.loads[key]
         target.fill(block_ids, tokens, source.read(blocks, tokens))
         self.loading.discard(key)
@@ -243,46 +225,36 @@ class BothSides:
         return self.producer if isinstance(request.kv, Produce) else self.consumer
 
     def admit(self, request: Request) -> Refusal | None:
-        """See the side."""
         return self._side(request).admit(request)
 
     def lookup(self, request: Request, num_local: int) -> Remote:
-        """See the side."""
         return self._side(request).lookup(request, num_local)
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
-        """See the side."""
         self._side(request).begin_load(request, block_ids, tokens)
 
     def started(self, request: Request) -> None:
-        """See the side."""
         self._side(request).started(request)
 
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
     ) -> None:
-        """See the side."""
         self._side(request).computed(request, block_ids, tokens, done)
 
     def first_tokens(
         self, request: Request, first: Sequence[FirstToken], finish: str | None
     ) -> None:
-        """See the side."""
         self._side(request).first_tokens(request, first, finish)
 
     def finished(self, request: Request, why: str) -> Hold:
-        """See the side."""
         return self._side(request).finished(request, why)
 
     def cancelled(self, key: RequestKey) -> None:
-        """See the sides."""
         self.producer.cancelled(key)
         self.consumer.cancelled(key)
 
     def poll(self) -> list[Event]:
-        """Of both sides."""
         return [*self.producer.poll(), *self.consumer.poll()]
 
     def has_pending(self) -> bool:
-        """Of either side."""
         return self.producer.has_pending() or self.consumer.has_pending()

@@ -24,8 +24,6 @@ from tandem.protocol.requests import EngineCoreRequest
 
 @dataclass(frozen=True)
 class Traffic:
-    """What comes, in steps, tokens and blocks."""
-
     seed: int = 0
     num_blocks: int = 16
     seats: int = 8

@@ -16,18 +16,14 @@ P, D = Incarnation(b"p" * 16), Incarnation(b"d" * 16)
 
 
 def produce(name: str, prompt: Any = 40, **fields: Any) -> EngineCoreRequest:
-    """The prefill leg of a request."""
     return request_of(name, prompt, kv=Produce(D), **fields)
 
 
 def consume(name: str, prompt: Any = 40, **fields: Any) -> EngineCoreRequest:
-    """The decode leg of a request."""
     return request_of(name, prompt, kv=Consume(P), **fields)
 
 
 class Pair:
-    """A prefill and a decode engine."""
-
     def __init__(
         self,
         p_blocks: int = 64,

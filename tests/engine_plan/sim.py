@@ -128,8 +128,6 @@ class SimModel:
 
 @dataclass(slots=True)
 class _Row:
-    """What a rank remembers of a sequence."""
-
     new: NewSequence
     token_ids: list[int]
     block_ids: list[int] = field(default_factory=list)
@@ -236,7 +234,6 @@ class SimExecutor:
             self.slab[destination] = self.slab[source].copy()
 
     def _written(self, plan: SchedulerOutput) -> set[int]:
-        """The blocks that a step writes."""
         size, written = self._block_size, {to for _, to in plan.block_copies}
         for each in plan.rows:
             held = [*self._rows[each.seq].block_ids, *each.new_block_ids]
@@ -253,7 +250,6 @@ class SimExecutor:
         future.set_result(replace(output, sampled=tuple(sampled)))
 
     def regions(self) -> tuple[KVRegion, ...]:
-        """No memory that anybody could move."""
         return ()
 
     def sleep(self, level: int) -> int:
@@ -276,7 +272,6 @@ class SimExecutor:
         raise InvalidParameter("torch_profiler_dir", folder, "an engine that runs a model")
 
     def processes(self) -> Mapping[int, int]:
-        """None."""
         return {}
 
     def check_health(self) -> None:

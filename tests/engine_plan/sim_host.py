@@ -35,7 +35,6 @@ class HostMemory:
 
     @property
     def num_begun(self) -> int:
-        """Stores until now, read or not."""
         return self.num_stored + len(self._stores)
 
     def begin(self, slab: Slab, transfers: BlockTransfers, written: set[int]) -> None:
@@ -72,7 +71,6 @@ class HostMemory:
         self.num_stored += 1
 
     def report(self, slab: Slab, *, wait: bool) -> TransferReport | None:
-        """Loads that have landed by now."""
         loaded, failed = [], []
         later = []
         for left, ticket, content in self._loads:
@@ -91,15 +89,12 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class StoreFence:
-    """Of a step, behind all stores until it."""
-
     memory: HostMemory
     slab: Slab
     own: Fence
     stores: int
 
     def done(self) -> bool:
-        """See Fence."""
         memory = self.memory
         left = self.stores - memory.num_stored
         if left > 0:

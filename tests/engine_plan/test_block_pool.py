@@ -12,12 +12,10 @@ from tandem.protocol.ids import BlockHash
 
 
 def digest(number: int) -> BlockHash:
-    """A hash that shows its number."""
     return BlockHash(number.to_bytes(16, "big"))
 
 
 def pool_of(num_blocks: int) -> BlockPool:
-    """An empty pool."""
     return BlockPool(num_blocks, BlockEventLog())
 
 
@@ -208,7 +206,6 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pool.num_free)
     @rule(data=st.data())
     def take(self, data):
-        """A new holder."""
         count = data.draw(st.integers(1, self.pool.num_free))
         held = {block for table in self.tables for block in table}
         taken = self.pool.take(count)
@@ -219,7 +216,6 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
     def release(self, data):
-        """A holder lets go of all."""
         table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
         self.pool.release(reversed(table))
 
@@ -242,7 +238,6 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def forget(self):
-        """The prefix cache is reset."""
         self.pool.forget_free()
 
     @invariant()

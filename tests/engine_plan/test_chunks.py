@@ -53,14 +53,12 @@ def test_prompts_that_begin_together_hold_so_many_tokens():
 
 
 def test_a_prompt_that_begins_alone_is_not_cut_for_others():
-    """Nobody is done sooner for it."""
     harness = Harness(max_num_batched_tokens=64, max_num_begun_tokens=24, num_blocks=64)
     harness.add(request_of("a", prompt=60))
     assert [tokens for _, tokens in planned(harness)] == [60]
 
 
 def test_a_lone_prompt_takes_the_larger_chunk_until_another_waits():
-    """Nobody waits longer than for a step that had begun."""
     harness = Harness(
         max_num_batched_tokens=64,
         long_prefill_token_threshold=8,

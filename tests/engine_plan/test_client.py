@@ -44,7 +44,6 @@ class HeldExecutor(SimExecutor):
         self.stopped = False
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Wait, then run or fail."""
         self.entered.set()
         assert self.go.wait(WAIT)
         if self.error is not None:
@@ -52,7 +51,6 @@ class HeldExecutor(SimExecutor):
         return super().execute(plan)
 
     def stop(self) -> None:
-        """Noted."""
         self.stopped = True
         super().stop()
 

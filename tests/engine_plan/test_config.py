@@ -76,7 +76,6 @@ DEFAULTS = {
 
 
 def folder_of(tmp_path: Path, config: dict[str, Any], generation: Any = None) -> Path:
-    """A prepared folder without weights."""
     (tmp_path / "config.json").write_text(json.dumps(config))
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))

@@ -23,7 +23,6 @@ class SlowFence:
         self.landed = False
 
     def done(self) -> bool:
-        """Whether the writes have landed."""
         return self.landed
 
 
@@ -78,11 +77,9 @@ class KnowsWritten(Future[ModelRunnerOutput]):
         self._step, self._fence, self._read = step, fence, read
 
     def wait_nearly(self, seconds: float) -> Fence:
-        """See WrittenAhead."""
         return self._fence
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
-        """Noted."""
         self._read()
         return self._step.result(timeout)
 
@@ -225,7 +222,6 @@ def test_a_handoff_that_may_not_start_is_computed_here():
 
 
 def test_tokens_of_handoffs_whose_kv_is_late_are_queued():
-    """At the decode worker, too, until their blocks are reserved."""
     pair = Pair(max_num_queued_tokens=50)
     request = consume("a")
     assert pair.d.add(request) is None

@@ -25,16 +25,13 @@ class Brings(Connector):
         self.begun: list[range] = []
 
     def lookup(self, request: Request, num_local: int) -> Remote:
-        """What it was made with."""
         self.calls.append(("lookup", request.key))
         return self.remote
 
     def begin_load(self, request, block_ids, tokens) -> None:
-        """Noted."""
         self.begun.append(tokens)
 
     def finished(self, request: Request, why: str) -> Hold:
-        """What it was made with."""
         super().finished(request, why)
         return self.hold
 
@@ -44,7 +41,6 @@ NOTHING, READY = Remote(Lookup.NOTHING), Remote(Lookup.READY, 16)
 
 @pytest.fixture
 def request_() -> Request:
-    """A request as connectors see it."""
     harness = Harness()
     harness.add(request_of("a"))
     (group,) = harness.core.scheduler.roster.groups.values()

@@ -19,7 +19,6 @@ ALLOWED = [[int(token) for token in each.split()] for each in ANSWERS.split("|")
 
 @pytest.fixture
 def compiler() -> HandCompiler:
-    """What the engines below compile with."""
     return HandCompiler()
 
 
@@ -34,7 +33,6 @@ def no_mask_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_answers_are_of_the_grammar_and_others_are_as_alone(
     compiler: HandCompiler, steps_ahead: bool
 ):
-    """In one batch, with one step in flight or two."""
     engine = Harness(gate=compiler.gate, async_scheduling=steps_ahead)
     bound = [
         request_of(f"g{seed}", params=constrained(ANSWERS, temperature=1.0, seed=seed))

@@ -23,14 +23,12 @@ def run_drafted(harness, outputs, *, most=3, wrong_every=4, limit=500):
 
 
 def planned(harness):
-    """The next plan, which there is."""
     plan = harness.core.scheduler.plan()
     assert plan is not None
     return plan
 
 
 def whole(harness, request):
-    """What the request gives when it is computed alone."""
     return harness.oracle(request)[0]
 
 
@@ -166,7 +164,6 @@ def test_drafts_under_preemption(num_blocks, ahead):
 
 
 def test_a_proposal_of_one_that_is_aborted_is_forgotten():
-    """Nothing of it is planned."""
     harness = Harness()
     request = request_of("a", params=params_of(ignore_eos=True))
     harness.add(request)

@@ -26,7 +26,6 @@ class LateExecutor(SimExecutor):
         self.log: list[str] = []
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Run at once; reading is noted."""
         self.log.append(f"launch {plan.step}")
         log, done = self.log, super().execute(plan)
 

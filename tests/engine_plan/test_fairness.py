@@ -171,7 +171,6 @@ class Overtaking(Turns):
         return self._free_seats > 0 and manager.can_start(hits, count, extra=extra)
 
     def may_start(self, request):
-        """Nobody asks about hand-offs."""
         return True
 
 

@@ -18,7 +18,6 @@ from tandem.protocol.errors import RefusalCode
 
 @pytest.fixture
 def compiler() -> HandCompiler:
-    """What the engines below compile with."""
     return HandCompiler()
 
 
@@ -187,7 +186,6 @@ def test_a_compiler_that_has_no_room_is_no_fault_of_the_text(compiler: HandCompi
 
 
 def test_a_text_has_its_whole_time_once_it_is_begun(compiler: HandCompiler):
-    """What it waited before is not charged to it."""
     gate = one_thread(compiler)
     engine = Harness(gate=lambda: gate)
     compiler.may.clear()

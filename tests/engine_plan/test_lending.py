@@ -21,7 +21,6 @@ class Landing:
         self.landed = False
 
     def done(self) -> bool:
-        """Whether the writes have landed."""
         return self.landed
 
 

@@ -10,12 +10,10 @@ from tandem.protocol.ids import BlockHash
 
 
 def name(number: int) -> BlockHash:
-    """A hash."""
     return BlockHash(bytes([number]) * 16)
 
 
 def digest(number: int) -> BlockHash:
-    """One of many."""
     return BlockHash(number.to_bytes(16, "big"))
 
 

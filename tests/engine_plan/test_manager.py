@@ -15,7 +15,6 @@ _numbers = iter(range(10**6))
 
 
 def sequence_of(prompt: list[int], choice: int = 0) -> Request:
-    """A sequence without blocks."""
     source = request_of("m", prompt)
     root = root_hash(fingerprint="f", block_size=BLOCK)
     group = RequestGroup(

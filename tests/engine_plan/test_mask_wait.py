@@ -9,19 +9,15 @@ from tandem.engine.core.mask_wait import LEAST_S, MARGIN_S, MOST_S, STEPS, MaskW
 
 
 class Clock:
-    """Virtual ``time.monotonic``."""
-
     def __init__(self) -> None:
         self.now = 100.0
 
     def monotonic(self) -> float:
-        """Seconds."""
         return self.now
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """In place of the waits' clock."""
     made = Clock()
     monkeypatch.setattr(mask_wait, "time", made)
     return made
@@ -42,7 +38,6 @@ def step(wait: MaskWait, clock: Clock, *, device: float, host: float, mask: floa
 
 
 def room(wait: MaskWait, clock: Clock) -> float:
-    """How long the next wait may be."""
     return wait.until() - clock.now
 
 

@@ -55,7 +55,6 @@ NAMES = {
 
 
 def engine_of(registry: CollectorRegistry, clock: Clock, num_blocks: int = 64, **flat):
-    """An engine that is measured."""
     config = config_of(served_model_name="tiny", **flat)
     executor = SimExecutor(num_blocks)
     metrics = EngineMetrics(registry, model_name="tiny", max_model_len=1000)
@@ -71,7 +70,6 @@ def run(core: EngineCore, clock: Clock) -> None:
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
-    """One sample."""
     return registry.get_sample_value(name, LABELS | labels)
 
 

@@ -38,7 +38,6 @@ def offloading(num_blocks: int = 5, num_cpu_blocks: int = 20, **flat) -> Harness
 
 
 def stats_of(harness: Harness):
-    """What the tier has counted."""
     assert harness.core._offload is not None
     return harness.core._offload.stats
 
@@ -84,7 +83,6 @@ def test_a_load_lets_others_run_and_they_wait_for_none():
 
 
 def test_a_cancel_in_mid_load_keeps_the_blocks_until_it_has_landed():
-    """Nobody is given blocks that a load still writes."""
     harness = offloading()
     again = cold(harness)
     harness.executor.memory.steps_to_land = 2

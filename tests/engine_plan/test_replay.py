@@ -129,7 +129,6 @@ def test_preempted_sequences_are_compared(ahead):
 
 
 def test_counted_by_agreement():
-    """tandem:resume_replayed_tokens_total has both."""
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry, model_name="m", max_model_len=100)
     harness = Harness(metrics=metrics)

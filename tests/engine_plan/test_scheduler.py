@@ -191,7 +191,6 @@ def test_an_urgent_latecomer_goes_before_those_that_run():
 
 
 def test_fcfs_knows_no_priority():
-    """By arrival alone, unless the policy says otherwise."""
     harness = Harness()
     harness.add(request_of("a", 16, priority=5))
     harness.add(request_of("b", 16, priority=1))

@@ -113,7 +113,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(prompt=prompts, params=params, priority=st.integers(0, 2))
     def add(self, prompt, params, priority):
-        """A whole request."""
         self._add(request_of(self._name(), prompt, params=params, priority=priority))
 
     @rule(
@@ -131,7 +130,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(prompt=prompts, kind=st.sampled_from(PoolingType), priority=st.integers(0, 2))
     def pool(self, prompt, kind, priority):
-        """A request that returns no token."""
         fields = {"pooling": PoolingParams(pooling_type=kind), "priority": priority}
         self._add(request_of(self._name(), prompt, params=NO_SAMPLING, **fields))
 
@@ -166,7 +164,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(prompt=prompts, params=params, side=st.sampled_from((Produce(PEER), Consume(PEER))))
     def hand_off(self, prompt, params, side):
-        """One half of a hand-off."""
         self._add(request_of(self._name(), prompt, params=params, kv=side))
 
     @precondition(lambda self: self.live)
@@ -188,7 +185,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 6))
     def step(self, count):
-        """Time goes on."""
         for _ in range(count):
             self._step()
             self._let_threads_end()
@@ -391,7 +387,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 def test_outputs_are_typed():
-    """What the machine collects is what a frame carries."""
     harness = Harness()
     harness.add(request_of("a"))
     harness.run()

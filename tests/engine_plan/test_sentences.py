@@ -51,13 +51,11 @@ def test_a_texts_length_bounds_the_context(tmp_path: Path):
 
 @pytest.mark.parametrize("said", [{}, {"max_seq_length": None}, {"max_seq_length": 8192}])
 def test_without_a_shorter_length_the_positions_bound_it(tmp_path: Path, said: dict[str, Any]):
-    """As they do in sentence-transformers."""
     assert read_facts(folder_of(tmp_path, sentence_bert_config=said)).derived_max_len == 512
 
 
 @pytest.mark.parametrize(("where", "name"), [("", "roberta"), ("0_Transformer", "bert")])
 def test_the_settings_are_found_by_their_older_names(tmp_path: Path, where: str, name: str):
-    """In the module's own folder, too."""
     stem = f"{where}/sentence_{name}_config" if where else f"sentence_{name}_config"
     folder = folder_of(tmp_path, where=where, **{stem: {"max_seq_length": 128}})
     assert read_facts(folder).derived_max_len == 128
@@ -65,7 +63,6 @@ def test_the_settings_are_found_by_their_older_names(tmp_path: Path, where: str,
 
 @pytest.mark.parametrize("length", [0, -1, 1.5, "128", True])
 def test_a_length_that_is_none_is_named(tmp_path: Path, length: Any):
-    """With the file and the key."""
     folder = folder_of(tmp_path, sentence_bert_config={"max_seq_length": length})
     with pytest.raises(InvalidParameter, match=r"sentence_bert_config\.json: max_seq_length"):
         read_facts(folder)

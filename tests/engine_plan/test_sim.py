@@ -8,14 +8,12 @@ from tandem.engine.step import NewSequence, SchedulerOutput, SeqId, StepRow
 
 
 def started() -> SimExecutor:
-    """An executor with a slab."""
     executor = SimExecutor(8, verify=True)
     executor.start(config_of())
     return executor
 
 
 def new(seq: int = 0, tokens: int = 20, blocks: tuple[int, ...] = (0, 1)) -> NewSequence:
-    """A sequence at first sight."""
     return NewSequence(
         SeqId(seq), list(range(tokens)), tokens, params_of(), 0, EOS, list(blocks)
     )  # fmt: skip

@@ -17,7 +17,6 @@ SLEEP, WAKE_UP = CommandName.SLEEP, CommandName.WAKE_UP
 
 
 def call(harness: Harness, name: CommandName, **args: Any) -> Reply:
-    """One command."""
     return harness.core.call(Command(id=3, name=name, args=args))
 
 
@@ -136,7 +135,6 @@ def test_a_sleep_that_does_not_come_in_time_is_off() -> None:
 
 
 def test_waking_up_calls_a_sleep_off() -> None:
-    """What runs goes on, and others are taken."""
     harness = Harness()
     request = request_of("a", 40, params=params_of(max_tokens=6, ignore_eos=True))
     harness.add(request)
@@ -161,7 +159,6 @@ def test_waking_up_calls_a_sleep_off() -> None:
     ],
 )
 def test_what_cannot_be_asked_is_refused_by_name(args: dict[str, Any], said: str) -> None:
-    """Nothing has changed."""
     harness = Harness()
     reply = call(harness, SLEEP, **args)
     assert not reply.ok
@@ -170,7 +167,6 @@ def test_what_cannot_be_asked_is_refused_by_name(args: dict[str, Any], said: str
 
 
 def test_tags_are_those_that_there_are() -> None:
-    """Others are named."""
     harness = Harness()
     call(harness, SLEEP)
     reply = call(harness, WAKE_UP, tags="weights,adapters")
@@ -202,7 +198,6 @@ def test_who_must_stay_awake_says_why() -> None:
 
 
 def test_what_cannot_be_taken_again_goes_on_sleeping() -> None:
-    """Until it can be."""
     harness = Harness()
     call(harness, SLEEP)
     harness.executor.fails_to_wake = TandemError("no room")
@@ -247,12 +242,10 @@ class Beside:
         self.told: list[str] = []
 
     def sleep(self) -> int:
-        """See Sleeper."""
         self.told.append("sleep")
         return 1000
 
     def wake_up(self) -> None:
-        """See Sleeper."""
         self.told.append("wake up")
 
 

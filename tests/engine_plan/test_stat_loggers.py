@@ -56,7 +56,6 @@ class Told:
 
 
 def ended(reason: str) -> FinishedRecord:
-    """A request that ended so."""
     return FinishedRecord(reason, 10, 5, None, 1, 0, 10, 0.1, 0.1, 0.1, 0.3)
 
 
@@ -97,7 +96,6 @@ def test_a_sleep_is_nobodys_rate() -> None:
 
 
 def test_a_step_longer_than_the_interval_is_told() -> None:
-    """It is no sleep."""
     clock, told = Clock(), Told()
     loggers = StatLoggers([told], interval=1.0, clock=clock)
     steps(loggers, clock, 3, 4.0)
@@ -117,7 +115,6 @@ def test_who_fails_is_told_nothing_more(moment: str, caplog: pytest.LogCaptureFi
 
 
 def test_without_loggers_only_totals_are_kept() -> None:
-    """Nobody is asked what lives there."""
     loggers = StatLoggers()
 
     def nobody() -> SchedulerStats:
@@ -188,7 +185,6 @@ def test_an_engine_tells_all_of_its_loggers() -> None:
 
 
 def test_a_function_gets_each_report() -> None:
-    """At intervals, and at the end."""
     clock = Clock()
     reports: list[Report] = []
     loggers = StatLoggers([FunctionStatLogger(reports.append)], interval=1.0, clock=clock)

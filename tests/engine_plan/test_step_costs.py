@@ -44,13 +44,11 @@ def test_a_chunk_and_a_decode() -> None:
 
 
 def test_a_step_without_rows_costs_nothing() -> None:
-    """It moves blocks only."""
     assert costs_of().of(step()) == StepCost(0, 0, 0)
 
 
 @pytest.mark.parametrize("before", [0, 1, 3, 4, 9])
 def test_a_window_bounds_what_a_token_sees(before: int) -> None:
-    """As counted position by position."""
     found = costs_of(sliding_window=4).of(step((before, 6, False)))
     seen = sum(min(4, position + 1) for position in range(before, before + 6))
     assert found.flops == 2 * 6 * LINEAR + 32 * seen
@@ -85,7 +83,6 @@ def test_peaks_are_of_devices_that_are_known() -> None:
 
 @pytest.mark.parametrize(("name", "there"), [("NVIDIA H200", 4.8e12), ("", None)])
 def test_the_peak_is_a_series_where_there_is_one(name: str, there: float | None) -> None:
-    """None for a CPU."""
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry, model_name="tiny", max_model_len=10)
     metrics.set_device(name)

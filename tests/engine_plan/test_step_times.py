@@ -30,7 +30,6 @@ def measured(times: int = 20) -> MeasuredSteps:
 
 
 def test_medians_of_either_kind() -> None:
-    """By size; a step that built kernels changes nothing."""
     steps = measured()
     steps.note(Crowd(10), 0, 30.0)
     steps.note(Crowd(0), 1_000, 30.0)
@@ -44,7 +43,6 @@ def test_medians_of_either_kind() -> None:
 
 
 def test_how_long_requests_stay() -> None:
-    """A mean that follows."""
     steps = MeasuredSteps()
     steps.note_end(2.0)
     assert steps.residence_s == 2.0

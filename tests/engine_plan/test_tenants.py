@@ -18,7 +18,6 @@ def long_request(name: str, tenant: str, prompt: int = 20, tokens: int = 60) -> 
 
 
 def running(harness: Harness) -> list[str]:
-    """Requests that run, in order."""
     return [each.request_id for each in harness.core.scheduler.roster.running]
 
 
@@ -196,7 +195,6 @@ def test_a_cached_prompt_counts_by_what_is_left_of_it() -> None:
 
 
 def test_what_a_tenant_does_not_need_goes_to_the_other() -> None:
-    """Steps stay full."""
     harness = Harness(num_blocks=200, max_num_batched_tokens=64)
     long = long_request("long", "hog", prompt=640, tokens=2)
     short = long_request("short", "victim", prompt=10, tokens=2)
@@ -211,7 +209,6 @@ def test_what_a_tenant_does_not_need_goes_to_the_other() -> None:
 
 
 def test_one_tenant_is_served_by_arrival_whatever_it_costs() -> None:
-    """As requests without a tenant are."""
     plans = []
     for tenant in ("", "only"):
         harness = Harness(num_blocks=40, max_num_seqs=3)

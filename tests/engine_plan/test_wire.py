@@ -67,10 +67,7 @@ SCORE = TokenLogprobs(5, -0.25, 1, (5, 6), (-0.25, -2.0))
 
 
 class Unfinished:
-    """A fence that is not done."""
-
     def done(self) -> bool:
-        """Never."""
         return False
 
 

@@ -65,7 +65,6 @@ def encoder_of(name: str, **changes: Any) -> tuple[Path, Any]:
 
 
 def states_of(model: Any, ids: list[int], second_text_at: int | None = None) -> torch.Tensor:
-    """transformers' last hidden states [tokens, hidden]."""
     body = model if not hasattr(model, "base_model") else model.base_model
     with torch.inference_mode():
         found: torch.Tensor = body(**_given(ids, second_text_at)).last_hidden_state[0]
@@ -73,7 +72,6 @@ def states_of(model: Any, ids: list[int], second_text_at: int | None = None) -> 
 
 
 def scores_of(model: Any, ids: list[int], second_text_at: int | None = None) -> torch.Tensor:
-    """transformers' numbers of the head."""
     with torch.inference_mode():
         found: torch.Tensor = model(**_given(ids, second_text_at)).logits[0]
     return found

@@ -16,7 +16,6 @@ class ForkedExecutor(MultiprocExecutor):
     """Its process begins behind the imports, which are most of what a start costs."""
 
     def launch(self, descriptor: int) -> subprocess.Popen[bytes]:
-        """See MultiprocExecutor."""
         if sys.platform != "linux":
             return super().launch(descriptor)
         forked = fork_server("rank").fork([], os.environ, output=2, beside=[descriptor])

@@ -34,7 +34,6 @@ class Listening(Sampler):
         self.heard: list[torch.Tensor] = []
 
     def sample(self, logits, batch, **kwargs):
-        """As Sampler, after noting the logits."""
         self.heard.append(logits.clone())
         return super().sample(logits, batch, **kwargs)
 
@@ -56,12 +55,10 @@ class Line:
 
     @property
     def output(self) -> list[int]:
-        """What was drawn."""
         return self.tokens[self.num_prompt :]
 
     @property
     def pending(self) -> int:
-        """Tokens whose KV is not computed."""
         return len(self.tokens) - self.computed
 
 

@@ -46,7 +46,6 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> SamplerOutput:
 
 
 def tokens_of(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
-    """The ids that one step draws."""
     return [int(token) for token in sample(logits, rows).token_ids]
 
 

@@ -75,7 +75,6 @@ def distribution(row: Sequence[float], params: SamplingParams) -> list[float]:
 
 
 def softmax(row: Sequence[float]) -> list[float]:
-    """Shares of the exponentials."""
     parts = [math.exp(x - max(row)) for x in row]
     return [part / math.fsum(parts) for part in parts]
 

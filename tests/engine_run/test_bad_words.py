@@ -35,7 +35,6 @@ class Counted(tuple[int, ...]):
 
 
 def test_a_step_looks_once_for_each_length() -> None:
-    """Not once for each of 8,000 words."""
     words = BadWords([(n, n + 1, n + 2) for n in range(4_000)] + [(n, 7) for n in range(4_000)])
     assert words.forbidden(Counted((5, 1, 2))).tolist() == [3, 7]
     assert Counted.cuts == 2

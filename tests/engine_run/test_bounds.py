@@ -22,7 +22,6 @@ from tandem.protocol.sampling import SamplingParams
 
 
 def words_of(allowed: list[int], size: int) -> bytes:
-    """A row of a step's masks."""
     bits = np.zeros(-(-size // 32) * 32, dtype=np.uint8)
     bits[allowed] = 1
     return np.packbits(bits, bitorder="little").tobytes()

@@ -43,7 +43,6 @@ class Stream:
         self.queued |= other.queued
 
     def wait_event(self, event: Event) -> None:
-        """What comes is behind it."""
         self.queued |= event.behind
 
 
@@ -56,11 +55,9 @@ class Event:
         self.behind: frozenset[object] = frozenset()
 
     def record(self) -> None:
-        """Now."""
         self.behind = frozenset(self.device.on.queued)
 
     def query(self) -> bool:
-        """See torch."""
         return self.behind <= self.device.done
 
 
@@ -85,13 +82,11 @@ class Device:
 
     @contextmanager
     def within(self, stream: Stream) -> Iterator[None]:
-        """See torch."""
         self.on = stream
         yield
         self.on = self.steps
 
     def note(self, *copies: object) -> None:
-        """They are queued."""
         for each in copies:
             self.begun[each] = frozenset(self.on.queued)
             self.on.queued.add(each)
@@ -99,13 +94,11 @@ class Device:
     def begin(
         self, stores: Sequence[tuple[int, int]] = (), *, loads: Any = (), writes: Sequence[int] = ()
     ) -> Moment | None:
-        """A step's copies."""
         return self.host.begin(BlockTransfers(tuple(stores), tuple(loads)), frozenset(writes))
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    """A pretended GPU."""
     with monkeypatch.context() as gpu:
         yield Device(gpu)
 
@@ -187,7 +180,6 @@ def test_whoever_writes_past_the_steps_waits_for_all_stores(device: Device) -> N
 
 
 def test_a_copied_block_is_written() -> None:
-    """Also by a step whose rows leave it alone."""
     assert blocks_written(SchedulerOutput(1, (), block_copies=((4, 2),)), InputBatch(16, 1)) == {2}
 
 

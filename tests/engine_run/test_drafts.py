@@ -38,7 +38,6 @@ PARAMS = {
 
 
 def engine(**settings) -> CPUEngine:
-    """The tiny Llama."""
     return CPUEngine(folder_of("llama"), **{"num_gpu_blocks_override": 40} | settings)
 
 
@@ -77,7 +76,6 @@ def ready(name: str, **settings) -> CPUEngine:
 
 @cache
 def undrafted(name: str) -> tuple[dict[str, list[int]], dict[str, list[TokenLogprobs]]]:
-    """Tokens and scores without drafts."""
     return told_by(ready(name))[:2]
 
 

@@ -63,7 +63,6 @@ def engine_of(name: str, *, padded: bool) -> CPUEngine:
 
 
 def vectors(engine: CPUEngine, prompts: list[list[int]]) -> list[list[float]]:
-    """Of each prompt in every way."""
     keys = [engine.pool(prompt, params) for prompt in prompts for params in KINDS]
     engine.run()
     return [list(engine.pooled[key.request].vector) for key in keys]

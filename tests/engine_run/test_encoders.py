@@ -43,7 +43,6 @@ def wanted(states: torch.Tensor, params: PoolingParams) -> torch.Tensor:
 
 
 def values_of(engine: CPUEngine, key: RequestKey) -> torch.Tensor:
-    """What a request came to."""
     return torch.tensor(engine.pooled[key.request].vector)
 
 
@@ -130,7 +129,6 @@ def test_prompts_are_computed_whole_in_their_order() -> None:
 
 
 def refused(engine: CPUEngine, length: int, **changes: Any) -> tuple[RefusalCode, str | None, str]:
-    """How the engine refuses a prompt."""
     key = RequestKey(ROUTER, "a", 0)
     given = {"params": NO_SAMPLING, "pooling": PoolingParams(), **changes}
     refusal = engine.core.add(EngineCoreRequest(key=key, prompt_token_ids=[5] * length, **given))
@@ -169,7 +167,6 @@ def test_what_an_encoder_does_not_do_is_refused_by_name() -> None:
     ],
 )
 def test_settings_that_mean_nothing_to_an_encoder_are_refused(name: str, value: Any) -> None:
-    """By name, before weights are read."""
     folder, _ = encoder_of("bert")
     settings: dict[str, Any] = {"max_num_batched_tokens": 64, name: value}
     with pytest.raises(InvalidParameter, match=f"{name}.*encoder"):
@@ -201,7 +198,6 @@ def test_variants_that_are_not_computed_are_refused(
 
 
 def test_a_classifier_without_its_head_is_told() -> None:
-    """Its labels would be nobody's."""
     folder, _ = encoder_of("bert")
     labelled = EngineConfig.of(encoder_of("bert-labels")[0], device="cpu").facts
     with pytest.raises(MissingTensor, match=r"classifier\.weight"):
@@ -209,7 +205,6 @@ def test_a_classifier_without_its_head_is_told() -> None:
 
 
 def test_norms_under_their_older_names_are_found(tmp_path: Path) -> None:
-    """As BERT's first checkpoints have them."""
     folder, model = encoder_of("bert-masked")
     shutil.copy(folder / "config.json", tmp_path)
     renamed = {

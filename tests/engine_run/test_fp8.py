@@ -186,7 +186,6 @@ def test_dummies_are_of_the_form(tmp_path: Path):
 
 
 def source_of(folder: Path) -> SafetensorsWeights:
-    """Open weights without a bar."""
     return SafetensorsWeights(folder, dtype=torch.float32, device=CPU, progress=False)
 
 

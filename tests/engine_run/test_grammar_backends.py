@@ -54,7 +54,6 @@ BYTES = sorted(ByteLevel.alphabet())
 
 @pytest.fixture(scope="module")
 def process(smollm2: Path) -> Iterator[GrammarProcess]:
-    """One for all libraries."""
     with time_for_grammars():
         made = GrammarProcess(smollm2, VOCAB)
         yield made
@@ -63,13 +62,11 @@ def process(smollm2: Path) -> Iterator[GrammarProcess]:
 
 @pytest.fixture(scope="module", params=PREPARED)
 def backend(request: pytest.FixtureRequest, process: GrammarProcess) -> GrammarBackend:
-    """Each library."""
     return ProcessBackend(request.param, process)
 
 
 @pytest.fixture(scope="module")
 def drawer(smollm2: Path) -> Drawer:
-    """Draws tokens of the model."""
     return Drawer(Tokenizer.load(smollm2))
 
 
@@ -116,7 +113,6 @@ def test_choices_are_followed_token_by_token(backend: GrammarBackend, drawer: Dr
 
 @pytest.mark.parametrize("regex", [r"^(yes|no|[0-9]{1,6})$", r"[A-Z][a-z]{2,8}, \d{3}-\d{4}"])
 def test_texts_that_are_drawn_match(backend: GrammarBackend, drawer: Drawer, regex: str) -> None:
-    """In full, at random."""
     grammar = compiled(backend, regex=regex)
     for seed in range(4):
         text = drawer.drawn(grammar.copy(), seed)
@@ -127,7 +123,6 @@ def test_texts_that_are_drawn_match(backend: GrammarBackend, drawer: Drawer, reg
 def test_a_grammar_that_nests_is_followed_by_xgrammar(
     process: GrammarProcess, drawer: Drawer
 ) -> None:
-    """In Lark's syntax, and in EBNF."""
     backend = ProcessBackend("xgrammar", process)
     for text in ('start: "(" start ")" | /[0-9]{2}/', 'root ::= "(" root ")" | [0-9] [0-9]'):
         grammar = compiled(backend, grammar=text)
@@ -154,7 +149,6 @@ def test_a_vocabulary_of_bytes_is_followed(tmp_path: Path) -> None:
 
 
 def tokenizer_of(vocab: dict[str, int]) -> dict[str, Any]:
-    """Return a tokenizer.json."""
     flags = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
         "version": "1.0",
@@ -166,7 +160,6 @@ def tokenizer_of(vocab: dict[str, int]) -> dict[str, Any]:
 
 
 def test_a_folder_without_a_tokenizer_has_no_backend(tmp_path: Path) -> None:
-    """The error names the file."""
     process = GrammarProcess(tmp_path, VOCAB)
     with pytest.raises(NoBackend, match=r"has no tokenizer\.json"), time_for_grammars():
         ProcessBackend("outlines", process)
@@ -210,7 +203,6 @@ def test_a_folder_without_a_tokenizer_has_no_backend(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_library_would_ignore_is_named(name: str, fields: Any, words: str) -> None:
-    """Before a process starts."""
     if "json" in fields:
         fields = fields | {"json": json.dumps(fields["json"])}
     wanted = StructuredOutputsParams(**fields)

@@ -51,7 +51,6 @@ BEYOND = {
 
 @pytest.fixture(scope="module")
 def llm(smollm2: Path) -> Iterator[LLM]:
-    """An engine in this process."""
     settings: dict[str, Any] = {"max_model_len": 512, "num_gpu_blocks_override": 64}
     settings |= {"device": "cpu", "structured_outputs_backend": "guidance"}
     with time_for_grammars(), LLM(str(smollm2), **settings) as llm:

@@ -34,7 +34,6 @@ TICKS = 20
 
 @pytest.fixture
 def backend(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessBackend]:
-    """The cheapest library, without deadlines."""
     limit(monkeypatch, SECONDS)
     made = ProcessBackend("outlines", GrammarProcess(smollm2, VOCAB))
     yield made
@@ -48,7 +47,6 @@ def limit(monkeypatch: pytest.MonkeyPatch, seconds: float, *names: str) -> None:
 
 
 def pid_of(backend: ProcessBackend) -> int:
-    """Return the id of its process."""
     pid = backend._process.pid
     assert pid is not None
     return pid
@@ -114,7 +112,6 @@ def test_a_compile_that_takes_too_long_ends_alone(
 
 @pytest.mark.full
 def test_a_compile_beyond_memory_is_refused(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the kernel's limit; the next form compiles."""
     limit(monkeypatch, SECONDS)
     process = GrammarProcess(smollm2, VOCAB, memory_bytes=96 << 20)
     backend = ProcessBackend("outlines", process)
@@ -168,7 +165,6 @@ def test_a_mask_that_is_late_ends_its_request(
 
 
 def test_a_closed_process_compiles_nothing(backend: ProcessBackend) -> None:
-    """It is gone."""
     pid = pid_of(backend)
     backend.close()
     backend.close()

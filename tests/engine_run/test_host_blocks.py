@@ -32,7 +32,6 @@ TIER = 37
 
 @pytest.fixture
 def locks(monkeypatch: pytest.MonkeyPatch) -> Locks:
-    """Whom tiers ask."""
     found = Locks()
     monkeypatch.setattr(offload, "registrar_for", lambda _device: found)
     return found
@@ -40,7 +39,6 @@ def locks(monkeypatch: pytest.MonkeyPatch) -> Locks:
 
 @pytest.fixture
 def engine(locks: Locks) -> Iterator[CPUEngine]:
-    """The tiny Llama with a tier."""
     size = (TIER + 0.5) * BYTES / GIB
     made = CPUEngine(folder_of("llama"), num_gpu_blocks_override=16, kv_offloading_size=size)
     yield made
@@ -48,7 +46,6 @@ def engine(locks: Locks) -> Iterator[CPUEngine]:
 
 
 def call(engine: CPUEngine, name: CommandName, **args: object) -> Reply:
-    """One command."""
     return engine.core.call(Command(id=1, name=name, args=args))  # type: ignore[arg-type]
 
 
@@ -143,7 +140,6 @@ def test_parked_weights_share_one_range_that_is_kept() -> None:
 
 
 def test_weights_that_find_no_room_stay_where_they_are() -> None:
-    """All of them."""
     model = [torch.arange(1000.0), torch.arange(7)]
     with pytest.raises(HostMemoryError, match="cannot be page-locked"):
         ParkedWeights(model, torch.device("cpu"), ParkingRoom(Locks(most=100)))

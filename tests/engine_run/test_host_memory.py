@@ -29,8 +29,6 @@ NOTHING_SET = 9223372036854771712
 
 @dataclass
 class Host:
-    """One machine's files."""
-
     root: Path
     mounts: list[str] = field(default_factory=list)
     cgroups: list[str] = field(default_factory=list)
@@ -40,7 +38,6 @@ class Host:
         self.has(64 * GIB)
 
     def has(self, nbytes: int) -> None:
-        """So much is available."""
         text = f"MemTotal: 999999999 kB\nMemFree: 5 kB\nMemAvailable:   {nbytes // 1024} kB\n"
         (self.root / "proc/meminfo").write_text(text)
 
@@ -52,7 +49,6 @@ class Host:
         (self.root / "proc/self/cgroup").write_text("\n".join(self.cgroups) + "\n")
 
     def v2(self, at: str, limit: int | str, used: int, files: int) -> None:
-        """A cgroup of the second version."""
         folder = self.root / at.lstrip("/")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "memory.max").write_text(f"{limit}\n")
@@ -60,7 +56,6 @@ class Host:
         (folder / "memory.stat").write_text(f"anon 7\ninactive_file {files}\nactive_file 9\n")
 
     def v1(self, at: str, limit: int, used: int, files: int) -> None:
-        """A cgroup of the first."""
         folder = self.root / at.lstrip("/")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
@@ -154,5 +149,4 @@ def test_a_limit_decides_what_kv_may_have(host: Host, monkeypatch: pytest.Monkey
 
 
 def test_this_machine_has_some() -> None:
-    """By its own files."""
     assert available().nbytes > 0

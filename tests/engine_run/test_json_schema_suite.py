@@ -62,13 +62,11 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def tokenizer(smollm2: Path) -> Tokenizer:
-    """The model's."""
     return Tokenizer.load(smollm2)
 
 
 @pytest.fixture(scope="module")
 def grammars(smollm2: Path) -> list[tuple[Case, Grammar | GrammarError]]:
-    """What became of each schema."""
     compiler, made = GuidanceBackend(smollm2, VOCAB), []
     for case in CASES:
         became: Grammar | GrammarError
@@ -84,7 +82,6 @@ Grammars = list[tuple[Case, Grammar | GrammarError]]
 
 
 def followed(grammars: Grammars) -> Iterator[tuple[Case, Grammar]]:
-    """Those that are."""
     for case, became in grammars:
         if not isinstance(became, GrammarError):
             yield case, became
@@ -120,7 +117,6 @@ def test_nothing_invalid_is_let_through(grammars: Grammars, tokenizer: Tokenizer
 
 
 def accepts(grammar: Grammar, token_ids: list[int]) -> bool:
-    """Whether these tokens are a whole answer."""
     try:
         grammar.accept(token_ids)
     except GrammarError:

@@ -26,7 +26,6 @@ SECONDS = 60.0
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[CPUEngine]:
-    """The tiny Llama in a child."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     made = CPUEngine(folder_of("llama"), executor=ForkedExecutor(), num_gpu_blocks_override=40)
     yield made
@@ -34,7 +33,6 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[CPUEngine]:
 
 
 def rank_of(engine: CPUEngine) -> ForkedExecutor:
-    """The executor."""
     assert isinstance(engine.executor, ForkedExecutor)
     return engine.executor
 

@@ -38,7 +38,6 @@ KEEP, SCORE = LateInteractionMode.CACHE_QUERY, LateInteractionMode.SCORE_DOC
 
 
 def late(mode: LateInteractionMode, key: str = "q", uses: int = 1, **more: Any) -> PoolingParams:
-    """What a query's request says, or a document's."""
     params = LateInteractionParams(mode=mode, query_key=key, query_uses=uses)
     return PoolingParams(task=PoolingTask.TOKEN_EMBED, late_interaction=params, **more)
 
@@ -114,7 +113,6 @@ def test_a_decoders_prompts_meet_whole_however_they_are_cut() -> None:
 
 
 def test_a_request_that_is_given_up_leaves_nothing() -> None:
-    """Between two of its chunks."""
     engine = CPUEngine(folder_of("qwen3"), max_num_batched_tokens=24)
     gone = engine.pool(DOCUMENTS[2], late(KEEP))
     engine.core.step()
@@ -128,7 +126,6 @@ def test_a_request_that_is_given_up_leaves_nothing() -> None:
 
 
 def of(key: str, mode: LateInteractionMode, values: Any, seq: int = 0) -> TokenVectors:
-    """A prompt that ended."""
     params = LateInteractionParams(mode=mode, query_key=key, query_uses=9)
     return TokenVectors(SeqId(seq), params, torch.tensor(values, dtype=torch.float32))
 

@@ -44,7 +44,6 @@ class Late:
         self._changed = threading.Condition()
 
     def make(self, grammar: Grammar, *rest: Any) -> bytearray:
-        """In a thread beside the steps."""
         with self._changed:
             draw = self._draw.random()
             if draw < 0.25:

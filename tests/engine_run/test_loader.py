@@ -29,7 +29,6 @@ TENSORS = {
 
 
 def single(folder: Path, tensors: dict[str, torch.Tensor] | None = None) -> Path:
-    """A folder with one weight file."""
     save_file(TENSORS if tensors is None else tensors, folder / "model.safetensors")
     return folder
 
@@ -46,7 +45,6 @@ def sharded(folder: Path) -> Path:
 
 
 def weights_of(folder: Path, dtype: torch.dtype = torch.float32) -> SafetensorsWeights:
-    """Open weights without a bar."""
     return SafetensorsWeights(folder, dtype=dtype, device=CPU, progress=False)
 
 

@@ -11,7 +11,6 @@ CPU = torch.device("cpu")
 
 
 def dummies(seed: int = 0, dtype: torch.dtype = torch.float32) -> DummyWeights:
-    """Dummies without a bar."""
     return DummyWeights(seed, dtype=dtype, device=CPU, progress=False)
 
 

@@ -38,18 +38,15 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def asking(base: SamplingParams = GREEDY, **extra: object) -> SamplingParams:
-    """Parameters with arguments of processors."""
     fields = {name: getattr(base, name) for name in base.__struct_fields__}
     return SamplingParams(**{**fields, "extra_args": extra})
 
 
 def engine(**settings: object) -> CPUEngine:
-    """The tiny Llama."""
     return CPUEngine(folder_of("llama"), num_gpu_blocks_override=40, **settings)  # type: ignore[arg-type]
 
 
 def refused(engine: CPUEngine, params: SamplingParams) -> str:
-    """The words of a refusal."""
     key = RequestKey(b"tests-of-plugins", "r", 0)
     request = EngineCoreRequest(key=key, prompt_token_ids=[5, 6], params=params)
     refusal = engine.core.add(request)
@@ -59,7 +56,6 @@ def refused(engine: CPUEngine, params: SamplingParams) -> str:
 
 @pytest.mark.parametrize("executor", ["uni", "multiproc"])
 def test_rows_that_ask_are_changed_and_no_others(plugin: Path, executor: str) -> None:
-    """In one batch, also in a rank of another process."""
     plain = engine().generate(PROMPTS, 8)
     other = MultiprocExecutor() if executor == "multiproc" else None
     mixed = engine(executor=other)
@@ -77,7 +73,6 @@ def test_rows_that_ask_are_changed_and_no_others(plugin: Path, executor: str) ->
 
 
 def test_steps_do_not_run_ahead_of_one_that_looks_back(plugin: Path) -> None:
-    """Whether steps are launched ahead or not."""
     wanted = asking(SamplingParams(seed=3), only_token=TOKEN, only_times=2)
     one = engine(async_scheduling=True).generate(PROMPTS, 8, wanted)
     assert one == engine(async_scheduling=False).generate(PROMPTS, 8, wanted)
@@ -98,7 +93,6 @@ def test_what_keeps_the_best_token_does_not_touch_greedy_rows(plugin: Path) -> N
 
 
 def test_the_servers_own_rules_hold_whatever_one_does(plugin: Path) -> None:
-    """What a request bars stays barred."""
     barred = SamplingParams(temperature=0.0, seed=0, allowed_token_ids=(7, 8))
     tokens = engine().generate(PROMPTS[:1], 6, asking(barred, only_token=TOKEN))[0]
     assert set(tokens) <= {7, 8}
@@ -116,7 +110,6 @@ def test_what_no_processor_knows_is_refused_by_name(plugin: Path) -> None:
 
 
 def test_without_processors_every_name_is_refused() -> None:
-    """And says why."""
     logits_processors.installed.cache_clear()
     assert "no logits processor is loaded" in refused(engine(), asking(x=1))
 
@@ -137,7 +130,6 @@ def test_classes_are_loaded_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_package_that_cannot_be_loaded_is_named(plugin: Path) -> None:
-    """At the start, not with the first request."""
     (offers,) = plugin.glob("*.dist-info/entry_points.txt")
     offers.write_text(f"[tandem.logits_processors]\nonly = {NAME}:Gone\n")
     with pytest.raises(InvalidParameter, match=f"tandem.logits_processors.*{NAME}:Gone"):
@@ -145,7 +137,6 @@ def test_a_package_that_cannot_be_loaded_is_named(plugin: Path) -> None:
 
 
 def test_bounds_of_what_is_said_to_processors() -> None:
-    """Names, values, lists and texts."""
     for wrong in ({str(n): 1 for n in range(65)}, {"a" * 129: 1}, {"a": "b" * 4097}):
         with pytest.raises(InvalidParameter, match="vllm_xargs"):
             asking(**wrong).verify()

@@ -49,7 +49,6 @@ def started() -> Iterator[MultiprocExecutor]:
 
 
 def ended(made: MultiprocExecutor) -> Iterator[MultiprocExecutor]:
-    """It leaves nobody behind."""
     fork_server("rank")
     before = set(psutil.Process().children())
     yield made
@@ -58,7 +57,6 @@ def ended(made: MultiprocExecutor) -> Iterator[MultiprocExecutor]:
 
 
 def engine(executor: MultiprocExecutor, **settings) -> CPUEngine:
-    """The tiny Llama in a child."""
     settings = {"num_gpu_blocks_override": 40} | settings
     return CPUEngine(folder_of("llama"), executor=executor, **settings)
 

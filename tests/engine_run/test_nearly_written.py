@@ -22,18 +22,14 @@ class Counted:
 
 
 class Point:
-    """One of them."""
-
     def __init__(self, of: Counted) -> None:
         self.number, self._of = of.made, of
         of.made += 1
 
     def done(self) -> bool:
-        """Yes."""
         return True
 
     def wait(self, seconds: float = 0.0) -> None:
-        """Noted."""
         self._of.waited.append(self.number)
 
 

@@ -33,7 +33,6 @@ MADE: list[str] = []
 
 
 def load(facts, weights):
-    """What models of the family are made by."""
     return SwappedBuilder.of(facts, weights).build()
 
 

@@ -45,7 +45,6 @@ def engine(num_cpu_blocks: int = 60, num_blocks: int = 16, **settings) -> CPUEng
 
 
 def offloaded(made: CPUEngine):
-    """What the tier has counted."""
     tier = made.core._offload
     assert tier is not None
     return tier.stats
@@ -136,11 +135,9 @@ class Later:
         self.reached = False
 
     def done(self) -> bool:
-        """Whether somebody has."""
         return self.reached
 
     def wait(self, seconds: float = 1.0) -> None:
-        """There."""
         self.reached = True
 
 

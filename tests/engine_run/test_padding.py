@@ -42,11 +42,9 @@ class UncapturedChoices(ChoiceGraphs):
         self.replayed: list[tuple[SamplingKind, bool]] = []
 
     def has(self, shape):
-        """Of every class of decodes."""
         return not shape.chunks
 
     def replay(self, shape, kind, *, bounded):
-        """As it is captured."""
         self.replayed.append((kind, bounded))
         bounds = self.runner.batch.sampling.bounds.all_of(shape.decodes) if bounded else None
         return self.runner.choose(shape, kind, self.runner.graphs.hidden, bounds)

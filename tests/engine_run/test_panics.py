@@ -29,12 +29,10 @@ class Panics:
         """Anything goes."""
 
     def fill(self, words: Any) -> None:
-        """Nothing does."""
         raise Panic("index out of bounds")
 
 
 def test_a_mask_that_panics_ends_its_request(monkeypatch: pytest.MonkeyPatch):
-    """At once, and the only thread makes the next mask."""
     threads, woken = MaskThreads(1), threading.Event()
     made = Constraint(
         Panics(),  # type: ignore[arg-type]
@@ -52,7 +50,6 @@ def test_a_mask_that_panics_ends_its_request(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_job_that_panics_ends_no_thread():
-    """Jobs behind it are done."""
     threads, done = MaskThreads(1), SimpleQueue[str]()
 
     def panic() -> None:

@@ -27,7 +27,6 @@ KINDS = [
 
 
 def wanted(prompt, params):
-    """The vector by transformers' hidden states."""
     with torch.inference_mode():
         states = judge_of("qwen3").model(torch.tensor([prompt])).last_hidden_state[0]
     of = {PoolingType.MEAN: states.mean(0), PoolingType.CLS: states[0]}
@@ -36,7 +35,6 @@ def wanted(prompt, params):
 
 
 def check(output, prompt, params):
-    """One answer, whole."""
     assert output.finish is FinishReason.STOP
     assert output.num_prompt_tokens == len(prompt)
     torch.testing.assert_close(
@@ -45,7 +43,6 @@ def check(output, prompt, params):
 
 
 def poolers_of(engine):
-    """What the rank remembers."""
     return engine.executor.worker.runner.batch.poolers
 
 
@@ -116,7 +113,6 @@ def test_preempted_and_cancelled_ones_leave_nothing_behind(monkeypatch):
 
 @pytest.mark.full
 def test_vectors_cross_to_a_rank_in_another_process():
-    """As bytes, the same as in one process."""
     engine = CPUEngine(folder_of("qwen3"), executor=MultiprocExecutor(), num_gpu_blocks_override=32)
     try:
         key = engine.pool(PROMPTS[2], KINDS[2])

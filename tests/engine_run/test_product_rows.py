@@ -35,8 +35,6 @@ class Adapted(ComposedProduct):
 
 
 class AdaptedMethod(PlainMethod):
-    """Every layer has an adapter."""
-
     name = "adapted"
 
     def hold(self, weight, bias):
@@ -65,8 +63,6 @@ def test_each_sequence_gets_its_own_adapter(monkeypatch, order):
 
 
 class PlainRef(PlainMethod):
-    """No adapters."""
-
     name = "plain"
 
     def hold(self, weight, bias):

@@ -32,14 +32,12 @@ PROMPTS = [[(11 * each + 7 * at) % 300 + 5 for at in range(70 + each)] for each 
 
 
 def engine(folder=FOLDER, **settings) -> CPUEngine:
-    """One that takes embeddings."""
     fields: dict[str, Any] = {"num_gpu_blocks_override": 60, "dtype": "float32"} | settings
     return CPUEngine(folder, enable_prompt_embeds=True, **fields)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_the_tables_rows_give_the_tokens_of_ids(name):
-    """Of every family, by transformers."""
     made = engine(folder_of(name))
     key = made.add_embeds(embeds_for(folder_of(name), PROMPTS[0]), 8)
     assert made.run()[key.request] == judged(name, PROMPTS[0], 8)[0]
@@ -242,7 +240,6 @@ def test_what_does_not_fit_is_refused_by_name():
 
 
 def test_without_the_flag_nothing_is_taken():
-    """And the refusal says what to do."""
     made = CPUEngine(FOLDER, num_gpu_blocks_override=20)
     refusal = refused(made)
     assert refusal.code is RefusalCode.UNSUPPORTED
@@ -252,7 +249,6 @@ def test_without_the_flag_nothing_is_taken():
 
 
 def test_an_encoder_takes_none():
-    """By the settings, before it starts."""
     with pytest.raises(InvalidParameter, match="enable_prompt_embeds: True is not allowed; false"):
         EngineConfig.of(encoder_of("bert")[0], device="cpu", enable_prompt_embeds=True)
 

@@ -32,7 +32,6 @@ STATES = 1_000
 
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StructuredOutputManager]:
-    """Over a vocabulary of single bytes."""
     flags = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     tokenizer = {
         "version": "1.0",
@@ -147,13 +146,11 @@ class Line:
 
     @property
     def is_terminated(self) -> bool:
-        """See Grammar."""
         return self.came == TOKENS
 
     is_accepting = is_terminated
 
     def accept(self, token_ids: Sequence[int]) -> None:
-        """See Grammar."""
         if len(self.came) + len(token_ids) > self.takes:
             raise ExhaustedError("full")
         if TOKENS[: len(self.came) + len(token_ids)] != [*self.came, *token_ids]:
@@ -161,13 +158,11 @@ class Line:
         self.came += token_ids
 
     def fill(self, words: memoryview) -> None:
-        """See Grammar."""
         if len(self.came) >= self.masks:
             raise ExhaustedError("full")
         words[0] = 1 << TOKENS[len(self.came)]
 
     def copy(self) -> Line:
-        """See Grammar."""
         other = Line(self.takes, self.masks)
         other.came = self.came.copy()
         return other

@@ -53,7 +53,6 @@ THETAS: dict[str, dict[str, Any]] = {"no base": {}, "a base beside": {"rope_thet
 
 
 def _frequencies(config: dict[str, Any]) -> tuple[torch.Tensor, float]:
-    """Ours."""
     made = Rotary(facts_of(config), dtype=torch.float32, device=torch.device("cpu"))
     return made._inverse, made._factor
 

@@ -238,7 +238,6 @@ def test_drawing_without_a_seed_is_refused():
 
 
 def test_empty_step_draws_nothing():
-    """No rows, no tokens."""
     out = Sampler(5).sample(torch.zeros(0, 5), SamplingBatch(1), rows=[], positions=[], choices=[])
     assert out.token_ids.shape == (0,)
     assert out.logprobs is None

@@ -46,7 +46,6 @@ sequences = st.builds(
 
 
 def edited(logits: torch.Tensor, rows: list[Row]) -> torch.Tensor:
-    """All rows after every rule."""
     return edited_in(batch_of(rows), logits, [len(row.output) for row in rows])
 
 
@@ -188,7 +187,6 @@ def test_bias_comes_before_penalties():
 
 
 def test_bias_cannot_bring_back_what_is_forbidden():
-    """Masks outrank the bias."""
     bias: dict[str, Any] = {"logit_bias": {1: 100.0}}
     others: list[dict[str, Any]] = [
         {"allowed_token_ids": (0, 2)},

@@ -40,18 +40,15 @@ OTHERS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def compiler(smollm2: Path) -> GuidanceBackend:
-    """Over the model's tokenizer."""
     return GuidanceBackend(smollm2, VOCAB)
 
 
 @pytest.fixture(scope="module")
 def tokenizer(smollm2: Path) -> Tokenizer:
-    """The model's."""
     return Tokenizer.load(smollm2)
 
 
 def allows(grammar: Grammar, tokenizer: Tokenizer, value: object) -> bool:
-    """Whether a value may be the whole answer."""
     text = json.dumps(value, separators=(",", ":"))
     try:
         grammar.accept(tokenizer.encode(text, add_special_tokens=False))
@@ -61,7 +58,6 @@ def allows(grammar: Grammar, tokenizer: Tokenizer, value: object) -> bool:
 
 
 def of(compiler: GrammarBackend, schema: object) -> Grammar:
-    """The grammar of a schema."""
     return compiled(compiler, json=json.dumps(schema), disable_any_whitespace=True)
 
 

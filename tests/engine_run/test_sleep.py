@@ -35,7 +35,6 @@ def rss(pid: int | str = "self") -> int:
 
 
 def call(engine: CPUEngine, name: CommandName, **args: Any) -> Reply:
-    """One command."""
     return engine.core.call(Command(id=1, name=name, args=args))
 
 
@@ -172,7 +171,6 @@ def test_shared_pages_stay_with_those_who_read_them() -> None:
 
 
 def test_only_whole_pages_of_the_tensor_are_given_back() -> None:
-    """What lies beside it in its pages stays."""
     whole = torch.ones(5 * 4096 + 4096, dtype=torch.uint8)
     part = whole[100:-100]
     given = pages.give_back(part)

@@ -27,7 +27,6 @@ GPU = torch.device("cuda", 0)
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """All that were made."""
     found: list[Any] = []
 
     class Stream:

@@ -68,18 +68,15 @@ TOOLS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def tokenizer(smollm2: Path) -> Tokenizer:
-    """The model's."""
     return Tokenizer.load(smollm2)
 
 
 @pytest.fixture(scope="module")
 def compiler(smollm2: Path) -> GuidanceBackend:
-    """Over the model's tokenizer."""
     return GuidanceBackend(smollm2, VOCAB)
 
 
 def chat(**fields: Any) -> ChatBody:
-    """A body with the tools."""
     words = {"role": "user", "content": "Hi"}
     return ChatBody.model_validate({"messages": [words], "tools": TOOLS} | fields)
 
@@ -178,7 +175,6 @@ def begun(form: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_form(compiler: GuidanceBackend, form: dict[str, Any]) -> Grammar:
-    """The grammar of a form."""
     tag = json.dumps({"type": "structural_tag", "format": form})
     return compiled(compiler, structural_tag=tag, disable_any_whitespace=True)
 
@@ -221,7 +217,6 @@ RIGHT["llama4_pythonic"] = f"<|python_start|>{RIGHT['pythonic']}<|python_end|>"
 
 
 def takes(grammar: Grammar, tokenizer: Tokenizer, text: str) -> bool:
-    """Whether a text may be the whole answer."""
     try:
         grammar.accept(tokenizer.encode(text, add_special_tokens=False))
     except GrammarError:
@@ -255,7 +250,6 @@ WORDS = {
 def test_words_are_free_next_to_strict_tools(
     compiler: GuidanceBackend, tokenizer: Tokenizer, name: str
 ):
-    """What begins no call is the model's own."""
     form = form_of(name)
     for words in WORDS[name]:
         assert takes(of_form(compiler, form), tokenizer, words), words
@@ -267,7 +261,6 @@ def test_words_are_free_next_to_strict_tools(
 def test_several_calls_are_taken_unless_one_is_asked_for(
     compiler: GuidanceBackend, tokenizer: Tokenizer, name: str, between: str | None
 ):
-    """As the format has them."""
     one = RIGHT[name]
     two = f"{one[:-1]}, now()]" if between is None else between.join([one, one])
     assert len(calls_in(two, TOOL_FORMATS[name])) == 2
@@ -290,7 +283,6 @@ def test_many_strict_tools_are_best_effort_beyond_the_bounds_of_a_grammar():
 
 
 def tags_of(format_: ToolFormat) -> list[dict[str, Any]]:
-    """Of all marks and tools."""
     form = strict_form(chat(), format_)["structured_outputs"]["structural_tag"]
     tags: list[dict[str, Any]] = json.loads(form)["format"]["tags"]
     return tags
@@ -332,7 +324,6 @@ def test_what_cannot_be_held_to_between_tags_is_best_effort(schema: dict[str, An
 def test_a_tool_that_is_not_strict_may_be_given_anything(
     compiler: GuidanceBackend, tokenizer: Tokenizer
 ):
-    """Beside one that is."""
     loose = {"type": "function", "function": {"name": "g", "parameters": SCHEMA}}
     form = strict_form(chat(tools=[TOOLS[1], loose]), TOOL_FORMATS["qwen3_xml"])
     grammar = compiled(compiler, **form["structured_outputs"])

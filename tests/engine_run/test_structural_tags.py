@@ -32,13 +32,11 @@ LARK = 'start: "(" start ")" | /[0-9]{2}/'
 
 @pytest.fixture(scope="module")
 def tokenizer(smollm2: Path) -> Tokenizer:
-    """The model's."""
     return Tokenizer.load(smollm2)
 
 
 @pytest.fixture(scope="module")
 def compiler(smollm2: Path) -> GuidanceBackend:
-    """Over the model's tokenizer."""
     return GuidanceBackend(smollm2, VOCAB)
 
 
@@ -128,7 +126,6 @@ def test_a_form_lets_through_what_it_describes(
 
 
 def test_the_older_form(takes: Any):
-    """Structures and triggers, without types."""
     older = json.dumps(
         {
             "type": "structural_tag",
@@ -159,7 +156,6 @@ class Counted(dict[str, int]):
     num_looks = 0
 
     def __iter__(self) -> Iterator[str]:
-        """Each text, once more."""
         self.num_looks += 1
         return super().__iter__()
 
@@ -189,7 +185,6 @@ def test_triggers_are_elements_of_a_form(takes: Any):
 
 
 def test_blanks_are_those_of_the_request(takes: Any):
-    """Also of JSON within a tag."""
     form = tag({"type": "json_schema", "json_schema": A})
     assert takes('{ "a":1}', structural_tag=form)
     assert not takes('{ "a":1}', structural_tag=form, disable_any_whitespace=True)
@@ -216,7 +211,6 @@ def test_blanks_are_those_of_the_request(takes: Any):
     ],
 )
 def test_what_means_nothing_is_named(compiler: GuidanceBackend, form: Any, words: str):
-    """In a line, with its place."""
     with pytest.raises(GrammarError) as caught:
         compiled(compiler, structural_tag=tag(form))
     assert words in str(caught.value), caught.value
@@ -225,7 +219,6 @@ def test_what_means_nothing_is_named(compiler: GuidanceBackend, form: Any, words
 
 @pytest.mark.parametrize("text", ["[]", "{", "x" * 200_000, json.dumps({"a": "\ud800"})])
 def test_bounds(compiler: GuidanceBackend, text: str):
-    """Of any text that a client may write."""
     with pytest.raises((InvalidParameter, GrammarError)):
         compiled(compiler, structural_tag=text)
 

@@ -23,19 +23,16 @@ CHAT = [{"role": "user", "content": "Which city is the capital of France?"}]
 
 @pytest.fixture(scope="module")
 def tokenizer(smollm2: Path) -> Tokenizer:
-    """The model's."""
     return Tokenizer.load(smollm2)
 
 
 @pytest.fixture(scope="module")
 def compiler(smollm2: Path) -> GrammarBackend:
-    """Over the model's tokenizer."""
     return GuidanceBackend(smollm2, VOCAB)
 
 
 @pytest.fixture(scope="module")
 def llm(small: Path) -> Any:
-    """An engine in this process."""
     settings: dict[str, Any] = {"max_model_len": 512, "num_gpu_blocks_override": 64}
     settings |= {"device": "cpu"}
     with time_for_grammars(), LLM(str(small), **settings) as llm:
@@ -43,13 +40,11 @@ def llm(small: Path) -> Any:
 
 
 def tokens_of(grammar: Grammar, ends: tuple[int, ...] = ()) -> list[int]:
-    """What may come next."""
     words = int.from_bytes(make_mask(grammar, VOCAB, ends), "little")
     return [token for token in range(VOCAB) if words >> token & 1]
 
 
 def asked(**kind: Any) -> dict[str, Any]:
-    """The parameter."""
     return {"structured_outputs": StructuredOutputsParams(**kind)}
 
 

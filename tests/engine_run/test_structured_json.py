@@ -63,19 +63,16 @@ SCHEMAS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def tokenizer(smollm2: Path) -> Tokenizer:
-    """The model's."""
     return Tokenizer.load(smollm2)
 
 
 @pytest.fixture(scope="module")
 def drawer(tokenizer: Tokenizer) -> Drawer:
-    """Of the model's tokens."""
     return Drawer(tokenizer)
 
 
 @pytest.fixture(scope="module")
 def compiler(smollm2: Path) -> GrammarBackend:
-    """Over the model's tokenizer."""
     return GuidanceBackend(smollm2, VOCAB)
 
 
@@ -119,7 +116,6 @@ def test_whitespace_is_what_the_client_says_and_never_endless(
 
 
 def test_any_object(compiler: GrammarBackend, tokenizer: Tokenizer):
-    """An object, and nothing else."""
     grammar = compiled(compiler, json_object=True)
     grammar.copy().accept(tokenizer.encode('{"a": [1, {"b": null}]}', add_special_tokens=False))
     with pytest.raises(GrammarError):
@@ -128,7 +124,6 @@ def test_any_object(compiler: GrammarBackend, tokenizer: Tokenizer):
 
 
 def test_a_grammar_in_larks_syntax(compiler: GrammarBackend, drawer: Drawer, tokenizer: Tokenizer):
-    """Rules, terminals and recursion."""
     grammar = 'start: "(" start ")" | NUMBER\nNUMBER: /[0-9]{2}/'
     for seed in range(4):
         text = drawer.drawn(compiled(compiler, grammar=grammar), seed)

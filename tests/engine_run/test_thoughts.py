@@ -31,7 +31,6 @@ PROMPTS = [[(11 * each + 7 * at) % 300 + 5 for at in range(25 + 9 * each)] for e
 
 
 def params(budget: int, marks: ThinkingMarks = BEGUN, **more: object) -> SamplingParams:
-    """A request with a budget."""
     return SamplingParams(seed=7, thinking_token_budget=budget, thinking=marks, **more)  # type: ignore[arg-type]
 
 
@@ -61,7 +60,6 @@ def test_a_thought_ends_when_its_tokens_are_spent(
 
 
 def test_no_budget_and_any_budget_change_nothing() -> None:
-    """-1 is any number."""
     logits = random_logits(1, 12)
     free = tokens_of(logits, [Row(SamplingParams(seed=7), output=[1] * 9)])
     assert tokens_of(logits, [Row(params(-1), output=[1] * 9)]) == free
@@ -87,7 +85,6 @@ def test_a_thought_told_in_parts_is_that_told_at_once(
 
 
 def close_at(tokens: list[int]) -> int:
-    """Where the mark is."""
     return tokens.index(CLOSE)
 
 
@@ -130,7 +127,6 @@ def test_drafts_do_not_go_past_a_budget() -> None:
 
 
 def test_what_is_no_budget_is_named() -> None:
-    """And what a vocabulary does not hold."""
     with pytest.raises(InvalidParameter, match="thinking_token_budget: -2 is not allowed"):
         params(-2).verify()
     marks = msgspec.structs.replace(BEGUN, close=99)

@@ -29,14 +29,12 @@ PROMPTS = [list(range(40, 90))]
 
 
 def names_in(path: str) -> set[str]:
-    """What a trace has events of."""
     wait_for(Path(path).exists, WRITE_SECONDS)
     content = json.loads(gzip.decompress(Path(path).read_bytes()))
     return {each.get("name", "") for each in content["traceEvents"]}
 
 
 def call(engine: CPUEngine, name: CommandName) -> Reply:
-    """One command."""
     return engine.core.call(Command(id=1, name=name))
 
 
@@ -99,7 +97,6 @@ def test_a_folder_that_cannot_be_is_said(tmp_path: Path) -> None:
 
 
 def test_offline_a_profile_needs_its_folder(smollm2: Path, tmp_path: Path) -> None:
-    """By name; with it the file is returned."""
     with (
         LLM(str(smollm2), device="cpu", max_model_len=128) as llm,
         pytest.raises(RequestFailed, match="--torch-profiler-dir"),

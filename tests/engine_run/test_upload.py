@@ -62,7 +62,6 @@ def test_a_file_that_ends_early_is_named(weights):
 
 @pytest.mark.parametrize("content", [b"", b"\x08\0\0\0\0\0\0\0{broken}", b"\xff" * 20])
 def test_a_broken_header_is_named(tmp_path, content):
-    """What is no safetensors file is refused with its name."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     with pytest.raises(BadWeightsFile, match=r"model\.safetensors cannot be read"):
@@ -121,7 +120,6 @@ finally:
 
 
 def test_a_process_ends_though_its_disk_hangs(weights: tuple[Path, object]):
-    """With the error: no thread keeps it."""
     command = [sys.executable, "-c", HANGS, str(weights[0])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done.stderr

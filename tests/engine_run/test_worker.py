@@ -28,7 +28,6 @@ CPU = torch.device("cpu")
 
 
 def config(**settings):
-    """The tiny Llama on a CPU."""
     return EngineConfig.of(folder_of("llama"), device="cpu", **settings)
 
 

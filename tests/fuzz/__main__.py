@@ -28,7 +28,6 @@ WORKER_FLAGS = ["--max-model-len", "256"]
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     made = argparse.ArgumentParser(prog="python -m tests.fuzz", description="See README.md.")
     made.add_argument("--seconds", type=int, default=600, help="of requests, at least 30")
     made.add_argument("--seed", type=int, default=1)

@@ -52,7 +52,6 @@ def test_a_gguf_file_that_broke_off_anywhere_is_truncated(gguf_file: Build):
     [(b"", "is empty"), (POINTER, "git lfs pull"), (b"PK\3\4", "no GGUF file")],
 )
 def test_what_is_no_gguf_file_says_what_it_is(tmp_path: Path, content: bytes, words: str):
-    """Nobody searches for a fault of the converter."""
     path = tmp_path / "m.gguf"
     path.write_bytes(content)
     with pytest.raises(UnsupportedModel, match=words):
@@ -116,7 +115,6 @@ def test_what_is_no_safetensors_file_is_named(model_folder: Build, content: byte
     ],
 )
 def test_an_index_that_names_what_is_not_there(model_folder: Build, index: object, words: str):
-    """In words that count correctly."""
     folder = model_folder()
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(HubError, match=words):
@@ -134,7 +132,6 @@ def test_an_index_that_names_what_is_not_there(model_folder: Build, index: objec
     ],
 )
 def test_json_that_is_none_is_named(model_folder: Build, name: str, content: bytes, words: str):
-    """Which file, and what is wrong with it."""
     folder = model_folder()
     (folder / name).write_bytes(content)
     with pytest.raises(UnsupportedModel, match=f"{name}.*{words}"):

@@ -147,7 +147,6 @@ def test_config(converted: Build):
 
 
 def ends_of(folder: Path) -> list[int] | int:
-    """What ends a text, by the folder."""
     ends: list[int] | int = json.loads((folder / "generation_config.json").read_text())[
         "eos_token_id"
     ]

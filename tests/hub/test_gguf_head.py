@@ -32,7 +32,6 @@ def edit(path: Path, token: int) -> None:
 
 
 def bos_of(folder: Path) -> int:
-    """What the prepared folder says."""
     return int(json.loads((folder / "generation_config.json").read_text())["bos_token_id"])
 
 

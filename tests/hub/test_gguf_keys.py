@@ -82,7 +82,6 @@ def test_a_key_that_changes_numbers_is_refused_by_its_name(converted: Build, key
     ],
 )
 def test_a_key_that_changes_nothing_is_taken(converted: Build, key: str, value: Any):
-    """By its value, or whatever it says."""
     assert (converted(**{key: value}) / "config.json").is_file()
 
 
@@ -124,7 +123,6 @@ def test_yarn_is_followed_with_all_of_its_factors(converted: Build):
 
 @pytest.mark.parametrize("begins", [False, True])
 def test_a_token_behind_each_text_is_added(converted: Build, begins: bool):
-    """As add_eos_token says, with and without one before it."""
     flags = {"add_eos_token": True, "add_bos_token": begins, "bos_token_id": 1}
     folder = converted(**{f"tokenizer.ggml.{key}": each for key, each in flags.items()})
     made = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -137,7 +135,6 @@ def test_a_token_behind_each_text_is_added(converted: Build, begins: bool):
 
 @pytest.mark.parametrize(("kind", "mode"), [(1, "mean_tokens"), (2, "cls_token"), (3, "lasttoken")])
 def test_pooling_is_written_as_sentence_transformers_has_it(converted: Build, kind: int, mode: str):
-    """With vectors of length one, as llama.cpp's servers give them."""
     folder = converted(**{"llama.pooling_type": kind})
     modules = json.loads((folder / "modules.json").read_text())
     assert [each["type"].rpartition(".")[2] for each in modules] == [
@@ -155,5 +152,4 @@ def test_another_pooling_is_refused(converted: Build, kind: Any):
 
 
 def test_no_pooling_writes_no_modules(converted: Build):
-    """The family's own way."""
     assert not (converted(**{"llama.pooling_type": 0}) / "modules.json").exists()

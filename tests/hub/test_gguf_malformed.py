@@ -147,7 +147,6 @@ def test_a_malformed_file_says_what_is_wrong(tmp_path: Path, content: bytes, wor
 def test_a_key_of_another_kind_is_refused_by_its_name(
     gguf_file: Build, tmp_path: Path, extra: dict[str, Any], words: str
 ):
-    """With the value and what is allowed."""
     with pytest.raises(UnsupportedModel, match=words):
         convert(gguf_file(extra=extra), tmp_path, progress=False)
 
@@ -166,7 +165,6 @@ def test_a_key_of_another_kind_is_refused_by_its_name(
 def test_tensors_that_fit_no_key_are_refused_by_name(
     gguf_file: Build, tmp_path: Path, change: dict[str, Any], words: str
 ):
-    """Not by a worker that loads them."""
     with pytest.raises(UnsupportedModel, match=words):
         convert(gguf_file(**change), tmp_path, progress=False)
 

@@ -47,7 +47,6 @@ UNSERVABLE: list[tuple[dict[str, Any], str, str]] = [
 
 
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the machine show no GPU."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
@@ -84,7 +83,6 @@ def test_a_program_refuses_by_config_json(
 
 
 def test_torch_is_not_imported_to_refuse(model_folder: Build):
-    """What takes a worker its first seconds is not loaded."""
     folder = model_folder(**SERVABLE | {"architectures": ["MixtralForCausalLM"]})
     script = (
         "import sys\n"
@@ -133,7 +131,6 @@ def test_no_weights_are_fetched_of_what_cannot_be_served(
 
 
 def test_a_missing_tokenizer_is_seen_before_weights(hub: SmallHub, tmp_path: Path):  # noqa: F811
-    """Of a repository as of a folder."""
     own = {"architectures": ["LlamaForCausalLM"], **SERVABLE}
     (hub.folder / "config.json").write_text(json.dumps(own))
     (hub.folder / "tokenizer.json").rename(hub.folder / "tekken.json")
@@ -222,7 +219,6 @@ def test_what_is_no_model_in_this_layout_is_named(
 
 
 def test_weights_in_another_format_are_named(hub: SmallHub, tmp_path: Path):  # noqa: F811
-    """None of them is fetched."""
     own = {"architectures": ["LlamaForCausalLM"], **SERVABLE}
     (hub.folder / "config.json").write_text(json.dumps(own))
     (hub.folder / "model.safetensors").rename(hub.folder / "pytorch_model.bin")
@@ -255,7 +251,6 @@ def test_the_nearest_architecture_is_of_the_same_kind(architecture: str, nearest
 
 
 def test_a_gguf_file_that_is_fine_passes(gguf_file: Build, tmp_path: Path):
-    """What is judged is what is converted."""
     seen: list[dict[str, Any]] = []
 
     def check(folder: Path) -> None:

@@ -13,15 +13,12 @@ class Hopper:
     """What a launch asks of a driver; it has no way to run anything."""
 
     def get_current_target(self) -> GPUTarget:
-        """An H100 or H200."""
         return GPUTarget("cuda", 90, 32)
 
     def get_current_device(self) -> int:
-        """The first."""
         return 0
 
     def get_current_stream(self, device: int) -> int:
-        """The default one."""
         return 0
 
 

@@ -19,18 +19,15 @@ class Locks:
 
     @property
     def nbytes(self) -> int:
-        """That are locked."""
         return sum(self.held.values())
 
     def register(self, address: int, nbytes: int) -> None:
-        """See Registrar."""
         if self.nbytes + nbytes > self._most:
             raise DeviceMemoryError("no more is locked")
         assert address not in self.held
         self.held[address] = nbytes
 
     def unregister(self, address: int) -> None:
-        """See Registrar."""
         if self._broken:
             raise RuntimeError("the device has failed")
         if self._look:

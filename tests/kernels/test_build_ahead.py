@@ -31,7 +31,6 @@ pytestmark = pytest.mark.full
 
 @pytest.fixture(autouse=True)
 def hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What is built is built for it, and forgotten."""
     use_hopper(tmp_path, monkeypatch)
     yield
     silu_and_mul_rows.device_caches.clear()
@@ -57,7 +56,6 @@ def test_attention_multiplies_float32_as_it_is(queries: int) -> None:
 
 @triton.jit
 def broken(x):
-    """Asks for what is not there."""
     x.nothing()
 
 
@@ -102,7 +100,6 @@ def test_no_two_threads_parse_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_cannot_be_built_is_raised() -> None:
-    """And launches are themselves again."""
     launch = JITFunction.run
     with pytest.raises(CompilationError, match="nothing"), building_ahead():
         broken[(1,)](torch.ones(4))

@@ -30,7 +30,6 @@ class Driver:
         self.full = False
 
     def call(self, name: str, *words: Any) -> None:
-        """See device.call_driver."""
         if name == "cuMemCreate":
             if self.full:
                 raise DeviceMemoryError("cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY")
@@ -47,11 +46,9 @@ class Driver:
             self.mapped = words[3].value
 
     def cuMemUnmap(self, *_: Any) -> None:
-        """The driver's own."""
         self.mapped = None
 
     def cuMemRelease(self, handle: Any) -> None:
-        """The driver's own."""
         self.held.discard(handle.value)
 
     def cuMemAddressFree(self, *_: Any) -> None:
@@ -60,7 +57,6 @@ class Driver:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """Instead of a GPU's."""
     found = Driver()
     monkeypatch.setattr(device, "call_driver", found.call)
     monkeypatch.setattr(device, "driver", lambda: found)
@@ -115,7 +111,6 @@ def test_new_memory_waits_for_nothing(driver: Driver, monkeypatch: pytest.Monkey
 def test_a_full_device_is_told_from_one_that_cannot(
     monkeypatch: pytest.MonkeyPatch, status: int, is_full: bool
 ) -> None:
-    """CUDA_ERROR_OUT_OF_MEMORY, and CUDA_ERROR_NOT_SUPPORTED."""
     library = SimpleNamespace(cuMemCreate=lambda: status, cuGetErrorName=lambda *_: 0)
     monkeypatch.setattr(device, "driver", lambda: library)
     with pytest.raises(device.DeviceMemoryError, match="cuMemCreate failed") as failed:

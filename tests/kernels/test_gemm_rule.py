@@ -87,7 +87,6 @@ def test_the_table_goes_before_the_rule(hopper):
 
 
 def test_what_the_table_lacks_the_rule_gives(hopper):
-    """By the class of the rows, as in a table."""
     ruled = form_of(Kind.PLAIN, 4608, 3584, 16, 132)
     assert ruled is not None
     assert form_for(hopper, Kind.PLAIN, 4608, 3584, 9) == ruled

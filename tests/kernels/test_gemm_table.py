@@ -41,7 +41,6 @@ def test_ranges_of_rows(monkeypatch, rows, want):
 
 
 def test_tables_of_the_package_are_read():
-    """Each has both parts."""
     found = list((files("tandem.kernels.gemm") / "tables").iterdir())
     assert found
     for each in found:

@@ -45,7 +45,6 @@ def shared() -> Iterator[Compile]:
 
 
 def box(rows: int, columns: int) -> str:
-    """Type of a descriptor."""
     return f"tensordesc<bf16[{rows}, {columns}],{LAYOUT!r}>"
 
 

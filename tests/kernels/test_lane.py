@@ -41,17 +41,14 @@ class Device:
 
     @property
     def told(self) -> int:
-        """Bytes of all calls."""
         return sum(size for call in self.calls for *_, size in call)
 
     def copy_many(self, targets: Any, sources: Any, sizes: Any, stream: int) -> None:
-        """See copies.copy_many."""
         assert stream == self.cuda_stream
         rows = (each.tolist() for each in (targets, sources, sizes))
         self.calls.append(list(zip(*rows, strict=True)))
 
     def call(self, name: str, *words: Any) -> None:
-        """See device.call_driver."""
         if name == "cuEventCreate":
             self.made += 1
             words[0]._obj.value = self.made
@@ -63,7 +60,6 @@ class Device:
             words[0]._obj.value = (end - begin) / self.bytes_per_s * 1e3
 
     def cuEventQuery(self, event: ctypes.c_void_p) -> int:
-        """The driver's own."""
         assert event.value is not None
         if self.fails:
             return LOST
@@ -72,7 +68,6 @@ class Device:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    """Instead of the driver."""
     found = Device()
     monkeypatch.setattr("torch.cuda.Stream", lambda _where: found)
     monkeypatch.setattr(lanes, "copy_many", found.copy_many)

@@ -12,7 +12,6 @@ from tandem.kernels.rotary_kv import QKNorm, Rotation, SlotMapping, rotary_kv, r
 
 
 def normed(x, weight, eps):
-    """RMSNorm in float64."""
     x = x.double()
     return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * weight.double()
 

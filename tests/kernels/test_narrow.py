@@ -69,7 +69,6 @@ def test_a_row_that_is_no_number_stays_none():
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(values, packed, words):
-    """Before a byte is written."""
     with pytest.raises(BadTensor, match=words):
         narrow(values, packed)
 

@@ -73,7 +73,6 @@ def test_what_cannot_be_locked_is_not_held() -> None:
 
 
 def test_what_the_host_has_not_is_said() -> None:
-    """Nobody is asked to lock it."""
     locks = Locks()
     with pytest.raises(HostMemoryError, match="GiB of host memory are not to be had: "):
         HostMemory(1 << 60, locks)
@@ -89,7 +88,6 @@ def test_what_stays_locked_is_said(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_cpus_memory_is_not_locked() -> None:
-    """Nor is none of it."""
     assert registrar_for(torch.device("cpu")) is None
     assert isinstance(registrar_for(torch.device("cuda", 0)), DriverRegistrar)
     plain = HostMemory(MIB, None)

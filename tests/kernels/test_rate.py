@@ -37,7 +37,6 @@ def test_small_copies_do_not_slow_what_large_ones_have_shown() -> None:
 
 
 def test_a_faster_copy_counts_at_once_and_a_slower_one_by_and_by() -> None:
-    """What is foretold is rather too early than too late."""
     rate = Rate()
     rate.took(MB, 2.0)
     rate.took(MB, 1.0)

@@ -50,13 +50,11 @@ def test_hold_compares_results_and_written_arguments():
 
 
 def right(x):
-    """Adds one in place and sums."""
     x.add_(1)
     return x.sum()
 
 
 def wrong(x):
-    """As right, but leaves another argument behind."""
     total = right(x)
     x[0] = 0
     return total

@@ -30,12 +30,10 @@ def keys_for(n, *, seed=7, choice=0, purpose=Purpose.TOKEN):
 
 
 def one_each(n):
-    """Draw i is of row i."""
     return torch.arange(n)
 
 
 def filters(rows, *, min_p=0.0, top_k=0, top_p=1.0):
-    """The same filters for every row."""
     return Filters(
         torch.full((rows,), min_p), torch.full((rows,), top_k), torch.full((rows,), top_p)
     )

@@ -37,8 +37,6 @@ pytestmark = pytest.mark.full
 
 
 class Params(NamedTuple):
-    """A kernel's parameters but its constants."""
-
     loose: str = ""
     """What a step changes, a number or where a tensor begins: Triton is to see its type alone."""
     numbers: str = ""
@@ -218,7 +216,6 @@ def test_every_kernel_that_is_launched_is_named() -> None:
 
 @pytest.mark.parametrize("where", KERNELS)
 def test_what_changes_with_a_step_is_no_part_of_a_kernel(where: str) -> None:
-    """And of nothing else it is unknown what it is."""
     params = [each for each in kernel_of(where).params if not each.is_constexpr]
     named = [each.split() for each in KERNELS[where]]
     assert sorted(each.name for each in params) == sorted(name for each in named for name in each)

@@ -13,7 +13,6 @@ BENCH = Path(__file__).parents[2] / "bench" / "kernels"
 
 @pytest.fixture
 def tune(monkeypatch):
-    """bench/kernels/tune_gemm.py, which is no package."""
     pytest.importorskip("triton")
     monkeypatch.syspath_prepend(str(BENCH))
     spec = spec_from_file_location("tune_gemm", BENCH / "tune_gemm.py")
@@ -25,7 +24,6 @@ def tune(monkeypatch):
 
 
 def entry(outputs, us):
-    """Of a table, without a form."""
     shape = {"kind": "plain", "outputs": outputs, "inner": 64, "rows": 16}
     return {**shape, "form": None, "us": us, "without_us": us}
 

@@ -38,7 +38,6 @@ FOLDER_VARIABLE = "TEST_KV_NODE_FOLDER"
 
 
 def fingerprint_of(layout: KVLayout) -> Fingerprint:
-    """Of a worker whose slab has this layout."""
     return Fingerprint(revision="test", dtype="float32", layout=layout)
 
 
@@ -67,7 +66,6 @@ def config_apart(**changes: object) -> KVTransferConfig:
 
 
 def make_key(name: str, attempt: int = 0) -> RequestKey:
-    """A key of the test's router."""
     return RequestKey(ROUTER, name, attempt)
 
 
@@ -79,7 +77,6 @@ def kv_of(name: str, num_tokens: int) -> torch.Tensor:
 
 
 def hash_of(name: str) -> int:
-    """The same in every process."""
     return int.from_bytes(name.encode().ljust(8, b".")[:8], "little") >> 1
 
 
@@ -101,13 +98,10 @@ class Switch:
         self.is_done = done
 
     def done(self) -> bool:
-        """As set."""
         return self.is_done
 
 
 class _Worker:
-    """What both roles share."""
-
     def __init__(
         self, config: KVTransferConfig, transports: Mapping[str, Any], layout: KVLayout
     ) -> None:
@@ -125,7 +119,6 @@ class _Worker:
         return self.registry.get_sample_value(name, labels) or 0.0
 
     def collect(self) -> None:
-        """One poll."""
         raise NotImplementedError
 
     def until(self, told: Callable[[], object], seconds: float = SECONDS) -> object:
@@ -178,11 +171,9 @@ class Producer(_Worker):
         self.service.start()
 
     def collect(self) -> None:
-        """Poll."""
         self.seen += self.service.poll()
 
     def admit(self, key: RequestKey, num_tokens: int, consumer: Incarnation, budget_ms=10_000):
-        """The service's answer."""
         return self.service.admit(
             key,
             num_tokens=num_tokens,
@@ -200,12 +191,10 @@ class Producer(_Worker):
             self.service.computed(key, used, stop, Switch(done=True))
 
     def end(self, key: RequestKey, finish: str | None = None) -> None:
-        """Draw token 1 and let go."""
         self.service.final(key, [FirstToken(0, 42)], finish)
         self.service.finished(key)
 
     def hand_over(self, key: RequestKey, num_tokens: int, blocks: list[int], consumer) -> None:
-        """All of it."""
         assert self.admit(key, num_tokens, consumer) is None
         self.compute(key, num_tokens, blocks)
         self.end(key)
@@ -233,7 +222,6 @@ class Consumer(_Worker):
         self.service.start()
 
     def collect(self) -> None:
-        """Poll."""
         self.seen += self.service.poll()
 
     def meet(self, producer: Producer, seconds: float = SECONDS) -> None:
@@ -242,14 +230,11 @@ class Consumer(_Worker):
         self.until(lambda: self.service.peer_up(producer.incarnation), seconds)
 
     def open(self, key: RequestKey, producer: Incarnation, budget_ms: int | None = 10_000) -> None:
-        """Ask for it."""
         self.service.open(key, producer, budget_ms=budget_ms)
 
     def load(self, key: RequestKey, blocks: list[int], hit: int = 0) -> None:
-        """At READY, bring what is not a hit."""
         ready = self.wait_for(events.Ready, key)
         self.service.begin_load(key, blocks, hit, ready.num_tokens)
 
     def holds(self, name: str, num_tokens: int, blocks: list[int]) -> bool:
-        """Whether the right bytes lie in the blocks."""
         return bool(torch.equal(self.slab[blocks].cpu(), kv_of(name, num_tokens)))

@@ -39,8 +39,6 @@ PAUSE_SECONDS, STEP_SECONDS = 0.3, 0.005
 
 @dataclass(slots=True)
 class HandOff:
-    """One key on its way."""
-
     key: RequestKey
     tokens: int
     producer: Producer
@@ -99,7 +97,6 @@ class Chaos:
         self.live[each.key] = each
 
     def step(self) -> None:
-        """One step of every engine."""
         for each in list(self.live.values()):
             self._compute(each)
             if self.at_odds and self.draw.random() < 0.01:
@@ -115,7 +112,6 @@ class Chaos:
         self.spare[id(each.producer)] += each.home
 
     def _free(self, each: HandOff) -> None:
-        """D's blocks are, too."""
         each.free = True
         self.spare[id(each.consumer)] += each.target
 
@@ -157,7 +153,6 @@ class Chaos:
     # -- what breaks ----------------------------------------------------------------------------
 
     def breaks(self) -> None:
-        """One thing, at one worker."""
         worker = self.draw.choice(self.workers)
         mover = worker.service._mover
         transport = next(iter(mover.parts.transports.values()))
@@ -179,7 +174,6 @@ class Chaos:
             transport.until = time.monotonic() + PAUSE_SECONDS
 
     def meet(self, consumer: Consumer, *but: Producer) -> None:
-        """Discovery names all producers but these."""
         peers = [each for each in self.producers if each not in but]
         consumer.service.set_peers([each.service.control for each in peers])
 

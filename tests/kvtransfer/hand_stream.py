@@ -15,11 +15,9 @@ class HandStream:
         """How often somebody waited for all of it."""
 
     def queue(self) -> AbstractContextManager[None]:
-        """See Stream."""
         return nullcontext()
 
     def mark(self) -> _Mark:
-        """See Stream."""
         return _Mark(self.hold)
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -29,11 +27,8 @@ class HandStream:
 
 
 class _Mark:
-    """Behind everything so far."""
-
     def __init__(self, hold: threading.Event) -> None:
         self._hold = hold
 
     def done(self) -> bool:
-        """Unless the queue is held."""
         return not self._hold.is_set()

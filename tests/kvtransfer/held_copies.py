@@ -30,7 +30,6 @@ class Held:
         self.consumer.until(lambda: self.transport._reads)
 
     def nothing_is_held(self) -> None:
-        """At neither end, tags included."""
         self.consumer.until(lambda: not self.consumer.service.has_pending())
         self.producer.until(lambda: not self.producer.service.has_pending())
         assert all(self.tags.read(block) == CLEARED for block in range(64))

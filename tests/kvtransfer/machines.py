@@ -63,7 +63,6 @@ D_POLICY = ConsumerPolicy(
 
 
 def make_key(name: str = "a") -> RequestKey:
-    """A key."""
     return RequestKey(b"R" * 16, name, 0)
 
 
@@ -114,13 +113,11 @@ class Face:
         self.counted: list[str] = []
 
     def p(self, event: p.Event) -> None:
-        """Something happens to P."""
         if isinstance(event, p.Admit):
             event = msgspec.structs.replace(event, direct=self.direct)
         self._carry_out(self.exports.apply(event, self.now), self.to_d, self.p_told)
 
     def d(self, event: d.Event) -> None:
-        """Something happens to D."""
         if isinstance(event, d.Opened):
             event = msgspec.structs.replace(event, direct=self.direct)
         self._carry_out(self.imports.apply(event, self.now), self.to_p, self.d_told)
@@ -145,7 +142,6 @@ class Face:
                 kinds[type(action)].append(action)  # type: ignore[attr-defined]
 
     def admit(self, key: RequestKey, num_tokens: int, budget_ms: int | None = None) -> None:
-        """P's engine takes the request."""
         up = D_INC in self.exports.links
         self.p(p.Admit(key, D_INC, num_tokens, budget_ms, link_up=up))
 
@@ -160,25 +156,20 @@ class Face:
         self.p(p.Finished(key, cancelled=False))
 
     def open(self, key: RequestKey, budget_ms: int | None = None) -> None:
-        """D's engine accepts the request."""
         up = P_INC in self.imports.links
         self.d(d.Opened(key, P_INC, budget_ms, link_up=up))
 
     def load(self, key: RequestKey, num_tokens: int, hit: int = 0) -> None:
-        """D's engine has reserved."""
         blocks = tuple(range(100, 100 + blocks_for(num_tokens, BLOCK)))
         self.d(d.Load(key, (blocks,), hit, num_tokens))
 
     def deliver_p(self, message) -> None:
-        """P reads a message of D."""
         self.p(p.Asked(message.key, D_INC, message))
 
     def deliver_d(self, message) -> None:
-        """D reads a message of P."""
         self.d(d.Told(message.key, P_INC, message))
 
     def read_done(self, read: Read, fault: FailCause | None = None) -> None:
-        """A read is terminal."""
         if read.slot is None:
             actions = self.imports.copy_ended(read.key, read.index, self.now, fault, "")
         else:

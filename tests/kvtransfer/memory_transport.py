@@ -32,8 +32,6 @@ from tandem.protocol.ids import Incarnation
 
 
 class _Regions(NamedTuple):
-    """Memory of one end."""
-
     slots: SlotMemory
     blocks: Blocks | None
 
@@ -54,8 +52,6 @@ _BLOCKS = Traits(
 
 
 class MemoryTransport:
-    """Both ends."""
-
     def __init__(self, *, direct: bool = False) -> None:
         """``direct``: KV goes from blocks into blocks."""
         self.traits = _BLOCKS if direct else _SLOTS
@@ -77,7 +73,6 @@ class MemoryTransport:
         return self._card
 
     def receive(self, memory: SlotMemory, blocks: Blocks | None = None) -> None:
-        """Remember where reads land."""
         self._here = self._regions(memory, blocks)
 
     def _regions(self, memory: SlotMemory, blocks: Blocks | None) -> _Regions:
@@ -87,7 +82,6 @@ class MemoryTransport:
         return _Regions(memory, blocks)
 
     def connect(self, peer: Incarnation, host: str, card: bytes) -> None:
-        """Find the producer in this process."""
         if card not in _served:
             raise TransportError("memory: the producer is not in this process")
         self._cards[peer] = card
@@ -99,7 +93,6 @@ class MemoryTransport:
         return ticket
 
     def poll(self, ticket: Ticket) -> Progress:
-        """Copy, unless held."""
         if self.hold.is_set():
             return Progress.PENDING
         card, extents = self._reads.pop(ticket)
@@ -122,14 +115,12 @@ class MemoryTransport:
         return Progress.DONE
 
     def tags_of(self, ticket: Ticket) -> bytes:
-        """As they were after the copy."""
         return self._tags.pop(ticket, b"")
 
     def advance(self) -> None:
         """Nothing moves by itself."""
 
     def filenos(self) -> list[int]:
-        """None."""
         return []
 
     def close(self, peer: Incarnation) -> None:
@@ -137,14 +128,12 @@ class MemoryTransport:
         self._cards.pop(peer, None)
 
     def stop(self) -> None:
-        """Leave the table."""
         if self._card is not None:
             with _lock:
                 _served.pop(self._card, None)
 
 
 def _has(source: _Regions, extent: Extent) -> bool:
-    """Whether P has these bytes."""
     if extent.remote.region is Region.SLOTS:
         return source.slots.is_within_a_slot(extent.remote.offset, extent.nbytes)
     offset, size = extent.remote.offset, extent.nbytes

@@ -53,10 +53,7 @@ def test_both_ends_go_by_the_engines_hashes(workers):
 
 
 class _Done:
-    """A fence that has been seen."""
-
     def done(self) -> bool:
-        """Yes."""
         return True
 
 
@@ -124,7 +121,6 @@ def test_a_peer_with_a_group_that_is_unknown_here_gets_no_link(workers, caplog):
     [(KVKind.WINDOW, None), (KVKind.WINDOW, 0), (KVKind.ENCODER, None), (KVKind.FULL, 8)],
 )
 def test_a_span_belongs_to_windows_and_encoders(kind, span):
-    """What would be ignored is refused."""
     with pytest.raises(ValueError, match=f"span of a {kind} group"):
         KVGroup(
             num_layers=1,

@@ -46,7 +46,6 @@ def test_everything_ends_and_every_link_comes_back(workers, connector):
 
 
 def _all_free(transport: Any) -> bool:
-    """Whether no landing slot is held or quarantined."""
     ring = transport._landing.ring
     return bool(ring.free == len(ring))
 
@@ -66,7 +65,6 @@ def test_everything_ends_though_agents_do_and_every_link_comes_back(workers, nod
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(8))
 def test_everything_ends_though_agents_do_whatever_breaks_when(workers, node, seed):
-    """Other orders, and longer."""
     chaos = make_chaos(workers, "shm_agent", seed, node)
     endure(chaos, 600)
     serve_by_every_pair(chaos)
@@ -77,7 +75,6 @@ def test_everything_ends_though_agents_do_whatever_breaks_when(workers, node, se
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("connector", ["nixl", "tcp", "memory_blocks", "shm"])
 def test_everything_ends_whatever_breaks_when(workers, connector, seed):
-    """Other orders, and longer."""
     chaos = make_chaos(workers, connector, seed)
     endure(chaos, 600)
     serve_by_every_pair(chaos)

@@ -40,7 +40,6 @@ def test_settings_share_one_prefix():
     ],
 )
 def test_a_bad_value_is_named_with_what_is_allowed(name, value):
-    """InvalidParameter carries the field."""
     with pytest.raises(InvalidParameter) as caught:
         KVTransferConfig(**{name: value})
     assert caught.value.param == name

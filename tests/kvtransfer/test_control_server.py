@@ -59,7 +59,6 @@ class Server:
         )
 
     def read(self, now: Millis = NOW) -> None:
-        """Let frames arrive, and read them."""
         poller = zmq.Poller()
         poller.register(self.server._socket, zmq.POLLIN)
         assert poller.poll(5000), "no frame came"
@@ -67,13 +66,10 @@ class Server:
         self.server.on_ready({}, now)
 
     def count(self, name: str, **labels: str) -> float:
-        """A sample's value."""
         return self.registry.get_sample_value(name, labels) or 0.0
 
 
 class Dealer:
-    """A consumer's connection."""
-
     def __init__(self, server: Server, me: Incarnation | None = None) -> None:
         self.server = server
         self.link = HandLink(me or new_incarnation(), server.me)
@@ -82,12 +78,10 @@ class Dealer:
         self.socket.connect(f"tcp://{server.server.endpoint}")
 
     def say(self, message: Message) -> None:
-        """One frame, read by the server."""
         self.socket.send_multipart([self.link.seal(), encode(message)])
         self.server.read()
 
     def hello(self, **changes: Any) -> Any:
-        """Greet; the answer."""
         fields: dict[str, Any] = {"version": HANDOFF_VERSION, "fingerprint": "print"}
         fields |= {"connectors": ("tcp",), "secret": ""} | changes
         connectors = fields.pop("connectors")
@@ -95,7 +89,6 @@ class Dealer:
         return self.hear()
 
     def hear(self) -> Any:
-        """The next message."""
         assert self.socket.poll(5000), "no answer came"
         head, payload = self.socket.recv_multipart()
         read_header(head)
@@ -112,7 +105,6 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def dealer(server: Server) -> Iterator[Dealer]:
-    """A consumer that has not greeted."""
     made = Dealer(server)
     yield made
     made.socket.close()
@@ -137,7 +129,6 @@ def links(server: Server) -> list[Any]:
 def test_a_wrong_hello_is_turned_away(
     server: Server, dealer: Dealer, changes: dict[str, Any], words: str
 ) -> None:
-    """With the reason, counted, and without a link."""
     answer = dealer.hello(**changes)
 
     assert isinstance(answer, Reset)
@@ -268,7 +259,6 @@ def test_a_connection_that_is_gone_ends_its_link(server: Server, dealer: Dealer)
 
 
 def test_a_taken_port_is_named() -> None:
-    """Before anything is started."""
     first = Server()
     port = int(first.server.endpoint.rpartition(":")[2])
     try:

@@ -47,7 +47,6 @@ def full_once(worker, name: str) -> HandStream:
 
 
 def hand_over(pair, key, blocks, to) -> None:
-    """All of it, of eight tokens."""
     producer, consumer = pair
     consumer.open(key, producer.incarnation)
     producer.hand_over(key, 8, blocks, consumer.incarnation)

@@ -19,7 +19,6 @@ KEY = make_key("late")
 
 
 def breaks(*_):
-    """Whatever a thread calls next."""
     raise RuntimeError("a fault of the test")
 
 
@@ -109,7 +108,6 @@ class Late:
         self.through = False
 
     def done(self) -> bool:
-        """See Mark."""
         return self.through
 
 

@@ -37,7 +37,6 @@ class Ends(NamedTuple):
     peer: Incarnation
 
     def outcome(self, ticket: Ticket) -> Progress:
-        """How a read ends."""
 
         def ended() -> Progress | None:
             self.producer.advance()
@@ -49,7 +48,6 @@ class Ends(NamedTuple):
 
 
 def made(connector: str, role: str, incarnation: Incarnation) -> Transport:
-    """One end."""
     if connector == "nixl":
         return NixlTransport(incarnation, role, loopback=True)
     if connector == "tcp":
@@ -75,7 +73,6 @@ def ends(request) -> Iterator[Ends]:
 
 
 def extent(slot: int, remote_slot: int, nbytes: int) -> Extent:
-    """Of slots that are as large at both ends."""
     return slot_extent(slot, remote_slot, nbytes, slot_bytes=SIZE, remote_slot_bytes=SIZE)
 
 
@@ -92,7 +89,6 @@ def test_one_read_brings_several_extents_and_ends_when_all_are_here(ends):
 
 
 def test_an_extent_that_the_peer_does_not_have_fails_its_whole_read(ends):
-    """As one that lies behind P's last slot."""
     wanted = [extent(0, 0, SIZE), extent(1, SLOTS, SIZE)]
     assert ends.outcome(ends.consumer.read(ends.peer, wanted)) is Progress.FAILED
 

@@ -64,7 +64,6 @@ def test_what_cannot_be_mapped_shows_where_there_is_no_agent(workers, folder, mo
 
 @pytest.mark.parametrize("copy", ["direct", "agent", "auto"])
 def test_ends_of_two_machines_show_nothing(workers, folder, copy):
-    """The next way is theirs."""
     places = [folder / "one", folder / "two"]
     for each in places:
         each.mkdir()
@@ -77,7 +76,6 @@ def test_ends_of_two_machines_show_nothing(workers, folder, copy):
 
 
 def test_a_link_by_the_agent_that_could_not_be_mapped_shows_nothing(workers, node, monkeypatch):
-    """Which is what the agent is for."""
     transport = "tandem.kvtransfer.transports.mapped.transport"
 
     def refuse(*_args):

@@ -61,7 +61,6 @@ class Pair:
 
     @property
     def transport(self) -> str:
-        """By which the one link goes."""
         known = self.consumer.service.peer_health()
         assert len(known) <= 1
         return known[0].transport if known and known[0].up else ""

@@ -10,7 +10,6 @@ _PAGE = Path(__file__).parents[2] / "docs" / "handoff.md"
 
 
 def test_the_page_is_current():
-    """Whoever changes a table makes the page again."""
     assert _PAGE.read_text() == document()
 
 

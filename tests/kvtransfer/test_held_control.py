@@ -35,7 +35,6 @@ class SlowToWake:
         return socket in self._real
 
     def poll(self, milliseconds: int) -> Any:
-        """See ``zmq.Poller``."""
         ready = self._real.poll(milliseconds)
         if self._to_hold and not ready:
             self._to_hold = False
@@ -43,7 +42,6 @@ class SlowToWake:
         return ready
 
     def on_tick(self, now: Any, late: float = 0.0) -> None:
-        """See ``Channel``."""
         self._on_tick(now, late)
         self.ticks.append(late)
         if max(self.ticks) > 1.0 and len(self.ticks) > 5:

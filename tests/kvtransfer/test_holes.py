@@ -104,14 +104,12 @@ def test_hole_04_a_successor_at_the_same_address_answers_reset(workers):
 
 
 def linked(p_end: Session, d_end: Session) -> None:
-    """HELLO and WELCOME."""
     head = read_header(d_end.greet(0.0))
     assert p_end.answer(head, d_end.terms.hello()) is None
     assert d_end.take(read_header(p_end.seal()), Welcome("card"), 0.0) is Verdict.UP
 
 
 def ends(count: int) -> list[Session]:
-    """Sessions of as many processes."""
     ids = (Incarnation(bytes([n + 1]) * 16) for n in range(count))
     return [Session(Terms(each, "hand-off", 1, LinkTimes())) for each in ids]
 

@@ -42,7 +42,6 @@ def test_hole_08_a_late_consumer_gets_everything_announced_so_far():
 
 
 def test_hole_08_the_lease_ends_at_the_smaller_of_cap_and_budget():
-    """Nobody keeps P's blocks beyond it."""
     for budget, cap in ((None, LEASE_MS), (500, 500), (10 * LEASE_MS, LEASE_MS)):
         face = Face()
         face.admit(A, 8, budget_ms=budget)

@@ -260,7 +260,6 @@ class _DoubtfulAgent:
         self.doubts = threading.Event()
 
     def check_xfer_state(self, handle):
-        """See nixl_agent."""
         if self.doubts.is_set():
             self._read = self._read or handle
             if handle is self._read:

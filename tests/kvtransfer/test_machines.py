@@ -117,7 +117,6 @@ def test_expected_keys_are_bounded():
 
 
 def test_tombstones_are_bounded_and_forgotten():
-    """What has ended costs memory for a while only."""
     face = Face()
     face.exports._max_tombstones = 2
     for name in "abc":
@@ -232,7 +231,6 @@ def test_no_answer_to_done_fails_the_load():
 
 
 def test_a_failed_read_frees_its_slot_and_fails_the_load():
-    """A terminal fault quarantines nothing."""
     face = Face(direct=False)
     face.admit(A, 4)
     face.open(A)

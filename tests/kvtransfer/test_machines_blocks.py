@@ -80,7 +80,6 @@ def test_a_copy_that_fails_waits_for_the_others(copying):
 
 
 def test_a_wrong_tag_fails_the_hand_off(copying):
-    """And the copy beside it is waited for."""
     copying.read_done(copying.reads.pop(0))
     check = copying.unpacks.pop(0)
     assert (check.slot, check.block_ids) == (None, (100, 101))
@@ -278,7 +277,6 @@ def test_a_late_ready_of_less_changes_nothing():
 
 
 def test_ready_says_the_manifest():
-    """Of one group: all of its tokens."""
     face = Face()
     face.admit(A, 8)
     face.compute(A, 4)

@@ -28,7 +28,6 @@ GROUPS = tuple(
 
 
 def ranges(num_tokens: int) -> dict[KVKind, tuple[int, int]]:
-    """Of each kind."""
     return {each.kind: (each.start, each.stop) for each in m.manifest(GROUPS, num_tokens, BLOCK)}
 
 
@@ -89,7 +88,6 @@ def test_blocks_are_found_in_the_groups_own_table():
     st.lists(st.sampled_from(GROUPS), min_size=1, max_size=4),
 )
 def test_items_are_complete_only_all_together(num_tokens, hit, groups):
-    """Whichever is one token short."""
     items = m.manifest(groups, num_tokens, BLOCK)
     begun = m.begins(items, min(hit * BLOCK, num_tokens - 1) // BLOCK * BLOCK)
     assert all(start < item.stop for item, start in zip(items, begun, strict=True))

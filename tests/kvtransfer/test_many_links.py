@@ -29,7 +29,6 @@ from tandem.protocol.messages import Hello, Welcome, encode
 
 
 def welcome(me: Incarnation, payload: bytes) -> bytes | None:
-    """As a prefill worker greets."""
     said = decode_to_producer(payload)
     return encode(Welcome(ProducerCard("tcp", b"", 1, 1, 1))) if isinstance(said, Hello) else None
 
@@ -72,7 +71,6 @@ def server() -> Iterator[Server]:
 @pytest.mark.full
 @pytest.mark.timeout(180)
 def test_a_prefill_worker_is_linked_to_four_hundred_decode_workers(server, monkeypatch):
-    """Nobody is turned away for being one of many."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     monkeypatch.setattr(zmq.Context, "instance", lambda: context)
     dealers = []

@@ -73,7 +73,6 @@ def a_lease_of_a_predecessor(workers: Workers) -> None:
 
 
 def a_block_of_another(workers: Workers) -> None:
-    """See test_held_copies."""
     held = Held(workers, kv_quarantine_seconds=30.0)
     test_held_copies.test_a_block_without_its_tag_is_never_used(
         held, b"another request!", FailCause.IDENTITY, True
@@ -81,19 +80,16 @@ def a_block_of_another(workers: Workers) -> None:
 
 
 def ready_before_the_fence(workers: Workers) -> None:
-    """See test_holes."""
     producer, consumer = workers(Producer), workers(Consumer)
     consumer.meet(producer)
     test_holes.test_hole_03_nothing_is_announced_before_the_fence((producer, consumer))
 
 
 def slots_of_reads_that_hang(workers: Workers) -> None:
-    """See test_holes_reads."""
     test_holes_reads.test_hole_14_hanging_reads_are_capped_and_then_reported(workers)
 
 
 def memory_under_a_copy(workers: Workers) -> None:
-    """See test_mapped."""
     with tempfile.TemporaryDirectory(prefix="kv-") as name:
         producer, consumer = (Worker(Path(name), fill) for fill in (7, 0))
         consumer.transport.receive(consumer.slots, consumer.blocks)
@@ -166,7 +162,6 @@ def harm_of(scenario: Callable[[Workers], None], workers: Workers) -> str:
 
 @pytest.mark.parametrize("guard", GUARDS)
 def test_with_its_guard_the_scenario_holds(workers, guard):
-    """What the mutants break is right as it is."""
     assert harm_of(GUARDS[guard][3], workers) == ""
 
 

@@ -26,7 +26,6 @@ from tandem.protocol.ids import new_incarnation
 
 
 def none_left(*_args: object, **_more: object) -> NoReturn:
-    """As the system says it."""
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 

@@ -19,15 +19,12 @@ KEY = make_key("one")
 
 
 class Mapping(MemoryTransport):
-    """One that needs such memory."""
-
     def __init__(self) -> None:
         super().__init__(direct=True)
         self.traits = replace(self.traits, maps_memory=True)
         self.stops = 0
 
     def stop(self) -> None:
-        """See Transport."""
         self.stops += 1
         super().stop()
 
@@ -46,7 +43,6 @@ def refuse(monkeypatch: pytest.MonkeyPatch, error: DeviceMemoryError) -> None:
 
 @pytest.fixture(autouse=True)
 def lacking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device has none."""
     refuse(monkeypatch, DeviceMemoryError("cuMemCreate failed: CUDA_ERROR_NOT_SUPPORTED"))
 
 
@@ -71,7 +67,6 @@ def test_kv_goes_by_another_way_and_the_log_says_so(workers, caplog):
 
 @pytest.mark.parametrize("kind", [Producer, Consumer])
 def test_a_worker_without_another_way_says_why_it_cannot_start(workers, kind):
-    """As where any other way cannot be served."""
     with pytest.raises(TransportError, match="by cuda_p2p: cuMemCreate failed"):
         workers(kind, transports={"cuda_p2p": Mapping()})
 

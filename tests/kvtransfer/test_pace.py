@@ -72,13 +72,11 @@ class Watched:
         self.pace.final(each.key)
 
     def wait(self, seconds: float) -> None:
-        """Looks every tenth of a second."""
         for _ in range(round(seconds * 10)):
             self.now += 0.1
             self.pace.look(self.pulls)
 
     def slow(self, phase: str) -> float:
-        """How many were counted."""
         found = self.registry.get_sample_value("tandem:kv_slow_handoffs_total", {"phase": phase})
         return found or 0.0
 

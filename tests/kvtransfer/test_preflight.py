@@ -52,7 +52,6 @@ def test_a_link_that_gives_less_than_required_is_not_used(workers, connector):
 
 @CONNECTORS
 def test_a_slow_link_is_warned_of_and_used(workers, connector, caplog):
-    """By default; KV crosses it."""
     config = make_config(kv_connector=connector, kv_min_megabytes_per_second=NEVER)
     producer, consumer = (
         workers(Producer, make_config(kv_connector=connector)),
@@ -108,14 +107,12 @@ class Sieve(MemoryTransport):
         self.held: set[Ticket] = set()
 
     def read(self, peer: Incarnation, extents: Sequence[Extent]) -> Ticket:
-        """See Transport."""
         ticket = super().read(peer, extents)
         if extents[0].check is Check.PATTERN:
             self.held.add(ticket)
         return ticket
 
     def poll(self, ticket: Ticket) -> Progress:
-        """See Transport."""
         if ticket in self.held and self.holds_patterns:
             return Progress.PENDING
         self.held.discard(ticket)
@@ -139,7 +136,6 @@ def probe_again(consumer: Consumer, best: float | None = None) -> None:
 
 
 def connecting(seconds: float, **fields: object) -> KVTransferConfig:
-    """How long a probe may take."""
     return make_config(kv_connector="memory", kv_connect_seconds=seconds, **fields)
 
 
@@ -280,7 +276,6 @@ def test_a_link_that_is_up_stays_so_though_others_hold_all_slots(workers, at_wil
 
 
 def test_a_link_whose_later_probe_is_wrong_is_given_up(workers, at_will):
-    """As it is when the first one is."""
     config = make_config(kv_connector="memory")
     producer, consumer = workers(Producer, config), workers(Consumer, config)
     consumer.meet(producer)

@@ -51,8 +51,6 @@ def _started(command: list[str]) -> Process:
 
 
 class Child:
-    """A worker in another process."""
-
     process: Process
 
     def __init__(
@@ -82,14 +80,12 @@ class Child:
         return line
 
     def tell(self, command: str) -> str:
-        """Its answer."""
         assert self.process.stdin is not None
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
         return self._line().strip()
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
         self.process.send_signal(number)
 
     def end(self) -> None:
@@ -111,7 +107,6 @@ def met(request, workers, children):
 
 
 def meet(consumer: Consumer, child: Child) -> None:
-    """Link them."""
     consumer.service.set_peers({child.endpoint: child.incarnation})
     consumer.until(lambda: consumer.service.peer_up(child.incarnation))
 

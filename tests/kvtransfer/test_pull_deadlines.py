@@ -33,5 +33,4 @@ def test_what_the_producer_says_of_a_spent_budget_is_a_timeout(reason: GoneReaso
 
 @pytest.mark.parametrize("reason", [GoneReason.REFUSED, GoneReason.CANCELLED, GoneReason.INTERNAL])
 def test_what_it_says_for_other_reasons_stays_what_it_is(reason: GoneReason):
-    """Whenever it is heard."""
     assert ended(reason, 10 * BUDGET_MS) is FailCause.GONE

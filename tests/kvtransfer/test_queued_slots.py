@@ -23,12 +23,10 @@ HEADER = NOBODYS._replace(part=3, nbytes=HEADER_BYTES + 3 * BLOCK_BYTES)
 
 
 def slab_of(blocks: int) -> torch.Tensor:
-    """Random blocks."""
     return torch.randint(0, 256, (blocks, BLOCK_BYTES), dtype=torch.uint8)
 
 
 def slots_of(kind, slab: torch.Tensor, stream: HandStream):
-    """Three slots of three blocks."""
     return kind(3, slot_bytes_for(0, 3 * BLOCK_BYTES), slab, stream)
 
 
@@ -126,7 +124,6 @@ def test_nothing_is_done_before_the_device_is(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_byte_gives_another_digest_than_the_headers(kind):
-    """What arrived is summed anew."""
     slab, stream = slab_of(16), HandStream()
     slots = slots_of(kind, slab, stream)
     assert slots.pack(slab, [4, 5], 2, HEADER).done()
@@ -269,5 +266,4 @@ class Moved:
         self.found = inspection.found
 
     def done(self) -> bool:
-        """Yes."""
         return True

@@ -65,7 +65,6 @@ class Reader:
         return TcpTransport(new_incarnation(), host="127.0.0.1", resolver=resolver)
 
     def meet(self, host: str) -> Incarnation:
-        """Another producer, called by this name."""
         peer = new_incarnation()
         producer = TcpTransport(peer, host="127.0.0.1")
         card = producer.serve(SlotMemory(1, BYTES))
@@ -74,7 +73,6 @@ class Reader:
         return peer
 
     def outcome(self, ticket: Ticket) -> Progress:
-        """How a read ends."""
 
         def ended() -> Progress | None:
             self.transport.advance()
@@ -84,7 +82,6 @@ class Reader:
         return wait_for(ended, every=0.001)
 
     def stop(self) -> None:
-        """Close all."""
         for each in (self.transport, *self.producers):
             each.stop()
 

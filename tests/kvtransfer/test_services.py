@@ -69,7 +69,6 @@ def test_a_consumer_takes_from_many_and_a_producer_gives_to_many(workers):
 
 
 def test_a_peer_that_discovery_drops_is_let_go(pair):
-    """set_peers is the whole truth."""
     producer, consumer = pair
     consumer.service.set_peers({})
     consumer.until(lambda: not consumer.service.peer_up(producer.incarnation))
@@ -287,7 +286,6 @@ def test_a_slab_of_another_size_is_named():
 
 @pytest.mark.parametrize("pair", ["tcp"], indirect=True)
 def test_phases_bytes_and_outcomes_are_counted(pair):
-    """What an operator looks at first."""
     producer, consumer = pair
     key = make_key("counted")
     consumer.open(key, producer.incarnation)

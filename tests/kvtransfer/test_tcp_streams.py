@@ -41,11 +41,9 @@ class Ends:
         self.consumer.connect(self.peer, "127.0.0.1", self.card)
 
     def read(self, slot: int, remote: int, nbytes: int = SIZE) -> Ticket:
-        """Into one of D's slots."""
         return self.consumer.read(self.peer, [extent(slot, remote, nbytes)])
 
     def outcome(self, ticket: Ticket) -> Progress:
-        """How a read ends."""
 
         def ended() -> Progress | None:
             self.consumer.advance()
@@ -55,19 +53,16 @@ class Ends:
         return wait_for(ended, every=0.001)
 
     def stop(self) -> None:
-        """Both."""
         self.consumer.stop()
         self.producer.stop()
 
 
 def extent(slot: int, remote: int, nbytes: int) -> Extent:
-    """Of slots that are as large at both ends."""
     return slot_extent(slot, remote, nbytes, slot_bytes=SIZE, remote_slot_bytes=SIZE)
 
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    """Linked."""
     made = Ends()
     yield made
     made.stop()
@@ -85,7 +80,6 @@ def test_stripes_of_a_read_make_the_whole(ends: Ends, nbytes: int):
 
 
 def test_bytes_move_by_every_socket_and_a_thread_for_each(ends: Ends):
-    """At both ends."""
     assert ends.outcome(ends.read(0, 0)) is Progress.DONE
     (link,) = ends.consumer._links.values()
     assert all(each.sock is not None for each in link.streams)
@@ -139,7 +133,6 @@ def test_no_byte_lands_once_a_read_has_failed(ends: Ends, how: str):
 
 
 def test_a_broken_link_fails_what_is_asked_of_it_later(ends: Ends):
-    """Until it is connected again."""
     assert ends.outcome(ends.read(0, 0)) is Progress.DONE
     ends.producer.stop()
     assert ends.outcome(ends.read(1, 1)) is Progress.FAILED
@@ -170,7 +163,6 @@ def test_the_transfer_thread_wakes_when_a_read_has_ended(ends: Ends):
 
 @pytest.mark.parametrize("number", [0, 17])
 def test_the_number_of_sockets_has_bounds(number: int):
-    """Named by the setting."""
     with pytest.raises(InvalidParameter, match="kv_tcp_streams"):
         KVTransferConfig(kv_tcp_streams=number)
 

@@ -17,7 +17,6 @@ TOKENS = 43
 
 
 def blocks(size: int) -> list[int]:
-    """Scattered ones for TOKENS."""
     return BLOCKS[size][: -(-TOKENS // size)]
 
 

@@ -18,7 +18,6 @@ from tandem.kvtransfer.transports.mapped import giving
 
 @pytest.fixture
 def taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What is where sockets are bound."""
     monkeypatch.setattr(giving, "socket_name", lambda _: "dead.sock")
     made = folder / "dead.new"
     made.mkdir()

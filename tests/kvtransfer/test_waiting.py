@@ -24,7 +24,6 @@ class Clock:
         self.now = 1000.0
 
     def perf_counter(self) -> float:
-        """See time."""
         self.now += self.TICK
         return self.now
 
@@ -84,11 +83,9 @@ class Late:
 
     @property
     def due(self) -> float:
-        """See Mark."""
         return self._begun + self._copier.seconds
 
     def done(self) -> bool:
-        """See Mark."""
         ahead: float = self.due - self._copier.clock.perf_counter()
         self.early += ahead > 0.1
         return ahead <= 0
@@ -106,7 +103,6 @@ class Foretelling:
         return getattr(self._inner, name)
 
     def mark(self) -> Late:
-        """See Copier."""
         self.marks.append(Late(self))
         return self.marks[-1]
 
@@ -145,7 +141,6 @@ class Looked:
         return getattr(self._inner, name)
 
     def look(self) -> None:
-        """See Channel."""
         now = self._copier.clock.perf_counter()
         self.near += any(0 < mark.due - now < AHEAD for mark in self._copier.marks)
         self._inner.look()

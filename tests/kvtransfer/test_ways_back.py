@@ -27,13 +27,10 @@ NOW = Millis(1000)
 
 
 class Posted(list[object]):
-    """Stands for the control thread."""
-
     post = list.append
 
     @property
     def drops(self) -> list[Drop]:
-        """What it was asked to give up."""
         return [each for each in self if isinstance(each, Drop)]
 
 

@@ -103,13 +103,11 @@ _TO_D = st.one_of(
 
 @given(_TO_P)
 def test_what_a_consumer_says_is_read_back(message):
-    """Every field survives the wire."""
     assert m.decode_to_producer(encode(message)) == message
 
 
 @given(_TO_D)
 def test_what_a_producer_says_is_read_back(message):
-    """Every field survives the wire."""
     assert m.decode_to_consumer(encode(message)) == message
 
 
@@ -170,7 +168,6 @@ _HEADER = st.builds(Header, _ID, _ID, _ID.map(Incarnation), *[_U64] * 6)
 
 @given(_HEADER)
 def test_a_slot_header_is_read_back(header):
-    """Every field survives the slot."""
     slot = header_bytes(header)
     assert len(slot) == HEADER_BYTES
     assert read_header(memoryview(slot)) == header

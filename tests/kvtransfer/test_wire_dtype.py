@@ -86,7 +86,6 @@ def test_auto_leaves_out_what_maps_memory(workers, folder, caplog):
 
 @pytest.mark.parametrize("connector", sorted({*CONNECTORS} - {"auto", "nixl", "tcp"}))
 def test_a_connector_without_slots_is_refused_with_it(connector):
-    """By name, when the settings are made."""
     with pytest.raises(InvalidParameter, match="kv_wire_dtype"):
         make_config(kv_connector=connector, kv_wire_dtype="fp8")
     make_config(kv_connector=connector)

@@ -38,14 +38,11 @@ def kv_of(name: str, num_tokens: int, layout: KVLayout) -> torch.Tensor:
 
 
 def hashes_of(name: str, num_tokens: int, block_size: int) -> list[BlockHash]:
-    """Of the full blocks of that size."""
     words = [f"{name}/{block_size}/{at}" for at in range(num_tokens // block_size)]
     return [BlockHash(word.encode().ljust(16, b".")[:16]) for word in words]
 
 
 class Pair:
-    """Linked, of two block sizes."""
-
     def __init__(
         self, workers, config, sizes: tuple[int, int], dtype: str = "float32", consumer_config=None
     ) -> None:
@@ -62,7 +59,6 @@ class Pair:
         return torch.stack(tokens, dim=3)
 
     def load(self, name: str, blocks: list[int], hit: int = 0) -> None:
-        """D reserves, once READY has come."""
         ready = self.consumer.wait_for(events.Ready, make_key(name))
         hashes = hashes_of(name, ready.num_tokens, self.sizes[0])
         self.consumer.service.begin_load(make_key(name), blocks, hit, ready.num_tokens, hashes)
@@ -87,14 +83,12 @@ class Pair:
         self.consumer.wait_for((events.Loaded,), key)
 
     def write(self, slab: torch.Tensor, kv: torch.Tensor, blocks: list[int]) -> None:
-        """Tokens into P's blocks."""
         for token in range(kv.shape[3]):
             slab[blocks[token // self.sizes[0]], :, :, :, token % self.sizes[0]] = kv[
                 :, :, :, token
             ]
 
     def announce(self, name: str, blocks: list[int], spans: list[tuple[int, int]]) -> None:
-        """P's engine has computed them."""
         size, service = self.sizes[0], self.producer.service
         for _, stop in spans:
             used, hashes = blocks[: blocks_for(stop, size)], hashes_of(name, stop, size)

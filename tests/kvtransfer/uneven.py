@@ -27,15 +27,12 @@ class Uneven:
     """On the monotonic clock."""
 
     def stand(self) -> None:
-        """Move nothing any more."""
         self.until = math.inf
 
     def go_on(self) -> None:
-        """Move again."""
         self.until = 0.0
 
     def advance(self) -> None:
-        """See Transport."""
         if time.monotonic() >= self.until:
             super().advance()  # type: ignore[misc]
 
@@ -55,7 +52,6 @@ class UnevenTcp(Uneven, TcpTransport):
         super().__init__(new_incarnation(), host="127.0.0.1")
 
     def poll(self, ticket: Ticket) -> Progress:
-        """See Transport."""
         return super().poll(ticket) if time.monotonic() >= self.until else Progress.PENDING
 
 
@@ -66,7 +62,6 @@ class UnevenBlocks(Uneven, MemoryTransport):
         super().__init__(direct=True)
 
     def poll(self, ticket: Ticket) -> Progress:
-        """See Transport."""
         return super().poll(ticket) if time.monotonic() >= self.until else Progress.PENDING
 
 
@@ -78,7 +73,6 @@ class UnevenShm(Uneven, MappedTransport):
         super().__init__("shm", new_incarnation(), HostCopier(), place, on_gpu=False)
 
     def poll(self, ticket: Ticket) -> Progress:
-        """See Transport."""
         return super().poll(ticket) if time.monotonic() >= self.until else Progress.PENDING
 
 
@@ -92,7 +86,6 @@ class UnevenAgent(Uneven, AgentTransport):
         super().__init__("shm_agent", self.incarnation, copier, folder, sizes, on_gpu=False)
 
     def poll(self, ticket: Ticket) -> Progress:
-        """See Transport."""
         return super().poll(ticket) if time.monotonic() >= self.until else Progress.PENDING
 
 

@@ -32,8 +32,6 @@ from tandem.protocol.layout import blocks_for
 
 
 class ProducerChild(Producer):
-    """A producer that obeys."""
-
     def __init__(self, connector: str, port: int) -> None:
         super().__init__(config_apart(kv_connector=connector, kv_control_port=port))
         self.endpoint = self.service.control
@@ -41,7 +39,6 @@ class ProducerChild(Producer):
         self._next = 0
 
     def do_admit(self, name: str, num_tokens: str, consumer: str) -> str:
-        """Admit it."""
         count = int(num_tokens)
         refusal = self.admit(make_key(name), count, incarnation_of(consumer))
         blocks = [(self._next + n) % len(self.slab) for n in range(blocks_for(count, BLOCK))]
@@ -50,7 +47,6 @@ class ProducerChild(Producer):
         return "ok" if refusal is None else f"refused {refusal.message}"
 
     def do_compute(self, name: str, upto: str) -> str:
-        """Write and announce."""
         count, blocks = self._tokens[name]
         used = blocks[: blocks_for(int(upto), BLOCK)]
         self.slab[used] = kv_of(name, count)[: len(used)].to(self.slab.device)
@@ -60,32 +56,26 @@ class ProducerChild(Producer):
         return "ok"
 
     def do_end(self, name: str) -> str:
-        """Token 1."""
         self.end(make_key(name))
         return "ok"
 
 
 class ConsumerChild(Consumer):
-    """A consumer that obeys."""
-
     def __init__(self, connector: str, _port: int) -> None:
         super().__init__(config_apart(kv_connector=connector))
         self.endpoint = "-"
 
     def do_meet(self, endpoint: str, incarnation: str) -> str:
-        """Link to it."""
         producer = incarnation_of(incarnation)
         self.service.set_peers({endpoint: producer})
         self.until(lambda: self.service.peer_up(producer))
         return "ok"
 
     def do_open(self, name: str, incarnation: str) -> str:
-        """Ask for it."""
         self.open(make_key(name), incarnation_of(incarnation))
         return "ok"
 
     def do_load(self, name: str) -> str:
-        """Bring it."""
         self.load(make_key(name), list(range(40)))
         return "ok"
 
@@ -111,12 +101,10 @@ def main() -> None:
 
 
 def incarnation_of(word: str) -> Incarnation:
-    """From hex digits."""
     return Incarnation(bytes.fromhex(word))
 
 
 def say(line: str) -> None:
-    """One line out."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

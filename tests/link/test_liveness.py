@@ -58,7 +58,6 @@ def test_who_overslept_judges_nobody_for_it() -> None:
 
 
 def test_hello_may_be_answered_in_its_own_time() -> None:
-    """Which may be longer than silence may last."""
     alive = Liveness(replace(TIMES, greet_timeout=7.0), 100.0)
     assert alive.overdue(107.0, greeting=True) is None
     assert alive.overdue(107.1, greeting=True) == "no answer to HELLO for 7 s"

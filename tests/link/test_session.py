@@ -22,12 +22,10 @@ TERMS = Terms(
 
 
 def other(**changes: object) -> Terms:
-    """Terms of another process."""
     return replace(TERMS, me=new_incarnation(), **changes)  # type: ignore[arg-type]
 
 
 def answered(caller: Terms) -> str | None:
-    """What a caller with these terms is told."""
     session = Session(TERMS)
     header = read_header(Session(caller).greet(0.0))
     refusal = session.answer(header, caller.hello())
@@ -61,7 +59,6 @@ def test_a_hello_of_another_process_has_no_use() -> None:
 
 
 def greeting() -> Session:
-    """A caller that waits for WELCOME."""
     session = Session(other())
     session.greet(0.0)
     return session
@@ -96,7 +93,6 @@ def test_a_reset_instead_of_a_welcome_says_why() -> None:
 
 
 def up(**changes: object) -> Session:
-    """A caller whose link stands."""
     session = Session(other(**changes))
     session.greet(0.0)
     assert session.take(Header(TERMS.me, session.me, 0), Welcome("card"), 0.0) is Verdict.UP

@@ -24,7 +24,6 @@ Frame = tuple[Header, object]
 
 
 def terms(version: int = 1) -> Terms:
-    """Of a process that has just started."""
     return Terms(new_incarnation(), "test", version, TIMES, fingerprint="print", secret=SECRET)
 
 
@@ -33,7 +32,6 @@ class Ends(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        """Two processes and an empty channel."""
         self.now = 0.0
         self.said = 0
         self.caller = Session(terms())
@@ -67,7 +65,6 @@ class Ends(RuleBasedStateMachine):
     @precondition(lambda self: self.to_answerer)
     @rule()
     def answerer_reads(self) -> None:
-        """As a listener does."""
         header, message = self.to_answerer.pop(0)
         if isinstance(message, Hello) and header.sequence == 0:
             self.answerer = session = Session(self.answerer_terms, self.now)
@@ -91,7 +88,6 @@ class Ends(RuleBasedStateMachine):
     @precondition(lambda self: self.to_caller)
     @rule()
     def caller_reads(self) -> None:
-        """As a connection does."""
         header, message = self.to_caller.pop(0)
         verdict = self.caller.take(header, message, self.now)
         self._note(self.caller, header, message, verdict)
@@ -110,7 +106,6 @@ class Ends(RuleBasedStateMachine):
 
     @rule(by_caller=st.booleans(), at=st.integers(0, 5))
     def lose(self, by_caller: bool, at: int) -> None:
-        """A frame on its way."""
         way = self.to_answerer if by_caller else self.to_caller
         if at < len(way):
             del way[at]
@@ -129,12 +124,10 @@ class Ends(RuleBasedStateMachine):
 
     @rule()
     def answerer_restarts(self) -> None:
-        """Another process answers there."""
         self.answerer_terms, self.answerer = terms(), None
 
     @rule(seconds=st.floats(0.5, 7.0))
     def time_passes(self, seconds: float) -> None:
-        """Whoever is silent is lost."""
         self.now += seconds
         for end in (self.caller, self.answerer):
             if end is not None and end.state is LinkState.UP:
@@ -148,7 +141,6 @@ class Ends(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_heard_out_of_order_or_twice(self) -> None:
-        """Between two processes numbers only grow."""
         for numbers in getattr(self, "heard", {}).values():
             assert all(one < other for one, other in pairwise(numbers))
 
@@ -203,7 +195,6 @@ def test_a_beat_is_noted_and_judged() -> None:
 
 
 def test_a_reset_ends_the_link_whatever_its_number() -> None:
-    """Who has lost count says it."""
     caller, answerer = stands()
     answerer.seal()
     assert caller.take(read_header(answerer.seal()), Reset("enough"), 0.0) is Verdict.LOST

@@ -47,7 +47,6 @@ class Stuck(SpanExporter):
         self.asked = Event()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Wait, as if for the network."""
         self.asked.set()
         self.let.wait(60)
         return SpanExportResult.SUCCESS

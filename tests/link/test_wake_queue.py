@@ -21,19 +21,16 @@ SECONDS = 30.0
 
 @pytest.fixture
 def queue() -> Iterator[WakeQueue[int]]:
-    """A queue of numbers."""
     made: WakeQueue[int] = WakeQueue(3)
     yield made
     made.close()
 
 
 def is_readable(queue: WakeQueue[int]) -> bool:
-    """Whether whoever polls the descriptor would wake now."""
     return bool(select.select([queue.fileno()], [], [], 0)[0])
 
 
 def test_what_is_put_is_taken_in_order(queue: WakeQueue[int]) -> None:
-    """However it got in."""
     queue.put(1)
     queue.add(2)
     assert queue.offer(3)
@@ -75,7 +72,6 @@ def test_a_wake_reaches_who_does_not_listen_until_it_is_hushed(queue: WakeQueue[
 def test_a_wait_ends_with_what_is_there_what_comes_and_what_others_have(
     queue: WakeQueue[int],
 ) -> None:
-    """And with its time."""
     queue.add(1)
     queue.wait(None)
     assert queue.take() == [1]
@@ -171,7 +167,6 @@ def test_a_signal_handler_may_put_while_its_thread_puts(queue: WakeQueue[int]) -
 
 
 def test_a_queue_that_is_dropped_gives_its_descriptors_back() -> None:
-    """Nobody need close it."""
     queue: WakeQueue[int] = WakeQueue()
     descriptor = queue.fileno()
     del queue

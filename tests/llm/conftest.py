@@ -41,7 +41,6 @@ class ReplayClient:
     async def stream(
         self, request: EngineCoreRequest, context: RequestContext = ORDINARY
     ) -> AsyncGenerator[EngineCoreOutput, None]:
-        """See EngineCoreClient."""
         self.contexts.append(context)
         self.requests.append(request)
         self.asked.set()
@@ -61,16 +60,13 @@ class ReplayClient:
                 self.aborted.append(request.key.request)
 
     async def call(self, command: Command) -> Reply:
-        """See EngineCoreClient."""
         self.commands.append(command)
         return Reply(id=command.id, ok=True)
 
     async def describe(self) -> ModelCard:
-        """See EngineCoreClient."""
         return self.card
 
     async def close(self) -> None:
-        """See EngineCoreClient."""
         self.closed += 1
 
 
@@ -94,7 +90,6 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def card() -> ModelCard:
-    """A context of 40,000 tokens."""
     group = KVGroup(num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")
     return ModelCard(
         model="tiny",
@@ -142,7 +137,6 @@ def says(tokenizer: Tokenizer) -> Callable[..., Script]:
 
 @pytest.fixture
 def make_client(card: ModelCard) -> Callable[..., ReplayClient]:
-    """Builds a client of that card."""
 
     def make(script: Script, **options: bool) -> ReplayClient:
         return ReplayClient(script, card, **options)

@@ -31,12 +31,10 @@ Make = Callable[..., Any]
 
 
 async def collect(stream: AsyncIterator[RequestOutput]) -> list[RequestOutput]:
-    """All outputs."""
     return [output async for output in stream]
 
 
 def texts(outputs: list[RequestOutput], choice: int = 0) -> str:
-    """Deltas of a choice joined."""
     found = (each for output in outputs for each in output.outputs if each.index == choice)
     return "".join(each.text for each in found)
 
@@ -184,7 +182,6 @@ async def test_closing_a_stream_aborts_the_request(
 async def test_a_cancelled_task_aborts_the_request(
     tokenizer: Tokenizer, says: Make, make_client: Make
 ) -> None:
-    """Also while the engine is silent."""
     client = make_client(says("", finish=None), hangs=True)
     llm = AsyncLLM(client, tokenizer)
     task = asyncio.create_task(collect(llm.chat([{"role": "user", "content": "hi"}])))

@@ -31,13 +31,11 @@ SHORT = {"max_tokens": 2, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def llm(smollm2: Path) -> Iterator[LLM]:
-    """One request at a time."""
     with LLM(str(smollm2), executor=SimExecutor(64), max_num_seqs=1, **SETTINGS) as llm:
         yield llm
 
 
 def num_outputs(llm: LLM) -> int:
-    """What the engine has said to requests of tokens."""
     return llm.engine._llm.num_outputs
 
 
@@ -102,7 +100,6 @@ def test_bad_parameters_of_one_are_seen_before_any_runs(llm: LLM) -> None:
 
 
 def test_a_bad_chat_is_seen_before_any_runs(llm: LLM) -> None:
-    """Whether it is none, or too long."""
     before = num_outputs(llm)
     good = [{"role": "user", "content": "hi"}]
     long = [{"role": "user", "content": "hi " * 200}]
@@ -158,7 +155,6 @@ def test_an_interrupt_leaves_nothing_behind(
 def test_a_failure_brings_the_answers_until_then(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Of the engine, or of whatever else."""
     take, steps = llm.engine.take, iter(range(3))
 
     def failing() -> Any:
@@ -205,7 +201,6 @@ def test_a_request_of_ones_own_fails_for_itself(llm: LLM, monkeypatch: pytest.Mo
 
 
 def test_batches_of_two_threads_take_turns(llm: LLM) -> None:
-    """Each has its own answers."""
     with ThreadPoolExecutor(2) as threads:
         batches = [threads.submit(llm.generate, [[n]] * 3, SHORT, use_tqdm=False) for n in range(2)]
         found = [each.result(60) for each in batches]

@@ -41,14 +41,12 @@ class Works:
         assert set(self.begun) == set(begun)
 
     def end(self, *names: str) -> None:
-        """Have them done."""
         for name in names:
             self.ends[name].set()
 
 
 @pytest_asyncio.fixture
 async def works() -> AsyncIterator[Works]:
-    """Two threads."""
     made = Works(Beside(2, tenant=tenant.get))
     yield made
     made.end(*made.ends)
@@ -80,7 +78,6 @@ async def test_tenants_take_turns_by_size(works: Works) -> None:
 
 
 async def test_without_tenants_all_threads_are_taken_in_the_order_of_asking() -> None:
-    """Also by large texts."""
     works = Works(Beside(2))
     tasks = [works.ask(f"h{number}", LARGE) for number in range(4)]
     await works.until("h0", "h1")
@@ -106,7 +103,6 @@ async def test_work_that_left_keeps_no_other_work_waiting(works: Works) -> None:
 
 
 async def test_a_refusal_says_how_long_it_waited(works: Works) -> None:
-    """And counts."""
     works.beside._wait_seconds = 0.01
     refused: list[int] = []
     works.beside.on_refused = lambda: refused.append(1)

@@ -67,7 +67,6 @@ def test_a_batch_is_prepared_a_few_steps_ahead() -> None:
 
 @pytest.mark.parametrize("name", ["bert-labels", "roberta-labels"])
 def test_classes(name: str) -> None:
-    """A share for each label."""
     folder, model, tokenizer = encoder_folder(name)
     with LLM(str(folder), **SETTINGS) as llm:
         classes = llm.classify(TEXTS[:2])
@@ -97,7 +96,6 @@ def test_pairs_are_joined_and_typed_as_the_tokenizer_does(name: str) -> None:
 
 
 def test_a_model_without_types_takes_none_and_a_position_is_checked() -> None:
-    """By name, as an engine says it."""
     pair = PoolingParams(task=PoolingTask.EMBED, second_text_at=2)
     with LLM(str(encoder_folder("roberta")[0]), **SETTINGS) as llm:
         with pytest.raises(Exception, match=r"second_text_at: 2 .*no token types"):

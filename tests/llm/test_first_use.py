@@ -83,7 +83,6 @@ def test_bad_values_are_refused_when_parameters_are_made(given: dict[str, Any], 
 
 
 def test_an_unknown_option_is_a_type_error_too():
-    """As Python has it for arguments that nothing takes."""
     for kind in (SamplingParams, PoolingParams, StructuredOutputsParams):
         with pytest.raises(TypeError, match=f"{kind.__name__} has no option 'anything'"):
             kind(anything=1)  # type: ignore[call-arg]
@@ -92,7 +91,6 @@ def test_an_unknown_option_is_a_type_error_too():
 
 
 def test_lists_and_texts_are_taken_as_they_are():
-    """What others take in their forms becomes what travels."""
     given = SamplingParams(
         stop="x", stop_token_ids=[1, 2], bad_words=["no"], allowed_token_ids=[3], logit_bias={5: 1}
     )
@@ -121,7 +119,6 @@ def test_lists_and_texts_are_taken_as_they_are():
     ],
 )
 def test_forms_are_given_as_dicts_or_texts(given: dict[str, Any]):
-    """And reach an engine as text."""
     form = StructuredOutputsParams(**given)
     sent = wire(SamplingParams(structured_outputs=form)).structured_outputs
     assert sent is not None
@@ -134,7 +131,6 @@ def test_forms_are_given_as_dicts_or_texts(given: dict[str, Any]):
 
 
 def test_objects_are_closed_where_that_is_asked_for():
-    """In all of a schema, unless it says so itself."""
     inner = {"type": "object", "properties": {"b": {}}}
     schema = {"properties": {"a": inner}, "$defs": {"o": {"properties": {}}}}
     form = StructuredOutputsParams(json=schema, disable_additional_properties=True)

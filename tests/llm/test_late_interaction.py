@@ -55,7 +55,6 @@ class Keeper:
         self.asked: list[LateInteractionParams] = []
 
     async def pool(self, requests: Sequence[PreparedRequest]) -> list[PooledRequestOutput]:
-        """As a fleet would answer."""
         return [self._answer(each.processed.request) for each in requests]
 
     def _answer(self, request: EngineCoreRequest) -> PooledRequestOutput:
@@ -104,7 +103,6 @@ def scores_of(queries: int, documents: Sequence[int]) -> LateScores:
 
 
 def test_queries_are_kept_for_as_many_documents_as_there_are() -> None:
-    """And none is left."""
     keeper = Keeper(room=9)
     scores, outputs = asyncio.run(scores_of(2, [0, 1, 1, 0, 1]).scores(keeper.pool))
     assert [each.outputs.score for each in scores] == [1, 2, 3, 4, 5]
@@ -133,7 +131,6 @@ def test_many_queries_take_turns() -> None:
 
 
 def test_a_worker_that_keeps_nothing_ends_the_call() -> None:
-    """After some rounds, in words."""
     keeper = Keeper(room=0)
     with pytest.raises(RequestFailed, match="no worker kept the query"):
         asyncio.run(scores_of(1, [0]).scores(keeper.pool))

@@ -30,13 +30,11 @@ FINAL = {"output_kind": "final_only"}
 
 @pytest.fixture
 def engine(tokenizer: Tokenizer, says: Make, make_client: Make) -> Iterator[LLMEngine]:
-    """Says "abc" to everything."""
     with engine_over(make_client(says("abc")), tokenizer) as engine:
         yield engine
 
 
 def drain(engine: LLMEngine) -> list[Any]:
-    """Step until nothing is left."""
     outputs = []
     while engine.has_unfinished_requests:
         outputs += engine.step(timeout=SECONDS)
@@ -57,7 +55,6 @@ def test_requests_are_stepped_to_their_end(engine: LLMEngine) -> None:
 
 
 def test_deltas_come_in_order(engine: LLMEngine) -> None:
-    """Nothing is lost between steps."""
     engine.add_request("a", "hi", {"output_kind": "delta"})
 
     assert "".join(output.outputs[0].text for output in drain(engine)) == "abc"
@@ -74,7 +71,6 @@ def test_bad_requests_are_refused_when_added(engine: LLMEngine) -> None:
 
 
 def test_an_id_that_runs_is_refused(engine: LLMEngine) -> None:
-    """And is free again when its request has ended."""
     engine.add_request("a", "hi", FINAL)
 
     with pytest.raises(InvalidParameter, match=r"^request_id"):
@@ -126,7 +122,6 @@ def test_a_failure_comes_after_the_outputs_before_it(
 def test_a_silent_engine_is_not_waited_for_for_ever(
     tokenizer: Tokenizer, says: Make, make_client: Make
 ) -> None:
-    """``step`` has a deadline."""
     client = make_client(says("", finish=None), hangs=True)
     with engine_over(client, tokenizer) as engine:
         engine.add_request("a", "hi")
@@ -145,7 +140,6 @@ class Deadlines(SimpleQueue[Any]):
         self.meanwhile = meanwhile
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """See SimpleQueue."""
         if self.left:
             self.left -= 1
             self.meanwhile()

@@ -34,7 +34,6 @@ def test_series_become_values() -> None:
 
 
 def only(metrics: list[Metric], name: str) -> Metric:
-    """The one of that name."""
     (found,) = [each for each in metrics if each.name == name]
     return found
 
@@ -68,7 +67,6 @@ def test_an_llm_tells_what_it_counted(smollm2: Path, caplog: pytest.LogCaptureFi
 
 
 def test_an_interval_has_bounds(smollm2: Path) -> None:
-    """Named with what is allowed."""
     for wrong in (-1.0, float("nan"), 1e9):
         with pytest.raises(InvalidParameter, match="log_stats_interval"):
             LLM(str(smollm2), executor=SimExecutor(64), device="cpu", log_stats_interval=wrong)

@@ -193,7 +193,6 @@ def test_lines_come_while_the_first_request_runs(capfd: pytest.CaptureFixture[st
 def test_nothing_is_written_where_progress_is_turned_off(
     llm: LLM, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As with ``use_tqdm=False`` elsewhere."""
     llm.generate("a", {"max_tokens": 1}, use_tqdm=False)
     assert capfd.readouterr() == ("", "")
 

@@ -118,7 +118,6 @@ async def test_logprobs_come_for_prompt_and_answer(llm: AsyncLLM) -> None:
 
 
 async def test_a_closed_engine_says_so(llm: AsyncLLM) -> None:
-    """Never a hang."""
     await llm.close()
 
     with pytest.raises(RequestFailed) as caught:

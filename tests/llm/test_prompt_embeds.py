@@ -24,7 +24,6 @@ ROW = rows()[9]
 
 @pytest.fixture(scope="module")
 def llm(smollm2: Path) -> Iterator[LLM]:
-    """The embedded model, small."""
     with LLM(
         str(smollm2), device="cpu", num_gpu_blocks_override=60, enable_prompt_embeds=True
     ) as made:
@@ -48,7 +47,6 @@ def test_whatever_holds_the_vectors(llm: LLM, smollm2: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_halves(llm: LLM, smollm2: Path, dtype: torch.dtype) -> None:
-    """Of torch: as the same values in float32."""
     table = table_of(smollm2)[ROW.prompt].to(dtype)
     prompts = [{"prompt_embeds": table}, {"prompt_embeds": table.float()}]
     one, two = llm.generate(prompts, PARAMS, use_tqdm=False)
@@ -77,7 +75,6 @@ def test_what_is_none_is_named(llm: LLM, value: object, words: str) -> None:
 
 
 def test_vectors_are_made_of_texts_alone(llm: LLM) -> None:
-    """And prompts are one thing, not two."""
     given = {"prompt_embeds": torch.zeros(3, 576)}
     with pytest.raises(InvalidParameter, match="nothing is pooled of embeddings"):
         llm.embed(given)

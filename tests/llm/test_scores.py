@@ -38,7 +38,6 @@ def classifier(smollm2: Path, num_labels: int) -> tuple[Path, Any]:
 
 
 def scores_of(model: Any, ids: list[int]) -> torch.Tensor:
-    """transformers' numbers of the head."""
     with torch.inference_mode():
         scores: torch.Tensor = model(torch.tensor([ids])).logits[0]
     return scores

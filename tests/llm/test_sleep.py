@@ -30,19 +30,16 @@ PARAMS = {"temperature": 0, "max_tokens": 5, "ignore_eos": True}
 
 @pytest.fixture
 def executor() -> SimExecutor:
-    """A pretended model."""
     return SimExecutor(64, verify=True)
 
 
 @pytest.fixture
 def llm(smollm2: Path, executor: SimExecutor) -> Iterator[LLM]:
-    """An engine over it."""
     with LLM(str(smollm2), executor=executor, device="cpu", block_size=16) as llm:
         yield llm
 
 
 def answer(llm: LLM) -> Any:
-    """Ids of one answer."""
     return llm.generate("hello there", PARAMS, use_tqdm=False)[0].outputs[0].token_ids
 
 
@@ -64,7 +61,6 @@ def test_a_batch_after_a_sleep_is_the_same(llm: LLM, executor: SimExecutor) -> N
 
 
 def test_wishes_that_are_none_are_refused_by_name(llm: LLM) -> None:
-    """Level, mode, seconds and tags."""
     with pytest.raises(InvalidParameter, match=r"^level: 3 is not allowed; one of 1, 2"):
         llm.sleep(level=3)
     with pytest.raises(InvalidParameter, match=r"^mode: 'keep' is not allowed; one of abort, wait"):
@@ -129,7 +125,6 @@ class Fleet:
         self.asked: list[CommandName] = []
 
     async def __call__(self, name: CommandName, **args: str | float | bool) -> Reply:
-        """The next look, for a sleep."""
         self.asked.append(name)
         look: int | Reply | TandemError = 0
         if name is CommandName.SLEEP:
@@ -143,7 +138,6 @@ class Fleet:
 
 
 async def test_it_is_asked_until_all_sleep() -> None:
-    """And no further."""
     fleet = Fleet(0, 1, 2)
     reply = await put_to_sleep(fleet, level=1, mode="wait", timeout=10)
     assert reply.ok
@@ -174,7 +168,6 @@ async def test_nobody_sleeps_where_an_engine_is_silent() -> None:
 
 
 async def test_no_engines_never_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no success."""
     monkeypatch.setattr(module, "ABORT_SECONDS", 0.0)
     reply = await put_to_sleep(Fleet(0, engines=0), level=1, mode="abort", timeout=1)
     assert not reply.ok

@@ -17,7 +17,6 @@ from tandem.text.prompts import TextPrompt, TokensPrompt
 
 
 async def settle() -> None:
-    """Let everybody run who can."""
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -86,7 +85,6 @@ async def test_who_leaves_takes_no_place() -> None:
 
 
 async def test_one_that_leaves_lets_those_behind_it_in() -> None:
-    """Who waited because of it alone."""
     window = Window(5, 10)
     await window.take(4)
     large = asyncio.create_task(window.take(9))
@@ -156,7 +154,6 @@ class Clock:
         self._timers: list[tuple[float, Callable[[], None]]] = []
 
     def time(self) -> float:
-        """See loop."""
         return self.now
 
     def call_at(self, when: float, call: Callable[[], None]) -> Mock:

@@ -58,7 +58,6 @@ def main() -> int:
 
 
 def observe(folder: Path, options: argparse.Namespace, open_: ExitStack) -> report.Seen:
-    """Raise everything, load it, and ask."""
     from stack import Stack
 
     targets = [] if options.no_operator else [_operator(folder, open_)]

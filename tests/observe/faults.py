@@ -23,7 +23,6 @@ Strike = Callable[["Stack", threading.Event], None]
 
 
 def lose_decode(stack: Stack, _: threading.Event) -> None:
-    """The only decode worker is killed."""
     stack.killed = frozenset({"decode-0"})
     stack.signal("decode-0", signal.SIGKILL)
 

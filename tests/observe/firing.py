@@ -137,7 +137,6 @@ def is_at_once(scene: faults.Scene, alert: str) -> bool:
 
 
 def raise_scene(scene: faults.Scene, folder: Path, model: str, open_: ExitStack) -> Stack:
-    """The scene's service, without load."""
     from stack import Stack, stop_all
 
     log = open_.enter_context((folder / f"{scene.name}.log").open("w"))

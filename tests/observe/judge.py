@@ -17,8 +17,6 @@ _TRIES, _REST_SECONDS = 3, 5.0
 
 
 class Answer(NamedTuple):
-    """What one expression gave."""
-
     where: str
     expression: str
     series: int

@@ -81,7 +81,6 @@ def fired() -> set[str]:
 
 
 def answer_wrongly(ground: Ground) -> None:
-    """What crosses the KV path comes out wrong."""
     ground.router.wrong_models.add("wrong")
 
 
@@ -190,7 +189,6 @@ def refuse_writes(ground: Ground) -> None:
 
 
 def kill_operator(ground: Ground) -> None:
-    """The only one."""
     ground.operator.kill()
 
 
@@ -206,7 +204,6 @@ def of(pod: Pod, name: str) -> bool:
 
 
 def pods(ground: Ground, name: str, role: str) -> list[Pod]:
-    """Pods of a service's role."""
     chosen = f"{names.LABEL_SERVICE}={name},{names.LABEL_ROLE}={role}"
     return ground.harness.cluster.items("Pod", ground.harness.namespace, chosen)
 

@@ -33,8 +33,6 @@ class World(NamedTuple):
 
 
 class Played(NamedTuple):
-    """A stage whose services are ready."""
-
     stage: Stage
     ground: Ground
     prometheus: Prometheus

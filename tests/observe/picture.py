@@ -43,7 +43,6 @@ def take(prometheus: Prometheus, folder: Path) -> list[Path]:
 
 
 def page(prometheus: Prometheus, board: Board) -> str:
-    """HTML of one board."""
     until = time.time()
     parts = [f"<!doctype html><meta charset=utf-8><style>{_STYLE}</style>"]
     parts.append(f"<h1>{escape(board.title)}</h1>{escape(board.description)}")

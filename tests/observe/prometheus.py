@@ -29,16 +29,12 @@ class Target(NamedTuple):
 
 
 class Series(NamedTuple):
-    """Values of one series over time."""
-
     labels: Mapping[str, str]
     points: list[tuple[float, float]]
     """(seconds on the wall clock, value)."""
 
 
 class Prometheus:
-    """One that runs."""
-
     def __init__(self, url: str) -> None:
         self.url = url
         self._http = httpx.Client(base_url=url, timeout=ASK_SECONDS)
@@ -79,11 +75,9 @@ class Prometheus:
                 process.wait()
 
     def close(self) -> None:
-        """Let go of its connections."""
         self._http.close()
 
     def ready(self) -> bool:
-        """Whether it answers questions."""
         if self._http.is_closed:
             return False
         with suppress(httpx.HTTPError):
@@ -131,7 +125,6 @@ class Prometheus:
         return {each["metric"]["pod"]: int(each["value"][1]) for each in result}
 
     def targets_up(self) -> int:
-        """How many targets answered their last scrape."""
         return int(sum(self.ask("up")))
 
 

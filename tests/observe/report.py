@@ -18,8 +18,6 @@ _WITH = (
 
 
 class Seen(NamedTuple):
-    """What one run asked for and got."""
-
     panels: list[Answer]
     records: list[Answer]
     alerts: list[Answer]
@@ -29,8 +27,6 @@ class Seen(NamedTuple):
 
 
 class Told(NamedTuple):
-    """How a page was made."""
-
     command: str
     what: list[str]
     """Markdown list of the processes and the load."""
@@ -48,7 +44,6 @@ def faults(seen: Seen) -> list[str]:
 
 
 def summary(seen: Seen) -> str:
-    """One line a kind."""
     lines = [
         f"{kind}: {len(answers)} asked, {sum(not each.finite for each in answers)} without a number"
         for kind, answers in _kinds(seen)
@@ -57,7 +52,6 @@ def summary(seen: Seen) -> str:
 
 
 def told(options: Namespace) -> Told:
-    """How `make observe` made it."""
     return Told(
         command="make observe",
         what=[

@@ -34,7 +34,6 @@ def spec(**changes: Any) -> dict[str, Any]:
 
 
 def service(name: str = "demo", **changes: Any) -> dict[str, Any]:
-    """A whole LLMService."""
     return {
         "apiVersion": "tandem.dev/v1alpha1",
         "kind": "LLMService",

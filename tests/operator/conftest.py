@@ -35,13 +35,11 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="session")
 def cluster(plane: ControlPlane) -> Cluster:
-    """A client of the administrator."""
     return Cluster(kubeconfig=plane.kubeconfig())
 
 
 @pytest.fixture(scope="session")
 def node(cluster: Cluster) -> Iterator[Node]:
-    """Makes pods ready."""
     running = Node(cluster)
     running.start()
     yield running
@@ -50,7 +48,6 @@ def node(cluster: Cluster) -> Iterator[Node]:
 
 @pytest.fixture(scope="session")
 def router() -> Iterator[FakeRouter]:
-    """Answers canaries."""
     running = FakeRouter()
     yield running
     running.stop()
@@ -83,7 +80,6 @@ def lone(
 
 @pytest.fixture
 def silent() -> Iterator[Silent]:
-    """Nobody answers at its address."""
     made = Silent()
     yield made
     made.wake()
@@ -91,7 +87,6 @@ def silent() -> Iterator[Silent]:
 
 @pytest.fixture
 def operators(plane: ControlPlane, namespace: str) -> Iterator[Operators]:
-    """Starts replicas."""
     made = Operators(plane, namespace)
     yield made
     for process in made.running:

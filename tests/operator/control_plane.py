@@ -42,7 +42,6 @@ _AUDIT = {
 
 
 def binary(name: str) -> str | None:
-    """Path of a binary, or None."""
     for folder in (os.environ.get("TANDEM_KUBE_BIN"), BUILT):
         if folder and (Path(folder) / name).is_file():
             return str(Path(folder) / name)
@@ -50,14 +49,11 @@ def binary(name: str) -> str | None:
 
 
 def missing() -> list[str]:
-    """Binaries that are not there."""
     return [name for name in NEEDED if binary(name) is None]
 
 
 @dataclass
 class ControlPlane:
-    """A running API server."""
-
     home: Path
     port: int
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -65,7 +61,6 @@ class ControlPlane:
 
     @property
     def server(self) -> str:
-        """URL of the API server."""
         return f"https://127.0.0.1:{self.port}"
 
     def kubeconfig(self, server: str | None = None, token: str = TOKEN) -> Path:

@@ -38,7 +38,6 @@ class OperatorProcess:
             self.process = server.fork(command, environ, output=log.fileno())
 
     def log(self) -> str:
-        """What it said so far."""
         return self._log.read_text()
 
     def listens(self) -> bool:
@@ -50,12 +49,10 @@ class OperatorProcess:
         return False
 
     def kill(self) -> None:
-        """As a node's death would."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(timeout=10)
 
     def stop(self) -> int:
-        """SIGTERM; the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -77,7 +74,6 @@ class Operators:
         self.running: list[OperatorProcess] = []
 
     def start(self, name: str, config: Path | None = None, *flags: str) -> OperatorProcess:
-        """A replica."""
         kubeconfig = config or self._plane.kubeconfig()
         name = f"{self._namespace}-{name}"
         flags = (*self._flags, "--own-namespace", self._namespace, *flags)
@@ -110,15 +106,12 @@ def services(namespace: str) -> str:
 
 
 class Harness:
-    """One namespace."""
-
     def __init__(self, plane: ControlPlane, cluster: Cluster, namespace: str) -> None:
         self.plane = plane
         self.cluster = cluster
         self.namespace = namespace
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        """kubectl in the namespace."""
         return self.plane.kubectl("-n", self.namespace, *arguments, stdin=stdin, check=check)
 
     @contextmanager
@@ -142,7 +135,6 @@ class Harness:
             yield seen
 
     def create(self, name: str = "demo", **changes: Any) -> None:
-        """An LLMService."""
         self.plane.send("POST", services(self.namespace), service(name, **changes))
 
     def make(self, manifest: dict[str, Any]) -> None:
@@ -157,11 +149,9 @@ class Harness:
         self.plane.send("PATCH", path, patch)
 
     def change(self, patch: dict[str, Any], name: str = "demo") -> None:
-        """Merge patch of an LLMService."""
         self.plane.send("PATCH", f"{services(self.namespace)}/{name}", patch)
 
     def service(self, name: str = "demo") -> dict[str, Any]:
-        """The LLMService now."""
         found = self.cluster.get("LLMService", self.namespace, name)
         assert found is not None
         return found
@@ -194,7 +184,6 @@ class Harness:
         return found
 
     def replicas(self) -> dict[str, int]:
-        """Replicas asked of each Deployment."""
         return {
             each["metadata"]["name"]: each["spec"]["replicas"]
             for each in self.cluster.items("Deployment", self.namespace)

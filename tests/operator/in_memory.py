@@ -56,7 +56,6 @@ class Memory(Cluster):
         self._numbers = itertools.count(1)
 
     def number(self) -> str:
-        """One that nothing has yet."""
         return str(next(self._numbers))
 
     def put(self, kind: str, item: Item, *, heard: bool = True) -> Item:
@@ -115,7 +114,6 @@ class Memory(Cluster):
         return self.put(kind, {**there, **manifest, "metadata": metadata})
 
     def patch(self, kind: str, namespace: str, name: str, body: Item) -> Item | None:
-        """Set annotations; None takes one away."""
         there = copy.deepcopy(self.objects[(kind, name)])
         self._said("patch", {**there, **body, "metadata": {**body["metadata"], "name": name}})
         kept = {**there["metadata"].get("annotations", {}), **body["metadata"]["annotations"]}
@@ -123,13 +121,11 @@ class Memory(Cluster):
         return self.put(kind, there)
 
     def delete(self, kind: str, namespace: str, name: str, *, uid: str | None = None) -> None:
-        """An object is gone."""
         self._said("delete", {"kind": kind, "metadata": {"name": name}})
         gone = self.objects.pop((kind, name))
         self.store.drop(kind, (KEY[0], name), gone["metadata"]["uid"], self.number())
 
     def of(self, kind: str) -> list[Item]:
-        """Objects of a kind."""
         return [copy.deepcopy(each) for (its, _), each in self.objects.items() if its == kind]
 
     def run(self, is_ready: Callable[[Item], bool] = lambda _pod: True) -> None:
@@ -186,7 +182,6 @@ class Answers(Probes):
     def poll(
         self, key: Key, questions: Iterable[Question], *, about: Set[str], links: int
     ) -> float | None:
-        """Ask at every look."""
         known = self.known(key)
         for name in known.asked.keys() - about:
             del known.asked[name]
@@ -202,10 +197,7 @@ class Answers(Probes):
 
 
 class ReadKeys(KeyWatch):
-    """Every pod has read every key."""
-
     def all_read(self, *_: Any) -> bool:
-        """At once."""
         return True
 
 
@@ -243,12 +235,10 @@ class Demo:
         self.repairs, self.reconciler = self._operator()
 
     def close(self) -> None:
-        """Its threads end."""
         self.repairs.close()
         self.probes.close()
 
     def look(self) -> float | None:
-        """One look, and nothing else moves."""
         return self.reconciler(KEY)
 
     def turn(self, number: int = 1, is_ready: Callable[[Item], bool] = lambda _pod: True) -> None:
@@ -270,7 +260,6 @@ class Demo:
         self.cluster.put("LLMService", {**there, "spec": spec}, heard=heard)
 
     def status(self) -> Item:
-        """What is told of it."""
         there = self.cluster.get("LLMService", *KEY)
         assert there is not None
         status: Item = there.get("status", {})
@@ -284,7 +273,6 @@ class Demo:
         return "", "", ""
 
     def replicas(self, role: str) -> dict[str, int]:
-        """Replicas asked of a role's Deployments."""
         return {
             each["metadata"]["name"]: each["spec"]["replicas"]
             for each in self.cluster.of("Deployment")
@@ -292,7 +280,6 @@ class Demo:
         }
 
     def marked(self) -> set[str]:
-        """Pods that are told to drain."""
         return {
             each["metadata"]["name"]
             for each in self.cluster.of("Pod")

@@ -58,12 +58,10 @@ class Node:
         self.report: Pod = REPORT
 
     def start(self) -> None:
-        """Start to watch and to set."""
         self._watcher.start()
         self._thread.start()
 
     def stop(self) -> None:
-        """End both threads."""
         self._stop.set()
         self._thread.join(timeout=10)
         self._watcher.join(timeout=WATCH_SECONDS + 10)
@@ -161,7 +159,6 @@ def says(now: Any, wanted: Any) -> bool:
 
 
 def container_status(name: str, state: Pod, **more: Any) -> Pod:
-    """One entry of containerStatuses."""
     return {
         "name": name,
         "image": "x",
@@ -228,7 +225,6 @@ class FakeRouter:
             threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def stop(self) -> None:
-        """Answer nobody any more."""
         for server in self._servers:
             server.shutdown()
             server.server_close()

@@ -45,7 +45,6 @@ class Proxy:
             thread.join(timeout=10)
 
     def kubeconfig(self) -> Path:
-        """The administrator's kubeconfig, leading here."""
         path = self._plane.home / f"kubeconfig-proxy-{self._port}"
         content = json.loads(self._plane.kubeconfig().read_text())
         content["clusters"][0]["cluster"] = {"server": f"http://127.0.0.1:{self._port}"}

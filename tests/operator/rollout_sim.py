@@ -55,14 +55,11 @@ class SimPod:
 
     @property
     def ready(self) -> bool:
-        """Ready and staying."""
         return self.pending is None and self.loads == 0 and self.leaves is None
 
 
 @dataclass
 class Sim:
-    """One service."""
-
     desired: dict[Role, int]
     room: dict[Role, int]
     """Nodes' places by role."""
@@ -79,7 +76,6 @@ class Sim:
     """Revision of routers that the Service selects; None for all."""
 
     def look(self) -> Decision:
-        """Decide and obey."""
         decision = decide(self.view())
         self.memory, self.reached = decision.memory, decision.routers
         wanted = decision.counts.items()
@@ -91,7 +87,6 @@ class Sim:
         return decision
 
     def view(self) -> RolloutView:
-        """What a look would see."""
         targets = self.spec.targets()
         return RolloutView(
             roles={role: self._role(role, target) for role, target in targets.items()},
@@ -159,7 +154,6 @@ class Sim:
             self.random.choice(up).loads = 2
 
     def serves(self) -> bool:
-        """Whether a request would be answered."""
         return any(
             router.revision[0] == worker.revision[0]
             for router in self.pods

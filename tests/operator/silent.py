@@ -48,7 +48,6 @@ class Silent:
 
 
 def ready_of(pod: Pod) -> Pod:
-    """A pod's condition Ready."""
     found: list[Pod] = pod.get("status", {}).get("conditions", [])
     return next((each for each in found if each["type"] == "Ready"), {"status": "Unknown"})
 
@@ -73,18 +72,15 @@ class Routers:
         harness.wait(lambda: self.pod("b")["status"].get("podIP") == SILENT_ADDRESS)
 
     def pods(self) -> list[Pod]:
-        """All of them."""
         chosen = f"{LABEL_SERVICE}=demo,{LABEL_ROLE}=router"
         return self._harness.cluster.items("Pod", self._harness.namespace, chosen)
 
     def pod(self, node: str) -> Pod:
-        """The one on a node."""
         found = self._harness.cluster.get("Pod", self._harness.namespace, self.names[node])
         assert found is not None
         return found
 
     def ready(self, node: str) -> Pod:
-        """Its condition Ready."""
         return ready_of(self.pod(node))
 
     def is_taken_out(self) -> bool:
@@ -118,7 +114,6 @@ class Routers:
         self._harness.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(binding))
 
     def remove(self) -> None:
-        """No kubelet would end them."""
         words = ("--grace-period=0", "--force", "--wait=false")
         self._harness.kubectl("delete", "pod", *self.names.values(), *words, check=False)
 

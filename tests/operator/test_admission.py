@@ -182,12 +182,10 @@ def test_no_pod_is_made_and_none_changed(deputy: Cluster, cluster: Cluster, name
 
 
 def status(uid: str, **changes: Any) -> Manifest:
-    """A patch of a pod's status."""
     return {"metadata": {"uid": uid}, "status": changes}
 
 
 def condition(kind: str, value: str) -> Manifest:
-    """A change of one condition."""
     return {"conditions": [{"type": kind, "status": value, "reason": "X"}]}
 
 
@@ -195,7 +193,6 @@ def condition(kind: str, value: str) -> Manifest:
 def test_readiness_is_taken_from_routers_and_nothing_else_said(
     deputy: Cluster, cluster: Cluster, namespace: str, role: Role
 ):
-    """Not of workers, and no address, phase or other condition."""
     template = rendered(facts(), role)
     metadata = {**template["metadata"], "name": "pod", "namespace": namespace}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}

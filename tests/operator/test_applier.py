@@ -24,7 +24,6 @@ pytestmark = pytest.mark.full
 
 @pytest.fixture
 def alone(plane: ControlPlane, cluster: Cluster, namespace: str) -> Harness:
-    """A namespace that no operator serves."""
     return Harness(plane, cluster, namespace)
 
 

@@ -17,21 +17,18 @@ RIGHT: dict[Task, list[dict[str, Any]]] = {
 
 
 def judged(task: Task, data: object) -> str:
-    """What is said of an answer."""
     _, _, judge = POOLED[task]
     return judge({"data": data})
 
 
 @pytest.mark.parametrize("task", RIGHT)
 def test_right_answers_are_told_in_words(task: Task) -> None:
-    """By what came."""
     assert "text" in judged(task, RIGHT[task])
 
 
 @pytest.mark.parametrize("task", RIGHT)
 @pytest.mark.parametrize("data", [None, [], "abc", [1, 2, 3], [1, 2], [{}, {}, {}], [{}, {}]])
 def test_answers_of_another_form_are_wrong(task: Task, data: object) -> None:
-    """Whatever a router says."""
     with pytest.raises(CanaryError):
         judged(task, data)
 

@@ -12,18 +12,15 @@ pytestmark = pytest.mark.full
 
 
 def of_revision(harness: Harness, role: str, revision: str) -> str:
-    """Name of a Deployment."""
     return f"demo-{role}-{revision}"
 
 
 def revisions(harness: Harness) -> dict[str, str]:
-    """Target revision by role."""
     found: dict[str, str] = harness.service()["status"]["rollout"]["targets"]
     return found
 
 
 def pods(harness: Harness, role: str) -> list[Pod]:
-    """Pods of a role."""
     selector = f"{names.LABEL_ROLE}={role}"
     return harness.cluster.items("Pod", harness.namespace, selector)
 
@@ -189,7 +186,6 @@ def test_a_scaler_decides_within_bounds(harness: Harness):
 
 
 def is_marked(pod: Pod) -> bool:
-    """Whether routers are told that it will leave."""
     marked: bool = pod["metadata"].get("annotations", {}).get(names.ANNOTATION_DRAINING) == "true"
     return marked
 
@@ -279,7 +275,6 @@ def test_a_missing_claim_is_named(harness: Harness):
 
 
 def test_a_model_that_is_not_there_is_named(harness: Harness, node: Node):
-    """What the Job did not find is in the condition."""
     report = node.report
     node.report = {"ok": False, "reason": "ModelNotFound", "message": "no folder /models/smollm2"}
     try:

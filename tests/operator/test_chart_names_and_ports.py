@@ -22,7 +22,6 @@ SETS = "networkPolicy.apiServerPorts={443,16443},networkPolicy.dnsPorts={5353}"
 
 
 def settings_of(words: list[str]) -> OperatorSettings:
-    """What `tandem operator` makes of its arguments."""
     sections = [Section("Operator", OperatorSettings), Section("Logging", LogConfig)]
     return OperatorSettings(**parse("operator", "", sections, words)[OperatorSettings])
 
@@ -42,7 +41,6 @@ def tcp(*ports: int) -> dict[str, Any]:
 
 
 def dns(port: int) -> dict[str, Any]:
-    """The rule for names."""
     return {"ports": [{"protocol": each, "port": port} for each in ("UDP", "TCP")]}
 
 
@@ -85,7 +83,6 @@ def test_policies_of_a_service_open_the_ports_that_the_operator_is_told():
     ],
 )
 def test_what_is_no_port_is_refused(words: list[str], said: str):
-    """By the setting's name, with the value."""
     with pytest.raises(InvalidParameter, match=said):
         settings_of(words)
 

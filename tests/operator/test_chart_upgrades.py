@@ -59,7 +59,6 @@ class Chart:
 
 @pytest.fixture(scope="module")
 def chart(tmp_path_factory: pytest.TempPathFactory) -> Chart:
-    """The copy."""
     return Chart(tmp_path_factory.mktemp("chart"))
 
 
@@ -79,7 +78,6 @@ def nested(values: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple
 
 
 def without(*paths: tuple[str, ...]) -> dict[str, Any]:
-    """The chart's values without some members."""
     values = copy.deepcopy(VALUES)
     for *outer, last in paths:
         place = values

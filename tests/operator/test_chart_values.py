@@ -22,7 +22,6 @@ pytestmark = pytest.mark.skipif(binary("helm") is None, reason="helm is not ther
 
 
 def helm(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run helm to its end."""
     return subprocess.run(
         [str(binary("helm")), *words], capture_output=True, text=True, timeout=60, check=False
     )
@@ -54,7 +53,6 @@ def pods(objects: list[Any]) -> dict[str, Any]:
 
 
 def arguments(objects: list[Any]) -> list[str]:
-    """Return the operator's arguments."""
     found: list[str] = pods(objects)["Deployment"]["containers"][0]["args"]
     return found
 

@@ -59,7 +59,6 @@ MEETING = {"volume": {"csi": {"driver": "tandem"}}}
 
 
 def facts(**changes: Any) -> Facts:
-    """Facts of the demo with changes."""
     return Facts(
         owner=Identity("ns", "demo", "uid"),
         spec=msgspec.convert(spec(**changes), LLMServiceSpec),
@@ -215,7 +214,6 @@ def test_only_routers_have_a_token():
 
 
 def test_every_mount_has_its_volume():
-    """What is mounted is there, once."""
     auth = {"apiKeysSecretRef": {"name": "keys"}, "adminKeysSecretRef": {"name": "admins"}}
     for pod in pods(router__auth=auth):
         volumes = [volume["name"] for volume in pod["volumes"]]

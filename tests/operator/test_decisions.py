@@ -37,7 +37,6 @@ FITS = {"ok": True, "fingerprint": "f", "numHeads": 9, "numKvHeads": 3, "maxMode
 
 
 def typed(**changes: Any) -> LLMServiceSpec:
-    """The demo's spec with changes."""
     return msgspec.convert(spec(**changes), LLMServiceSpec)
 
 
@@ -206,7 +205,6 @@ def test_what_a_release_cannot_do_is_said(changes: dict[str, Any], said: str | N
 
 
 def pod(name: str, *, ready: bool = True, age: float = 100, **annotations: str) -> PodView:
-    """A decode pod."""
     return PodView(
         name=name, uid=name, ip=None, role=Role.DECODE, revision="r", ready=ready, deleting=False,
         created=NOW - age, pending_since=None, problem=None, key_generation=1,
@@ -239,7 +237,6 @@ def test_pods_of_admitted_revisions_are_marked_once():
 
 
 def owned(manager: str, fields: dict[str, Any], kind: str = "NetworkPolicy", **more: Any):
-    """An object with one more writer."""
     entry = {"manager": manager, "fieldsV1": fields, **more}
     return {"kind": kind, "metadata": {"managedFields": [entry]}}
 
@@ -286,7 +283,6 @@ def test_links_are_counted_from_the_routers_words():
 
 
 def condition(kind: ConditionType, status: Any, reason: Reason) -> Condition:
-    """A condition."""
     return Condition(type=kind, status=status, reason=reason, last_transition_time=time_text(NOW))
 
 

@@ -22,19 +22,16 @@ IMAGE: dict[str, Any] = {
 
 
 def templates(harness: Harness) -> list[dict[str, Any]]:
-    """Pod specs of all roles."""
     found = harness.cluster.items("Deployment", harness.namespace)
     return [each["spec"]["template"]["spec"] for each in found]
 
 
 def model_volume(pod: dict[str, Any]) -> dict[str, Any]:
-    """The volume with the model."""
     volume: dict[str, Any] = next(v for v in pod["volumes"] if v["name"] == "tandem-model")
     return volume
 
 
 def is_read_only(pod: dict[str, Any]) -> bool:
-    """Whether the model is mounted so."""
     mounts = pod["containers"][0]["volumeMounts"]
     return any(m["name"] == "tandem-model" and m.get("readOnly") for m in mounts)
 

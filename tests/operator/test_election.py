@@ -53,7 +53,6 @@ def calm(cluster: Cluster, namespace: str) -> OperatorSettings:
 
 
 def make_lease(cluster: Cluster, settings: OperatorSettings) -> None:
-    """A Lease with nothing in it."""
     metadata = {"name": settings.lease_name, "namespace": settings.own_namespace}
     cluster.create({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata})
 
@@ -64,7 +63,6 @@ class Faulty(Cluster):
     broken = False
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
-        """As the real one, until it is broken."""
         if self.broken:
             raise RuntimeError("a surprise")
         return super().get(kind, namespace, name)
@@ -72,12 +70,10 @@ class Faulty(Cluster):
 
 @pytest.fixture
 def faulty(plane: ControlPlane) -> Faulty:
-    """A client of the administrator."""
     return Faulty(kubeconfig=plane.kubeconfig())
 
 
 def holder(cluster: Cluster, settings: OperatorSettings) -> str:
-    """Who holds the Lease."""
     found = cluster.get("Lease", settings.own_namespace, settings.lease_name)
     assert found is not None
     name: str = found["spec"].get("holderIdentity", "")
@@ -101,7 +97,6 @@ class Slow(Cluster):
     under_way = threading.Event()
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
-        """As the real one, later."""
         if self.seconds:
             self.under_way.set()
             time.sleep(self.seconds)
@@ -182,7 +177,6 @@ class Hanging(Cluster):
     hangs = False
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
-        """As the real one, until it hangs."""
         if self.hangs:
             threading.Event().wait()
         return super().get(kind, namespace, name)

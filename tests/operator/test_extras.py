@@ -179,14 +179,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "one Secret for clients and administrators": (
         {"router__auth": SAME},
-        "each API key would open administration",
+        "every API key would be an administration key",
     ),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_children_cannot_have_is_refused_at_once(plane: ControlPlane, what: str):
-    """By the API server, in words that name the field."""
     changes, said = REFUSED[what]
     answer = plane.refusal(services("default"), service(**changes))
     assert said in answer, answer

@@ -38,7 +38,6 @@ PLACED: Manifest = {
 
 
 def job_pod(**changes: Any) -> Manifest:
-    """The pod of the model's Job."""
     job = model_job(facts(**changes))
     assert job is not None
     pod: Manifest = job["spec"]["template"]["spec"]
@@ -52,7 +51,6 @@ def made_of(**changes: Any) -> str:
 
 
 def policy(given: Facts, name: str) -> Manifest:
-    """What a policy says."""
     policies = {
         each["metadata"]["name"]: each for each in base(given) if each["kind"] == "NetworkPolicy"
     }
@@ -66,7 +64,6 @@ def ports(name: str, **changes: Any) -> list[int]:
 
 
 def opened(given: Facts, name: str) -> list[int]:
-    """The same of these facts."""
     rules = policy(given, name)["egress"]
     return [each["port"] for rule in rules if "to" not in rule for each in rule["ports"]]
 
@@ -188,7 +185,6 @@ def test_a_revision_that_is_kept_keeps_its_ways():
 
 
 def test_what_is_stored_is_what_is_kept():
-    """Looks tell builders of it."""
     old = facts(**HUB)
     revision, template = old.revision(Role.DECODE), rendered(old, Role.DECODE)
     stored = stored_template(old, Role.DECODE, revision, template)
@@ -201,7 +197,6 @@ def test_what_is_stored_is_what_is_kept():
 
 @pytest.mark.parametrize("endpoint", ["https://mirror:99999", "http://mirror:x"])
 def test_a_hub_that_cannot_be_reached_is_refused(endpoint: str):
-    """By field and value, and no look stumbles over it."""
     hub = {"repository": "a/b", "endpoint": endpoint}
     given = facts(model__source={"type": "Hub", "hub": hub})
     said = unsupported(given.spec)

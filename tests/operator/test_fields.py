@@ -372,7 +372,6 @@ def test_a_field_with_one_value_has_one(field: str):
 
 
 def test_a_restart_is_a_new_revision_of_all_roles():
-    """With nothing else changed."""
     before, after = facts(), facts(rollout__restartID="1")
     assert all(before.revision(role) != after.revision(role) for role in Role)
     assert consequences(before) == consequences(after)

@@ -192,12 +192,10 @@ def test_a_thousand_services_cost_a_few_calls_a_second(apart: ControlPlane):
 
 
 def spent_in(plane: ControlPlane, seconds: float) -> Counter[str]:
-    """Calls in a while."""
     before = calls(plane)
     time.sleep(seconds)
     return calls(plane) - before
 
 
 def writes(spent: Counter[str]) -> int:
-    """Calls that change something."""
     return sum(count for verb, count in spent.items() if verb not in ("GET", "LIST", "WATCH"))

@@ -32,7 +32,6 @@ SAMPLES = sorted(path.name for path in (ROOT / "manifests/samples").glob("*.yaml
 
 
 def helm(*arguments: str) -> str:
-    """Output of helm, errors included."""
     done = subprocess.run(
         [str(binary("helm")), *arguments], capture_output=True, text=True, timeout=60, cwd=ROOT
     )
@@ -52,7 +51,6 @@ def rules(objects: list[dict[str, Any]]) -> list[Any]:
 
 @NEEDS_HELM
 def test_the_chart_is_clean():
-    """`helm lint --strict` finds nothing."""
     assert "0 chart(s) failed" in helm("lint", "--strict", CHART)
 
 
@@ -390,7 +388,6 @@ class Asked(BaseHTTPRequestHandler):
     bodies: ClassVar[list[dict[str, Any]]] = []
 
     def do_POST(self) -> None:
-        """Every question gets the same answer."""
         self.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         text = json.dumps({"choices": [{"message": {"content": self.answer}}]}).encode()
         self.send_response(200)

@@ -44,7 +44,6 @@ def decided(phase: Phase, **memory: Any) -> Decision:
 
 
 def verdict(targets: str, reason: Reason, message: str) -> Verdict:
-    """What a canary said of some revisions."""
     ok = reason is Reason.CANARY_OK
     return Verdict(ok=ok, reason=reason, message=message, targets=targets, at=NOW)
 
@@ -148,7 +147,6 @@ def picture(decision: Decision, **more: Any) -> Picture:
 
 
 def words(status: LLMServiceStatus) -> dict[str, Condition]:
-    """Conditions by type."""
     return {each.type: each for each in status.conditions}
 
 
@@ -253,5 +251,4 @@ def test_routers_that_clients_do_not_reach_make_nothing_ready():
 
 
 def memory(**more: Any) -> LLMServiceStatus:
-    """A status that was written before."""
     return LLMServiceStatus(**more)

@@ -29,7 +29,6 @@ def plan(
     rotation_id: str | None = None,
     now: float = NOW,
 ) -> KeyPlan:
-    """The plan with the usual wait."""
     return plan_keys(
         keys,
         before,
@@ -52,14 +51,12 @@ def status(generation: int, *, ago: float = 1000, rotation_id: str | None = None
 
 
 def test_the_first_keys_are_used_at_once():
-    """Nobody has to hear of the first generation."""
     made = plan({}, Keys(), in_use=[])
     assert (made.generation, made.active, made.waits) == (1, 1, 0)
     assert made.missing == list(Role)
 
 
 def test_nothing_changes_while_nothing_is_asked():
-    """A whole generation stays."""
     made = plan(held(1), status(1), in_use=[1])
     assert (made.generation, made.active, made.missing, made.retired) == (1, 1, [], [])
     assert made.status.rotating is False

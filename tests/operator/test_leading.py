@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 def holder(harness: Harness) -> str:
-    """Who holds the Lease."""
     lease = harness.cluster.get("Lease", harness.namespace, "tandem-operator")
     return "" if lease is None else lease["spec"].get("holderIdentity") or ""
 

@@ -52,7 +52,6 @@ def test_names_of_any_length_fit_the_status():
     [([1.0, 2.0], 1500), ([0.0, 0.25, 0.0], 250), ([0.0001], 1), ([0.0], None), ([], None)],
 )
 def test_the_rate_of_the_middle_link_is_told(rates: list[float], median: int | None):
-    """In MB/s, of the links whose rate is known."""
     links = links_of({"handoff_links": [{"state": "up", "gb_per_s": each} for each in rates]}, 2)
     assert links.median_megabytes_per_second == median
 

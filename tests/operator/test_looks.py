@@ -92,7 +92,6 @@ def test_a_change_that_comes_with_the_answer_to_a_status_is_not_missed(demo: Cal
 
 
 def test_nor_is_one_that_mends_what_could_not_be_read(demo: Callable[..., Demo]):
-    """Nobody would look at it again before the next list."""
     served = demo()
     served.change(decode__replicas="many")
     served.change(decode__replicas=3, heard=False)

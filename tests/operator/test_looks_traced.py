@@ -55,7 +55,6 @@ def traced(receiver: Receiver) -> Iterator[Callable[..., Tracer]]:
 
 
 def because(key: Key) -> list[Why]:
-    """What every look here is taken for."""
     assert key == KEY
     return [Why.SERVICE, Why.CHILD]
 
@@ -236,7 +235,6 @@ def test_a_repair_is_a_trace_of_its_own(receiver: Receiver, traced: Callable[...
 
 
 def test_calls_of_a_look_are_bounded(receiver: Receiver, traced: Callable[..., Tracer]) -> None:
-    """What is beyond is counted."""
 
     def long(_: Key) -> None:
         for _number in range(MAX_CALLS + 3):
@@ -304,6 +302,5 @@ def test_a_record_is_of_its_block_alone() -> None:
     ],
 )
 def test_settings_that_cannot_be_are_refused(name: str, value: Any) -> None:
-    """By name, as with routers and workers."""
     with pytest.raises(InvalidParameter, match=name):
         OperatorSettings(**{name: value})

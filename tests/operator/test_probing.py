@@ -27,7 +27,6 @@ NO_STATUS = b"no status line\r\n\r\n"
 
 
 def whole(content: object) -> bytes:
-    """An answer that came whole."""
     text = json.dumps(content).encode()
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text)
 
@@ -135,6 +134,5 @@ def test_a_fleet_of_another_shape_is_no_word(content: object):
 
 @pytest.mark.parametrize("answer", [BROKEN_OFF, NO_STATUS])
 def test_a_fleet_that_breaks_off_is_an_error_of_the_connection(answer: bytes):
-    """Who reads keys and refusals expects no others."""
     with router(answer) as (port, _), pytest.raises(OSError, match="no whole answer"):
         read_fleet(f"http://127.0.0.1:{port}", "token", 5.0)

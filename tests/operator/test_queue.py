@@ -14,8 +14,6 @@ A, B = ("ns", "a"), ("ns", "b")
 
 
 class Clock:
-    """Time that tests move."""
-
     def __init__(self) -> None:
         self.now = 0.0
 
@@ -24,13 +22,11 @@ class Clock:
 
 
 def queue() -> tuple[WorkQueue, Clock]:
-    """A queue with its clock."""
     clock = Clock()
     return WorkQueue(OperatorMetrics(), clock), clock
 
 
 def test_a_key_is_taken_once_however_often_it_was_added():
-    """Many events are one look."""
     work, _ = queue()
     for _ in range(5):
         work.add(A, why=Why.SERVICE)

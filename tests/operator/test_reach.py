@@ -20,7 +20,6 @@ TAKEN_SECONDS = 60.0
 
 
 def warnings(harness: Harness) -> list[str]:
-    """What the service's events say of silent routers."""
     events = harness.cluster.items("Event", harness.namespace)
     return [each["message"] for each in events if each["reason"] == REASON]
 
@@ -61,7 +60,6 @@ def test_a_kubelet_that_objects_is_believed(harness: Harness, node: Node, silent
 
 
 def test_connections_and_refusals_are_answers_and_silence_is_none(silent: Silent):
-    """Of three addresses two have somebody behind them."""
     with socket.create_server(("127.12.0.1", ROUTER_PORT)):
         asked = {"taken": "127.12.0.1", "refused": "127.12.0.2", "silent": SILENT_ADDRESS}
         assert reach.answering(asked, ROUTER_PORT, 0.2) == {"taken", "refused"}

@@ -66,7 +66,6 @@ def test_a_spec_of_another_shape_is_named_by_its_field(spec: dict[str, Any], sai
 
 
 def test_a_resource_without_a_spec_is_unreadable():
-    """Nor is that a traceback."""
     with pytest.raises(Unreadable, match="spec: it is missing"):
         spec_of({})
 

@@ -21,7 +21,6 @@ class Claims(Cluster):
         self._names = names
 
     def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """A claim."""
         found = kind == "PersistentVolumeClaim" and name in self._names
         return {"metadata": {"name": name}, "spec": {}} if found else None
 

@@ -47,7 +47,6 @@ def unadmitted(verb: str, item: Item) -> Refusal | None:
 
 
 def total(served: Demo) -> dict[str, int]:
-    """Replicas asked of each role."""
     return {role: sum(served.replicas(role).values()) for role in Role}
 
 

@@ -32,7 +32,6 @@ class _Router(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Where a router answers."""
     with HTTPServer(("127.0.0.1", 0), _Router) as server:
         serving = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         serving.start()

@@ -42,7 +42,6 @@ def harness(lone: Harness, operators: Operators) -> Harness:
 
 
 def asked(harness: Harness, changed: Resource | None = None, name: str = "demo") -> Rehearsal:
-    """One rehearsal by the administrator."""
     stage = Stage(kubeconfig=harness.plane.kubeconfig())
     settings = OperatorSettings(own_namespace=harness.namespace)
     return rehearse(stage, settings, harness.namespace, name, changed)
@@ -180,7 +179,6 @@ class Prompt(ToldProbes):
     def poll(
         self, key: Key, questions: Iterable[Question], *, about: Set[str], links: int
     ) -> float | None:
-        """All are right."""
         for name in about:
             good = verdict(name, Reason.CANARY_OK, "came back")
             self.known(key).asked[name] = Asked(verdict=good)

@@ -47,7 +47,6 @@ def children(harness: Harness) -> list[Child]:
 
 
 def read(harness: Harness, child: Child) -> dict[str, Any] | None:
-    """A child now."""
     return harness.cluster.get(child[0], harness.namespace, child[1])
 
 
@@ -93,7 +92,6 @@ def in_time(repair: Callable[[Harness, Child], float], harness: Harness, child: 
 
 
 def report(took: dict[str, float]) -> str:
-    """Median and slowest."""
     slow = max(took, key=lambda what: took[what])
     middle = statistics.median(took.values())
     return f"{len(took)} repairs: median {middle:.2f} s, slowest {took[slow]:.2f} s ({slow})"

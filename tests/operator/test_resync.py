@@ -34,7 +34,6 @@ class Lists:
         """Called behind each list."""
 
     def page(self, kind: str, namespace: str, **_: object) -> dict[str, Any]:
-        """One page of one kind."""
         try:
             return self._page(kind, namespace)
         finally:
@@ -57,7 +56,6 @@ class Lists:
 
 @contextmanager
 def listing(lists: Lists, store: Store, wake: Callable[..., None], seconds: float = 60.0):
-    """Lists while the block runs."""
     settings = OperatorSettings(namespaces=tuple(SERVICES), resync_seconds=seconds)
     metrics = OperatorMetrics()
     resync = Resync(cast(Cluster, lists), store, settings, wake, metrics)
@@ -131,7 +129,6 @@ def test_one_refusal_leaves_nobody_out(what: str) -> None:
 
 @pytest.mark.full
 def test_who_is_left_out_is_asked_again_soon() -> None:
-    """Not a period later."""
     lists = Lists()
     lists.refused["full"] = 403
     with listing(lists, Store(), lambda *_: None, 6000.0) as (resync, counted):

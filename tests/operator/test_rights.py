@@ -35,7 +35,6 @@ SOMETIMES: dict[Right, str] = {
 
 
 def granted() -> set[Right]:
-    """What the roles of the operator's account say."""
     roles = yaml.safe_load_all((ROOT / "manifests/operator/rbac.yaml").read_text())
     return {
         (resource + (f".{group}" if group else ""), verb)

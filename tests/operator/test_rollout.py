@@ -26,7 +26,6 @@ Counts = dict[str, tuple[int, int]]
 def seen(
     asked: int, ready: int | None = None, *, stuck: bool = False, present: int = 0
 ) -> RevisionView:
-    """A revision with so many replicas."""
     up = asked if ready is None else ready
     return RevisionView(asked=asked, ready=up, present=present, unschedulable=stuck)
 
@@ -56,7 +55,6 @@ def view(
 
 
 def counts(decision: Decision) -> dict[str, int]:
-    """Counts with short keys."""
     return {f"{role[0]}:{name}": count for (role, name), count in decision.counts.items()}
 
 
@@ -93,7 +91,6 @@ def capacity(decision: Decision, role: Role) -> int:
 
 
 def test_a_first_revision_gets_all_its_replicas_at_once():
-    """With nothing to keep alive there is no pilot."""
     decision = decide(view({}, {}, stable={}))
     assert decision.phase is Phase.FIRST
     assert counts(decision) == {"p:new": 2, "d:new": 2, "r:r": 1}

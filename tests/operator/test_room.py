@@ -43,12 +43,10 @@ def pod(*containers: Manifest, init: Manifest | None = None, **fields: Any) -> M
     ],
 )  # fmt: skip
 def test_a_pod_fits_where_it_asks_for_no_more(now: Manifest, fit: bool):
-    """Of each resource, as Kubernetes counts a pod."""
     assert fits(now, pod({"requests": {"cpu": "2", "memory": "1Gi"}})) is fit
 
 
 def test_a_limit_alone_is_a_request_too():
-    """As the API server fills it in."""
     gpu = {"limits": {"nvidia.com/gpu": "1"}}
     assert asked_of(pod(gpu)) == {"limits.nvidia.com/gpu": 1, "requests.nvidia.com/gpu": 1}
 

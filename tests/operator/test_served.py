@@ -101,7 +101,6 @@ def test_a_third_revision_that_fails_leaves_the_second_until_the_stable_one_is_b
 
 
 def test_ready_pods_go_last():
-    """Which of the former revisions has them."""
     decode = {"old": seen(2, 1), "new": seen(1)}
     two = {"old": seen(1), "new": seen(1)}
     decision = decide(view(two, decode, target="newer", memory=ROLLING))
@@ -246,7 +245,6 @@ def second_of_decode(*, leaves: bool, asked: int = 1) -> int:
 
 
 def ready_pod(name: str, of: Manifest, annotations: dict[str, str]) -> Manifest:
-    """A pod of a Deployment."""
     return {
         "metadata": {
             "name": name,
@@ -311,7 +309,6 @@ def test_what_serves_is_never_taken_away_and_all_ends_with_one_set(
 
 
 def happen(sim: Sim, event: Any) -> None:
-    """An event of a walk."""
     match event:
         case Spec():
             sim.spec = event

@@ -21,7 +21,6 @@ from tandem.protocol.listening import has_ipv6
 
 
 def ask(server: Server, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
-    """Status and body."""
     try:
         with urllib.request.urlopen(f"http://{host}:{server.port}{path}", timeout=5) as answer:
             return answer.status, answer.read().decode()

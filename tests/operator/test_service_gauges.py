@@ -62,7 +62,6 @@ def restarted(**counts: int) -> dict[str, Any]:
 
 
 def reading(store: Store, most: int = MAX_SERVICES) -> CollectorRegistry:
-    """A registry with the store's series."""
     registry = CollectorRegistry()
     registry.register(ServiceGauges(store, most))
     return registry

@@ -21,7 +21,6 @@ Seen = dict[str, RevisionView]
 
 
 def roles_of(targets: dict[str, str], **views: tuple[int, Seen]) -> dict[Role, RoleView]:
-    """Each role's desired replicas and revisions."""
     return {
         Role(role): RoleView(desired=desired, target=targets[role], revisions=revisions)
         for role, (desired, revisions) in views.items()

@@ -10,7 +10,6 @@ PATIENCE = 4.0
 
 
 def router(name: str, node: str, *, ready: bool = True) -> PodView:
-    """A router pod."""
     return PodView(
         name=name, uid=name, ip="10.0.0.1", node=node, role=Role.ROUTER, revision="r", ready=ready,
         deleting=False, created=0, pending_since=None, problem=None, annotations={},
@@ -141,7 +140,6 @@ def test_a_router_whose_neighbour_is_out_already_follows():
 
 
 def test_a_router_that_came_in_the_middle_of_a_round_is_not_judged_by_it():
-    """It was not asked."""
     clock = Clock(router("x", "a"), router("y", "b"))
     asked = {pod.uid for pod in clock.silence.asked()}
     clock.pods.append(router("new", "c"))

@@ -26,14 +26,12 @@ QUIET = {"ScalingActive"}
 
 
 def health(resource: dict[str, Any]) -> str:
-    """What Argo CD shows of a resource."""
     lua = lupa.LuaRuntime(unpack_returned_tuples=True)
     lua.globals().obj = lua.table_from(resource, recursive=True)
     return str(lua.execute(LUA)["status"])
 
 
 def as_resource(status: LLMServiceStatus, generation: int = 2) -> dict[str, Any]:
-    """As the API server has it."""
     return {"metadata": {"generation": generation}, "status": msgspec.to_builtins(status)}
 
 
@@ -52,7 +50,6 @@ def row(situation: str) -> tuple[str, ...]:
 
 
 def documented() -> dict[str, tuple[str, ...]]:
-    """Rows of the table, by situation."""
     lines = (ROOT / "docs/resource.md").read_text().splitlines()
     cells = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]
     begin = cells.index(HEAD)
@@ -106,7 +103,6 @@ def many_decode(base: Picture, number: int) -> Picture:
 
 
 def fabric(status: LLMServiceStatus) -> tuple[str, str, str]:
-    """What KVFabricReady says: status, reason, message."""
     told = next(each for each in status.conditions if each.type == ConditionType.KV_FABRIC_READY)
     return told.status, told.reason, told.message
 

@@ -25,7 +25,6 @@ def thing(name: str, version: int, *, uid: str = "", **more: Any) -> dict[str, A
 
 
 def names(store: Store) -> set[str]:
-    """Children of the service."""
     return {each["metadata"]["name"] for each in store.children(KEY)}
 
 

@@ -26,7 +26,6 @@ def main(**fields: Any) -> Manifest:
 
 
 def sidecar(**context: Any) -> Manifest:
-    """A podTemplate with another container."""
     return {"spec": {"containers": [{"name": "x", "image": "y", "securityContext": context}]}}
 
 
@@ -156,7 +155,6 @@ def test_no_pod_goes_beyond_the_baseline_profile(what: str, unmanaged: bool):
 
 
 def test_own_pods_are_within_the_baseline_profile():
-    """What the operator itself makes never needs the flag."""
     for changes in ({}, {"security__podSecurity": "Unmanaged"}):
         for role in Role:
             assert beyond_baseline(rendered(facts(**changes), role)["spec"]) is None

@@ -40,14 +40,12 @@ class Traced:
         harness.wait_for(self._watches, SECONDS)
 
     def _watches(self) -> bool:
-        """Whether it leads and hears of services."""
         return any(
             each.startswith("WATCH") and each.endswith("/llmservices")
             for each in self._proxy.requests
         )
 
     def named(self, name: str) -> list[dict[str, Any]]:
-        """Spans of a name."""
         return self._receiver.named(name)
 
     def rounds(self) -> int:
@@ -127,7 +125,6 @@ def test_the_traces_of_a_service_are_what_the_server_was_asked(traced: Traced, l
 
 
 def all_available(lone: Harness) -> bool:
-    """Whether all Deployments have counted their pods."""
     return all(
         each.get("status", {}).get("availableReplicas", 0) == each["spec"]["replicas"]
         for each in lone.cluster.items("Deployment", lone.namespace)

@@ -15,7 +15,6 @@ FLAGS = ("--otlp-traces", "--traces")
 
 
 def told(arguments: list[str]) -> dict[str, str]:
-    """Flags of tracing, by name."""
     return {flag: value for flag, value in pairwise(arguments) if flag.startswith(FLAGS)}
 
 

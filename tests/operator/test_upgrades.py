@@ -68,19 +68,16 @@ def demo() -> Iterator[Demo]:
 
 
 def replicas(demo: Demo) -> dict[str, int]:
-    """Replicas by Deployment."""
     return {
         each["metadata"]["name"]: each["spec"]["replicas"] for each in demo.cluster.of("Deployment")
     }
 
 
 def secrets(demo: Demo) -> dict[str, dict[str, str]]:
-    """Data of the Secrets by name."""
     return {each["metadata"]["name"]: each["data"] for each in demo.cluster.of("Secret")}
 
 
 def pods(demo: Demo) -> set[str]:
-    """UIDs of the pods of roles."""
     found = demo.cluster.of("Pod")
     return {
         each["metadata"]["uid"] for each in found if "tandem.dev/role" in each["metadata"]["labels"]
@@ -304,7 +301,6 @@ def test_templates_of_another_form_are_written_as_go_writes_them(demo: Demo):
 
 
 def test_what_go_escapes_is_escaped():
-    """Bytes are compared, not values."""
     made = as_go_writes(
         {"kind": "ControllerRevision", "data": {"b": "<&>", "a": [{"z": 1, "c": "é"}]}}
     )

@@ -15,7 +15,6 @@ from tandem.protocol.sampling import SamplingParams
 
 
 def number(bits: int, dtype: str) -> float:
-    """What the bits of a value say."""
     if dtype == "float16":
         return float(struct.unpack("<e", struct.pack("<H", bits))[0])
     wide = bits << 16 if dtype == "bfloat16" else bits
@@ -23,7 +22,6 @@ def number(bits: int, dtype: str) -> float:
 
 
 def passes(values: bytes, dtype: str) -> bool:
-    """Whether all values are let through."""
     try:
         PromptEmbeds(dtype, 1, values).verify_values("prompt_embeds")
     except InvalidParameter:
@@ -32,7 +30,6 @@ def passes(values: bytes, dtype: str) -> bool:
 
 
 def test_a_wrong_value_is_refused_in_words() -> None:
-    """With the field, what came and what is allowed."""
     with pytest.raises(InvalidParameter, match=r"prompt_embeds: .*\[1, 1\] float16.* under 32768"):
         PromptEmbeds("float16", 1, b"\xff\xff").verify_values("prompt_embeds")
 
@@ -66,7 +63,6 @@ def test_a_value_of_32_bits_anywhere(bits: int, at: int, count: int) -> None:
 
 
 def test_rows_and_cuts() -> None:
-    """By position."""
     embeds = PromptEmbeds("float16", 3, bytes(range(30)))
     assert (embeds.num_tokens, embeds.row_bytes) == (5, 6)
     assert bytes(embeds.rows(1, 3)) == bytes(range(6, 18))
@@ -86,13 +82,11 @@ def test_rows_and_cuts() -> None:
     ],
 )
 def test_shapes_that_no_model_takes(embeds: PromptEmbeds) -> None:
-    """Named with what is allowed."""
     with pytest.raises(InvalidParameter, match="prompt_embeds: "):
         embeds.verify_shape("prompt_embeds", 4)
 
 
 def test_vectors_are_bytes_in_a_frame() -> None:
-    """As many as they are, and a few around them."""
     values = bytes(1 << 20)
     request = EngineCoreRequest(
         key=None,  # type: ignore[arg-type]

@@ -17,7 +17,6 @@ KEYS: dict[str, Any] = {"curve_keys": "keys", "curve_peers": "peers"}
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "[::1]", "localhost"])
 def test_the_loopback_is_known_in_every_spelling(host: str):
-    """Only this machine reaches these."""
     assert is_loopback(host)
 
 
@@ -33,7 +32,6 @@ def test_a_worker_listens_to_other_machines_with_curve_or_by_name_only(host: str
 
 
 def test_a_worker_started_by_hand_listens_on_the_loopback():
-    """Nobody elsewhere may drain it."""
     assert is_loopback(ServerConfig().host)
 
 

@@ -12,7 +12,6 @@ def finish(params: SamplingParams, token: int, emitted: int = 5, prompt: int = 1
 
 
 def test_an_ordinary_token_goes_on() -> None:
-    """Nothing ends without a reason."""
     assert finish(SamplingParams(), 7) is None
 
 

@@ -50,7 +50,6 @@ def test_hashes_are_the_same_on_every_machine() -> None:
 
 
 def embeds_of(values: bytes, dtype: str = "float16", hidden_size: int = 2) -> PromptEmbeds:
-    """Vectors of four bytes each."""
     return PromptEmbeds(dtype, hidden_size, values)
 
 

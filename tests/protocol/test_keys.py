@@ -13,7 +13,6 @@ from tandem.protocol.keys import KeyRing
 
 
 def test_no_folders_is_no_ring() -> None:
-    """Without keys, links are plain."""
     assert KeyRing.load(None, None) is None
 
 
@@ -54,7 +53,6 @@ def test_each_try_takes_the_next_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["keys", "peers", "curve.secret", "short"])
 def test_what_is_missing_is_named(tmp_path: Path, missing: str) -> None:
-    """The setting and the path."""
     write_keys(tmp_path, decode=1)
     keys: str | None = str(tmp_path / "decode-1")
     peers: str | None = str(tmp_path / "peers")
@@ -72,7 +70,6 @@ def test_what_is_missing_is_named(tmp_path: Path, missing: str) -> None:
 
 
 def test_a_missing_folder_of_peers_is_named(tmp_path: Path) -> None:
-    """Before anything listens."""
     write_keys(tmp_path, decode=1)
     with pytest.raises(InvalidParameter, match="curve_peers"):
         KeyRing.load(str(tmp_path / "decode-1"), str(tmp_path / "nothing"))

@@ -43,7 +43,6 @@ REQUESTS = st.builds(
 
 @given(REQUESTS)
 def test_a_request_arrives_as_it_was_sent(request: EngineCoreRequest) -> None:
-    """Every field survives, defaults included."""
     sent = messages.Submit(request)
 
     assert decode_to_worker(messages.encode(sent)) == sent

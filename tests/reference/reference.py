@@ -15,8 +15,6 @@ NEAR = 0.05
 
 @dataclass(frozen=True)
 class Row:
-    """One prompt with transformers' greedy answer."""
-
     prompt: list[int]
     tokens: list[int]
     gaps: list[float]

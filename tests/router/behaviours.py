@@ -29,7 +29,6 @@ def wait_to(turn: Turn, happened: Callable[[Turn], object]) -> Iterator[float]:
 
 
 def ledgers(stack: Stack) -> list[Ledger]:
-    """Of the requests that run."""
     return [job.ledger for job in list(stack.dispatcher.jobs)]
 
 
@@ -94,7 +93,6 @@ def hang_after(count: int) -> Callable[[Turn], Iterator[float]]:
 
 
 def refuse_with(code: RefusalCode) -> Callable[[Turn], Iterator[float]]:
-    """Refuse everything."""
 
     def behaviour(turn: Turn) -> Iterator[float]:
         turn.refuse(Refusal(code=code, message=f"no: {code}", param="top_k"))
@@ -104,7 +102,6 @@ def refuse_with(code: RefusalCode) -> Callable[[Turn], Iterator[float]]:
 
 
 def fail_with(cause: FailCause) -> Callable[[Turn], Iterator[float]]:
-    """Accept, then fail."""
 
     def behaviour(turn: Turn) -> Iterator[float]:
         turn.accept()

@@ -63,12 +63,10 @@ def make_request(num_prompt: int = 40, **params: Any) -> EngineCoreRequest:
 
 
 def inc(number: int) -> Incarnation:
-    """A readable incarnation."""
     return Incarnation(number.to_bytes(16, "big"))
 
 
 def view(number: int, role: WorkerRole, **fields: Any) -> WorkerView:
-    """A worker as placement sees it."""
     settings = {"fingerprint": "f", "max_model_len": 2048, "max_num_seqs": 8, **fields}
     return WorkerView(incarnation=inc(number), role=role, name=f"{role}{number}", **settings)
 
@@ -132,7 +130,6 @@ class Stack:
     async def run(
         self, request: EngineCoreRequest, context: RequestContext = ORDINARY
     ) -> list[EngineCoreOutput]:
-        """All outputs of a request."""
         async with aclosing(self.stream(request, context)) as outputs:
             return [output async for output in outputs]
 
@@ -151,7 +148,6 @@ class Stack:
 
     @property
     def now(self) -> float:
-        """By the clock of what the fleet remembers."""
         return asyncio.get_running_loop().time()
 
     async def close(self) -> None:

@@ -35,13 +35,11 @@ def make_worker() -> Iterator[Callable[..., FakeWorker]]:
 
 @pytest.fixture
 def prefill(make_worker: Callable[..., FakeWorker]) -> Callable[..., FakeWorker]:
-    """Start prefill workers."""
     return lambda **settings: make_worker(WorkerRole.PREFILL, **settings)
 
 
 @pytest.fixture
 def decode(make_worker: Callable[..., FakeWorker]) -> Callable[..., FakeWorker]:
-    """Start decode workers."""
     return lambda **settings: make_worker(WorkerRole.DECODE, **settings)
 
 

@@ -62,8 +62,6 @@ _IDLE = LoadReport(
 
 
 class Turn:
-    """What a behaviour may say about one request."""
-
     def __init__(self, worker: FakeWorker, router: Incarnation, request: EngineCoreRequest) -> None:
         self.worker = worker
         self.router = router
@@ -71,19 +69,15 @@ class Turn:
         self.key = (request.key.request, request.key.attempt)
 
     def say(self, **frame: object) -> None:
-        """Send a frame."""
         self.worker.send(self.router, Frame(step=1, **frame))  # type: ignore[arg-type]
 
     def accept(self) -> None:
-        """ACCEPTED."""
         self.say(accepted=(Accepted(*self.key),))
 
     def refuse(self, refusal: Refusal) -> None:
-        """REFUSED."""
         self.say(refused=(Refused(*self.key, refusal),))
 
     def fail(self, cause: FailCause) -> None:
-        """FAILED."""
         self.say(failed=(Failed(*self.key, cause, "scripted"),))
 
     def token(self, position: int, *, choice: int = 0, token: int | None = None) -> bool:
@@ -143,7 +137,6 @@ Behaviour = Callable[[Turn], Iterator[float]]
 
 
 def serve_well(turn: Turn) -> Iterator[float]:
-    """As a real worker of either role would."""
     request, worker = turn.request, turn.worker
     turn.accept()
     if request.pooling is not None:
@@ -291,7 +284,6 @@ class FakeWorker:
         self.do(write)
 
     def send_now(self, message: ToRouter) -> None:
-        """Send a message to every router."""
 
         def send() -> None:
             for router in list(self._routers.values()):
@@ -309,7 +301,6 @@ class FakeWorker:
         self.do(lose)
 
     def tell_blocks(self, events: BlockEvents) -> None:
-        """Report prefix cache changes."""
         self.send_now(Frame(step=1, blocks=events))
 
     def send(self, router: Incarnation, message: ToRouter) -> None:
@@ -340,7 +331,6 @@ class FakeWorker:
         self._context.term()
 
     def _reply_to(self, command: Command) -> Reply:
-        """As a real worker without requests would."""
         if command.name is CommandName.SLEEP and self.insomnia:
             return Reply(id=command.id, ok=False, message=self.insomnia)
         if command.name in (CommandName.SLEEP, CommandName.WAKE_UP):

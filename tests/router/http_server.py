@@ -80,11 +80,9 @@ class Served:
         return len(fleet) == len(self.workers) and (linked or not needs_link)
 
     def get(self, path: str) -> Any:
-        """JSON of a GET."""
         return clear_text.get(self.url + path).json()
 
     def post(self, path: str, **request: Any) -> httpx.Response:
-        """Answer of a POST."""
         return clear_text.post(self.url + path, timeout=60, **request)
 
     def raw_post(self, path: str, body: dict[str, Any]) -> socket.socket:
@@ -97,17 +95,14 @@ class Served:
         return connection
 
     def metrics(self) -> str:
-        """The exposition."""
         return clear_text.get(self.url + "/metrics").text
 
     def client(self, **settings: Any) -> openai.OpenAI:
-        """The openai package, unmodified; close it."""
         fields = {"api_key": "none", "max_retries": 0, "timeout": 60, **settings}
         fields.setdefault("http_client", openai.DefaultHttpxClient(verify=clear_text.NO_TLS))
         return openai.OpenAI(base_url=self.url + "/v1", **fields)
 
     def stop(self) -> None:
-        """End the server and its thread."""
         self.server.should_exit = True
         self._thread.join(15)
         self.socket.close()

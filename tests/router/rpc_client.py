@@ -42,7 +42,6 @@ class RpcClient:
         return _Stream(result, self._json) if described.server_streaming else result
 
     def close(self) -> None:
-        """Let go of the connection."""
         self.channel.close()
 
     @staticmethod
@@ -67,5 +66,4 @@ class _WithMetadata(grpc.StreamStreamClientInterceptor):
         self._metadata = metadata
 
     def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
-        """Go on with the key."""
         return continuation(details._replace(metadata=self._metadata), requests)

@@ -61,7 +61,6 @@ class Page:
             self.send(f"{domain}.enable")
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """Run one command. Raises PageError."""
         self._number += 1
         number = self._number
         message = {"id": number, "method": method, "params": params}
@@ -118,7 +117,6 @@ class Page:
         raise PageError(f"{script}: not so within {seconds:g} s; the page says {text[:2000]!r}")
 
     def size(self, width: int, height: int, scale: float = 1.0) -> None:
-        """Of the window."""
         self.send(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -145,7 +143,6 @@ class Page:
         path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", **params)["data"]))
 
     def close(self) -> None:
-        """Let go of the socket."""
         self._socket.close()
 
 

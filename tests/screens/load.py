@@ -18,7 +18,6 @@ Asked = Callable[[int, int], str]
 
 
 def own(client: int, turn: int) -> str:
-    """What nobody else asks."""
     topic = _topic(client + turn)
     facts = f"Note {client}-{turn} on {topic}. " * (6 + 12 * ((client + turn) % 4))
     return f"{facts}Tell me about {topic}."

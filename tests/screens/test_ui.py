@@ -119,7 +119,6 @@ def test_it_chats(stack: Stack, page: Page) -> None:
 
 @pytest.mark.nightly
 def test_it_says_that_the_router_is_gone(small: Path, tmp_path: Path, page: Page) -> None:
-    """And what it showed stays."""
     with Stack.running(str(small), tmp_path / "log", prefill=0) as alone:
         page.open(f"{alone.url}/ui")
         page.wait_for("document.querySelectorAll('#fleet .box.decode').length === 1")
@@ -129,7 +128,6 @@ def test_it_says_that_the_router_is_gone(small: Path, tmp_path: Path, page: Page
 
 @pytest.mark.nightly
 def test_light_and_dark_follow_the_system_or_the_button(stack: Stack, page: Page) -> None:
-    """The button's choice wins."""
     colour = "getComputedStyle(document.body).backgroundColor"
     page.prefer("light")
     page.open(f"{stack.url}/ui")

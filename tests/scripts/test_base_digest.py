@@ -47,7 +47,6 @@ class Registry(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def registry() -> Iterator[str]:
-    """Its host and port."""
     with HTTPServer(("127.0.0.1", 0), Registry) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -57,13 +56,11 @@ def registry() -> Iterator[str]:
 
 
 def test_a_tag_is_pinned_to_what_the_registry_says(registry: str) -> None:
-    """With an anonymous token, as public registries want it."""
     found = digest.pinned(digest.Reference.of(f"{registry}/library/python:3"), scheme="http")
     assert str(found) == f"{registry}/library/python:3@{DIGEST}"
 
 
 def test_a_digest_is_never_looked_up() -> None:
-    """Nobody answers at that address, and nobody is asked."""
     given = digest.Reference.of(f"127.0.0.1:9/library/python:3@{DIGEST}")
     assert digest.pinned(given) is given
 
@@ -79,7 +76,6 @@ def test_without_a_digest_nothing_is_built(registry: str, image: str) -> None:
     "text", ["python:3", "docker.io/library/python", "a b", f"python@{DIGEST}"]
 )
 def test_a_short_name_is_refused(text: str) -> None:
-    """Which registry and which tag is said, not guessed."""
     with pytest.raises(ImageError, match="HOST/NAME:TAG"):
         digest.Reference.of(text)
 

@@ -14,7 +14,6 @@ Row = tuple[str, str, str]
 
 
 def marked(path: Path) -> Iterator[Row]:
-    """What a file's tests say that they show."""
     tree = ast.parse(path.read_text())
     client = ""
     for node in tree.body:
@@ -50,7 +49,6 @@ def test_the_page_has_what_the_suite_shows() -> None:
 
 
 def test_versions_are_those_that_were_tried() -> None:
-    """Who changes a version runs `make clients`."""
     kept = json.loads(SHOWN.read_text())
 
     assert {name: pins()[name] for name in kept} == {

@@ -38,7 +38,6 @@ def test_an_extra_is_the_group_of_the_images(extra: str) -> None:
 
 
 def test_the_operator_extra_completes_the_default_install() -> None:
-    """With it, `tandem operator` finds every package of its image."""
     have = {*PROJECT["project"]["dependencies"], *EXTRA_LISTS["operator"]}
     assert group("operator") <= have
 

@@ -18,7 +18,6 @@ _TITLE = re.compile(r"^#+ (.+?)\s*$", re.MULTILINE)
 
 
 def text_of(page: Path) -> str:
-    """Return a page without its code."""
     return _CODE.sub(lambda found: re.sub(r"[^\n]", "x", found[0]), page.read_text())
 
 

@@ -18,7 +18,6 @@ KNOWN = json.loads((RESULTS / "pair_h100.json").read_text())
 
 
 def run(shape: str, load: Load) -> list[Seen]:
-    """What the clients of a new stack saw."""
     return load(Stack(SHAPES[shape]))
 
 
@@ -34,7 +33,6 @@ def test_every_request_gets_its_tokens(shape: str):
 
 
 def test_a_seed_gives_the_same_run():
-    """To the last bit; another seed gives another."""
     first, again = (run("1P1D", uniform(12, 30, 1)) for _ in range(2))
     assert [each.times for each in first] == [each.times for each in again]
     other = run("1P1D", uniform(12, 30, 2))

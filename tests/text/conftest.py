@@ -89,7 +89,6 @@ def byte_level() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def sentencepiece() -> Tokenizer:
-    """A SentencePiece-like tokenizer with byte fallback."""
     return Tokenizer(sentencepiece_backend(), SETTINGS)
 
 

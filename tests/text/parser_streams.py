@@ -182,7 +182,6 @@ _VALUES: dict[str, Sequence[object]] = {
 
 
 def meanings(seed: int, count: int, *, tail_names: Sequence[str]) -> list[tuple[str, list[Call]]]:
-    """What some answers mean: a text and calls."""
     draw = random.Random(seed)
     found = []
     for _ in range(count):

@@ -47,18 +47,15 @@ IDS = (
 
 @cache
 def templates(name: str) -> ChatTemplates:
-    """Of one model."""
     source = (FOLDER / f"{name}.jinja").read_text()
     return ChatTemplates({"default": source}, {"bos_token": "<s>", "eos_token": "</s>"})
 
 
 def render(name: str, chat: Sequence[dict[str, Any]]) -> str:
-    """The prompt for the next answer."""
     return templates(name).render(chat, ChatOptions(tools=TOOLS))
 
 
 def said(role: str, content: Any) -> dict[str, Any]:
-    """A message of text."""
     return {"role": role, "content": content}
 
 
@@ -79,12 +76,10 @@ def called(*calls: tuple[str, str], content: str | None = None) -> dict[str, Any
 
 
 def result(call_id: str, content: Any) -> dict[str, Any]:
-    """What a call gave."""
     return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
 def path(name: str) -> str:
-    """Arguments of a call."""
     return json.dumps({"path": name})
 
 
@@ -125,7 +120,6 @@ def test_turns_two_and_three_take_ids_of_any_form(name: str, call_id: str) -> No
 
 
 def _nine_letters(prompt: str) -> list[str]:
-    """Ids as Mistral's templates write them."""
     marks = ("[CALL_ID]", "[TOOL_RESULTS]", '"id": "', '"call_id": "')
     found = re.findall(f"(?:{'|'.join(map(re.escape, marks))})([A-Za-z0-9]{{9}})", prompt)
     return [str(each) for each in found]
@@ -148,7 +142,6 @@ def test_calls_without_ids_are_paired_by_their_order(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_messages_in_parts_lose_no_text(name: str) -> None:
-    """Of every role, in every place."""
 
     def parts(*texts: str) -> list[dict[str, str]]:
         return [{"type": "text", "text": text} for text in texts]

@@ -24,14 +24,12 @@ EMBED = PoolingParams().verify()
 
 
 def key_of(number: int) -> RequestKey:
-    """Of one request of a batch."""
     return RequestKey(Incarnation(bytes(16)), f"r{number}", 0)
 
 
 def processed(
     processor: InputProcessor, prompts: Sequence[PromptLike], **options: Any
 ) -> list[ProcessedInput]:
-    """All of ``prompts`` together."""
     keys = [key_of(number) for number in range(len(prompts))]
     names = [f"input[{number}]" for number in range(len(prompts))]
     chosen = InputOptions(**options)
@@ -71,7 +69,6 @@ def test_a_batch_is_what_each_would_be_alone(
 
 
 def test_what_is_pooled_needs_no_seed(processor: InputProcessor) -> None:
-    """Nothing is drawn of it."""
     (one,) = processed(processor, ["a"])
     assert one.request.params.seed is None
 
@@ -107,14 +104,12 @@ def test_a_text_too_long_to_look_at_is_named(with_bos: Tokenizer, make_card: Mak
 
 
 def test_a_texts_of_no_token_is_refused_as_a_text(processor: InputProcessor) -> None:
-    """Not as a list of ids."""
     with pytest.raises(InvalidParameter, match=r"^input\[0\].*at least one token") as refused:
         processed(processor, [""], add_special_tokens=False)
     assert refused.value.value == ""
 
 
 def test_what_is_too_long_says_nothing_of_tokens_to_draw(processor: InputProcessor) -> None:
-    """As of a prompt that is answered without tokens."""
     with pytest.raises(ContextLengthExceeded) as refused:
         processed(processor, [[5] * 80])
     assert "max_tokens" not in str(refused.value)
@@ -123,7 +118,6 @@ def test_what_is_too_long_says_nothing_of_tokens_to_draw(processor: InputProcess
 def test_prompts_are_hashed_where_somebody_caches_blocks(
     with_bos: Tokenizer, make_card: MakeCard
 ) -> None:
-    """Of texts to pool and to go on from."""
     for caches in (True, False):
         processor = InputProcessor(with_bos, make_card(pooling=None, prefix_caching=caches))
         (pooled,) = processed(processor, [[5] * 9])

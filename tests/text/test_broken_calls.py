@@ -64,7 +64,6 @@ def test_a_separator_before_much_white_space_is_no_end() -> None:
 
 
 def test_what_is_no_call_behind_a_call_in_a_thought_waits_for_its_end() -> None:
-    """As all that stands there."""
     call = '<think>Hm [TOOL_CALLS][{"name": "f", "arguments": {}}, so]'
     said = check_cuts(call, "mistral_json", "qwen3")
     closed = check_cuts(f"{call}</think>Yes", "mistral_json", "qwen3")
@@ -110,6 +109,5 @@ def test_what_is_no_header_is_content_at_the_answers_end(text: str, content: str
 
 
 def test_what_is_too_long_for_a_header_is_content() -> None:
-    """However the answer ends."""
     said = check_cuts("<|channel|>" + "a" * 600, "openai", "openai_gptoss", slice(1, None, 97))
     assert said.content == "a" * 600

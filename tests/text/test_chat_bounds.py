@@ -25,12 +25,10 @@ def tokenizer(byte_level: Tokenizer) -> Tokenizer:
 
 
 def chat(role: str, *contents: Any) -> list[Any]:
-    """A message of each content."""
     return [{"role": role, "content": each} for each in contents]
 
 
 def called(arguments: Any) -> dict[str, Any]:
-    """A call of a tool."""
     return {"type": "function", "function": {"name": "f", "arguments": arguments}}
 
 
@@ -68,7 +66,6 @@ def test_a_long_chat_is_refused_before_it_is_rendered(tokenizer: Tokenizer, mess
 
 
 def test_reasoning_under_both_of_its_names_counts_once(tokenizer: Tokenizer) -> None:
-    """As answers have it, for clients that know either."""
     options = ChatOptions(template_kwargs={"seen": lambda: "seen"})
 
     def rendered(size: int) -> str:
@@ -97,6 +94,5 @@ def test_system_messages_are_bounded_by_what_it_takes_to_join_them(
 
 @pytest.mark.parametrize("messages", ["words", [5], [{"role": "user", "content": 5}], None])
 def test_what_is_no_chat_is_refused_as_such(tokenizer: Tokenizer, messages: Any) -> None:
-    """By who knows what one is."""
     with pytest.raises(InvalidParameter, match=r"^messages"):
         tokenizer.render_chat(messages)

@@ -92,7 +92,6 @@ def both(smollm2: Path) -> tuple[Any, Tokenizer]:
 
 
 def ours(source: str) -> ChatTemplates:
-    """The same template here."""
     return ChatTemplates({"default": source}, {"bos_token": BOS, "eos_token": "<|e|>"})
 
 
@@ -181,7 +180,6 @@ def test_the_last_message_is_left_open(
 
 
 def test_white_space_is_kept_where_the_template_keeps_it() -> None:
-    """And is not where a template trims."""
     chat = [{"role": "assistant", "content": "x "}]
 
     assert ours("{{ messages[0].content | trim }}.").render(chat, OPEN) == "x"
@@ -244,7 +242,6 @@ def test_templates_are_chosen_by_purpose_and_name() -> None:
 
 
 def test_the_date_is_there_for_templates() -> None:
-    """``strftime_now`` formats the present."""
     shown = ours("{{ strftime_now('%Y') }}").render([{"role": "user", "content": "x"}])
 
     assert 2020 < int(shown) < 2100
@@ -295,6 +292,5 @@ def test_a_message_that_cannot_be_continued_is_refused(last: dict[str, Any], sou
 
 
 def test_a_model_without_template_says_so() -> None:
-    """The client may bring one."""
     with pytest.raises(InvalidParameter, match=r"^chat_template: None .*this model has none"):
         ChatTemplates({}, {}).render(CHAT)

@@ -25,7 +25,6 @@ HARD_TEXTS = [
 
 @pytest.fixture(scope="session")
 def real(smollm2: Path) -> Tokenizer:
-    """The tokenizer of the embedded model."""
     return Tokenizer.load(smollm2)
 
 

@@ -69,7 +69,6 @@ def test_a_text_that_seems_to_fit_is_not_tokenized(
 
 
 def test_what_fits_is_counted_in_bytes() -> None:
-    """Of a text that says something."""
     five = SamplingParams(max_tokens=5)
     assert seems_to_fit("é" * BYTES_A_TOKEN, five, 7)
     assert not seems_to_fit("é" * BYTES_A_TOKEN, five, 6)

@@ -30,25 +30,21 @@ def saved(tensor: torch.Tensor) -> bytes:
 
 
 def saved_by_torch(value: object, **options: Any) -> bytes:
-    """Return what ``torch.save`` writes."""
     file = io.BytesIO()
     torch.save(value, file, **options)
     return file.getvalue()
 
 
 def read(data: bytes) -> PromptEmbeds:
-    """Read as the router does."""
     return read_embeds(data, "prompt_embeds", max_bytes=MOST)
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
-    """Return the values in their order."""
     return tensor.contiguous().view(torch.uint8).numpy().tobytes()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_tensor_of_any_name_is_read_bit_for_bit(dtype):
-    """With metadata or without."""
     tensor = torch.randn(5, 48).to(dtype)
     for metadata in (None, {"made": "by a client"}):
         found = read(save({"soft prompt": tensor}, metadata))
@@ -57,7 +53,6 @@ def test_one_tensor_of_any_name_is_read_bit_for_bit(dtype):
 
 
 def test_a_batch_of_one_is_one_prompt():
-    """Large or small."""
     for tensor in (torch.randn(1, 7, 16), torch.randn(1, 900, 64)):
         assert read(saved(tensor)).values == bytes_of(tensor)
 
@@ -107,7 +102,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_all_else_is_refused_in_words(name):
-    """With the field, what came and what is allowed."""
     data, words = REFUSED[name]
     with pytest.raises(InvalidParameter, match=words) as caught:
         read(data)
@@ -156,7 +150,6 @@ def test_changed_bytes_give_words_or_the_tensor(data):
 @settings(max_examples=300, deadline=None)
 @given(header=st.binary(max_size=200), tail=st.binary(max_size=64))
 def test_any_safetensors_header_ends_in_words(header, tail):
-    """JSON or not."""
     try:
         found = read(struct.pack("<Q", len(header)) + header + tail)
     except InvalidParameter:

@@ -41,7 +41,6 @@ PARTS = (
 
 
 def render(source: str, messages: list[dict[str, Any]]) -> str:
-    """The prompt by a template."""
     return ChatTemplates({"default": source}, {}).render(messages)
 
 

@@ -149,7 +149,6 @@ def test_min_tokens_beyond_the_context_are_refused(processor: InputProcessor) ->
 
 
 def test_a_default_costs_no_prompt_its_beginning(processor: InputProcessor) -> None:
-    """What fits is all that leaves room for a token."""
     options = InputOptions(default_max_tokens=20, truncate_prompt_tokens=WHOLE_CONTEXT)
     request = processor.process([1] * 100, SamplingParams(), KEY, options).request
 
@@ -233,7 +232,6 @@ def test_a_cut_text_may_be_of_any_length(processor: InputProcessor) -> None:
 
 @pytest.mark.parametrize("keep", [0, -2, 65, True])
 def test_senseless_cuts_are_refused(processor: InputProcessor, keep: int) -> None:
-    """From one token to the context."""
     with pytest.raises(InvalidParameter, match=f"^truncate_prompt_tokens: {keep} "):
         processor.process([1], SamplingParams(), KEY, InputOptions(truncate_prompt_tokens=keep))
 
@@ -292,7 +290,6 @@ def test_end_ids_beyond_the_models_vocabulary_are_left_out(
 def test_a_thought_is_bounded_where_its_end_is_known(
     byte_level: Tokenizer, make_card: MakeCard
 ) -> None:
-    """By one token; else a budget is refused by name."""
     processor = InputProcessor(byte_level, make_card())
     budget = SamplingParams(thinking_token_budget=3)
     one = next(

@@ -18,14 +18,12 @@ TOKENS = {"bos_token": "<s>"}
 
 @pytest.fixture(scope="module")
 def isolated() -> Iterator[IsolatedTemplates]:
-    """With all the time of a busy machine."""
     made = IsolatedTemplates(seconds=50.0, max_chars=10_000)
     yield made
     made.close()
 
 
 def options_of(source: str, **more: object) -> ChatOptions:
-    """A request's own template."""
     return ChatOptions(chat_template=source, **more)  # type: ignore[arg-type]
 
 
@@ -44,7 +42,6 @@ def options_of(source: str, **more: object) -> ChatOptions:
     ids=["messages", "tools", "names", "continued"],
 )
 def test_the_text_is_the_same(isolated: IsolatedTemplates, options: ChatOptions) -> None:
-    """Whichever process renders it."""
     here = ChatTemplates({}, TOKENS)
     there = ChatTemplates({}, TOKENS)
     there.isolated = isolated

@@ -72,7 +72,6 @@ class Releasing:
 def test_other_threads_run_while_a_prompt_is_looked_at(
     with_bos: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether or not its ids are its own."""
     ids = with_bos.encode("the quick")
     offsets = with_bos.offsets("the quick", ids)
     monkeypatch.setattr(with_bos, "_backend", Releasing(with_bos._backend))

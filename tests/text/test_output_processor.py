@@ -38,7 +38,6 @@ def begin(tokenizer: Tokenizer, **params: Any) -> RequestState:
 
 
 def step(position: int, ids: Sequence[int], choice: int = 0, **fields: Any) -> EngineCoreOutput:
-    """What an engine says of one choice."""
     return EngineCoreOutput("r", 0, choice, position, tuple(ids), **fields)
 
 
@@ -55,7 +54,6 @@ def feed_all(
 
 
 def text_of(shown: Sequence[CompletionOutput]) -> str:
-    """Deltas joined."""
     return "".join(each.text for each in shown)
 
 
@@ -223,7 +221,6 @@ def test_cumulative_outputs_hold_everything_so_far(byte_level: Tokenizer) -> Non
 
 
 def test_final_outputs_come_once_with_every_choice(byte_level: Tokenizer) -> None:
-    """In the order of the choices, however they ended."""
     word, dot = byte_level.encode("the"), byte_level.encode(".")
     state = begin(byte_level, n=2, output_kind=OutputKind.FINAL_ONLY)
 

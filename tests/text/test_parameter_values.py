@@ -24,7 +24,6 @@ NULL = {"type": "null"}
 
 
 def ref(name: str, room: str = "$defs") -> dict[str, str]:
-    """A reference as pydantic writes it."""
     return {"$ref": f"#/{room}/{name}"}
 
 

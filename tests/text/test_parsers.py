@@ -48,8 +48,6 @@ PAIRS = {
 
 @dataclass
 class Said:
-    """What a parser told."""
-
     content: str = ""
     reasoning: str = ""
     calls: list[list[str]] = field(default_factory=list)
@@ -78,12 +76,10 @@ class Said:
 
     @property
     def meant(self) -> list[tuple[str, Any]]:
-        """Names and arguments, as values."""
         return [(name, json.loads(arguments)) for _, name, arguments in self.calls]
 
 
 def parser(tools: str | None, reasoning: str | None = None, prompt: str = "") -> StreamParser:
-    """A parser whose ids count."""
     ids = itertools.count()
     return StreamParser(
         tools=TOOL_FORMATS[tools] if tools else None,
@@ -132,7 +128,6 @@ SEEN_THROUGH = 4
 
 
 def places(number: int, streams: int) -> slice:
-    """Where a stream of so many is cut."""
     if number < SEEN_THROUGH or streams > 50:
         return slice(1, None)
     return slice(1 + number % 13, None, 13)

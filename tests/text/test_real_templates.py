@@ -73,7 +73,6 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 
 
 def source(name: str) -> str:
-    """The template's text."""
     return (FOLDER / f"{name}.jinja").read_text()
 
 
@@ -100,7 +99,6 @@ def rendered(name: str, count: int) -> tuple[str, str]:
 
 
 def read(pieces: list[str], name: str, prompt: str) -> Said:
-    """By the formats that the template tells."""
     tools, reasoning = FORMATS[name]
     parser = StreamParser(
         tools=TOOL_FORMATS[tools],
@@ -117,7 +115,6 @@ def read(pieces: list[str], name: str, prompt: str) -> Said:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_template_tells_its_formats(name: str) -> None:
-    """Every one that is here."""
     assert tool_format("auto", source(name)) == FORMATS[name][0]
     assert reasoning_format("auto", source(name)) == FORMATS[name][1]
     assert {each.stem for each in FOLDER.glob("*.jinja")} == set(FORMATS)

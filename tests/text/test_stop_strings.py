@@ -77,7 +77,6 @@ def test_an_unarmed_match_is_passed_over() -> None:
 
 
 def test_a_stop_string_that_began_unarmed_counts_when_it_ends_armed() -> None:
-    """What matters is the token with which it is complete."""
     matcher = StopMatcher(["\n\nUser:"])
 
     assert matcher.feed("Hi\n", armed=False) == "Hi"

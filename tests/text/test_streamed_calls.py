@@ -21,7 +21,6 @@ WHOLE = ("pythonic", "llama4_pythonic")
 
 
 def test_every_format_is_tried() -> None:
-    """Also those that are added."""
     assert NAMES.keys() == TOOL_FORMATS.keys()
 
 

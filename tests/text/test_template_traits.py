@@ -51,17 +51,14 @@ def checks_ids(test: str) -> str:
 
 
 def render(source: str, chat: list[dict[str, Any]], **options: Any) -> str:
-    """The prompt by a template."""
     return ChatTemplates({"default": source}, {}).render(chat, ChatOptions(**options))
 
 
 def say(role: str, content: Any) -> dict[str, Any]:
-    """A message of text."""
     return {"role": role, "content": content}
 
 
 def call(call_id: str | None, arguments: str = "{}") -> dict[str, Any]:
-    """A call in a message."""
     made: dict[str, Any] = {"type": "function", "function": {"name": "f", "arguments": arguments}}
     return made if call_id is None else {"id": call_id, **made}
 
@@ -208,7 +205,6 @@ def test_a_template_that_shows_nothing_of_a_chat_is_left_alone() -> None:
 
 
 def test_probes_leave_no_trace_in_a_prompt() -> None:
-    """They are rendered apart."""
     chat = [say("user", "Hi"), {"role": "assistant", "tool_calls": [call("a")]}]
 
     assert "zq" not in render(checks_ids("ID | length != 9"), chat)

@@ -104,7 +104,6 @@ def test_behind_a_call_a_thought_goes_on_if_its_end_comes(
 
 
 def test_what_waits_behind_a_call_in_a_thought_comes_before_the_next_call() -> None:
-    """And is told no later than that."""
     stream = parser("hermes", "qwen3")
     stream.feed(f"<think>a {CALL}\nThen ")
     assert stream.feed("again ") == []

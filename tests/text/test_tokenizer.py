@@ -75,7 +75,6 @@ def test_parts_of_characters_have_bytes_and_a_replacement(byte_level: Tokenizer)
 
 
 def test_a_tokenizer_without_a_table_still_has_texts(word_piece: Tokenizer) -> None:
-    """Word pieces are decoded alone."""
     assert word_piece.token_text(word_piece.token_id("the") or 0) == "the"
     assert word_piece.longest_token >= 3
 
@@ -155,7 +154,6 @@ def test_templates_are_found_wherever_they_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["{", "[1]", '"text"'])
 def test_a_broken_file_is_named(tmp_path: Path, content: str) -> None:
-    """What is there must be readable."""
     (tmp_path / "tokenizer_config.json").write_text(content)
 
     with pytest.raises(UnusableFolder, match=r"tokenizer_config\.json"):

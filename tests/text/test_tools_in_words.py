@@ -29,7 +29,6 @@ ASKED: list[dict[str, Any]] = [
 
 
 def rendered(messages: list[dict[str, Any]], **options: Any) -> str:
-    """The prompt of the plain template."""
     return ChatTemplates({"default": PLAIN}, {}).render(messages, ChatOptions(**options))
 
 
@@ -88,19 +87,16 @@ def test_what_is_written_is_what_is_looked_for():
     ],
 )
 def test_a_wrong_message_is_named_with_tools(messages, named):
-    """As it is without them."""
     for tools in ([TOOL], None):
         with pytest.raises(InvalidParameter, match=f"^{named}:"):
             rendered(messages, tools=tools)
 
 
 def test_a_wrong_call_of_a_history_is_named():
-    """As with every template."""
     wrong = [{"role": "assistant", "content": "", "tool_calls": [{"function": {}}]}]
     with pytest.raises(InvalidParameter, match=r"messages\[0\]\.tool_calls\[0\]"):
         rendered(wrong, tools=[TOOL])
 
 
 def test_a_chat_without_tools_is_as_it_was():
-    """Not a letter more."""
     assert rendered(ASKED[:1]) == "<user>How is it?<assistant>"

@@ -77,7 +77,6 @@ def test_any_outer_bound_ends_a_value(name: str, missing: int) -> None:
 
 @pytest.mark.parametrize(("name", "missing"), left_open())
 def test_an_outer_bound_ends_the_last_value_of_an_answer(name: str, missing: int) -> None:
-    """Nothing follows."""
     begin, parameter, _, ends = TAGGED[name]
     broken = begin.format("f") + parameter.format("city", "Paris") + "".join(ends[missing:])
 
@@ -89,7 +88,6 @@ def test_an_outer_bound_ends_the_last_value_of_an_answer(name: str, missing: int
 
 @pytest.mark.parametrize("name", [*TAGGED, *SAME])
 def test_the_next_parameter_ends_a_value(name: str) -> None:
-    """And is one itself."""
     table = SAME.get(name, name)
     begin, parameter, end, ends = TAGGED[table]
     call = begin.format("f") + parameter.format("city", "Paris") + "\n"
@@ -106,7 +104,6 @@ def test_the_next_parameter_ends_a_value(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["glm45", "qwen3_xml"])
 def test_a_name_that_is_left_open_is_no_parameter(name: str) -> None:
-    """The call has the others."""
     begin, parameter, end, ends = TAGGED[name]
     opened = {"glm45": "<arg_key>days", "qwen3_xml": "<parameter=days\n"}[name]
     call = begin.format("f") + parameter.format("a", "x") + end + opened + "".join(ends)
@@ -157,7 +154,6 @@ QUOTES = {"gemma4": '<|"|>', "functiongemma": "<escape>"}
 
 
 def arguments(name: str, value: str, *, closed: bool) -> str:
-    """An object of one text."""
     quote = QUOTES.get(name, '"')
     key = "a" if name in QUOTES else '"a"'
     return "{" + key + ":" + quote + value + (quote if closed else "")
@@ -184,7 +180,6 @@ def test_a_mark_ends_what_is_open_in_arguments(name: str, closed: bool, value: s
 @pytest.mark.parametrize("name", [name for name, (_, _, marks) in JSON.items() if marks])
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_mark_ends_what_is_open_at_an_answers_end(name: str, closed: bool) -> None:
-    """Nothing follows."""
     begin, _, marks = JSON[name]
 
     said = check(begin.format("f", arguments(name, "Paris", closed=closed)) + marks, name)

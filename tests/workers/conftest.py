@@ -21,7 +21,6 @@ def worker() -> Iterator[Worker]:
 
 @pytest.fixture
 def router(worker: Worker) -> Iterator[Router]:
-    """A router that has greeted."""
     made = Router(worker.proc.endpoint)
     made.greet()
     yield made

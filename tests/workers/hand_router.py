@@ -20,7 +20,6 @@ BEAT_SECONDS = 1.0
 
 
 def dealer(endpoint: str) -> zmq.Socket[bytes]:
-    """A connected socket."""
     made: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     made.setsockopt(zmq.LINGER, 1000)
     made.connect(endpoint)
@@ -36,7 +35,6 @@ class Router:
         self._said = 0.0
 
     def say(self, message: ToWorker) -> None:
-        """Send one message in order."""
         self.socket.send_multipart([self.link.seal(), encode(message)])
         self._said = time.monotonic()
 
@@ -62,6 +60,5 @@ class Router:
             deadline.check(lambda: f"no {kind}")
 
     def greet(self) -> None:
-        """HELLO, WELCOME."""
         self.say(Hello(PROTOCOL_VERSION))
         self.hear(Welcome)

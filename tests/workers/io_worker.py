@@ -75,6 +75,5 @@ class Worker:
         return [each for each in self._taken if isinstance(each, FromRouter)]
 
     def dropped(self, reason: str) -> float:
-        """Frames dropped for a reason."""
         name = "tandem:link_frames_dropped_total"
         return self.registry.get_sample_value(name, {"reason": reason}) or 0.0

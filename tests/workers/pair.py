@@ -33,8 +33,6 @@ SECONDS = 20.0
 
 
 class Half:
-    """One engine and what it said."""
-
     def __init__(
         self,
         connect: Callable[[EngineConfig, Executor], KVConnector],
@@ -59,7 +57,6 @@ class Half:
         self.refused: list[Refused] = []
 
     def step(self) -> None:
-        """One turn of the loop."""
         said = self.core.step()
         for _, outputs, failed in said.by_router():
             self.outputs += [each for each in outputs if isinstance(each, EngineCoreOutput)]
@@ -67,26 +64,21 @@ class Half:
         self.refused += [each for told in said.refused.values() for each in told]
 
     def tokens(self, name: str, choice: int = 0) -> list[int]:
-        """What it said of one choice."""
         mine = [each for each in self.outputs if (each.request, each.choice) == (name, choice)]
         return [token for each in mine for token in each.token_ids]
 
     def finished(self, name: str, choice: int = 0) -> bool:
-        """Whether the choice has ended."""
         return any(
             each.finish for each in self.outputs if (each.request, each.choice) == (name, choice)
         )
 
     @property
     def free(self) -> bool:
-        """Whether nothing is held."""
         stats = self.core.stats()
         return stats["free_blocks"] == stats["total_blocks"] and not self.core.has_work
 
 
 class Pair:
-    """P and D, linked."""
-
     seconds = SECONDS
     """That anything may take."""
 
@@ -190,7 +182,6 @@ class Pair:
         return [self.decode.tokens("alone", n) for n in range(asked.n)]
 
     def close(self) -> None:
-        """End threads and engines."""
         self.producer.close()
         self.consumer.close()
         self.prefill.core.close()

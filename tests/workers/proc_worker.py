@@ -35,14 +35,11 @@ class PacedExecutor(SimExecutor):
     """Two milliseconds a step: long requests are still under way when they are disturbed."""
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """See SimExecutor."""
         time.sleep(0.002)
         return super().execute(plan)
 
 
 class Worker:
-    """An EngineCoreProc in a thread."""
-
     def __init__(
         self,
         core: EngineCore | None = None,
@@ -78,7 +75,6 @@ class Worker:
         self.thread.start()
 
     def get(self, path: str) -> tuple[int, str]:
-        """Status and body of a probe."""
         url = f"http://127.0.0.1:{self.probes.port}{path}"
         try:
             with urllib.request.urlopen(url, timeout=5) as answer:
@@ -88,7 +84,6 @@ class Worker:
                 return error.code, error.read().decode()
 
     def end(self, grace: float = 0.0) -> int:
-        """Stop, and the exit status."""
         self.proc.stop(grace)
         self.thread.join(10)
         assert not self.thread.is_alive()
@@ -96,7 +91,6 @@ class Worker:
 
 
 def submit(router: Router, name: str, **fields: object) -> EngineCoreRequest:
-    """Send a request of this router."""
     request = request_of(name, router=router.link.me, **fields)  # type: ignore[arg-type]
     router.say(Submit(request))
     return request

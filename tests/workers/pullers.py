@@ -76,12 +76,10 @@ class Peer(Half):
         return self.registry.get_sample_value(f"tandem:kv_prefix_{name}", labels) or 0.0
 
     def cached(self, name: str) -> int | None:
-        """What the client is told to be cached."""
         told = [each.num_cached_tokens for each in self.outputs if each.request == name]
         return next((each for each in told if each is not None), None)
 
     def close(self) -> None:
-        """End threads and engine."""
         self.parts.handoff.close()
         self.core.close()
 
@@ -166,6 +164,5 @@ class Peers:
             assert not each.failed
 
     def close(self) -> None:
-        """End them all."""
         for each in self.workers:
             each.close()

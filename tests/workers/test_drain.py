@@ -43,7 +43,6 @@ def test_the_earliest_end_counts() -> None:
 
 
 def test_a_second_signal_waits_for_nobody() -> None:
-    """No grace, no release."""
     drain = Drain()
     drain.begin(100.0, 60.0)
     assert drain.begin(101.0, 0.0)

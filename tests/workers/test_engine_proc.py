@@ -77,7 +77,6 @@ def test_probes_tell_loading_from_serving_from_draining(worker: Worker, router: 
 
 
 def test_debug_metrics_and_unknown_paths(worker: Worker, router: Router) -> None:
-    """What an operator looks at answers while the worker serves."""
     submit(router, "a")
     frames(router, "a")
 

@@ -38,7 +38,6 @@ def rings(tmp_path: Path) -> dict[str, KeyRing]:
 
 @pytest.fixture
 def guard(rings: dict[str, KeyRing]) -> Iterator[CurveGuard]:
-    """The decode role's guard."""
     made = CurveGuard(rings["decode"])
     made.start()
     yield made
@@ -47,7 +46,6 @@ def guard(rings: dict[str, KeyRing]) -> Iterator[CurveGuard]:
 
 @pytest.fixture
 def worker(guard: CurveGuard) -> Iterator[Worker]:
-    """A guarded I/O thread."""
     made = Worker(guard)
     made.thread.start()
     yield made
@@ -55,8 +53,6 @@ def worker(guard: CurveGuard) -> Iterator[Worker]:
 
 
 class Listener:
-    """Hears of nothing."""
-
     def worker_up(self, worker: Any) -> None:
         """It is up."""
 

@@ -26,12 +26,9 @@ from tandem.worker.pictures import Pictures
 
 
 class Clock:
-    """Seconds that the test moves."""
-
     now = 100.0
 
     def monotonic(self) -> float:
-        """See ``time``."""
         return self.now
 
 
@@ -155,7 +152,6 @@ class Poller:
         return getattr(self._real, name)
 
     def poll(self, milliseconds: float) -> Any:
-        """See ``select.poll``."""
         mine = self.waits.setdefault(threading.get_ident(), [])
         mine.append(milliseconds)
         if len(mine) == self._often:
@@ -165,7 +161,6 @@ class Poller:
 
 @pytest.fixture
 def io() -> Iterator[IOWorker]:
-    """An I/O thread that runs."""
     worker = IOWorker()
     worker.thread.start()
     yield worker

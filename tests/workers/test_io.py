@@ -82,7 +82,6 @@ def test_frames_go_to_their_router_only(worker: Worker, router: Router) -> None:
 
 
 def test_a_message_before_the_greeting_is_reset(worker: Worker, router: Router) -> None:
-    """Nobody may cancel what is not his."""
     router.say(Cancel("r", 0))
 
     assert isinstance(router.hear(Reset), Reset)

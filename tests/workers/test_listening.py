@@ -18,7 +18,6 @@ BOTH = [pytest.param("127.0.0.1"), pytest.param("[::1]", marks=IPV6)]
 
 
 def health(host: str, port: int) -> int:
-    """Status of /health at an address."""
     with urllib.request.urlopen(f"http://{host}:{port}/health", timeout=5) as answer:
         return int(answer.status)
 
@@ -37,7 +36,6 @@ def without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def probes(host: str) -> ProbeServer:
-    """Started; stop it."""
     state = ProbeState(
         health=lambda: None, ready=lambda: None, debug=dict, registry=CollectorRegistry()
     )
@@ -84,7 +82,6 @@ def test_a_worker_takes_links_of_both_families(host: str) -> None:
     ],
 )
 def test_an_address_is_bound_as_it_is_given(endpoint: str, bound: str) -> None:
-    """With brackets or without."""
     router = _bound(endpoint, None)
     found = router.getsockopt_string(zmq.LAST_ENDPOINT)
     router.close(0)
@@ -108,7 +105,6 @@ def test_without_ipv6_all_listen_on_ipv4() -> None:
 
 
 def test_a_port_that_is_taken_is_an_error() -> None:
-    """And leaves no socket behind."""
     with bound_socket("127.0.0.1", 0) as first:
         first.listen()
         with pytest.raises(OSError, match="in use"):

@@ -28,13 +28,11 @@ def pair() -> Iterator[Pair]:
 
 
 def stats_of(half: Half) -> OffloadStats:
-    """What a tier has counted."""
     assert half.core._offload is not None
     return half.core._offload.stats
 
 
 def push_out(pair: Pair, half: Half, name: str) -> None:
-    """Fill a cache with something else."""
     for number, prompt in enumerate(OTHERS):
         key = RequestKey(ROUTER, f"{name}-{number}", 0)
         params = SamplingParams(temperature=0.0, seed=1, max_tokens=2)

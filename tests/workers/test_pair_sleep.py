@@ -13,7 +13,6 @@ from tandem.protocol.commands import Command, CommandName, Reply
 
 
 def call(half: Half, name: CommandName, **args: Any) -> Reply:
-    """One command."""
     return half.core.call(Command(id=1, name=name, args=args))
 
 

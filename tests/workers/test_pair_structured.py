@@ -27,7 +27,6 @@ PHONE = StructuredOutputsParams(regex=r"\d{3}-\d{4}")
 
 @pytest.fixture(scope="module")
 def tokenizer(smollm2: Path) -> Tokenizer:
-    """The model's."""
     return Tokenizer.load(smollm2)
 
 

@@ -22,7 +22,6 @@ WORKER = Incarnation(b"w" * 16)
 
 
 def block(number: int) -> BlockHash:
-    """A hash."""
     return BlockHash(number.to_bytes(16, "little"))
 
 
@@ -34,20 +33,16 @@ class Cache:
         self.log = BlockEventLog()
 
     def cached_blocks(self) -> BlockEvents:
-        """See EngineCore."""
         return BlockEvents(stored=tuple(self.held), cleared=True)
 
     def still_cached(self, hashes: tuple[BlockHash, ...]) -> tuple[BlockHash, ...]:
-        """See EngineCore."""
         return tuple(each for each in hashes if each in self.held)
 
     def store(self, digest: BlockHash) -> None:
-        """One more."""
         self.held[digest] = None
         self.log.stored(digest)
 
     def remove(self, digest: BlockHash) -> None:
-        """One less."""
         del self.held[digest]
         self.log.removed(digest)
 

@@ -103,11 +103,9 @@ class _Handoff(NoHandoff):
     for_good = False
 
     def problem(self) -> str | None:
-        """As set."""
         return self.why
 
     def ended(self) -> str | None:
-        """As set."""
         return self.why if self.for_good else None
 
 

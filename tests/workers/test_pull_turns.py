@@ -47,7 +47,6 @@ def test_a_prompt_waits_for_loans_and_not_for_all_that_peers_ask_for() -> None:
         let_go: set[RequestKey] = set()
 
         def again() -> None:
-            """One more, and one less."""
             whole = lender.counted("lent_tokens_total") / 16 / 12
             if whole + lender.counted("loans_declined_total", reason="quota") < len(asked):
                 return

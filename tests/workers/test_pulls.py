@@ -337,11 +337,9 @@ class _Asked:
     num_hashes = 0
 
     def peer_up(self, _holder: object) -> bool:
-        """Always."""
         return True
 
     def open(self, _key: object, _holder: object, *, budget_ms: int, hashes: list[object]) -> None:
-        """Counted."""
         self.num_hashes = len(hashes)
 
 

@@ -24,7 +24,6 @@ CPU = "tandem:rank_process_cpu_seconds_total"
 
 
 def read(registry: CollectorRegistry, name: str) -> float | None:
-    """One series of rank 0."""
     return registry.get_sample_value(name, {"rank": "0"})
 
 
@@ -51,7 +50,6 @@ def test_a_ranks_process_is_shown_until_it_is_gone(small: Path) -> None:
 
 
 def test_a_process_that_died_leaves_no_series_and_no_error() -> None:
-    """Between two scrapes."""
     registry = CollectorRegistry()
     command = [sys.executable, "-c", "input(print(flush=True))"]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

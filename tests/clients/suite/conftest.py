@@ -14,7 +14,6 @@ SHOWN = pytest.StashKey[list[list[str]]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin with nothing shown."""
     config.stash[SHOWN] = []
 
 
@@ -33,7 +32,6 @@ def pytest_runtest_makereport(
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand over what was shown."""
     path: Any = os.environ.get("TANDEM_CLIENTS_SHOWN")
     if path:
         shown = sorted({tuple(each) for each in session.config.stash[SHOWN]})

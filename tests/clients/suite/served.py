@@ -40,8 +40,6 @@ NAMED: Any = {"type": "function", "function": {"name": "weather"}}
 
 
 class City(BaseModel):
-    """What the model is to say of a city."""
-
     model_config = ConfigDict(extra="forbid")
 
     name: Literal["Paris", "Lyon"]
@@ -49,7 +47,6 @@ class City(BaseModel):
 
 
 def weather(city: Literal["Paris", "Lyon"]) -> str:
-    """A city's weather."""
     return f"{city}: sunny, 20 degrees."
 
 

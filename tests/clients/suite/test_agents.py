@@ -36,7 +36,6 @@ Command = tuple[list[str], dict[str, str]]
 
 
 def codex(home: Path, work: Path) -> Command:
-    """Codex CLI, by the Responses API."""
     (home / ".codex").mkdir()
     (home / ".codex" / "config.toml").write_text(
         f"""
@@ -58,7 +57,6 @@ env_key = "TANDEM_KEY"
 
 
 def claude_code(_home: Path, _work: Path) -> Command:
-    """Claude Code, by the Messages API."""
     command = ["claude", "-p", QUESTION, "--model", "scripted", "--allowedTools", "Bash"]
     return command, {
         "ANTHROPIC_BASE_URL": URL,

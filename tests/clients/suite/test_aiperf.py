@@ -59,7 +59,6 @@ def started(
 
 
 def records(out: Path) -> list[Any]:
-    """What it wrote of each request."""
     lines = (out / "profile_export.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
@@ -75,7 +74,6 @@ def load(out: Path, endpoint: str, *more: str) -> list[dict[str, Any]]:
 
 
 def prompts(out: Path) -> list[Any]:
-    """The bodies that it sent."""
     data = json.loads((out / "inputs.json").read_text())["data"]
     return [payload for session in data for payload in session["payloads"]]
 
@@ -183,7 +181,6 @@ def test_responses(tmp_path: Path) -> None:
 
 @covers("messages", "stream", "usage")
 def test_messages(tmp_path: Path) -> None:
-    """Anthropic's Messages."""
     for values in small(tmp_path / "out", "messages"):
         has_all_tokens(values, FEW)
 

@@ -17,13 +17,11 @@ TOOL: Any = {"name": "weather", "description": "Weather.", "input_schema": serve
 
 @pytest.fixture
 def client() -> Iterator[anthropic.Anthropic]:
-    """A client that tries once."""
     with anthropic.Anthropic(base_url=served.URL, api_key=served.KEY, max_retries=0) as client:
         yield client
 
 
 def ask(client: anthropic.Anthropic, **params: Any) -> Any:
-    """A greedy message of 12 tokens."""
     common: Any = {"model": served.MODEL, "messages": served.CHAT, "max_tokens": 12}
     extra: Any = {"temperature": 0, **params.pop("extra_body", {})}
     return client.messages.create(**{**common, **params}, extra_body=extra)
@@ -86,7 +84,6 @@ def test_errors(client: anthropic.Anthropic) -> None:
 
 @covers("cancel")
 def test_a_closed_stream_is_cancelled(client: anthropic.Anthropic) -> None:
-    """Workers hold nothing soon after."""
     chat: Any = [{"role": "user", "content": "Write a very long story."}]
     stream = ask(client, messages=chat, max_tokens=served.LONG, stream=True)
     for event in stream:

@@ -60,7 +60,6 @@ def benchmarks(out: Path, profile: str, **more: Any) -> list[Any]:
 
 
 def bodies(benchmark: Any) -> list[Any]:
-    """What it sent in each request."""
     return [
         json.loads(each["request_args"])["body"] for each in benchmark["requests"]["successful"]
     ]
@@ -138,7 +137,6 @@ def test_responses_at_a_rate(tmp_path: Path) -> None:
 
 @covers("embeddings", "usage")
 def test_embeddings(tmp_path: Path) -> None:
-    """Prompts alone are counted."""
     (found,) = benchmarks(
         tmp_path / "out.json", "kind=concurrent,streams=2", request_format="/v1/embeddings"
     )

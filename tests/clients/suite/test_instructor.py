@@ -32,7 +32,6 @@ def settings(**more: Any) -> Any:
 @covers("structured output")
 @pytest.mark.parametrize("mode", MODES)
 def test_an_answer_is_of_the_class(mode: Any) -> None:
-    """By a forced call and by a schema."""
     found = asking(mode).create(response_model=served.City, **settings())
 
     assert isinstance(found, served.City)
@@ -75,7 +74,6 @@ def test_errors() -> None:
 
 @covers("batch")
 async def test_many_at_once() -> None:
-    """Each gets its own instance."""
     async with openai.AsyncOpenAI(base_url=served.BASE, api_key=served.KEY) as plain:
         client: Any = instructor.from_openai(plain, mode=instructor.Mode.JSON_SCHEMA)
         asked = [client.create(response_model=served.City, **settings()) for _ in range(8)]

@@ -59,7 +59,6 @@ def test_a_loop_of_calls() -> None:
 @covers("structured output")
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_an_answer_is_parsed(method: Any) -> None:
-    """By either way an instance of the class comes."""
     asking = model(max_tokens=200).with_structured_output(served.City, method=method)
 
     assert isinstance(asking.invoke(served.QUESTION), served.City)

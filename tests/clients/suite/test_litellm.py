@@ -16,7 +16,6 @@ PLACE: Any = {"api_base": served.BASE, "api_key": served.KEY, "num_retries": 0}
 
 
 def chat(**params: Any) -> Any:
-    """A greedy chat of 12 tokens."""
     common: Any = {"model": f"openai/{served.MODEL}", "messages": served.CHAT, "temperature": 0}
     return litellm.completion(**{**PLACE, **common, "max_tokens": 12, **params})
 
@@ -61,7 +60,6 @@ def test_an_answer_is_of_the_class() -> None:
 
 @covers("logprobs")
 def test_logprobs() -> None:
-    """They come in OpenAI's shape."""
     choice = chat(logprobs=True, top_logprobs=2).choices[0]
 
     assert all(len(each.top_logprobs) == 2 for each in choice.logprobs.content)
@@ -70,7 +68,6 @@ def test_logprobs() -> None:
 
 @covers("embeddings")
 def test_embeddings() -> None:
-    """A vector for each text."""
     asked: Any = {"model": f"openai/{served.MODEL}", "input": ["Paris", "a cat"]}
     answer = litellm.embedding(**PLACE, **asked, encoding_format="float")
 
@@ -92,7 +89,6 @@ def test_responses() -> None:
 
 @covers("messages")
 def test_messages() -> None:
-    """As a server of Anthropic's API."""
     asked: Any = {"model": f"anthropic/{served.MODEL}", "api_base": served.URL}
     answer = chat(**asked)
 

@@ -36,7 +36,6 @@ SECONDS = 90.0
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A user's folder."""
     text = MODELS.format(model=served.MODEL, base=served.BASE)
     (tmp_path / "extra-openai-models.yaml").write_text(text)
     (tmp_path / "keys.json").write_text(json.dumps({"tandem": served.KEY}))
@@ -44,13 +43,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def command(folder: Path, *words: str) -> tuple[list[str], dict[str, str]]:
-    """The program's words and environment."""
     program = str(Path(sys.executable).parent / "llm")
     return [program, *words], {**os.environ, "LLM_USER_PATH": str(folder)}
 
 
 def run(folder: Path, *words: str) -> Any:
-    """One run to its end."""
     line, env = command(folder, *words)
     return subprocess.run(
         line, env=env, capture_output=True, text=True, timeout=SECONDS, check=False, stdin=-3
@@ -58,7 +55,6 @@ def run(folder: Path, *words: str) -> Any:
 
 
 def ask(folder: Path, *words: str) -> str:
-    """What a prompt is answered."""
     done = run(folder, "-o", "temperature", "0", "-o", "max_tokens", "16", *words)
     assert done.returncode == 0, done.stderr
     return str(done.stdout)
@@ -82,7 +78,6 @@ def test_prompts_whole_and_streamed(folder: Path) -> None:
 
 @covers("structured output")
 def test_an_answer_follows_a_schema(folder: Path) -> None:
-    """``--schema`` with JSON Schema."""
     schema = json.dumps(served.City.model_json_schema())
     words = ("-m", "smol", "--schema", schema, "-o", "max_tokens", "200", served.QUESTION)
     done = run(folder, *words)

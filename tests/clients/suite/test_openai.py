@@ -17,13 +17,11 @@ covers = partial(pytest.mark.covers, "openai")
 
 @pytest.fixture
 def client() -> Iterator[openai.OpenAI]:
-    """A client that tries once."""
     with openai.OpenAI(base_url=served.BASE, api_key=served.KEY, max_retries=0) as client:
         yield client
 
 
 def chat(client: openai.OpenAI, **params: Any) -> Any:
-    """A greedy chat of 12 tokens."""
     common: Any = {"model": served.MODEL, "messages": served.CHAT, "temperature": 0}
     return client.chat.completions.create(**{**common, "max_tokens": 12, **params})
 
@@ -128,7 +126,6 @@ def test_errors(client: openai.OpenAI) -> None:
 
 @covers("cancel")
 def test_a_closed_stream_is_cancelled(client: openai.OpenAI) -> None:
-    """Workers hold nothing soon after."""
     stream = chat(client, stream=True, max_tokens=served.LONG, extra_body={"ignore_eos": True})
     next(iter(stream))
     assert served.running() > 0

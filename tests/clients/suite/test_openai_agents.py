@@ -23,7 +23,6 @@ MODELS: dict[str, Any] = {
 
 @agents.function_tool
 def read_file(path: str) -> str:
-    """Read a file."""
     assert path == "secret.txt"
     return f"It says {SECRET}."
 
@@ -60,7 +59,6 @@ async def test_an_agent_runs_its_loop_to_the_end(client: openai.AsyncOpenAI, api
 @pytest.mark.asyncio
 @pytest.mark.parametrize("api", MODELS)
 async def test_an_agent_streams(client: openai.AsyncOpenAI, api: str) -> None:
-    """The same, event by event."""
     running = agents.Runner.run_streamed(agent_of(client, api), "Read secret.txt")
     kinds = {each.type async for each in running.stream_events()}
 

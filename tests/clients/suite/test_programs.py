@@ -99,7 +99,6 @@ def told(command: list[str]) -> dict[str, Facts]:
 
 @pytest.fixture(scope="module")
 def facts() -> Callable[[str], dict[str, Facts]]:
-    """What a client's program told; it runs once."""
     kept: dict[str, dict[str, Facts]] = {}
 
     def facts(client: str) -> dict[str, Facts]:
@@ -116,7 +115,6 @@ def check_usage(fact: Facts) -> None:
 
 
 def check_calls(fact: Facts) -> None:
-    """Two forced calls, then words."""
     assert [list(call) for call in fact["calls"]] == [["city"], ["city"]]
     assert all(call["city"] in ("Paris", "Lyon") for call in fact["calls"])
     assert fact["text"]

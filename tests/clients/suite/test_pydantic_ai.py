@@ -22,12 +22,10 @@ GREEDY: Any = {"temperature": 0, "max_tokens": 16}
 
 
 def provider(key: str = served.KEY) -> OpenAIProvider:
-    """The server."""
     return OpenAIProvider(base_url=served.BASE, api_key=key)
 
 
 def agent(**settings: Any) -> Agent[Any, Any]:
-    """An agent on the chat's endpoint."""
     model = settings.pop("model", None) or OpenAIChatModel(served.MODEL, provider=provider())
     return Agent(model, **{"model_settings": GREEDY, **settings})
 
@@ -47,7 +45,6 @@ async def test_chat_whole_and_streamed() -> None:
 
 
 async def once(context: RunContext[Any], tool: ToolDefinition) -> ToolDefinition | None:
-    """The tool, until it has answered."""
     return None if answered(context) else tool
 
 
@@ -57,7 +54,6 @@ async def then(context: RunContext[Any], tools: list[ToolDefinition]) -> list[To
 
 
 def answered(context: RunContext[Any]) -> bool:
-    """Whether a tool has answered in this run."""
     parts = [part for message in context.messages for part in message.parts]
     return any(isinstance(part, ToolReturnPart) for part in parts)
 
@@ -102,7 +98,6 @@ async def test_logprobs() -> None:
 
 @covers("embeddings")
 async def test_embeddings() -> None:
-    """A vector for each text."""
     embedder = Embedder(OpenAIEmbeddingModel(served.MODEL, provider=provider()))
     found = await embedder.embed_documents(["Paris", "a cat"])
 
@@ -134,7 +129,6 @@ async def test_errors() -> None:
 
 @covers("cancel")
 async def test_a_stream_that_is_left_is_cancelled() -> None:
-    """Workers hold nothing soon after."""
     settings: Any = {"max_tokens": served.LONG, "extra_body": {"ignore_eos": True}}
     async with agent(model_settings=settings).run_stream(served.QUESTION) as stream:
         async for _ in stream.stream_text(delta=True):

@@ -40,7 +40,6 @@ CLOSE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 1e-3}
 
 
 def pooled(engine: GPUEngine, asked: list[tuple[list[int], PoolingParams]]) -> list[torch.Tensor]:
-    """What each comes to, in order."""
     for number, (prompt, params) in enumerate(asked):
         request = EngineCoreRequest(
             key=RequestKey(ROUTER, f"p{number}", 0),
@@ -83,12 +82,10 @@ class Counted(StepGraphs):
     """An engine's graphs, and which were replayed."""
 
     def take(self, others: StepGraphs) -> None:
-        """Be these."""
         self.__dict__.update(others.__dict__)
         self.replayed: set[StepShape] = set()
 
     def replay(self, shape: StepShape) -> torch.Tensor:
-        """See StepGraphs."""
         self.replayed.add(shape)
         return super().replay(shape)
 
@@ -120,7 +117,6 @@ def test_graphs_change_no_vector() -> None:
 
 
 def test_late_interaction() -> None:
-    """Queries stay on the device."""
     folder, body, layer = colbert_of()
     engine = GPUEngine(folder, dtype="float32", max_num_batched_tokens=256, max_num_seqs=8)
 

@@ -58,11 +58,9 @@ class Counted(ChoiceGraphs):
     replayed = 0
 
     def take(self, others: ChoiceGraphs) -> None:
-        """What was captured."""
         self._graphs = others._graphs
 
     def replay(self, shape, kind, *, bounded):
-        """Counted."""
         self.replayed += 1
         return super().replay(shape, kind, bounded=bounded)
 

@@ -31,7 +31,6 @@ LOCKED = 1280 * MIB + 4096
 
 @pytest.fixture
 def device() -> torch.device:
-    """The first, with its context made."""
     torch.zeros(1, device="cuda")
     return torch.device("cuda", 0)
 
@@ -69,7 +68,6 @@ def free() -> int:
 
 
 def call(engine: GPUEngine, name: CommandName, **args: object) -> Reply:
-    """One command."""
     return engine.core.call(Command(id=1, name=name, args=args))  # type: ignore[arg-type]
 
 
@@ -211,15 +209,11 @@ def test_a_wake_that_failed_at_the_tier_succeeds_later(monkeypatch: pytest.Monke
 
 
 def test_a_tier_that_cannot_be_locked_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the driver's own error: the same pages twice."""
     device = torch.device("cuda", 0)
     first = HostMemory(MIB, DriverRegistrar(device))
 
     class Twice(DriverRegistrar):
-        """Locks what is locked already."""
-
         def register(self, address: int, nbytes: int) -> None:
-            """See Registrar."""
             super().register(first.tensor.data_ptr(), nbytes)
 
     monkeypatch.setattr(offload, "registrar_for", Twice)

@@ -32,7 +32,6 @@ class Counted(StepGraphs):
         self.replayed: list[int] = []
 
     def replay(self, shape):
-        """Noted."""
         self.replayed.append(shape.tokens)
         return super().replay(shape)
 

@@ -77,7 +77,6 @@ def test_a_gpu_pools_what_a_cpu_pools():
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_vectors_of_an_engine_are_those_of_transformers(name):
-    """In bfloat16, chunked, beside requests of tokens, overlapped steps."""
     engine = GPUEngine(
         folder_of(name, wide=True),
         dtype="bfloat16",

@@ -32,8 +32,6 @@ def scaled(x, out, loose, shift, row, eps, WIDTH: tl.constexpr, ADD: tl.constexp
 
 
 class Asked:
-    """How often Triton was asked for a build."""
-
     def __init__(self) -> None:
         self.times = 0
 
@@ -90,7 +88,6 @@ def test_what_triton_tells_apart_is_told_apart(change: str, values: tuple[Any, .
 
 
 def test_types_are_told_apart() -> None:
-    """Of tensors."""
     launch, x = Launcher(scaled), torch.randn(256, device=DEVICE)
     for dtype in (torch.float32, torch.bfloat16, torch.float16) * 2:
         hold(launch, x.to(dtype), row=64)

@@ -33,7 +33,6 @@ def near(got, want, dtype, roundings=1):
 
 
 def normed(x, gain):
-    """RMSNorm in float64."""
     x = x.double()
     return x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * gain.double()
 

@@ -15,7 +15,6 @@ pytestmark = NEEDS
 
 
 def random(*shape, dtype):
-    """Standard normal, the same every time."""
     return torch.randn(*shape, generator=torch.manual_seed(3)).to(dtype).to(DEVICE)
 
 

@@ -35,7 +35,6 @@ def logits_of(rows, vocab=VOCAB, *, spread=2.0, dtype=torch.float32, seed=0):
 
 
 def keys_of(count, seed=-3):
-    """Keys of one request's first positions."""
     many = torch.full((count,), seed)
     return row_keys(many, many * 0 + 1, torch.arange(count), Purpose.TOKEN)
 

@@ -65,6 +65,5 @@ class Agent:
         return found
 
     def end(self, number: int = signal.SIGKILL) -> int:
-        """By a signal; its status."""
         self.process.send_signal(number)
         return self.process.wait(timeout=SECONDS)

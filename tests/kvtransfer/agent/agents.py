@@ -46,7 +46,6 @@ class Running:
         self._begin()
 
     def stop(self) -> None:
-        """It ends as on SIGTERM."""
         self.agent.stop()
         self._thread.join(10.0)
         assert not self._thread.is_alive()
@@ -77,7 +76,6 @@ class AgentWorker:
         )
 
     def serve(self) -> bytes:
-        """As a producer, which the agent knows."""
         card = self.transport.serve(self.slots, self.blocks)
         assert self.transport._giver is not None
         assert self.transport._giver.registered.wait(10.0)
@@ -103,7 +101,6 @@ class _HeldRing(HostRing):
         self._held = held
 
     def copy(self, source: Source, batch: Batch) -> Mark:
-        """See Ring."""
         self._held.begun += 1
         if self._held.through:
             return super().copy(source, batch)
@@ -120,7 +117,6 @@ class _Late:
         self._landed = False
 
     def done(self) -> bool:
-        """See Mark."""
         if self._held.through and not self._landed:
             self._landed = True
             self._land()

@@ -11,7 +11,6 @@ from tests.kvtransfer.agent.agents import AgentWorker, Running
 
 @pytest.fixture
 def running(folder: Path) -> Iterator[Running]:
-    """The agent."""
     made = Running(folder)
     yield made
     made.stop()
@@ -19,7 +18,6 @@ def running(folder: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def producer(folder: Path) -> Iterator[AgentWorker]:
-    """Whose blocks are sevens."""
     made = AgentWorker(folder, 7)
     yield made
     made.transport.stop()
@@ -27,7 +25,6 @@ def producer(folder: Path) -> Iterator[AgentWorker]:
 
 @pytest.fixture
 def consumer(folder: Path) -> Iterator[AgentWorker]:
-    """Whose blocks are zeros."""
     made = AgentWorker(folder, 0)
     made.transport.receive(made.slots, made.blocks)
     yield made

@@ -32,7 +32,6 @@ def linked(consumer: AgentWorker, producer: AgentWorker) -> Incarnation:
 
 
 def read(consumer: AgentWorker, peer: Incarnation, *extents: Extent) -> Progress:
-    """How a read ends."""
     return ended(consumer.transport, consumer.transport.read(peer, extents))
 
 

@@ -117,7 +117,6 @@ def test_an_agent_that_ended_unnoticed_is_none_to_who_connects(
 def test_one_that_is_not_trusted_sits_at_a_place_that_may_be_taken_back(
     folder: Path, consumer: AgentWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To its links it is no agent yet."""
 
     def strange(_folder: Path) -> Callable[[], None]:
         raise TransportError("it is user 65534's")

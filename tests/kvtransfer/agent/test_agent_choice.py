@@ -28,7 +28,6 @@ from tandem.protocol.ids import new_incarnation
     [("auto", ("shm", "shm_agent")), ("direct", ("shm",)), ("agent", ("shm_agent",))],
 )
 def test_the_order_of_ways_is_as_asked(folder, copy, first):
-    """And what reaches other machines is behind them."""
     _, offered = choosing(folder, kv_node_copy=copy)
     assert offered[: len(first)] == first
     assert offered[len(first)] in ("nixl", "tcp")
@@ -39,7 +38,6 @@ def test_the_order_of_ways_is_as_asked(folder, copy, first):
     [("auto", ("shm", "shm_agent")), ("direct", ("shm",)), ("agent", ("shm_agent",))],
 )
 def test_a_way_of_the_node_by_name_is_no_other(folder, copy, ways):
-    """Who copies is as asked, and nothing crosses a network."""
     _, offered = choosing(folder, kv_connector="shm", kv_node_copy=copy)
     assert offered == ways
 

@@ -31,17 +31,14 @@ GPU = "GPU-1c0ffee0"
 
 
 def fails(*_: object) -> NoReturn:
-    """As torch tells what a GPU has failed with."""
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 def refuses(*_: object, **_more: object) -> NoReturn:
-    """As the driver does."""
     raise DeviceMemoryError("a copy failed: error 700 of the driver")
 
 
 def heard(line: Line) -> ToWorker:
-    """The next message."""
     found: list[ToWorker] = []
 
     def told() -> bool:
@@ -81,7 +78,6 @@ class Failed:
     due = math.inf
 
     def done(self) -> bool:
-        """See Mark."""
         refuses()
 
 
@@ -120,19 +116,15 @@ def test_a_copy_of_a_gpu_that_has_failed_is_refused(
 
 
 class Range:
-    """What the driver maps."""
-
     address = 0
     closed = False
 
     def close(self) -> None:
-        """Unmap."""
         self.closed = True
 
 
 @pytest.fixture
 def ranges(monkeypatch: pytest.MonkeyPatch) -> list[Range]:
-    """Those that were mapped."""
     mapped: list[Range] = []
 
     def map_range(*_: Any, **_more: Any) -> Range:
@@ -165,7 +157,6 @@ def test_a_copy_that_a_failed_gpu_does_not_begin_is_the_transports_fault(
 def test_a_ring_without_a_stream_is_not_mapped(
     ranges: list[Range], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its consumer is rejected."""
     monkeypatch.setattr(memory, "Lane", fails)
     with pytest.raises(TransportError, match="no stream: CUDA error"):
         DeviceRing(0, 4096, 0)

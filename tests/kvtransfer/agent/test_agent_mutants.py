@@ -49,7 +49,6 @@ def _ends() -> Iterator[tuple[Path, pytest.MonkeyPatch, AgentWorker, AgentWorker
 
 
 def a_slot_of_a_lost_link(_: Any) -> None:
-    """See test_agent."""
     with _ends() as (folder, patch, _, producer):
         test_agent.test_a_slot_that_nobody_wants_is_not_used_before_its_copy_has_ended(
             folder, patch, producer
@@ -57,25 +56,21 @@ def a_slot_of_a_lost_link(_: Any) -> None:
 
 
 def an_agent_that_ends(_: Any) -> None:
-    """See test_agent."""
     with _ends() as ends:
         test_agent.test_an_agent_that_ends_fails_what_it_has_not_answered(*ends)
 
 
 def a_tag_that_comes_back(_: Any) -> None:
-    """See test_agent."""
     with _ends() as ends:
         test_agent.test_a_tag_that_went_and_came_back_during_the_copy_counts_as_cleared(*ends)
 
 
 def memory_under_a_copy(_: Any) -> None:
-    """See test_agent."""
     with _ends() as ends:
         test_agent.test_memory_stays_while_it_is_copied_from(*ends)
 
 
 def a_wrong_secret(_: Any) -> None:
-    """Who knows a producer's name alone is given nothing."""
     with _ends() as (folder, _, consumer, producer):
         running = Running(folder)
         peer = test_agent.linked(consumer, producer)
@@ -86,7 +81,6 @@ def a_wrong_secret(_: Any) -> None:
 
 
 def an_agent_without_the_key(_: Any) -> None:
-    """See test_agent_strangers."""
     with _ends() as (folder, _, consumer, _producer):
         test_agent_strangers.test_an_agent_that_has_not_the_producers_key_brings_nothing(
             folder, consumer, "none"
@@ -94,7 +88,6 @@ def an_agent_without_the_key(_: Any) -> None:
 
 
 def holes_in_a_ring(_: Any) -> None:
-    """See test_agent_strangers."""
     with _ends() as (folder, _, _consumer, producer):
         running = Running(folder)
         test_agent_strangers.test_a_ring_cannot_be_punched_once_it_is_registered(
@@ -104,7 +97,6 @@ def holes_in_a_ring(_: Any) -> None:
 
 
 def places_beyond_the_end(_: Any) -> None:
-    """See test_agent."""
     with _ends() as (folder, _, consumer, producer):
         running = Running(folder)
         test_agent.test_what_lies_outside_is_not_touched(
@@ -178,13 +170,11 @@ GUARDS: dict[str, tuple[object, str, object, Callable[[Any], None]]] = {
 
 
 def test_an_incarnation_is_its_owners_alone() -> None:
-    """Nobody takes a producer's place."""
     a_producer_that_another_would_be(None)
 
 
 @pytest.mark.parametrize("guard", GUARDS)
 def test_with_its_guard_the_scenario_holds(guard: str) -> None:
-    """What the mutants break is right as it is."""
     assert harm_of(GUARDS[guard][3], lambda: None) == ""
 
 

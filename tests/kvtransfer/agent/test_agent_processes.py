@@ -75,7 +75,6 @@ def test_an_agent_that_is_killed_costs_no_hand_off_but_those_under_way(workers, 
 
 
 def test_a_status_without_an_agent_is_an_error(place):
-    """As a probe wants it."""
     words = [sys.executable, "-m", "tandem.cli", "node-agent", "--kv-node-folder", str(place)]
     said = subprocess.run([*words, "--status"], check=False, capture_output=True, timeout=SECONDS)
     assert said.returncode == 1

@@ -29,14 +29,11 @@ from tandem.protocol.errors import InvalidParameter
 
 
 class Shown:
-    """Values of an agent's series."""
-
     def __init__(self, running: Running) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(AgentSeries(running.agent.status))
 
     def __call__(self, name: str, **labels: str) -> float | None:
-        """Of one series."""
         return self._registry.get_sample_value(f"tandem:kv_agent_{name}", labels)
 
 
@@ -146,6 +143,5 @@ def test_without_a_port_an_agent_listens_at_no_network(folder: Path) -> None:
 
 @pytest.mark.parametrize("port", [-1, 65536, True, "80"])
 def test_a_port_that_is_none_is_refused(port: object) -> None:
-    """By name."""
     with pytest.raises(InvalidParameter, match="probe_port"):
         NodeAgentConfig(probe_port=port)  # type: ignore[arg-type]

@@ -53,7 +53,6 @@ def memory(size: int, *, share: bool = True, touch: bool = True) -> int:
 
 
 def plain(size: int, seals: int = SHRINK | GROW | FUTURE_WRITE | SEAL) -> int:
-    """Memory with just these seals."""
     made = os.memfd_create("odd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(made, size)
     with mmap.mmap(made, size) as view:
@@ -63,7 +62,6 @@ def plain(size: int, seals: int = SHRINK | GROW | FUTURE_WRITE | SEAL) -> int:
 
 
 def file(size: int) -> int:
-    """A file, which is not memory."""
     made = os.open("/tmp", os.O_TMPFILE | os.O_RDWR)
     os.write(made, bytes(size))
     return made
@@ -80,7 +78,6 @@ def asked(folder: Path, message: Any, files: list[int]) -> Any:
 
 
 def whole() -> list[int]:
-    """What a producer gives."""
     return [memory(size) for size in GIVE.sizes]
 
 
@@ -325,7 +322,6 @@ def test_an_agent_that_has_not_the_producers_key_brings_nothing(
 
 
 def test_an_agent_of_another_release_is_named(folder: Path, consumer: AgentWorker) -> None:
-    """By both versions; and its worker goes another way."""
 
     class Before(msgspec.Struct, array_like=True, tag="hello"):
         version: int
@@ -342,7 +338,6 @@ def test_an_agent_of_another_release_is_named(folder: Path, consumer: AgentWorke
 
 @pytest.mark.parametrize("make", [lambda at: at.symlink_to("/dev/log"), Path.touch, Path.mkdir])
 def test_only_a_socket_is_called_as_the_agent(folder: Path, make: Any) -> None:
-    """No link is followed."""
     make(folder / wire.SOCKET_NAME)
     with pytest.raises(TransportError, match="is not a socket"):
         Line(folder)

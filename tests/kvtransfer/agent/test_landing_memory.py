@@ -25,8 +25,6 @@ from tandem.kvtransfer.transports.mapped.copiers import HostCopier, Source
 
 
 class Address:
-    """A source as a GPU's is."""
-
     def __init__(self, memory: Tensor) -> None:
         self.size, self.at = memory.numel(), memory.data_ptr()
 
@@ -43,7 +41,6 @@ class Late:
         self._copier = copier
 
     def done(self) -> bool:
-        """See Mark."""
         if self._copier.through:
             while self._copier.begun:
                 self._copier.begun.pop(0)()
@@ -58,12 +55,10 @@ class Behind(HostCopier):
         self.begun: list[Callable[[], object]] = []
 
     def make(self, size: int) -> tuple[Tensor, Source]:
-        """See Copier."""
         memory, _ = super().make(size)
         return memory, Address(memory)
 
     def copy(self, target: Tensor, source: Source, batch: Batch) -> None:
-        """See Copier."""
         assert isinstance(source, Address)
         here, there = target.data_ptr(), source.at
         for offset, at, nbytes in zip(batch.targets, batch.sources, batch.sizes, strict=True):
@@ -71,19 +66,16 @@ class Behind(HostCopier):
             self.begun.append(partial(ctypes.memmove, *ranges))
 
     def mark(self) -> Late:
-        """See Copier."""
         return Late(self)
 
 
 @pytest.fixture
 def copier() -> Behind:
-    """Of the consumer."""
     return Behind()
 
 
 @pytest.fixture
 def consumer(folder: Path, copier: Behind) -> Iterator[AgentWorker]:
-    """Whose own copies are late."""
     made = AgentWorker(folder, 0, copier=copier)
     made.transport.receive(made.slots, made.blocks)
     yield made
@@ -101,7 +93,6 @@ def taking(consumer: AgentWorker, copier: Behind) -> weakref.ref[Tensor]:
 
 
 def is_mapped(memory: weakref.ref[Tensor]) -> bool:
-    """Whether anybody refers to it still."""
     gc.collect()
     return memory() is not None
 

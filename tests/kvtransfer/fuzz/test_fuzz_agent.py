@@ -66,7 +66,6 @@ def producer(running: Running, folder: Path) -> Iterator[AgentWorker]:
 
 
 def call(folder: Path) -> socket.socket:
-    """A connection that has been greeted."""
     return called(folder)[0]
 
 

@@ -82,7 +82,6 @@ class Liar:
         self.caller = b""
 
     def close(self) -> None:
-        """Gone."""
         self.socket.close()
         for each in self.transports.values():
             each.stop()
@@ -102,7 +101,6 @@ class Liar:
         return Welcome(msgspec.structs.replace(card, **changes))
 
     def hear(self, seconds: float = SECONDS) -> Any:
-        """What D says next; None after so many seconds."""
         if not self.socket.poll(int(1000 * seconds)):
             return None
         self.caller, head, payload = self.socket.recv_multipart()
@@ -120,12 +118,10 @@ class Liar:
                 return message
 
     def say(self, *messages: Any) -> None:
-        """Right frames."""
         for message in messages:
             self.send([self.link.seal(), encode(message)])
 
     def send(self, parts: list[bytes]) -> None:
-        """Any frame."""
         self.socket.send_multipart([self.caller, *parts])
 
     def fence(self) -> None:
@@ -139,13 +135,10 @@ class Liar:
 
 @dataclass
 class Stage:
-    """A consumer, kept over all examples."""
-
     consumer: Consumer
     connector: str
 
     def check(self, asked: RequestKey | None) -> None:
-        """What must hold behind every example."""
         consumer = self.consumer
         assert consumer.service.problem() is None
         if asked is not None:
@@ -162,7 +155,6 @@ class Stage:
         consumer.slab[TARGET] = CANARY
 
     def meet(self, liar: Liar) -> None:
-        """Link to it alone."""
         self.consumer.service.set_peers([f"127.0.0.1:{liar.port}"])
         assert isinstance(liar.until(Hello), Hello)
 

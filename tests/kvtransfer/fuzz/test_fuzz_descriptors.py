@@ -57,7 +57,6 @@ def giver(folder: Path) -> Iterator[Worker]:
 
 @pytest.fixture(scope="module")
 def taker(folder: Path) -> Iterator[Worker]:
-    """Whose blocks are zeros."""
     made = Worker(folder, 0)
     made.transport.receive(made.slots, made.blocks)
     yield made
@@ -72,7 +71,6 @@ class Said(NamedTuple):
     files: int
 
     def __call__(self, answer: bytes) -> list[bytes]:
-        """As they are sent."""
         return [answer[: self.right], *self.pieces] if self.right else self.pieces
 
 

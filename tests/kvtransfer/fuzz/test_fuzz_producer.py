@@ -51,11 +51,9 @@ class Caller:
             raise
 
     def close(self) -> None:
-        """The connection is gone."""
         self.socket.close()
 
     def greet(self) -> None:
-        """HELLO, from 0 on."""
         self.link = HandLink(self.me)
         terms = replace(self.producer.service._channel.terms, me=self.me)
         hello = terms.hello((self.connector,))
@@ -103,7 +101,6 @@ class Stage:
         self.slab = self.producer.slab.clone()
 
     def close(self) -> None:
-        """End both."""
         self.consumer.service.close()
         self.producer.service.close()
 
@@ -114,7 +111,6 @@ class Stage:
         self.producer.end(key)
 
     def check(self, mine: RequestKey) -> None:
-        """What must hold behind every example."""
         producer, mover = self.producer, self.producer.service._mover
         assert producer.service.problem() is None
         producer.until(lambda: any(each.key == mine for each in producer.seen))
@@ -142,10 +138,7 @@ class Stage:
 
 
 class _Done:
-    """A fence that has passed."""
-
     def done(self) -> bool:
-        """Yes."""
         return True
 
 

@@ -47,13 +47,11 @@ class End:
         self.transport = TcpTransport(new_incarnation(), host="127.0.0.1", on_garbage=self.count)
 
     def count(self) -> None:
-        """Something did not follow the protocol."""
         self.garbage += 1
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[End, TcpCard]]:
-    """Whose slots are sevens."""
     made = End(7)
     yield made, decode_card(made.transport.serve(made.memory))
     made.transport.stop()
@@ -61,7 +59,6 @@ def server() -> Iterator[tuple[End, TcpCard]]:
 
 @pytest.fixture(scope="module")
 def reader() -> Iterator[End]:
-    """Whose slots are zeros."""
     made = End(0)
     made.transport.receive(made.memory)
     yield made

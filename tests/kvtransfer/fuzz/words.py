@@ -115,8 +115,6 @@ TO_CONSUMER = st.one_of(
 
 
 class Spoil(Enum):
-    """What is done to a message's bytes."""
-
     CUT = "cut"
     FLIP = "flip"
     LONG = "long"
@@ -125,8 +123,6 @@ class Spoil(Enum):
 
 
 class Head(Enum):
-    """What is done to its header."""
-
     AGAIN = "again"
     GAP = "gap"
     STALE = "for a predecessor"
@@ -142,8 +138,6 @@ ODD: list[Any] = [None, -1, 1 << 63, (1 << 64) - 1, 1.5, "", "x" * 600, b"", b"\
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One frame of an example."""
-
     message: Any
     spoil: Spoil | None = None
     head: Head | None = None
@@ -151,7 +145,6 @@ class Word:
     value: Any = None
 
     def payload(self, keys: Mapping[str, RequestKey]) -> bytes:
-        """The message's bytes, spoiled."""
         data = encode(named(self.message, keys))
         place = self.at % max(1, len(data))
         if self.spoil is Spoil.CUT:

@@ -57,7 +57,6 @@ def test_a_killed_producers_memory_is_free_within_two_seconds(met):
 
 
 def test_an_agent_that_is_killed_is_followed_by_another(met):
-    """With a ring of new memory."""
     agent, child, consumer = met
     hand_over(child, consumer, 100)
     agent.end()

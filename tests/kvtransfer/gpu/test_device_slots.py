@@ -24,12 +24,10 @@ FAR = Traits(name="tcp", needs_advance=False)
 
 
 def slab_of(blocks: int) -> torch.Tensor:
-    """Random blocks on the GPU."""
     return torch.randint(0, 256, (blocks, BLOCK), dtype=torch.uint8, device="cuda")
 
 
 def all_done(moves: Sequence[Move]) -> bool:
-    """Whether the device is through with them."""
     return all(each.done() for each in moves)
 
 

@@ -11,7 +11,6 @@ from tests.kvtransfer.mapped.worker import Worker
 
 @pytest.fixture
 def producer(folder: Path) -> Iterator[Worker]:
-    """Whose blocks are sevens."""
     made = Worker(folder, 7)
     yield made
     made.transport.stop()
@@ -19,7 +18,6 @@ def producer(folder: Path) -> Iterator[Worker]:
 
 @pytest.fixture
 def consumer(folder: Path) -> Iterator[Worker]:
-    """Whose blocks are zeros."""
     made = Worker(folder, 0)
     made.transport.receive(made.slots, made.blocks)
     yield made

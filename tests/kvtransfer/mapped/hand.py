@@ -31,7 +31,6 @@ def card_of(name: str, secret: bytes = b"s" * 32, place: bytes = b"") -> MappedC
 
 
 def encoded(name: str, secret: bytes = b"s" * 32, place: bytes = b"") -> bytes:
-    """The same, as it is sent."""
     return encode_card(card_of(name, secret, place))
 
 
@@ -47,7 +46,6 @@ def called(path: str) -> tuple[socket.socket, bytes]:
 
 
 def greeting(card: MappedCard, challenge: bytes) -> Greeting:
-    """What both proofs cover where this is the consumer."""
     return Greeting(card.name.encode(), card.incarnation, ME, challenge, FRESH)
 
 
@@ -80,7 +78,6 @@ def asked(path: str, card: MappedCard) -> tuple[bytes, list[int]]:
 
 
 def challenge_to(caller: socket.socket) -> None:
-    """A producer's challenge, sent."""
     caller.sendall(CHALLENGE.pack(MAGIC, CHALLENGED))
 
 

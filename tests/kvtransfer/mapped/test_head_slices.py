@@ -111,5 +111,4 @@ def test_every_head_of_every_token_lies_in_its_place(ranks, n, m, block_sizes):
 
 
 def test_whose_heads_a_rank_has():
-    """Equally many each, in order."""
     assert [list(Shard(rank, 2).heads(6)) for rank in (0, 1)] == [[0, 1, 2], [3, 4, 5]]

@@ -63,7 +63,6 @@ def in_place_of(producer: Worker, folder: Path) -> Iterator[tuple[socket.socket,
 
 
 def answered(consumer: Worker, caller: socket.socket) -> tuple[bytes, list[int]]:
-    """What a consumer sends once it was challenged."""
     consumer.transport.advance()
     caller.settimeout(hand.SECONDS)
     return receive(caller, 4 * ANSWER.size, 8)

@@ -30,18 +30,15 @@ from tandem.protocol.ids import Incarnation
 
 
 def until(told: Callable[[], object]) -> None:
-    """Wait, but not for ever."""
     wait_for(told, every=0.005)
 
 
 def block(mine: int, theirs: int, *, shift: int = 0, nbytes: int = BYTES) -> Extent:
-    """P's block for D's."""
     here, there = Place(Region.BLOCKS, mine * BYTES), Place(Region.BLOCKS, theirs * BYTES + shift)
     return Extent(here, there, nbytes, Check.TAG)
 
 
 def ended(transport: Transport, ticket: Any) -> Progress:
-    """How a read ended."""
     seen: list[Progress] = []
 
     def over() -> bool:
@@ -54,7 +51,6 @@ def ended(transport: Transport, ticket: Any) -> Progress:
 
 
 def counted(worker: Worker, number: int) -> bool:
-    """Whether so much garbage came."""
     return worker.garbage == number
 
 
@@ -65,7 +61,6 @@ def moved(consumer: Worker) -> bool:
 
 
 def linked(consumer: Worker, producer: Worker) -> Incarnation:
-    """The consumer knows the producer's card."""
     card = producer.transport.serve(producer.slots, producer.blocks)
     consumer.transport.connect(producer.incarnation, "127.0.0.1", card)
     return producer.incarnation
@@ -141,11 +136,9 @@ class Slow:
         return getattr(self._inner, name)
 
     def mark(self) -> Slow:
-        """See Copier."""
         return self
 
     def done(self) -> bool:
-        """See Mark."""
         return self.through
 
 

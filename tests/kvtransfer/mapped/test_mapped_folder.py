@@ -40,7 +40,6 @@ def test_a_worker_of_another_machine_has_no_socket_here(consumer: Worker) -> Non
 
 @pytest.mark.parametrize("name", ["../a.sock", "/a.sock", "a", "", "a.sock/", "x" * 65 + ".sock"])
 def test_a_card_names_a_socket_and_no_other_file(name: str) -> None:
-    """What a peer says is no path."""
     with pytest.raises(TransportError, match="not a card"):
         decode_card(hand.encoded(name))
 
@@ -63,7 +62,6 @@ def test_sockets_of_killed_workers_are_swept(producer: Worker, folder: Path) -> 
 def test_a_worker_that_cannot_be_met_keeps_no_descriptors(
     producer: Worker, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of memory that it gives to nobody."""
     (folder / "long").mkdir()
     monkeypatch.setattr(producer.transport, "_folder", folder / ("long/" * 30))
     before = of_memory()
@@ -177,7 +175,6 @@ def test_a_folder_that_cannot_be_looked_through_ends_no_worker(
 def test_a_dead_socket_that_may_not_be_removed_ends_no_worker(
     producer: Worker, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a sticky folder it is its owner's."""
 
     def forbidden(_: Path, **__: object) -> None:
         raise PermissionError("not yours")

@@ -31,5 +31,4 @@ class Worker:
         )
 
     def count(self) -> None:
-        """Something did not follow the protocol."""
         self.garbage += 1

@@ -44,12 +44,10 @@ class AgentSide(NamedTuple):
 
     @classmethod
     def new(cls, setup: Setup) -> AgentSide:
-        """Nothing is asked."""
         count = setup.receive_slots
         return cls(setup.landing(count, count), ring=(JUNK,) * count)
 
     def copied(self) -> AgentSide:
-        """Independent, in the same state."""
         return self._replace(landing=self.landing.copy())
 
     def sign(self) -> tuple[object, ...]:

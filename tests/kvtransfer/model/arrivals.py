@@ -17,7 +17,6 @@ from tandem.protocol.errors import FailCause
 
 
 def d_takes(world: World, event: d_events.Event) -> None:
-    """Something happens to D."""
     world.d_does(world.at_d("apply", event, NOW))
 
 

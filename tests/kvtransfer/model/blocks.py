@@ -31,8 +31,6 @@ class Home(Enum):
 
 
 class Lending(NamedTuple):
-    """What P's engine minds."""
-
     holds: bool = True
     """Lent blocks are not evicted (False: a mutation)."""
     fences: bool = True
@@ -40,7 +38,6 @@ class Lending(NamedTuple):
 
 
 def total(setup: Setup) -> int:
-    """Blocks of either side."""
     return setup.num_keys * setup.num_blocks * len(setup.kinds)
 
 
@@ -68,7 +65,6 @@ def place_in(blocks: tuple[int, ...], start: int, token: int, size: int) -> int:
 
 
 def form_of(setup: Setup, groups: tuple[Group, ...]) -> Form | None:
-    """In what the hand-offs of a world are cut."""
     if setup.direct:
         form = form_of_copies(groups, setup.d_block, setup.p_block, 1 << 16)
         assert not isinstance(form, str)
@@ -121,7 +117,6 @@ def tag(setup: Setup, key: RequestKey, group: int, index: int) -> bytes:
 
 
 def copied(tags: BlockTags) -> BlockTags:
-    """Independent tags in the same state."""
     other = type(tags)(0)
     other._bytes = tags._bytes[:]
     other._turns_at = tags._turns_at

@@ -23,8 +23,6 @@ MAX_CALM_STEPS = 400
 
 
 class Found(NamedTuple):
-    """What a walk saw."""
-
     states: int
     transitions: int
     complete: bool
@@ -32,8 +30,6 @@ class Found(NamedTuple):
 
 
 class Counterexample(AssertionError):
-    """A path to a broken promise."""
-
     def __init__(self, message: str, path: list[str]) -> None:
         super().__init__(message + "\n  " + "\n  ".join(path))
         self.path = path

@@ -61,13 +61,11 @@ class Ends:
             self.agent = self.agent.copied()
 
     def at_p(self, name: str, *arguments: object) -> tuple[Action, ...]:
-        """Call P's table."""
         after = self.steps.of(self.exports, self.exports_sign, name, arguments)
         self.exports, self.exports_sign, actions = after
         return actions
 
     def at_d(self, name: str, *arguments: object) -> tuple[Action, ...]:
-        """Call D's table."""
         after = self.steps.of(self.imports, self.imports_sign, name, arguments)
         self.imports, self.imports_sign, actions = after
         return actions

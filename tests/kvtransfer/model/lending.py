@@ -21,7 +21,6 @@ ASKED = (BlockHash(bytes(16)),)
 
 
 def lending_moves(world: World, index: int) -> Iterator[tuple[str, Callable[[World], None]]]:
-    """What P's engine may do now."""
     work, lending = world.work[index], world.setup.lends
     assert lending is not None
     written = is_written(world, index)
@@ -79,7 +78,6 @@ def _fence(world: World, index: int) -> None:
 
 
 def _note(world: World, index: int, **what: bool) -> None:
-    """Of every key that has the same blocks."""
     mine = home(world.setup, index)
     world.work = tuple(
         each._replace(**what) if home(world.setup, n) == mine else each

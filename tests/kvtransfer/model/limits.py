@@ -13,7 +13,6 @@ from tandem.protocol.sampling import SamplingParams
 
 
 def finish_at_p(setup: Setup) -> str | None:
-    """What P says in FINAL."""
     if setup.finish is None and _by_length(Produce(D_ADDRESS[0]), setup.p_len, setup):
         return "length"
     return setup.finish

@@ -46,14 +46,12 @@ def copied_session(session: Session | None) -> Session | None:
 
 
 def numbers(session: Session | None) -> tuple[object, ...] | None:
-    """What of it counts, comparable."""
     if session is None:
         return None
     return (session.me, session.peer, session.state, session._sent, session._expected)
 
 
 def sign_of(table: ExportTable | ImportTable) -> int:
-    """Of 64 bits, equal for tables that behave alike."""
     known: tuple[object, ...]
     if isinstance(table, ExportTable):
         known = (*table.exports.items(), *sorted(table.links))

@@ -270,7 +270,6 @@ def _router_cancels(world: World, index: int) -> None:
 
 
 def p_deadline(world: World, index: int) -> None:
-    """The deadline of P's state passes."""
     _p(world, p_events.Timeout(KEYS[index]))
 
 
@@ -317,7 +316,6 @@ def _d_cancels(world: World, index: int) -> None:
 
 
 def d_deadline(world: World, index: int) -> None:
-    """The deadline of D's state passes."""
     d_takes(world, d_events.Timeout(KEYS[index]))
 
 

@@ -90,7 +90,6 @@ class NoWait(ImportTable):
     def copy_ended(
         self, key: RequestKey, index: int, *rest: object, **more: object
     ) -> list[Action]:
-        """Nobody asks any more."""
         pull = self.pulls.get(key)
         known = pull is not None and any(each.index == index for each in pull.reading)
         return super().copy_ended(key, index, *rest, **more) if known else []  # type: ignore[arg-type]
@@ -126,7 +125,6 @@ class NoSharing(BlockTags):
     """Who lets go of a block clears its tag, whoever else has leased it."""
 
     def clear(self, key: RequestKey) -> None:
-        """As if it were the last."""
         for block, _ in self._by_key.get(key, ()):
             self._holders[block] = 1
         super().clear(key)
@@ -153,7 +151,6 @@ class NoQuarantine(SlotRing):
     """A slot is free as soon as nobody wants its read."""
 
     def quarantine(self, slot: int) -> None:
-        """Give it back."""
         self.give(slot)
 
 
@@ -169,7 +166,6 @@ class NoIncarnation(Session):
     __slots__ = ()
 
     def answer(self, header: Header, hello: Hello) -> str | None:
-        """As if it were for this process."""
         return super().answer(Header(header.source, self.me, 0), hello)
 
     def take(self, header: Header, message: object, now: float) -> Verdict:

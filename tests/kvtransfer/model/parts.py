@@ -195,8 +195,6 @@ class Setup(NamedTuple):
 
 
 class Work(NamedTuple):
-    """P's engine on one key."""
-
     step: int = 0
     """0 before admission; then chunks launched + 1."""
     fenced: int = 0
@@ -212,8 +210,6 @@ class Work(NamedTuple):
 
 
 class Use(NamedTuple):
-    """D's engine on one key."""
-
     opened: bool = False
     producer: Incarnation = NOBODY
     ready: bool = False
@@ -223,8 +219,6 @@ class Use(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A frame on its way."""
-
     header: Header
     message: Message
     sign: int
@@ -232,7 +226,6 @@ class Frame(NamedTuple):
 
     @classmethod
     def of(cls, header: Header, message: Message) -> Frame:
-        """One that is sent."""
         numbers = (header.source, header.destination, header.sequence)
         return cls(header, message, hash((*numbers, message)))
 

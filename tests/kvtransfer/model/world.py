@@ -60,8 +60,6 @@ from tandem.protocol.messages import Hello, Reset
 
 
 class World(Ends):
-    """One state. Transitions copy it first."""
-
     reads: tuple[InFlight, ...] = ()
 
     def __init__(self, setup: Setup) -> None:
@@ -117,16 +115,13 @@ class World(Ends):
 
     @property
     def p(self) -> Incarnation:
-        """P's incarnation by now."""
         return P_ADDRESS[self.p_born]
 
     @property
     def d(self) -> Incarnation:
-        """D's incarnation by now."""
         return D_ADDRESS[self.d_born]
 
     def new_producer(self) -> None:
-        """P's process starts, with nothing."""
         setup = self.setup
         self.p_shared, self.p_sign = False, None
         self.exports = setup.exports(
@@ -141,7 +136,6 @@ class World(Ends):
         self.p_slots: tuple[object, ...] = (JUNK,) * setup.send_slots
 
     def new_consumer(self) -> None:
-        """D's process starts, with nothing."""
         setup = self.setup
         self.d_shared, self.d_sign = False, None
         self.imports = setup.imports(
@@ -365,10 +359,8 @@ class World(Ends):
         return any(tags.turn(block) != self.p_tags.turn(block) for block in blocks)
 
     def tags_of(self, blocks: tuple[int, ...]) -> tuple[bytes, ...]:
-        """P's, as they are now."""
         return tuple(self.p_tags.read(block) for block in blocks)
 
 
 def replaced(values: tuple, index: int, value: object) -> tuple:  # type: ignore[type-arg]
-    """The tuple with one value changed."""
     return (*values[:index], value, *values[index + 1 :])

@@ -61,8 +61,6 @@ Asked = tuple[Callable[[list[bytes]], list["Ran"]], list[str]]
 
 
 class Ran(NamedTuple):
-    """What became of a request."""
-
     status: int
     route: str
     """Empty for a request that was refused."""
@@ -160,14 +158,12 @@ def answer_of(read: Any) -> Ran | None:
 
 
 def request(method: str, target: str, key: str) -> bytes:
-    """One request."""
     lines = [f"{method} {target} HTTP/1.1", "Host: localhost", "Content-Length: 0"]
     lines += [f"{name}: {value}" for name, value in KEYS[key].items()]
     return "\r\n".join([*lines, "", ""]).encode()
 
 
 def may(setting: str, key: str, route: str) -> bool:
-    """Whether this key is to open this route."""
     has_keys = setting in ("both keys", "API keys alone")
     is_admin = key == "admin" and setting in ("both keys", "admin keys alone")
     if route in OPEN or route.startswith("GET /ui") or is_admin:
@@ -180,7 +176,6 @@ def may(setting: str, key: str, route: str) -> bool:
 
 
 def routes_of(app: Starlette) -> list[str]:
-    """All of them, as METHOD PATH."""
     routes = [route for route in app.routes if isinstance(route, Route)]
     return [f"{method} {each.path}" for each in routes for method in sorted(each.methods or ())]
 

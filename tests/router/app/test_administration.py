@@ -54,7 +54,6 @@ def test_administration_has_keys_of_its_own(
 
 
 def silent(turn: Turn) -> Iterator[float]:
-    """A token, and nothing more."""
     turn.accept()
     turn.token(0)
     yield 60.0
@@ -165,7 +164,6 @@ def test_what_is_pooled_is_aborted_by_the_id_that_its_answer_would_have(
 
 
 def test_settings_are_told_without_secrets(serve: Serve, decode: Make) -> None:
-    """Of keys how many there are; of workers their cards."""
     served = serve(decode(), admin_api_key=("secret-of-mine",), wait=False)
     wait_for(lambda: clear_text.get(served.url + "/ready").status_code == 200)
     headers = {"Authorization": "Bearer secret-of-mine"}

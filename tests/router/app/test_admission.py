@@ -28,8 +28,6 @@ LIMITS = AdmissionLimits(
 
 
 class Counter:
-    """Counts rejections."""
-
     def __init__(self) -> None:
         self.reasons: list[str] = []
 
@@ -99,7 +97,6 @@ async def test_order_is_priority_then_arrival() -> None:
 
 
 async def test_full_queue_refuses_at_once() -> None:
-    """By requests or by tokens; told when to come again."""
     queue, counter = make_queue()
     await queue.enter(1)
     await queue.enter(1)

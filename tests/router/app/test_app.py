@@ -30,7 +30,6 @@ BODY: Any = {"model": "fake", "messages": CHAT}
 
 
 def refuse(code: RefusalCode) -> Callable[[Turn], Iterator[float]]:
-    """Refuse everything."""
 
     def behaviour(turn: Turn) -> Iterator[float]:
         turn.refuse(Refusal(code=code, message=f"no: {code}", param="top_k"))
@@ -47,7 +46,6 @@ def error_at_the_end(answer: httpx.Response) -> Any:
 
 
 def test_no_worker_is_503(serve: Serve, decode: Make) -> None:
-    """With Retry-After; the openai package calls it an InternalServerError."""
     d = decode()
     served = serve(d)
     d.stop()
@@ -327,7 +325,6 @@ def test_metrics_and_version(serve: Serve, prefill: Make, decode: Make) -> None:
 
 
 def test_reset_prefix_cache(serve: Serve, decode: Make) -> None:
-    """A command reaches the workers."""
     served = serve(decode(), enable_admin_api=True)
     assert served.post("/reset_prefix_cache").json() == {"ok": True, "message": ""}
 
@@ -344,7 +341,6 @@ def test_own_chat_template(serve: Serve, decode: Make) -> None:
 
 
 def test_needs_a_model_folder() -> None:
-    """The setting is named."""
     with pytest.raises(InvalidParameter, match="model"):
         create_app(RouterConfig())
 

@@ -54,23 +54,18 @@ class FakeSpan:
         self.said: dict[str, Any] = {}
 
     def end(self, at: float, attributes: dict[str, Any], error: str | None = None) -> None:
-        """Keep them."""
         self.said = attributes
 
 
 class FakeSpans:
-    """In place of a tracer: makes spans at once."""
-
     def __init__(self) -> None:
         self.made: list[FakeSpan] = []
 
     def begin(self, name: str, begin: float, *parent: str) -> FakeSpan:
-        """One more."""
         self.made.append(FakeSpan(name, *parent))
         return self.made[-1]
 
     def later(self, work: Callable[[], None]) -> None:
-        """Now."""
         work()
 
 

@@ -37,7 +37,6 @@ def token(tmp_path: Path) -> Path:
 
 
 def note(served: Served, worker: FakeWorker, **fields: Any) -> None:
-    """What discovery would say of a worker."""
     pool = served.app.state.router.pool
     loop = pool._ticker.get_loop()
     loop.call_soon_threadsafe(pool.note, worker.endpoint, WorkerNote(**fields))
@@ -55,7 +54,6 @@ def counted(served: Served) -> list[str]:
 
 
 def ask(served: Served, **headers: str) -> httpx.Response:
-    """A completion with the canary's token."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return served.post("/v1/completions", json=BODY, headers={HEADER_CANARY: "sesame", **named})
 
@@ -138,7 +136,6 @@ def test_it_is_not_counted(serve: Serve, decode: Make, token: Path) -> None:
 def test_a_wrong_token_is_refused(
     serve: Serve, decode: Make, token: Path, known: str | None
 ) -> None:
-    """Also where no token is known: never an ordinary answer."""
     token.write_text(known or "")
     served = serve(decode(), canary_token_file=str(token) if known else None)
     assert ask(served).status_code == 401

@@ -58,12 +58,10 @@ def test_bad_settings(field: str, value: object) -> None:
 
 
 def test_endpoints() -> None:
-    """Names, IPv4, IPv6 in brackets."""
     for endpoint in ("worker-0.workers:5570", "10.0.0.1:1", "[::1]:5570"):
         assert check_endpoint("workers", endpoint) == endpoint
 
 
 def test_patience_is_refused_with_strict_hand_off() -> None:
-    """Nothing would read it."""
     with pytest.raises(InvalidParameter, match="handoff_patience"):
         RouterConfig(strict_handoff=True, handoff_patience=1.0)

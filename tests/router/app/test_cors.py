@@ -21,7 +21,6 @@ CHAT: Any = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}], "
 
 
 def preflight(served: Served, origin: str = PAGE, method: str = "POST") -> httpx.Response:
-    """What a browser asks before a page may ask."""
     return httpx.options(
         served.url + "/v1/chat/completions",
         headers={

@@ -12,12 +12,10 @@ from tandem.router.admission.turns import Turns
 
 
 def ask(queue: AdmissionQueue, tenant: str, tokens: int = 1) -> asyncio.Task[bool]:
-    """A request of a tenant."""
     return asyncio.create_task(queue.enter(tokens, tenant=tenant))
 
 
 async def test_a_tenant_below_its_part_waits_for_none_of_a_tenant_above_it() -> None:
-    """Also if all that may run is taken."""
     queue, _ = make_queue(max_inflight_requests=4, max_queued_requests=20, max_queued_tokens=1000)
     hog = [ask(queue, "hog") for _ in range(12)]
     await turn()
@@ -71,7 +69,6 @@ async def test_a_tenant_that_fills_the_queue_is_refused_alone() -> None:
 
 
 async def test_one_tenant_may_have_all() -> None:
-    """In the order of arrival."""
     queue, _ = make_queue(max_inflight_requests=3, max_queued_requests=9, max_queued_tokens=1000)
     for _ in range(3):
         assert not await queue.enter(1, tenant="only")

@@ -52,7 +52,6 @@ def test_what_a_connection_leaves_needs_no_pass(
 
 
 def test_a_full_pass_is_made_in_quiet_moments_and_else_when_it_must() -> None:
-    """Not for little, not beside requests, and not never."""
     assert not is_due(WORTH - 1, quiet=True)
     assert is_due(WORTH, quiet=True)
     assert not is_due(MOST - 1, quiet=False)

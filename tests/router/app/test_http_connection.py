@@ -32,7 +32,6 @@ class App:
         """What requests heard last, by their paths."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As the path says."""
         path = scope["path"]
         if path == "/read":
             while (message := await receive()).get("more_body"):
@@ -53,8 +52,6 @@ class App:
 
 
 class Connection:
-    """A client's, by hand."""
-
     def __init__(self, **limits: Any) -> None:
         self.app, self.wire = App(), Wire()
         config = uvicorn.Config(
@@ -67,20 +64,17 @@ class Connection:
         self.protocol.connection_made(self.wire)
 
     async def says(self, data: bytes) -> None:
-        """And the router has its turns."""
         self.protocol.data_received(data)
         for _ in range(10):
             await asyncio.sleep(0)
 
     def leaves(self, error: Exception | None = None) -> None:
-        """It is gone."""
         self.wire.close()
         self.protocol.connection_lost(error)
 
 
 @pytest.fixture
 async def client() -> AsyncIterator[Connection]:
-    """One that leaves with the test."""
     made = Connection()
     yield made
     if not made.wire.is_closed:
@@ -150,7 +144,6 @@ async def test_a_request_that_comes_as_the_connection_ends_does_not_begin(
 
 
 async def test_who_owes_more_than_a_body_may_have_is_left() -> None:
-    """What is read for nothing is bounded."""
     client = Connection(unwanted_bytes=100_000)
     await client.says(CHUNKED + b"no size\r\n")
     await client.says(b"x" * 100_000)
@@ -209,7 +202,6 @@ async def test_the_answer_that_runs_hears_that_its_client_left(client: Connectio
 
 
 async def test_who_has_many_requests_wait_is_not_listened_to(client: Connection) -> None:
-    """They are held in memory."""
     for _ in range(9):
         await client.says(SIZED)
     assert client.wire.is_read

@@ -50,7 +50,6 @@ def connections(served: Served) -> list[GuardedProtocol]:
 
 
 def is_answered(wire: socket.socket) -> bool:
-    """Whether something is there to be read."""
     return bool(select.select([wire], [], [], 0)[0])
 
 
@@ -156,7 +155,6 @@ def test_who_lingers_does_not_hold_up_the_end(serve: Serve, decode: Make, connec
 def test_a_connection_waits_for_its_next_request_as_long_as_is_said(
     serve: Serve, decode: Make, connect: Connect
 ) -> None:
-    """The field is uvicorn's."""
     served = serve(decode(), wait=False, keep_alive_timeout=0.1)
     served.wait_started()
     wire = connect(served)
@@ -172,12 +170,10 @@ class Rpc:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def stop(self, _: float) -> None:
-        """Wait for the calls."""
         self._loop = asyncio.get_running_loop()
         await self._done.wait()
 
     def end(self) -> None:
-        """They have ended. From another thread."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._done.set)
 

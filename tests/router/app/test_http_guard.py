@@ -36,7 +36,6 @@ Connect = Callable[[Served], socket.socket]
 
 
 def all_of(wire: socket.socket) -> bytes:
-    """What comes until the router closes."""
     seen = b""
     while True:
         try:
@@ -100,7 +99,6 @@ def test_a_head_that_is_too_large_is_told_so(serve: Serve, decode: Make, connect
 
 
 def test_a_large_head_within_the_limit_is_read(serve: Serve, decode: Make) -> None:
-    """Many cookies are no attack."""
     served = serve(decode())
     answer = served.post(
         "/v1/completions",
@@ -205,7 +203,6 @@ def test_connections_are_counted(serve: Serve, decode: Make, connect: Connect) -
 
 
 def test_one_address_has_a_share(serve: Serve, decode: Make, connect: Connect) -> None:
-    """Where it is wanted; who closes makes room."""
     served = serve(decode(), wait=False, max_connections_per_client=2)
     served.wait_started()
     first, second = connect(served), connect(served)

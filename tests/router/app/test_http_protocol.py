@@ -51,23 +51,18 @@ def read_until(wire: socket.socket, end: bytes) -> bytes:
 
 
 class Written(asyncio.Transport):
-    """Keeps each write."""
-
     def __init__(self) -> None:
         super().__init__()
         self.parts: list[bytes] = []
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """See Transport."""
         self.parts.append(bytes(data))
 
     def close(self) -> None:
-        """See Transport."""
         self.parts.append(b"closed")
 
 
 async def test_headers_and_the_first_of_the_body_are_one_write() -> None:
-    """What follows goes out as it comes."""
     below = Written()
     let_go: list[asyncio.Transport] = []
     joined = JoinedTransport(below, let_go.append)
@@ -83,7 +78,6 @@ async def test_headers_and_the_first_of_the_body_are_one_write() -> None:
 
 
 async def test_headers_go_out_at_the_end_of_the_turn_or_with_the_end() -> None:
-    """Whether or not a body follows."""
     below = Written()
     joined = JoinedTransport(below, lambda _: None)
     joined.write(b"headers")
@@ -185,7 +179,6 @@ def test_a_connection_that_breaks_off_is_reset(make_loop: Any, is_whole: bool) -
         breaks = asyncio.Event()
 
         async def app(_: Scope, __: Receive, send: Send) -> None:
-            """Gives all, or but the first."""
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b"first", "more_body": True})
             await breaks.wait()

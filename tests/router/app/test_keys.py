@@ -94,7 +94,6 @@ def test_administrators_keys_come_from_a_folder(
 
 @pytest.mark.parametrize("keys", ["api_key", "api_keys_dir", "admin_api_key", "admin_api_keys_dir"])
 def test_administration_is_not_opened_next_to_keys(keys: str) -> None:
-    """Nobody can mean both."""
     value = "/keys" if keys.endswith("dir") else ("k",)
     with pytest.raises(InvalidParameter, match="enable_admin_api"):
         RouterConfig(model="m", enable_admin_api=True, **{keys: value})  # type: ignore[arg-type]

@@ -21,12 +21,9 @@ IPV6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 
 
 class App:
-    """Answers everything with 200."""
-
     state = SimpleNamespace(ending=Ending(), rpc=None)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Run as an ASGI application."""
         if scope["type"] == "lifespan":
             for what in ("startup", "shutdown"):
                 await receive()
@@ -38,7 +35,6 @@ class App:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """Listening on all addresses."""
     config = RouterConfig(model="m", host="::", port=0, workers=("127.0.0.1:1",), drain_timeout=1.0)
     made = make_server(App(), config)
     thread = threading.Thread(target=made.run, daemon=True)
@@ -52,7 +48,6 @@ def server() -> Iterator[Server]:
 
 @pytest.mark.parametrize("host", [pytest.param("127.0.0.1"), pytest.param("[::1]", marks=IPV6)])
 def test_both_families_reach_it(server: Server, host: str) -> None:
-    """And neither does when it has ended."""
     port = server.servers[0].sockets[0].getsockname()[1]
     url = f"http://{host}:{port}/health"
     assert clear_text.get(url).status_code == 200

@@ -11,8 +11,6 @@ from tandem.router.closing import PACED_BYTES, Closing
 
 
 class Wire(asyncio.Transport):
-    """Says whether it is read."""
-
     def __init__(self) -> None:
         super().__init__()
         self.is_read, self.is_closed = True, False

@@ -93,7 +93,6 @@ def test_prefill_workers_alone_are_not_ready_to_draw_tokens(serve: Serve, prefil
 
 
 def health(served: Served) -> list[int]:
-    """Statuses of what balancers ask."""
     pinged = served.post("/ping").status_code
     paths = ("/health", "/ping", "/live")
     return [clear_text.get(served.url + path).status_code for path in paths] + [pinged]

@@ -22,14 +22,11 @@ Serve = Callable[..., Served]
 
 
 class Maker:
-    """Counts what is made, and where."""
-
     def __init__(self) -> None:
         self.made = 0
         self.threads: set[int] = set()
 
     def prepare(self) -> Callable[[], bytes]:
-        """On the loop."""
         assert threading.current_thread() is threading.main_thread()
         self.made += 1
         made = self.made
@@ -43,7 +40,6 @@ class Maker:
 
 @pytest.fixture
 def answers() -> SharedAnswers:
-    """Without anything made."""
     return SharedAnswers()
 
 
@@ -92,7 +88,6 @@ async def test_owners_do_not_wait_for_each_other(answers: SharedAnswers) -> None
 
 
 async def test_an_error_is_raised_for_all_that_wait(answers: SharedAnswers) -> None:
-    """And the next one is made anew."""
 
     def fails() -> Callable[[], bytes]:
         raise ValueError("not this time")

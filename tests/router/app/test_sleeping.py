@@ -26,12 +26,10 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
 
 
 def chat(served: Served, **more: Any) -> httpx.Response:
-    """One chat."""
     return served.post("/v1/chat/completions", json={**CHAT, **more})
 
 
 def has_workers(served: Served) -> bool:
-    """Whether one is up."""
     return bool(served.app.state.fleet.pool.workers)
 
 
@@ -179,7 +177,6 @@ def behind_sleep(worker: FakeWorker, do: Callable[[], None]) -> None:
 
 
 def test_a_fleet_of_nobody_does_not_sleep(serve: Serve) -> None:
-    """503, not a success."""
     served = serve(wait=False, enable_admin_api=True)
     served.wait_started()
     answer = served.post("/sleep")
@@ -229,7 +226,6 @@ def test_it_asks_for_keys_of_administration(serve: Serve, decode: Make, path: st
 
 
 def test_several_may_ask_at_once(serve: Serve, decode: Make) -> None:
-    """All are told the same."""
     served = serve(decode(), enable_admin_api=True)
     with ThreadPoolExecutor() as threads:
         answers = list(threads.map(lambda _: served.post("/sleep").status_code, range(4)))

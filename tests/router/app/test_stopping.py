@@ -23,7 +23,6 @@ CHATS = "/v1/chat/completions"
 
 
 def never_ends(turn: Turn) -> Iterator[float]:
-    """Three tokens, and silence."""
     turn.accept()
     for position in range(3):
         turn.token(position)

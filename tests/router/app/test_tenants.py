@@ -39,7 +39,6 @@ def served_with_keys(serve: Serve, worker: FakeWorker, **settings: Any) -> Serve
 
 
 def ask(served: Served, key: str, method: str, path: str, body: Any = None) -> httpx.Response:
-    """What a tenant is answered."""
     headers = {"Authorization": f"Bearer {key}"}
     with httpx.Client(verify=clear_text.NO_TLS, timeout=60) as client:
         return client.request(method, served.url + path, json=body, headers=headers)
@@ -84,7 +83,6 @@ def test_prefixes_are_shared_if_the_operator_says_so(serve: Serve, decode: Make)
 
 
 def test_without_keys_nothing_is_salted(serve: Serve, decode: Make) -> None:
-    """All clients are one tenant."""
     worker = decode()
     served = serve(worker, served_model_name=("m",))
     request = asked(served, worker, "any", "/v1/completions")
@@ -110,7 +108,6 @@ def test_a_stored_response_is_its_tenants_alone(serve: Serve, decode: Make) -> N
 
 
 def test_a_tenants_stored_responses_survive_those_of_another(serve: Serve, decode: Make) -> None:
-    """However many these are."""
     served = served_with_keys(serve, decode(), max_stored_responses=4)
     body = BODIES["/v1/responses"]
     kept = [ask(served, ONE, "POST", "/v1/responses", body).json()["id"] for _ in range(2)]
@@ -123,7 +120,6 @@ def test_a_tenants_stored_responses_survive_those_of_another(serve: Serve, decod
 def test_records_of_calls_are_their_tenants_and_the_administrators(
     serve: Serve, decode: Make
 ) -> None:
-    """In the list and one by one; so are placements."""
     served = served_with_keys(serve, decode())
     for key, name in ((ONE, "of-one"), (TWO, "of-two")):
         body = {**BODIES["/v1/completions"], "request_id": name}
@@ -167,7 +163,6 @@ async def test_embeddings_that_a_tenant_holds_leave_room_for_another() -> None:
 
 
 def test_records_of_a_tenant_survive_those_of_another(serve: Serve, decode: Make) -> None:
-    """However many calls it makes."""
     served = served_with_keys(serve, decode(), timeline_requests=4)
     body = BODIES["/v1/completions"]
     named = {**body, "request_id": "of-one"}

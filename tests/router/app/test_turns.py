@@ -30,7 +30,6 @@ class Rounds:
 
 
 def ask(turns: InTurn, path: str, method: str = "POST", kind: str = "http") -> asyncio.Task[None]:
-    """A request."""
     scope = {"type": kind, "method": method, "path": path}
     receive: Any = None
     return asyncio.create_task(turns(scope, receive, receive))
@@ -38,7 +37,6 @@ def ask(turns: InTurn, path: str, method: str = "POST", kind: str = "http") -> a
 
 @pytest.fixture
 async def rounds() -> Rounds:
-    """From now on."""
     return Rounds()
 
 
@@ -70,7 +68,6 @@ async def test_what_is_quick_waits_for_no_turn(rounds: Rounds) -> None:
 
 
 async def test_who_has_gone_takes_no_turn(rounds: Rounds) -> None:
-    """The next one has it."""
     turns = InTurn(rounds.app, Turns())
     tasks = [ask(turns, str(number)) for number in range(4)]
     await asyncio.sleep(0)

@@ -45,6 +45,5 @@ def test_nothing_else_is_served(serve: Serve, decode: Make, path: str) -> None:
 
 
 def test_who_does_not_want_it_has_no_page(serve: Serve, decode: Make) -> None:
-    """--no-ui."""
     served = serve(decode(), ui=False)
     assert {clear_text.get(served.url + path).status_code for path in PATHS} == {404}

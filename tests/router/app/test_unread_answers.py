@@ -55,7 +55,6 @@ class Served:
         return list(self.server.server_state.connections)  # type: ignore[arg-type]
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """By the path: much or little, whole or not."""
         path = scope["path"]
         body = b"x" * (8 if path == "/small" else LARGE)
         headers = [(LENGTH, b"%d" % len(body))]
@@ -71,7 +70,6 @@ class Served:
         await send({"type": "http.response.body", "body": body})
 
     def stop(self) -> None:
-        """End it."""
         self.held.set()
         self.server.should_exit = self.server.force_exit = True
         self._thread.join(15)
@@ -114,7 +112,6 @@ Connect = Callable[[Served], socket.socket]
 
 
 def get(path: str, *more: str) -> bytes:
-    """A request."""
     return "\r\n".join([f"GET {path} HTTP/1.1", "Host: localhost", *more, "", ""]).encode()
 
 
@@ -153,7 +150,6 @@ def test_a_connection_that_closes_waits_for_its_client_for_a_time(
 
 
 def test_so_does_one_that_idled_for_its_time(start: Start, connect: Connect) -> None:
-    """With the end of its answer unread."""
     served = start()
     served.server.config.timeout_keep_alive = 0.2  # type: ignore[assignment]
     left_unread(served, connect, get("/large"))
@@ -169,7 +165,6 @@ def test_so_does_one_whose_client_says_nothing_more(start: Start, connect: Conne
 
 
 def test_who_reads_slowly_gets_the_rest(start: Start, connect: Connect) -> None:
-    """Of a connection that closes meanwhile."""
     served = start(write_seconds=5.0)
     wire, _ = left_unread(served, connect, get("/large", "Connection: close"))
     seen = b""

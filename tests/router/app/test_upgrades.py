@@ -31,7 +31,6 @@ UPGRADES = [
 
 @pytest.fixture
 def server(serve: Callable[..., Served], decode: Callable[..., FakeWorker]) -> Served:
-    """A router over one worker."""
     return serve(decode(), max_headers=16)
 
 
@@ -46,12 +45,10 @@ def send(server: Served, *parts: bytes, answers: int = 1) -> list[Ran | None]:
 
 
 def head(upgrade: bytes, framing: bytes, path: bytes = b"/v1/completions") -> bytes:
-    """A head of a POST."""
     return b"POST %b HTTP/1.1\r\nHost: localhost\r\n%b%b\r\n" % (path, upgrade, framing)
 
 
 def cut(data: bytes, size: int) -> Iterator[bytes]:
-    """The data in pieces."""
     for at in range(0, len(data), size):
         yield data[at : at + size]
 
@@ -145,7 +142,6 @@ def test_the_host_of_an_absolute_url_goes_before_the_header(server: Served) -> N
 
 
 def run(served: Served, *command: str) -> str:
-    """What a program of others writes."""
     found = shutil.which(command[0])
     if found is None:
         pytest.skip(f"{command[0]} is not installed")
@@ -169,7 +165,6 @@ def test_javas_client_gets_its_answers(
 
 @pytest.mark.parametrize("flag", ["--http2", "--http1.1", "--http1.0"])
 def test_curl_gets_its_answer(server: Served, flag: str) -> None:
-    """Also where it asks for h2c first."""
     body, url = BODY.decode(), server.url + "/v1/completions"
     told = run(server, "curl", "-sS", flag, url, "-d", body, "-w", "%{http_version} %{http_code}")
     assert told.endswith(" 200")

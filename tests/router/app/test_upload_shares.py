@@ -18,8 +18,6 @@ KIB = 1 << 10
 
 
 class Clock:
-    """Seconds that a test sets."""
-
     now = 0.0
 
     def __call__(self) -> float:
@@ -46,7 +44,6 @@ def test_a_tenant_leaves_free_bytes_to_others() -> None:
 
 
 def test_without_keys_one_may_hold_all() -> None:
-    """And one body alone may have any size."""
     held = HeldBytes(100)
     assert held.add(held.enter("", lambda: None), 100)
     second = held.enter("", lambda: None)
@@ -99,11 +96,9 @@ class Client:
         )
 
     def send(self, size: int, *, more: bool = True) -> None:
-        """Send a part."""
         self._parts.put_nowait({"type": "http.request", "body": bytes(size), "more_body": more})
 
     async def refused(self) -> HttpProblem:
-        """The error with which it ended."""
         async with asyncio.timeout(30):
             with pytest.raises(HttpProblem) as found:
                 await self.task
@@ -139,7 +134,6 @@ async def test_a_stalled_upload_is_answered_503_for_another_one() -> None:
 
 
 async def test_an_upload_that_stands_still_is_given_up() -> None:
-    """With 408, though nobody needs its bytes."""
     limit = BodyLimit(_reads, 1 << 20, 1 << 20, Turns(), stall_seconds=0.05)
     upload = Client(limit, "")
     upload.send(80 * KIB)

@@ -18,21 +18,17 @@ class Wire(asyncio.Transport):
         self.closed = asyncio.Event()
 
     def pause_reading(self) -> None:
-        """Read nothing more from the client."""
         self.is_read = False
 
     def resume_reading(self) -> None:
-        """Read again."""
         self.is_read = True
 
     def write(self, data: Any) -> None:
-        """Keep some bytes."""
         if self.is_ended:
             raise RuntimeError("nothing is written after the end")
         self.written += data
 
     def write_eof(self) -> None:
-        """Close the sending half."""
         self.is_ended = True
 
     def get_write_buffer_size(self) -> int:
@@ -44,7 +40,6 @@ class Wire(asyncio.Transport):
         return self.is_closed
 
     def close(self) -> None:
-        """Close both halves."""
         self.is_closed = True
         self.closed.set()
 

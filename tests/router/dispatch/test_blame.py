@@ -44,7 +44,6 @@ def falls_silent(turn: Turn) -> Iterator[float]:
 
 
 def speaks(turn: Turn) -> Iterator[float]:
-    """Token 1 again, and 2."""
     turn.accept()
     yield 0.02
     turn.token(0)

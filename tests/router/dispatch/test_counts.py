@@ -31,19 +31,16 @@ REFUSAL = Refusal(code=RefusalCode.INVALID, message="no")
 
 
 def failures(stack: Stack) -> dict[str, float]:
-    """Failed requests by reason."""
     reasons = [str(each) for each in (*FailCause, *RefusalCode)]
     found = {reason: stack.metric(FAILURES, reason=reason) for reason in reasons}
     return {reason: count for reason, count in found.items() if count}
 
 
 def admitted(stack: Stack) -> float:
-    """Requests whose prompt is counted."""
     return stack.metric("vllm:request_prompt_tokens_count", model_name="fake")
 
 
 def came(stack: Stack) -> float:
-    """Requests, whatever became of them."""
     return stack.metric("tandem:router_requests_total")
 
 
@@ -133,7 +130,6 @@ async def test_who_reads_nothing_or_takes_a_part_is_no_failure(
 
 
 def test_failures_are_what_is_answered_with_503() -> None:
-    """Of refusals: the others are 400."""
     statuses = {
         code: answer_of(RequestRefused(structs.replace(REFUSAL, code=code))).status
         for code in RefusalCode

@@ -146,7 +146,6 @@ async def test_a_request_goes_on_where_blocks_have_another_size(stack: Stack, de
 async def test_one_token_goes_whole_to_the_prefill_worker(
     stack: Stack, prefill: Make, decode: Make
 ) -> None:
-    """max_tokens=1 needs no decode worker."""
     p, d = prefill(), decode()
     await stack.find(p, d)
 
@@ -320,7 +319,6 @@ async def test_stays_within_one_fingerprint(stack: Stack, decode: Make) -> None:
 
 
 async def test_commands_reach_every_worker(stack: Stack, prefill: Make, decode: Make) -> None:
-    """Replies are added up."""
     await stack.find(prefill(), decode())
 
     reply = await stack.dispatcher.call(Command(id=9, name=CommandName.STATS))

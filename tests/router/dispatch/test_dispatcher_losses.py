@@ -214,7 +214,6 @@ async def test_asking_the_full_again_lengthens_no_wait(decode: Make) -> None:
 
 
 async def test_what_has_begun_does_not_wait_for_ever(decode: Make) -> None:
-    """Nobody comes: it is told so, with what happened."""
     stack = Stack(beat_timeout=0.5, worker_wait=0.0, resume_wait=0.2)
     d = decode(behaviour=hang_after(1))
     await stack.find(d)

@@ -25,7 +25,6 @@ Make = Callable[..., FakeWorker]
 
 
 def pooled(num_prompt: int = 40, budget_ms: int | None = None) -> EngineCoreRequest:
-    """A request for a vector."""
     request = make_request(num_prompt)
     return msgspec.structs.replace(
         request, params=NO_SAMPLING, pooling=PoolingParams(), budget_ms=budget_ms
@@ -33,7 +32,6 @@ def pooled(num_prompt: int = 40, budget_ms: int | None = None) -> EngineCoreRequ
 
 
 def vector_of(outputs: list[PooledOutput], worker: FakeWorker, request: EngineCoreRequest) -> bool:
-    """Whether the one answer is the model's."""
     (output,) = outputs
     assert output.num_prompt_tokens == len(request.prompt_token_ids)
     return output.values == array("f", worker.values_of(request)).tobytes()
@@ -99,7 +97,6 @@ async def test_any_worker_alone_is_enough(
 
 
 async def test_the_least_loaded_prefill_worker_answers(stack: Stack, prefill: Make) -> None:
-    """By prompt tokens that wait."""
     busy = LoadReport(
         num_running=9, num_waiting=9, waiting_tokens=9_000, free_blocks=1000, total_blocks=1000
     )
@@ -119,7 +116,6 @@ def dies(turn: Turn) -> Iterator[float]:
 
 
 def says_tokens(turn: Turn) -> Iterator[float]:
-    """Answers with a token."""
     turn.accept()
     turn.token(0)
     yield 0.01
@@ -146,7 +142,6 @@ async def test_a_failure_goes_up_the_ladder(
 
 
 async def test_the_last_attempt_may_be_a_prefill_worker_s(stack: Stack, prefill: Make) -> None:
-    """Where no decode worker is there: it hands nothing over."""
     broken = [prefill(behaviour=dies), prefill(behaviour=dies)]
     await stack.find(*broken)
     asking = asyncio.create_task(stack.vectors(pooled()))
@@ -183,7 +178,6 @@ async def test_a_worker_that_is_lost_is_replaced(stack: Stack, prefill: Make) ->
 
 
 async def test_a_refusal_that_all_would_repeat_ends_it(stack: Stack, prefill: Make) -> None:
-    """At once, with the worker's words."""
 
     def refuses(turn: Turn) -> Iterator[float]:
         turn.refuse(Refusal(code=RefusalCode.INVALID, message="dimensions: 9", param="dimensions"))

@@ -18,7 +18,6 @@ from tandem.router.dispatch.dispatcher import Dispatcher
 
 
 def is_told(turn: Turn) -> bool:
-    """Whether the worker has heard of a choice's end."""
     return bool(turn.worker.ended)
 
 

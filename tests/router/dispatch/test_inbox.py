@@ -21,12 +21,10 @@ class Box:
         self.inbox.awaited = awaited
 
     def put(self, *events: EngineCoreOutput) -> None:
-        """What comes in one turn of the loop."""
         for event in events:
             self.inbox.put("leg", event)
 
     def sweep(self, *, stood_still: bool = False) -> None:
-        """The next look."""
         self.inbox.judge(stood_still=stood_still)
 
     def _overflow(self) -> None:
@@ -84,7 +82,6 @@ def test_a_routers_own_stillness_is_not_its_clients() -> None:
 
 
 def test_one_event_alone_may_have_any_size() -> None:
-    """And what is little beside it may wait, too."""
     box = Box(Backlog(stream_bytes=ONE), awaited=False)
     box.put(LARGE, SMALL)
     box.sweep()

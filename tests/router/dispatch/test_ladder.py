@@ -26,20 +26,17 @@ FLEET = FleetSnapshot(
 
 
 def failed(cause: FailCause, worker=D1, pair=(P1, D1), **fields) -> AttemptFailure:
-    """After some work."""
     return AttemptFailure(
         worker=worker, worker_name="w", pair=pair, message="m", cause=cause, **fields
     )
 
 
 def refused(code: RefusalCode, worker=D1, pair=(P1, D1)) -> AttemptFailure:
-    """Before any."""
     refusal = Refusal(code=code, message="m")
     return AttemptFailure(worker=worker, worker_name="w", pair=pair, message="m", refusal=refusal)
 
 
 def place(ladder: Ladder):
-    """Where the policy goes next."""
     return STRICT.place(PromptFacts(num_tokens=100), FLEET, ladder.exclusions)
 
 
@@ -186,7 +183,6 @@ def test_duplicate_may_go_to_the_same_worker() -> None:
 
 
 def test_reasons_are_told_in_order() -> None:
-    """Who, how, why."""
     ladder = Ladder(3)
     ladder.record(refused(RefusalCode.CAPACITY))
     ladder.record(failed(FailCause.GONE))
@@ -223,7 +219,6 @@ def test_no_attempt_is_made_twice(steps) -> None:
 
 
 def test_whoever_was_full_or_asleep_may_be_asked_again() -> None:
-    """And nobody else; what failed stays counted."""
     ladder = Ladder(3)
     ladder.record(failed(FailCause.WORKER_LOST, worker=D1, pair=None))
     for code in (RefusalCode.CAPACITY, RefusalCode.ASLEEP):

@@ -14,12 +14,10 @@ from tandem.router.dispatch.ledger import Contradiction, Gap, Ledger
 def output(
     position: int, *tokens: int, choice: int = 0, finish: FinishReason | None = None
 ) -> EngineCoreOutput:
-    """Tokens of one choice."""
     return EngineCoreOutput("r", 0, choice, position, tokens, finish)
 
 
 def test_new_tokens_pass_as_they_are() -> None:
-    """The usual case copies nothing."""
     ledger = Ledger(1)
     first = output(0, 5)
 
@@ -91,7 +89,6 @@ def test_finish_that_comes_later() -> None:
 
 
 def test_prompt_logprobs_pass_once() -> None:
-    """Also when their token was written by another leg before."""
     ledger = Ledger(1)
     ledger.write(output(0, 5))
     said = EngineCoreOutput("r", 0, 0, 0, (5,), prompt_logprobs=(None,))

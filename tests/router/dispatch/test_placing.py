@@ -45,19 +45,16 @@ async def placed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def speak_once(turn: Turn) -> Iterator[float]:
-    """One token, and no more."""
     turn.accept()
     turn.token(0)
     yield 60.0
 
 
 def ask(stack: Stack, count: int = MANY) -> list[asyncio.Task[list[EngineCoreOutput]]]:
-    """Requests at once."""
     return [asyncio.create_task(stack.run(make_request())) for _ in range(count)]
 
 
 async def all_answer(asked: list[asyncio.Task[list[EngineCoreOutput]]]) -> None:
-    """Each with the whole answer."""
     for outputs in await asyncio.gather(*asked):
         assert tokens_of(outputs) == ANSWER
 
@@ -188,7 +185,6 @@ async def test_an_answer_that_has_begun_does_not_end_for_want_of_a_thread(
 async def test_whose_deadline_passes_before_its_turn_hears_so_then(
     stack: Stack, decode: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many stand before it."""
     d1 = decode(behaviour=speak_once)
     await stack.find(d1)
     asked = asyncio.create_task(stack.run(make_request()))
@@ -205,7 +201,6 @@ async def test_whose_deadline_passes_before_its_turn_hears_so_then(
 async def test_the_ceiling_counts_a_long_prompt_in_many_rounds(
     stack: Stack, decode: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of its blocks, once."""
     counted: list[int] = []
     add: Callable[[tuple[bytes, ...]], None] = stack.dispatcher.hit_ceiling.add
 

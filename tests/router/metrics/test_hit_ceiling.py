@@ -13,7 +13,6 @@ from tandem.router.hit_ceiling import HALF_SECONDS, HitCeiling, Sketch
 
 
 def hashes(begin: int, count: int) -> tuple[bytes, ...]:
-    """Uniform ones, as blocks' are."""
     numbers = range(begin, begin + count)
     return tuple(hashlib.sha256(str(number).encode()).digest() for number in numbers)
 
@@ -30,7 +29,6 @@ def test_distinct_hashes_are_counted(count: int) -> None:
 
 
 def test_sketches_join() -> None:
-    """What came to both counts once."""
     left, right = Sketch(), Sketch()
     left.add(hashes(0, 6000))
     right.add(hashes(3000, 6000))

@@ -91,7 +91,6 @@ def test_rates_of_the_router_are_of_its_counters() -> None:
 
 
 async def test_the_queue_knows_how_long_its_oldest_waits() -> None:
-    """By when it came; nobody's wait is 0."""
     limits = AdmissionLimits(
         max_inflight_requests=1,
         max_inflight_tokens=100,
@@ -111,7 +110,6 @@ async def test_the_queue_knows_how_long_its_oldest_waits() -> None:
 
 
 def load(step: int) -> LoadReport:
-    """Of a worker at a step of many."""
     return LoadReport(
         num_running=3,
         num_waiting=2,
@@ -268,7 +266,6 @@ def test_the_last_calls_are_listed(serve: Serve, decode: Make) -> None:
 
 
 def test_no_more_calls_are_listed_than_asked_for() -> None:
-    """Those under way count, too."""
     ring = Ring(10, 1 << 20)
     calls = [Recording(f"{number}", 0.0) for number in range(6)]
     for each in calls:

@@ -28,13 +28,10 @@ from tandem.router.timeline.ring import weigh
 
 @dataclass
 class FakeSpan:
-    """Counts who was begun under it."""
-
     traceparent: str = ""
     children: list[FakeSpan] = field(default_factory=list)
 
     def child(self, name: str, begin: float, *_: Any) -> FakeSpan:
-        """One more."""
         self.children.append(FakeSpan(f"child {len(self.children)}"))
         return self.children[-1]
 
@@ -42,7 +39,6 @@ class FakeSpan:
 async def sent(
     recording: Recording, request: EngineCoreRequest, scene: Scene | None = None
 ) -> Watch:
-    """One more attempt."""
     attempt = Attempt(1, Placement(inc(1), None, "rule"), asyncio.get_running_loop())
     return begin_attempt(recording, attempt, "first", request, scene)
 
@@ -103,7 +99,6 @@ def noted(num_notes: int) -> Recording:
 
 
 def test_cutting_a_call_takes_as_long_as_it_has_notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not as its square: the router's loop waits for it."""
     looks = 0
 
     class Counted(parts._Cover):

@@ -176,7 +176,6 @@ def test_where_it_is_off_nothing_is_recorded() -> None:
 
 
 def status(served: Served, answer: httpx.Response) -> int:
-    """Whether the call of an answer is kept."""
     return clear_text.get(f"{served.url}/debug/requests/{answer.json()['id']}").status_code
 
 

@@ -25,7 +25,6 @@ def test_it_is_scraped_as_the_librarys_is() -> None:
 
 
 def test_a_renamed_model_goes_on_under_its_name() -> None:
-    """What was observed before stays where it was."""
     metrics = RouterMetrics("first")
     metrics.next_token(0.02)
     metrics.serve("second")

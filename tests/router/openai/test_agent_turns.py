@@ -77,7 +77,6 @@ class Agent:
         return answer.json()
 
     def prompt(self) -> str:
-        """What the model was given last."""
         ids = self._worker.submitted[-1].prompt_token_ids
         return self._served.tokenizer.decode(ids)
 
@@ -92,7 +91,6 @@ def shown(prompt: str, *texts: str) -> None:
 
 
 def check(prompt: str, *, behind: str) -> None:
-    """Three turns are whole."""
     shown(prompt, *SYSTEM)
     shown(prompt, "Fix it.", "text of a", "src/ma", "no JSON object", behind, "And be quick.")
 

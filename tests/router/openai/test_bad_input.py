@@ -16,7 +16,6 @@ DEEP = '{"items":' * 65 + "{}" + "}" * 65
 
 
 def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
-    """The error object; checks its shape."""
     assert answer.status_code == status, answer.text
     error: dict[str, Any] = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -83,7 +82,6 @@ def test_wrong_values(well: Served, path: str, field: str, value: object) -> Non
     ],
 )
 def test_bad_logit_bias(well: Served, bias: object, param: str) -> None:
-    """Ids and values of logit_bias."""
     answer = well.post("/v1/chat/completions", json={**CHAT, "logit_bias": bias})
     assert refused(answer)["param"] == param
 
@@ -168,7 +166,6 @@ def test_arguments_for_logits_processors_fit_64_bits(well: Served, value: object
     ],
 )
 def test_wrong_chats(well: Served, extra: dict[str, Any], param: str) -> None:
-    """What only chats have, and what is not built."""
     answer = well.post("/v1/chat/completions", json={**CHAT, **extra})
     assert refused(answer)["param"] == param
 
@@ -190,7 +187,6 @@ def test_wrong_chats(well: Served, extra: dict[str, Any], param: str) -> None:
     ],
 )
 def test_wrong_completions(well: Served, extra: dict[str, Any], param: str) -> None:
-    """What only completions have."""
     answer = well.post("/v1/completions", json={**TEXT, **extra})
     assert refused(answer)["param"] == param
 
@@ -212,7 +208,6 @@ def test_missing_fields(well: Served, path: str) -> None:
 
 @pytest.mark.parametrize("max_tokens", [None, 100])
 def test_over_long_prompt(well: Served, max_tokens: int | None) -> None:
-    """The error names both lengths."""
     body = {**TEXT, "prompt": [5] * 3000, "max_tokens": max_tokens}
     error = refused(well.post("/v1/completions", json=body))
 
@@ -222,7 +217,6 @@ def test_over_long_prompt(well: Served, max_tokens: int | None) -> None:
 
 
 def test_unknown_model(well: Served) -> None:
-    """404, as OpenAI's."""
     for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)):
         error = refused(well.post(path, json={**body, "model": "other"}), 404)
         assert (error["param"], error["code"]) == ("model", "model_not_found")
@@ -239,7 +233,6 @@ def test_unknown_path_and_method(well: Served) -> None:
 
 
 def test_error_classes_of_the_openai_package(well: Served) -> None:
-    """Its exceptions carry our fields."""
     with well.client() as client:
         with pytest.raises(openai.BadRequestError) as bad:
             client.chat.completions.create(
@@ -259,7 +252,6 @@ def test_request_id_in_bad_form(well: Served) -> None:
 
 
 def test_tokenize(well: Served) -> None:
-    """There and back; chats too."""
     answer = well.post("/tokenize", json={"prompt": "café", "return_token_strs": True}).json()
     back = well.post("/detokenize", json={"tokens": answer["tokens"]}).json()
     chat = well.post("/tokenize", json={"messages": CHAT["messages"]}).json()

@@ -150,7 +150,6 @@ class Ticks:
             self._loop.call_later(0.001, self._tick)
 
     def end(self) -> None:
-        """Count no more."""
         self._ended = True
 
 

@@ -12,7 +12,6 @@ from tandem.router.openai.answers.chunks import chat_writer, completion_writer, 
 
 
 def data_of(event: bytes) -> Any:
-    """The JSON of one event."""
     assert event.startswith(b"data: ")
     assert event.endswith(b"\n\n")
     return json.loads(event[6:])

@@ -34,7 +34,6 @@ def in_time(served: Served, path: str, body: dict[str, Any]) -> tuple[httpx.Resp
 
 
 def text_of(choice: dict[str, Any]) -> str:
-    """Of a completion's choice, a chat's or a chunk's."""
     said = choice.get("text")
     if said is None:
         said = choice.get("message", choice.get("delta", {})).get("content")
@@ -99,7 +98,6 @@ def test_a_stream_ends_with_the_reason(
 
 
 def test_without_a_token_there_is_no_part(serve: Serve, decode: Make) -> None:
-    """Nothing is no answer."""
     served = serve(decode(step=2.0))
     answer = served.post(
         "/v1/completions", json={**BODY, "timeout": 0.3, "partial_on_timeout": True}
@@ -109,7 +107,6 @@ def test_without_a_token_there_is_no_part(serve: Serve, decode: Make) -> None:
 
 @pytest.mark.parametrize("seconds", [0, -1, 0.0001, 86_401, float("1e300")])
 def test_deadlines_have_bounds(serve: Serve, decode: Make, seconds: float) -> None:
-    """By body and by header."""
     served = serve(decode())
     answer = served.post("/v1/completions", json={**BODY, "timeout": seconds})
     assert answer.status_code == 400
@@ -122,7 +119,6 @@ def test_deadlines_have_bounds(serve: Serve, decode: Make, seconds: float) -> No
 
 @pytest.mark.parametrize("text", ["soon", "nan", "inf", "1,5", ""])
 def test_a_header_that_is_no_number_is_refused(serve: Serve, decode: Make, text: str) -> None:
-    """By its name."""
     served = serve(decode())
     answer = served.post("/v1/completions", json=BODY, headers={"X-Request-Timeout": text})
     assert answer.status_code == 400
@@ -131,7 +127,6 @@ def test_a_header_that_is_no_number_is_refused(serve: Serve, decode: Make, text:
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
 def test_the_header_counts_everywhere(serve: Serve, decode: Make, path: str) -> None:
-    """Also where the body knows no deadline."""
     served = serve(decode(step=0.5))
     chat = {"model": "fake", "max_tokens": 20, "messages": CHAT["messages"]}
     body = {"model": "fake", "input": "Hi"} if path == "/v1/responses" else chat
@@ -167,7 +162,6 @@ def test_a_deadline_is_the_calls_not_each_prompts(
 
 
 def test_inputs_that_are_pooled_have_one_deadline(serve: Serve, decode: Make) -> None:
-    """That of their call."""
     d = decode(step=0.8)
     served = serve(d, max_parallel_prompts=1)
     body = {"model": "fake", "input": ["a", "b", "c", "d", "e", "f"], "timeout": 1.0}

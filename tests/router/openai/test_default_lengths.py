@@ -21,7 +21,6 @@ pytestmark = pytest.mark.full
 
 @pytest.fixture(scope="module")
 def port() -> int:
-    """That of gRPC."""
     (found,) = own_ports(1)
     return found
 
@@ -65,7 +64,6 @@ def said(chars: int) -> list[dict[str, str]]:
 def test_a_default_is_capped_by_the_context(
     served: Served, port: int, by_grpc: bool, chars: int, fields: dict[str, Any], most: int
 ) -> None:
-    """What the client says is not."""
     if by_grpc:
         client = RpcClient(port)
         client.call("Generate", chat={"messages": said(chars)}, sampling=fields)
@@ -90,7 +88,6 @@ def test_a_truncated_chat_keeps_what_fits(served: Served) -> None:
 
 
 def test_what_a_client_asks_for_is_refused_where_it_does_not_fit(served: Served) -> None:
-    """By the field that it wrote."""
     body = {"messages": said(1_500), "max_tokens": 1_000}
     answer = served.post("/v1/chat/completions", json=body)
 

@@ -52,7 +52,6 @@ class Gate:
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    """Open at the end."""
     made = Gate()
     yield made
     made.opened.set()
@@ -101,7 +100,6 @@ class Stream:
         return found
 
     def close(self) -> None:
-        """Leave."""
         self._stack.__exit__(None, None, None)
         self._client.close()
 
@@ -197,7 +195,6 @@ def test_a_workers_refusal_keeps_its_status(
 def test_a_failure_after_the_beginning_is_the_apis_error_event(
     serve: Callable[..., Served], decode: Make, path: str
 ) -> None:
-    """The last of the stream."""
 
     def fail(turn: Turn) -> Iterator[float]:
         turn.accept()

@@ -144,7 +144,6 @@ class Connection:
 
 
 async def test_a_silent_stream_gets_comments_before_and_between_its_events() -> None:
-    """And none behind its end."""
     keep_alives, client, go_on = KeepAlives(0.01), Connection(), asyncio.Event()
 
     async def events() -> AsyncGenerator[bytes, None]:
@@ -223,7 +222,6 @@ async def test_one_timer_calls_every_stream_some_in_each_round() -> None:
 
 
 async def test_no_stream_is_kept_alive_if_that_is_off() -> None:
-    """No timer runs."""
     keep_alives = KeepAlives(0.0)
 
     class Silent:

@@ -43,7 +43,6 @@ BEYOND: list[tuple[str, dict[str, Any], int]] = [
 
 
 def ask(served: Served, body: dict[str, Any], **more: Any) -> httpx.Response:
-    """Of the endpoint whose body this is."""
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     return served.post(path, json=body, **more)
 
@@ -109,7 +108,6 @@ def test_what_the_parts_are_told(serve: Serve, decode: Make) -> None:
 
 
 def test_a_page_may_send_the_headers_that_are_allowed(serve: Serve, decode: Make) -> None:
-    """And no others."""
     served = serve(
         decode(), allowed_origins=("https://a.example",), allowed_headers=("x-one",), wait=False
     )

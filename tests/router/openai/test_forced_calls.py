@@ -42,7 +42,6 @@ def ask(serve: Callable[..., Served], decode: Callable[..., FakeWorker]) -> Call
 
 
 def schema_of(wanted: Any) -> Any:
-    """The schema that the worker compiles."""
     assert wanted.disable_any_whitespace
     return json.loads(wanted.json)
 
@@ -131,7 +130,6 @@ def test_a_stream_tells_arguments_as_they_come(ask: Callable[..., Any]) -> None:
     ],
 )
 def test_wrong_choices_are_named(well: Served, fields: dict[str, Any], param: str) -> None:
-    """With the field that the client wrote."""
     answer = well.post("/v1/chat/completions", json={**BODY, "tools": TOOLS, **fields})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param

@@ -50,19 +50,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def prompt_of(served: Served) -> str:
-    """What the worker was asked last."""
     ids = served.workers[0].submitted[-1].prompt_token_ids
     return served.tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
 def ignored(answer: httpx.Response) -> list[str]:
-    """Hints that an answer reports."""
     assert answer.status_code == 200, answer.text
     return [each for each in answer.headers.get("x-tandem-ignored", "").split(", ") if each]
 
 
 def counted(served: Served, name: str) -> float:
-    """How often a hint was counted."""
     pattern = rf'^tandem:router_hints_ignored_total\{{hint="{re.escape(name)}"\}} (\S+)$'
     found = re.search(pattern, served.metrics(), re.MULTILINE)
     return 0.0 if found is None else float(found[1])
@@ -235,7 +232,6 @@ HINTS = [
 def test_a_hint_is_accepted_reported_and_counted(
     served: Served, path: str, name: str, extra: dict[str, Any]
 ) -> None:
-    """By its own name, once for each request."""
     before = counted(served, name)
 
     assert ignored(served.post(path, json={**BODIES[path], **extra})) == [name]
@@ -255,7 +251,6 @@ def test_a_hint_is_accepted_reported_and_counted(
 def test_values_that_ask_for_nothing_are_not_reported(
     served: Served, path: str, extra: dict[str, Any]
 ) -> None:
-    """Clients send them by default."""
     assert ignored(served.post(path, json={**BODIES[path], **extra})) == []
 
 
@@ -426,7 +421,6 @@ def test_calls_of_other_kinds_are_calls_of_the_chat(served: Served) -> None:
 
 @pytest.mark.parametrize("kind", ["item_reference", "compaction", "computer_call_output"])
 def test_items_that_stand_for_something_unknown_are_refused(served: Served, kind: str) -> None:
-    """To leave them out would be another conversation."""
     items = [{"type": kind, "id": "x", "encrypted_content": "y"}, {"role": "user", "content": "z"}]
     answer = served.post("/v1/responses", json={**RESPONSE, "input": items})
 

@@ -62,7 +62,6 @@ def test_errors_have_anthropics_shape(well: Served) -> None:
 
 
 def test_a_stream_that_breaks_off_ends_with_its_error(serve: Serve, decode: Make) -> None:
-    """As an event that the package raises."""
     import anthropic
 
     def break_off(turn: Any) -> Any:
@@ -84,7 +83,6 @@ def test_a_stream_that_breaks_off_ends_with_its_error(serve: Serve, decode: Make
 
 
 def test_a_client_that_leaves_stops_the_work(serve: Serve, decode: Make) -> None:
-    """CANCEL reaches the worker."""
     worker = decode(step=0.05)
     served = serve(worker)
     with client_of(served) as client, client.messages.create(**ASK, stream=True) as stream:

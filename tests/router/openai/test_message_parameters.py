@@ -22,7 +22,6 @@ CALL: dict[str, Any] = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
 
 
 def done(of: str) -> set[str]:
-    """Parameters of the page's table."""
     section = PAGE.read_text().split("## Parameters\n")[1].split("\n## ")[0]
     found = re.findall(r"^\| `([\w.\[\]]+)` \| (\w+) \|", section, re.MULTILINE)
     return {name for name, which in found if which in ("both", of)}
@@ -133,7 +132,6 @@ def test_refusals_name_the_field(well: Served, extra: dict[str, Any], param: str
     ],
 )
 def test_results_are_checked(well: Served, result: dict[str, Any], place: str) -> None:
-    """As what is asked is."""
     block = {"type": "tool_result", "tool_use_id": "t", **result}
     history = [{"role": "assistant", "content": [CALL]}, {"role": "user", "content": [block]}]
     answer = well.post("/v1/messages", json={**BODY, "messages": history})

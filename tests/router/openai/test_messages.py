@@ -24,7 +24,6 @@ ASK: Any = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}], "m
 
 
 def client_of(served: Served, **settings: Any) -> anthropic.Anthropic:
-    """The package, unmodified."""
     import anthropic
 
     fields = {"api_key": "none", "max_retries": 0, "timeout": 20, **settings}
@@ -45,14 +44,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def client(served: Served) -> Iterator[anthropic.Anthropic]:
-    """The package."""
     with client_of(served) as client:
         yield client
 
 
 @pytest.fixture
 def say(served: Served) -> Callable[[str], None]:
-    """What the model says from now on."""
 
     def say(text: str) -> None:
         served.workers[0].answer = served.tokenizer.encode(text, add_special_tokens=False)
@@ -61,13 +58,11 @@ def say(served: Served) -> Callable[[str], None]:
 
 
 def prompt_of(served: Served) -> str:
-    """What the worker was asked last."""
     ids = served.workers[0].submitted[-1].prompt_token_ids
     return served.tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
 def told(message: Any) -> list[Any]:
-    """What the blocks of a message say, without ids."""
     found: list[Any] = []
     for block in message.content:
         if block.type == "text":
@@ -224,7 +219,6 @@ def test_an_assistants_last_message_goes_on(
 def test_a_thought_that_a_last_message_left_open_goes_on(
     client: anthropic.Anthropic, say: Callable[[str], None]
 ) -> None:
-    """What comes up to its end is thinking."""
     say(" so.</think>Hello")
     opened: Any = {"role": "assistant", "content": [{"type": "text", "text": "<think>Hm, or"}]}
     answer = client.messages.create(**{**ASK, "messages": [*ASK["messages"], opened]})
@@ -268,8 +262,6 @@ def test_calls_may_be_left_out(
 
 
 class Person(BaseModel):
-    """What the model is to say of somebody."""
-
     name: str
     age: int
 

@@ -115,5 +115,4 @@ def test_a_number_that_is_not_finite_is_refused_wherever_it_stands(
 
 
 def test_texts_may_have_words_of_numbers() -> None:
-    """Only numbers are looked at."""
     check_finite(b'{"prompt": "NaN and Infinity and 1e400", "temperature": 1e-300, "a": 1e299}')

@@ -18,7 +18,6 @@ CHAT: Any = [{"role": "user", "content": "What is the capital of France?"}]
 
 @pytest.fixture
 def client(well: Served) -> Iterator[Any]:
-    """A client of the well-behaved app."""
     with well.client() as client:
         yield client
 
@@ -56,7 +55,6 @@ def test_chat_stream(client: Any) -> None:
 
 
 def test_usage_in_every_chunk(client: Any) -> None:
-    """continuous_usage_stats counts up."""
     stream = client.chat.completions.create(
         model="fake",
         messages=CHAT,
@@ -354,7 +352,6 @@ def test_continue_final_message(well: Served, client: Any) -> None:
 
 
 def test_request_id_is_echoed(client: Any) -> None:
-    """From the header, or from the body."""
     raw = client.chat.completions.with_raw_response
     by_header = raw.create(
         model="fake", messages=CHAT, max_tokens=1, extra_headers={"X-Request-Id": "mine-1"}

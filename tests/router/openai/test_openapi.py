@@ -84,7 +84,6 @@ RIGHT: list[tuple[str, str, Mapping[str, Any] | None]] = [
 
 @pytest.fixture(scope="module")
 def session(well: Served) -> Iterator[httpx.Client]:
-    """One connection for many requests."""
     with httpx.Client(base_url=well.url, timeout=20) as client:
         yield client
 
@@ -107,7 +106,6 @@ class Document(dict[str, Any]):
 
 
 def document_of(served: Served) -> Document:
-    """As clients get it."""
     answer = clear_text.get(served.url + "/openapi.json", headers={"Authorization": "Bearer k"})
     return Document(answer.json())
 
@@ -119,7 +117,6 @@ def described(well: Served) -> Document:
 
 
 def references(value: object) -> Iterator[str]:
-    """Every $ref below ``value``."""
     if isinstance(value, dict):
         for key, each in value.items():
             if key == "$ref":
@@ -183,7 +180,6 @@ def test_the_document_describes_the_bodies(well: Served) -> None:
 
 
 def test_no_status_is_told_that_is_never_answered(well: Served) -> None:
-    """What has the wrong shape is 400, never 422."""
     told = {
         status
         for operations in document_of(well)["paths"].values()
@@ -209,7 +205,6 @@ def test_right_requests_are_answered_as_described(
 
 
 def test_stored_responses_are_answered_as_described(well: Served) -> None:
-    """As they were, their input, and what is refused."""
     document = document_of(well)
     history = [
         {"role": "user", "content": "Hi"},
@@ -345,7 +340,6 @@ def test_odd_bodies_are_answered_as_described(
 
 
 def test_a_path_without_a_description_fails_the_document() -> None:
-    """Each path is described."""
     new = Routes("operation")
     new.get("/new")(ops.live)
 

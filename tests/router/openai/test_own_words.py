@@ -59,7 +59,6 @@ def test_a_priority_has_bounds(serve: Serve, decode: Make, value: int) -> None:
 
 
 def test_a_priority_counts_where_it_is_allowed(serve: Serve, decode: Make) -> None:
-    """And nowhere else; 0 is what everybody has."""
     d = decode()
     assert (
         serve(d, allow_request_priority=True).post(CHAT, json={**BODY, "priority": -3}).is_success
@@ -74,7 +73,6 @@ def test_a_priority_counts_where_it_is_allowed(serve: Serve, decode: Make) -> No
     ids=["text", "list", "nested", "number"],
 )
 def test_a_message_shows_little_of_a_large_value(value: object) -> None:
-    """And takes no look at the rest."""
     message = str(InvalidParameter("field", value, "less"))
     assert len(message) < 160
     assert message.startswith("field: ")
@@ -87,7 +85,6 @@ def test_short_values_are_shown_as_they_are() -> None:
 
 
 async def test_a_nap_says_how_much_too_long_it_was() -> None:
-    """The loop was held meanwhile."""
     naps = Naps(asyncio.get_running_loop(), 0.0)
     nap = asyncio.create_task(naps.sleep())
     await asyncio.sleep(0)

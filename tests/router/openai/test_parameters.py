@@ -111,7 +111,6 @@ def passes(name: str) -> See:
 
 
 def prompt_of(seen: SimpleNamespace) -> int:
-    """Tokens of the prompt."""
     return len(seen.request.prompt_token_ids)
 
 
@@ -248,7 +247,6 @@ TEMPLATE = (
 
 
 def text_of(seen: SimpleNamespace) -> str:
-    """The prompt that the worker got."""
     return str(seen.served.tokenizer.decode(list(seen.request.prompt_token_ids)))
 
 
@@ -282,7 +280,6 @@ def test_what_is_done_has_an_effect(reader: Served, kind: str) -> None:
 
 
 def odd_value(refused: Refused) -> object:
-    """A value that asks for something."""
     return next(each for each in ({"a": 1}, 17) if each not in refused.neutral)
 
 

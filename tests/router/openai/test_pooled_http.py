@@ -63,14 +63,12 @@ def _served(model: Path, pooling: ModelPooling, *roles: WorkerRole) -> Iterator[
 
 
 def ask(served: Served, path: str, **body: Any) -> Any:
-    """The answer, which is 200."""
     answer = served.post(path, json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def vector_of(served: Served, text: str) -> list[float]:
-    """What the workers' model makes of a text."""
     angle = float(sum(served.tokenizer.encode(text)))
     return [math.cos(angle) * 0.6, math.sin(angle) * 0.6, 0.8, 0.0]
 
@@ -129,7 +127,6 @@ def test_pooling_gives_what_its_task_says(embedder: Served) -> None:
 
 
 def test_classes_have_names_and_the_best_is_told(classifier: Served) -> None:
-    """And a model without labels says that it has none."""
     (item,) = ask(classifier, "/classify", input="abc")["data"]
     labels, probs = SENTIMENT.labels, item["probs"]
     assert item["num_classes"] == len(probs) == 3
@@ -231,7 +228,6 @@ def test_what_is_wrong_is_named(
 
 
 def test_an_unknown_model_is_404(embedder: Served) -> None:
-    """On each of the paths."""
     for _, path, body in BODIES.values():
         assert embedder.post(path, json={**body, "model": "other"}).status_code == 404
 
@@ -292,7 +288,6 @@ def test_shared_parameters_have_their_effect(embedder: Served, name: str) -> Non
 
 
 def test_own_parameters_reach_the_worker(embedder: Served, cross: Served) -> None:
-    """normalize, dimensions, activation."""
     ask(embedder, "/v1/embeddings", input="a", normalize=False, dimensions=3)
     sent = embedder.workers[0].submitted[-1].pooling
     assert sent is not None
@@ -321,7 +316,6 @@ def test_the_page_lists_every_parameter() -> None:
 
 
 def test_bytes_are_float32(embedder: Served) -> None:
-    """Little-endian, four each."""
     (item,) = ask(embedder, "/v1/embeddings", input="a", encoding_format="base64")["data"]
     values = array("f", base64.b64decode(item["embedding"]))
     assert values.tolist() == pytest.approx(vector_of(embedder, "a"), abs=1e-6)

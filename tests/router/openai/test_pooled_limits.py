@@ -30,7 +30,6 @@ INPUTS = {"/v1/embeddings": 3, "/pooling": 1, "/v1/score": 3, "/v1/rerank": 3}
 
 
 def waits(turn: Turn) -> Iterator[float]:
-    """Accepts, and says nothing more."""
     turn.accept()
     while True:
         yield 0.02
@@ -50,7 +49,6 @@ def test_a_deadline_is_504_and_ends_every_input(serve: Serve, prefill: Make, dec
 def test_a_client_that_leaves_ends_every_input(
     serve: Serve, prefill: Make, decode: Make, path: str, body: dict[str, Any]
 ) -> None:
-    """Nothing is computed for nobody."""
     p = prefill(behaviour=waits)
     served = serve(p, decode())
     connection = served.raw_post(path, body)
@@ -104,7 +102,6 @@ def test_a_full_queue_is_429(serve: Serve, decode: Make) -> None:
 
 
 def test_nobody_there_is_503(serve: Serve) -> None:
-    """As for other requests."""
     served = serve(wait=False, worker_wait=0.1)
     served.wait_started()
     for path, body in CALLS:
@@ -112,7 +109,6 @@ def test_nobody_there_is_503(serve: Serve) -> None:
 
 
 def test_keys_are_asked_for(serve: Serve, decode: Make) -> None:
-    """On every path."""
     served = serve(decode(), api_key=("k",), wait=False)
     served.wait_started()
     for path, body in (*CALLS, ("/classify", {"input": "a"}), ("/score", {}), ("/rerank", {})):

@@ -63,7 +63,6 @@ def test_the_document_is_cut_and_never_the_query(
 
 
 def test_two_queries_have_two_scores(served: Served, kind: str) -> None:
-    """However long the document is."""
     cut = {"documents": ["x" * 500], "truncate_prompt_tokens": 40}
     first = sent(served, "/v1/rerank", query="query one", **cut)
     assert first != sent(served, "/v1/rerank", query="other query", **cut)

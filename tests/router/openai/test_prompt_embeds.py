@@ -32,7 +32,6 @@ def saved(tensor: torch.Tensor) -> str:
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
-    """Its values."""
     return tensor.contiguous().view(torch.uint8).numpy().tobytes()
 
 
@@ -48,7 +47,6 @@ def start(serve: Serve, prefill: Make, decode: Make) -> Callable[..., Served]:
 
 
 def refused(served: Served, status: int = 400, **body: Any) -> dict[str, Any]:
-    """The error of an answer."""
     answer = served.post("/v1/completions", json={"max_tokens": 4, **body})
     assert answer.status_code == status, answer.text
     error: dict[str, Any] = answer.json()["error"]
@@ -154,7 +152,6 @@ def test_what_is_refused_by_name(start: Callable[..., Served]) -> None:
 
 
 def test_what_torch_saved_is_refused_with_how_to_convert_it(start: Callable[..., Served]) -> None:
-    """vLLM's clients send this format."""
     file = io.BytesIO()
     torch.save(ROWS, file)
     error = refused(start(), prompt_embeds=base64.b64encode(file.getvalue()).decode())

@@ -52,7 +52,6 @@ OLDER = {"structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}], "tri
 def test_workers_get_what_is_wanted(
     well: Served, asked: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
-    """Both spellings come to one."""
     assert well.post("/v1/chat/completions", json={**BODY, **asked}).status_code == 200
     params = well.workers[-1].submitted[-1].params.structured_outputs
     assert params is not None
@@ -63,7 +62,6 @@ def test_workers_get_what_is_wanted(
 
 
 def test_any_text_is_no_wish(well: Served) -> None:
-    """The type "text" reaches nobody."""
     body = {**BODY, "response_format": {"type": "text"}}
     assert well.post("/v1/chat/completions", json=body).status_code == 200
     assert well.workers[-1].submitted[-1].params.structured_outputs is None

@@ -33,7 +33,6 @@ SAME: dict[str, Any] = {
 
 
 def done() -> set[str]:
-    """Parameters of the page's table."""
     section = PAGE.read_text().split("## Parameters\n")[1].split("\n## ")[0]
     return set(re.findall(r"^\| `([\w.\[\]]+)` \|", section, re.MULTILINE))
 

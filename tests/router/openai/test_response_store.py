@@ -25,8 +25,6 @@ BODY: Any = {"input": "Hi", "max_output_tokens": 2}
 
 
 class Clock:
-    """Seconds that a test sets."""
-
     now = 0.0
 
     def __call__(self) -> float:
@@ -40,7 +38,6 @@ def store(clock: Clock | None = None, **bounds: Any) -> ResponseStore:
 
 
 def turn(text: str, before: Turn | None = None) -> Turn:
-    """A question and its answer."""
     return Turn(before, encoded([{"id": f"q{text}"}]), encoded([{"id": f"a{text}"}]))
 
 
@@ -56,7 +53,6 @@ def test_what_was_used_longest_ago_goes_for_one_too_many() -> None:
 
 
 def test_what_is_old_goes() -> None:
-    """Counted from its last use."""
     clock = Clock()
     kept = store(clock, seconds=10)
     kept.put("", "a", b"{}", turn("a"))
@@ -137,7 +133,6 @@ def test_the_flags_reach_the_store(serve: Serve, decode: Make) -> None:
 
 
 def test_items_of_all_turns_are_bounded(serve: Serve, decode: Make) -> None:
-    """By max_messages: those of the body and those before it."""
     served = serve(decode(), max_messages=3)
     item = {"role": "user", "content": "Hi"}
     first = served.post("/v1/responses", json={**BODY, "input": [item, item]})
@@ -154,7 +149,6 @@ def test_items_of_all_turns_are_bounded(serve: Serve, decode: Make) -> None:
 def test_a_client_that_leaves_stops_the_work_and_nothing_is_kept(
     serve: Serve, decode: Make
 ) -> None:
-    """CANCEL reaches the worker."""
     worker = decode(step=0.05)
     served = serve(worker)
     with (

@@ -37,14 +37,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def client(served: Served) -> Iterator[openai.OpenAI]:
-    """The package."""
     with served.client() as client:
         yield client
 
 
 @pytest.fixture
 def say(served: Served) -> Callable[[str], None]:
-    """What the model says from now on."""
 
     def say(text: str) -> None:
         served.workers[0].answer = served.tokenizer.encode(text, add_special_tokens=False)
@@ -53,13 +51,11 @@ def say(served: Served) -> Callable[[str], None]:
 
 
 def prompt_of(served: Served) -> str:
-    """What the worker was asked last."""
     ids = served.workers[0].submitted[-1].prompt_token_ids
     return served.tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
 def told(response: Any) -> list[Any]:
-    """What the items of a response say, without ids."""
     found: list[Any] = []
     for item in response.output:
         if item.type == "message":
@@ -138,7 +134,6 @@ def test_events_have_their_order_and_numbers(
 def test_an_answer_that_is_cut_is_incomplete(
     client: openai.OpenAI, say: Callable[[str], None], stream: bool
 ) -> None:
-    """By max_output_tokens, which the answer says."""
     say("Well said.")
     answer: Any = client.responses.create(**{**ASK, "max_output_tokens": 3}, stream=stream)
     if stream:
@@ -252,8 +247,6 @@ def test_stored_responses_are_given_again(
 
 
 class Person(BaseModel):
-    """What the model is to say of somebody."""
-
     name: str
     age: int
 

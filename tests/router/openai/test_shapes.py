@@ -22,7 +22,6 @@ PATHS = [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)]
 
 
 def post(served: Served, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The answer's content."""
     answer = served.post(path, json=body)
     assert answer.status_code == 200, answer.text
     content: dict[str, Any] = answer.json()
@@ -30,7 +29,6 @@ def post(served: Served, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def chunks(served: Served, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those of a stream."""
     answer = served.post(path, json={**body, "stream": True})
     assert answer.status_code == 200, answer.text
     events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
@@ -85,7 +83,6 @@ def test_a_step_without_text_is_a_chunk_all_the_same(
 
 
 def test_unknown_ids_are_named(well: Served) -> None:
-    """/detokenize leaves nothing out silently."""
     size = well.tokenizer.vocab_size
     answer = well.post("/detokenize", json={"tokens": [5, size, 1, 10**6]})
     error = answer.json()["error"]
@@ -178,7 +175,6 @@ def test_an_echoed_prompt_agrees_with_its_offsets(well: Served, stream: bool) ->
 def test_whatever_form_a_last_message_has_it_is_echoed(
     well: Served, said: dict[str, Any], continued: bool
 ) -> None:
-    """With echo; whole and in a stream."""
     messages = [*CHAT["messages"], {"role": "assistant", **said}]
     body = {**CHAT, "messages": messages, "echo": True, "continue_final_message": continued}
     whole = post(well, PATHS[0][0], body)["choices"][0]["message"]["content"]

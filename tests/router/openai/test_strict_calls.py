@@ -41,7 +41,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def wanted(served: Served, **fields: Any) -> StructuredOutputsParams | None:
-    """What the worker was asked to keep to."""
     body = {"model": "fake", "messages": CHAT, **fields}
     answer = served.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
@@ -108,7 +107,6 @@ def test_a_form_begins_behind_a_thought(served: Served, fields: Any) -> None:
 def test_an_answer_that_goes_on_is_in_its_form_from_there_on(
     served: Served, content: Any, span: ReasoningSpan | None
 ) -> None:
-    """Or behind the thought that the message left open."""
     chat = [*CHAT, {"role": "assistant", "content": content}]
     form: Any = {"structured_outputs": {"regex": "a+"}}
     held = wanted(served, **form, messages=chat, continue_final_message=True)
@@ -203,7 +201,6 @@ def test_tools_whose_keywords_are_of_the_wrong_type_are_best_effort(
 
 
 def test_lengths_of_a_text_between_tags_are_integers_as_json_has_them(tagged: Served) -> None:
-    """2.0 is one, too."""
     schema = {"properties": {"a": {"type": "string", "minLength": 2.0, "maxLength": 4}}}
     tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}
     held = wanted(tagged, tools=[tool])

@@ -17,7 +17,6 @@ NULL = {"type": "null"}
 
 
 def text_of(name: str) -> ParameterText:
-    """How a format writes a parameter."""
     table = TOOL_FORMATS[name]
     assert isinstance(table, ToolFormat)
     parameters = table.texts[-1].parameters
@@ -64,7 +63,6 @@ def test_texts_or_null_are_written_and_read_as_what_they_are(schema: Any) -> Non
 
 
 def test_any_text_or_null_may_be_said_in_one_list_of_types() -> None:
-    """As in two schemas."""
     schema = {"anyOf": [{"type": ["string", "null"]}, NULL]}
 
     assert content_of(schema) == {"type": "any_text"}
@@ -86,7 +84,6 @@ def test_any_text_or_null_may_be_said_in_one_list_of_types() -> None:
     ],
 )
 def test_what_would_be_read_as_another_is_refused(schema: Any, at: str) -> None:
-    """By its place."""
     with pytest.raises(NotFollowed) as refused:
         content_of(schema)
     assert refused.value.at == at

@@ -40,7 +40,6 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def body_of(schema: Any) -> ChatBody:
-    """A chat with one strict tool."""
     schema = {"$defs": {"M": MODEL}, "properties": {f"p{n}": schema for n in range(380)}}
     tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}
     return ChatBody.model_validate({"messages": [{"role": "user", "content": ""}], "tools": [tool]})

@@ -78,7 +78,6 @@ def ask(served: Served) -> Callable[..., Any]:
 
 
 def joined(chunks: list[Any]) -> dict[str, Any]:
-    """A stream's deltas as one message."""
     said: dict[str, Any] = {"content": "", "reasoning": "", "calls": []}
     for chunk in chunks:
         for choice in chunk.choices:
@@ -148,7 +147,6 @@ def test_the_usage_counts_reasoning(ask: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_parallel_tool_calls_false_tells_the_first(ask: Callable[..., Any], stream: bool) -> None:
-    """Others are left out."""
     answer = ask(CALLS, tools=TOOLS, parallel_tool_calls=False, stream=stream)
 
     assert len((joined if stream else whole)(answer)["calls"]) == 1
@@ -186,7 +184,6 @@ def test_a_cut_call_ends_by_length(ask: Callable[..., Any]) -> None:
 def test_a_template_that_closes_the_thought_leaves_none(
     served: Served, ask: Callable[..., Any]
 ) -> None:
-    """chat_template_kwargs reach the template."""
     extra = {"chat_template_kwargs": {"enable_thinking": False}}
     said = whole(ask("Hello", extra_body=extra))
     prompt = list(served.workers[0].submitted[-1].prompt_token_ids)

@@ -12,7 +12,6 @@ from tandem.router.placement.prefix_index import ENTRY_BYTES, PrefixIndex
 
 
 def block(number: int) -> BlockHash:
-    """A readable hash."""
     return BlockHash(number.to_bytes(16, "big"))
 
 

@@ -155,7 +155,6 @@ def never_fits_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refuse_large(turn: Turn) -> Iterator[float]:
-    """As P's quota does."""
     if turn.request.kv is not None and len(turn.request.prompt_token_ids) > 30:
         yield from refuse_with(RefusalCode.NEVER_FITS)(turn)
     else:

@@ -32,7 +32,6 @@ def place(prompt, workers, *, links=None, exclusions=NONE):
 
 
 def where(placement):
-    """(prefill, worker) as small numbers."""
     if placement is None:
         return None
     number = int.from_bytes(placement.worker, "big")
@@ -164,7 +163,6 @@ def test_any_fleet(loads, num_tokens, max_new_tokens, excluded) -> None:
 
 
 def block(number: int) -> BlockHash:
-    """A readable hash."""
     return BlockHash(number.to_bytes(16, "big"))
 
 
@@ -295,7 +293,6 @@ def test_one_wrong_byte_quarantines(cause: FailCause) -> None:
     "cause", [FailCause.PEER, FailCause.GONE, FailCause.WORKER_LOST, FailCause.DRAINING]
 )
 def test_what_is_not_the_links_fault(cause: FailCause) -> None:
-    """Does not count, however often."""
     links = LinkHealth()
     for at in range(10):
         links.failed(PAIR, cause, float(at))

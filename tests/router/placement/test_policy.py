@@ -70,12 +70,10 @@ def placed(prompt, fleet, exclusions=NONE, patience=0.05):
 
 
 def way_of(prompt, fleet, exclusions=NONE, patience=0.05):
-    """Return the way that is taken."""
     return placed(prompt, fleet, exclusions, patience).forecast.way
 
 
 def ways_of(prompt, fleet, exclusions=NONE):
-    """Return all forecasts by way."""
     placement = policy().place(prompt, fleet, exclusions)
     return {} if placement is None else {each.way: each for each in placement.considered}
 
@@ -168,7 +166,6 @@ def test_before_a_prompt_was_measured_all_are_handed_over():
 
 
 def test_requests_spread_over_workers_whose_steps_take_the_same():
-    """Of equal costs, the worker with fewer requests is taken."""
     workers = [view(n, D, **MEASURED, num_legs=legs) for n, legs in ((1, 2), (2, 0), (3, 1))]
     assert placed(prompt_of(100), FleetSnapshot(tuple(workers))).worker == inc(2)
 

@@ -43,7 +43,6 @@ def fleet_of(pace: LinkPace = FAST, *, busy: int = 0, **holder: object) -> Fleet
 
 
 def placed(prompt: PromptFacts, fleet: FleetSnapshot):
-    """By a router's defaults, with a forecast."""
     policy = PlacementPolicy(Targets(0.3, 0.025), 0.1)
     placement = policy.place(prompt, fleet, Exclusions())
     assert placement is not None
@@ -62,7 +61,6 @@ def prompt_of(tokens: int, hits: dict[int, int], **fields: object) -> PromptFact
 
 
 def plans(prompt: PromptFacts, fleet: FleetSnapshot):
-    """What each worker would pull."""
     known = measured(fleet.workers)
     assert known is not None
     rates = {each.incarnation: known.of(each) for each in fleet.workers}
@@ -208,7 +206,6 @@ async def test_who_computes_is_told_whence_to_pull(make_worker) -> None:
 
 
 def replace_load(**fields: int) -> LoadReport:
-    """``SLOW``, but for these."""
     from msgspec.structs import replace as replaced
 
     return replaced(SLOW, **fields)

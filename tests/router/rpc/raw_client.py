@@ -46,7 +46,6 @@ class RawClient:
         return status_of(self.start(*messages, **given))
 
     def close(self) -> None:
-        """Close the connection."""
         self.channel.close()
 
 
@@ -59,7 +58,6 @@ def status_of(call: Any) -> tuple[grpc.StatusCode, str]:
 
 
 def asked(**fields: Any) -> bytes:
-    """Return a request of Generate."""
     return pb.GenerateRequest(prompt="Hi", **fields).SerializeToString()
 
 

@@ -30,13 +30,11 @@ TIMES = (0.5, 4.0, 30.0)
 
 
 def hold(turn: Turn) -> Iterator[float]:
-    """Accept, and say nothing more."""
     turn.accept()
     yield 60.0
 
 
 def say_one(turn: Turn) -> Iterator[float]:
-    """One token, and nothing more."""
     turn.accept()
     turn.token(0)
     yield 60.0
@@ -60,18 +58,15 @@ def dial(serve: Serve, decode: Make) -> Iterator[Callable[..., tuple[Served, Rpc
 
 
 def code_of(failed: Any) -> grpc.StatusCode:
-    """gRPC's status of a failed call."""
     code: grpc.StatusCode = failed.value.code()
     return code
 
 
 def details(failed: Any) -> str:
-    """The words of a failed call."""
     return str(failed.value.details())
 
 
 def trailing(failed: Any) -> dict[str, str]:
-    """What stands beside them."""
     return dict(failed.value.trailing_metadata())
 
 
@@ -174,7 +169,6 @@ def test_a_budget_of_thinking_reaches_workers(decode: Make, tmp_path: Path) -> N
 
 
 def test_vectors_scores_tokens_and_names(dial: Any) -> None:
-    """The other methods."""
     served, client = dial()
     http = served.post("/v1/embeddings", json={"input": ["Hi", "there"], "dimensions": 2}).json()
     vectors = client.call("Embed", input=["Hi", "there"], dimensions=2)["data"]
@@ -265,7 +259,6 @@ def test_a_number_out_of_range_is_refused_by_its_field(dial: Any) -> None:
 
 
 def test_unknown_models_and_large_messages(dial: Any) -> None:
-    """NOT_FOUND and RESOURCE_EXHAUSTED."""
     _, client = dial(max_body_bytes=10_000)
     with pytest.raises(grpc.RpcError) as unknown:
         client.call("Generate", prompt="Hi", model="other")
@@ -277,7 +270,6 @@ def test_unknown_models_and_large_messages(dial: Any) -> None:
 
 
 def test_keys_are_asked_for(dial: Any) -> None:
-    """By every method but health's; reflection tells nobody without one."""
     served, client = dial(key="k", api_key=("k",), served_model_name=("fake",), wait=False)
     served.wait_started()
     wait_for(served.app.state.service.is_served)
@@ -334,7 +326,6 @@ def test_who_leaves_costs_nothing_more(dial: Any, decode: Make, ends: str) -> No
 
 
 def test_a_token_is_told_when_it_comes(dial: Any, decode: Make) -> None:
-    """Not with the one behind it."""
     _, client = dial(decode(behaviour=say_one))
     stream = client.start("Generate", prompt="Hi", stream=True)
 
@@ -376,7 +367,6 @@ def test_a_stream_under_way_is_finished_when_the_router_stops(dial: Any) -> None
 def test_without_its_packages_it_is_refused(
     small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the flag's name, at the start."""
     monkeypatch.setattr(app, "find_spec", lambda name: None)
     with pytest.raises(InvalidParameter, match="grpc_port: 8001 is not allowed; 0, unless"):
         app.create_app(RouterConfig(model=str(small_model), grpc_port=8001))

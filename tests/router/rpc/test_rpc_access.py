@@ -54,7 +54,6 @@ def spellings(path: str) -> Iterator[str]:
 
 
 def may(setting: str, key: str, path: str) -> bool:
-    """Whether this key is to open this method."""
     if path == HEALTH or setting == "no keys" or key.startswith("tenant"):
         return True
     return key == "admin" and setting == "both keys"

@@ -41,7 +41,6 @@ def test_a_connection_that_sends_nothing_more_is_closed(raw: Any, sent: bytes) -
     "sent", [PREFACE + SETTINGS + WRONG_WINDOW_UPDATE, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"]
 )
 def test_a_connection_that_sends_no_http2_is_closed(raw: Any, sent: bytes) -> None:
-    """Other clients are answered."""
     _, client = raw(header_timeout=20.0)
     with socket.create_connection(("127.0.0.1", client.port), timeout=20) as wire:
         wire.sendall(sent)
@@ -50,7 +49,6 @@ def test_a_connection_that_sends_no_http2_is_closed(raw: Any, sent: bytes) -> No
 
 
 def test_connections_beyond_the_bound_are_refused(raw: Any) -> None:
-    """One that ends makes room."""
     _, client = raw(max_connections=2)
     first, second = client, RawClient(client.port)
     assert first.status(asked())[0] is second.status(asked())[0] is OK

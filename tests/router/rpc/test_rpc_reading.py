@@ -29,7 +29,6 @@ IDS = pb.GenerateRequest(tokens=pb.TokenIds(ids=[5, 300, 70_000] * 300))
 
 
 def texts(count: int) -> bytes:
-    """A request with so many."""
     return pb.EmbedRequest(input=[""] * count).SerializeToString()
 
 

@@ -46,7 +46,6 @@ def silent() -> Iterator[Iterator[bytes]]:
 
 
 def key(name: str) -> dict[str, Any]:
-    """Metadata with a tenant's key."""
     return {"authorization": f"Bearer {name}"}
 
 

@@ -16,7 +16,6 @@ TURNS = range(8)
 
 
 async def let_pass(turns: int) -> None:
-    """Give all others so many turns."""
     for _ in range(turns):
         await asyncio.sleep(0)
 

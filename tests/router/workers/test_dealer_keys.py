@@ -19,13 +19,11 @@ SECONDS = 60.0
 
 @pytest.fixture
 def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    """The router's, apart from the worker's."""
     with zmq.Context() as made:
         yield made
 
 
 async def reached(context: zmq.Context[zmq.Socket[bytes]], port: int, ring: KeyRing) -> None:
-    """Until a dealer's handshake has succeeded."""
     connected = asyncio.Event()
     dealer = Dealer(
         context,

@@ -107,7 +107,6 @@ def test_a_list_makes_up_for_lost_events() -> None:
 
 
 def test_what_kubernetes_needs_is_named() -> None:
-    """Namespace and selector."""
     with pytest.raises(InvalidParameter, match="discovery_selector"):
         RouterConfig(discovery="kubernetes", discovery_namespace="x")
     with pytest.raises(InvalidParameter, match="discovery:"):
@@ -115,8 +114,6 @@ def test_what_kubernetes_needs_is_named() -> None:
 
 
 class Counter:
-    """Counts nothing."""
-
     def discovery_failed(self) -> None:
         """One more."""
 
@@ -127,7 +124,6 @@ def discovery(stack: Stack) -> KubernetesDiscovery:
 
 
 def found(*workers: Any, **note: Any) -> dict[str, PodFacts]:
-    """What a watch says of these workers."""
     leave = note.pop("leave_ms", None)
     return {
         worker.endpoint: PodFacts(

@@ -86,7 +86,6 @@ async def test_keys_that_cannot_be_read_yet_are_waited_for(decode: Make, tmp_pat
 async def test_a_tick_that_fails_is_that_links_alone(
     alert_stack: Stack, decode: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Others have their beats."""
     d1, d2 = decode(), decode()
     await alert_stack.find(d1, d2)
     failed = []
@@ -172,11 +171,9 @@ class Timers:
         self.handles: list[asyncio.TimerHandle] = []
 
     def time(self) -> float:
-        """It stands still."""
         return 0.0
 
     def call_later(self, _: float, function: Callable[[], None]) -> asyncio.TimerHandle:
-        """Note it."""
         loop = asyncio.get_running_loop()
         self.handles.append(asyncio.TimerHandle(0.0, function, (), loop))
         return self.handles[-1]
@@ -190,29 +187,22 @@ class Timers:
 
 
 class StubDealer:
-    """A socket whose frames are noted."""
-
     def __init__(self, *_: object, **__: object) -> None:
         self.sent: list[bytes] = []
         self.is_open = True
 
     def close(self) -> None:
-        """Until it is opened again."""
         self.is_open = False
 
     def reopen(self) -> None:
-        """Once more."""
         self.is_open = True
 
     def send(self, header: bytes, payload: bytes) -> bool:
-        """All is sent."""
         self.sent.append(payload)
         return True
 
 
 class Noted:
-    """What the pool would hear."""
-
     def __init__(self) -> None:
         self.ups = self.losses = 0
 
@@ -220,11 +210,9 @@ class Noted:
         """Of no interest."""
 
     def on_up(self, *_: object) -> None:
-        """Once more."""
         self.ups += 1
 
     def on_lost(self, *_: object) -> None:
-        """Once more."""
         self.losses += 1
 
 
@@ -337,7 +325,6 @@ class ToldOnce:
         self._told = told
 
     def start(self) -> None:
-        """Tell."""
         pods = [PodFacts(each, "", f"{each}:1", NO_NOTE) for each in ("name", "alias")]
         self._told({f"{each.uid}:1": each for each in pods})
 

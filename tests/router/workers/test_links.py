@@ -56,7 +56,6 @@ async def test_successor_at_the_same_address(stack: Stack, decode: Make) -> None
 
 
 def garbage(worker: FakeWorker) -> list[list[bytes]]:
-    """What a broken or hostile sender might say."""
     header = HandLink(worker.incarnation).seal()
     return [
         [b""],
@@ -114,8 +113,6 @@ async def test_a_turn_that_is_due_is_the_only_one(
     dealer, turns = link._dealer, 0
 
     class Full:
-        """A socket with more to read."""
-
         def getsockopt(self, _: int) -> int:
             return zmq.POLLIN
 
@@ -189,7 +186,6 @@ async def test_frame_of_another_process(stack: Stack, decode: Make) -> None:
 
 
 async def test_worker_says_reset(stack: Stack, decode: Make) -> None:
-    """The router greets again."""
     d = decode()
     await stack.find(d)
     d.send_now(Reset("I forgot you"))
@@ -214,7 +210,6 @@ async def test_unexpected_messages_are_counted(stack: Stack, decode: Make) -> No
 
 
 async def test_draining_worker_gets_nothing_new(stack: Stack, decode: Make) -> None:
-    """What runs there goes on; new requests go elsewhere."""
     d1, d2 = decode(step=0.02), decode(step=0.001)
     await stack.find(d1)
     running = asyncio.create_task(stack.run(make_request()))
@@ -229,7 +224,6 @@ async def test_draining_worker_gets_nothing_new(stack: Stack, decode: Make) -> N
 
 
 async def test_draining_by_load_report(stack: Stack, decode: Make) -> None:
-    """The beats say it too."""
     d = decode()
     await stack.find(d)
     d.load = replace_load(d, draining=True)
@@ -239,7 +233,6 @@ async def test_draining_by_load_report(stack: Stack, decode: Make) -> None:
 
 
 def replace_load(worker: FakeWorker, **fields: object):
-    """The worker's load with other fields."""
     import msgspec
 
     return msgspec.structs.replace(worker.load, **fields)
@@ -279,7 +272,6 @@ async def test_unusable_cards(stack: Stack, decode: Make, make_worker: Make) -> 
 
 
 def msgspec_replace(value, **fields):
-    """A struct with other fields."""
     import msgspec
 
     return msgspec.structs.replace(value, **fields)
@@ -347,7 +339,6 @@ async def test_discovery(stack: Stack, decode: Make) -> None:
 
 
 async def test_curve_needs_a_worker_with_the_key(make_worker: Make, tmp_path: Path) -> None:
-    """With keys, a worker without them cannot be talked to."""
     ring = write_keys(tmp_path, router=1, decode=1)["router"]
     d = make_worker(WorkerRole.DECODE)
     stack = Stack(curve=ring)

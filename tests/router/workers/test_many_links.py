@@ -19,7 +19,6 @@ from tandem.router.workers.pool import WorkerPool
 
 
 def welcome(me: Incarnation, payload: bytes) -> bytes | None:
-    """As a decode worker greets."""
     if not isinstance(decode_to_worker(payload), Hello):
         return None
     return encode(Welcome(fake_card(WorkerRole.DECODE, me)))
@@ -49,8 +48,6 @@ async def test_four_hundred_workers_are_linked() -> None:
 
 
 class _Nobody:
-    """Listens to nothing."""
-
     def worker_up(self, worker: object) -> None: ...
 
     def worker_lost(self, worker: object, reason: str) -> None: ...

@@ -19,12 +19,9 @@ SECONDS = 20.0
 
 
 class Counter:
-    """Counts failures."""
-
     count = 0
 
     def discovery_failed(self) -> None:
-        """One more."""
         self.count += 1
 
 
@@ -56,7 +53,6 @@ class Watched:
         self.found = found
 
     def until(self, check: Callable[[Found], object]) -> None:
-        """Until what is found pleases."""
         wait_for(lambda: check(self.found), SECONDS, seen=lambda: self.found)
 
 
@@ -100,7 +96,6 @@ def create(plane: ControlPlane, name: str, ip: str, service: str = "mine") -> No
 
 
 def endpoint(ip: str) -> str:
-    """Of the worker there."""
     return f"{ip}:{WORKER_PORT}"
 
 

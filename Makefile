@@ -14,6 +14,8 @@ PURE := tests/engine_plan tests/protocol tests/link tests/text tests/router/disp
 	tests/operator/test_decisions.py tests/operator/test_rollout.py tests/operator/test_children.py \
 	tests/operator/test_fields.py tests/operator/test_templates.py tests/scripts tests/observability \
 	tests/test_documents.py tests/test_layout.py tests/test_settings.py
+# Tests that compare with answers of transformers that are stored (tests/reference/judged.py).
+JUDGED := tests/text/test_chat_template.py tests/text/test_tokenizer.py
 ARGS ?=
 
 # Images of Python for containers often set it, and then each of the thousand processes that tests start
@@ -57,6 +59,7 @@ test-rest: setup  ## Run what `make test` leaves to `make test-full`
 .PHONY: nightly
 nightly: setup  ## Run the tests of minutes: far walks of the model checker, large fleets, every layout
 	$(PYTEST) $(BESIDE) -m "nightly and not cluster" $(or $(ARGS),tests)
+	TANDEM_JUDGE=check $(PYTEST) -n 0 $(JUDGED)
 
 REQUESTS ?= 10000
 SEED ?= 1
@@ -123,6 +126,7 @@ format: setup  ## Put every file into the house's format
 reference: setup  ## Make the reference tokens anew, with transformers as the judge
 	$(BIN)/python tests/reference/make_reference.py smollm2
 	$(BIN)/python tests/reference/make_reference.py small
+	TANDEM_JUDGE=make $(PYTEST) -n 0 $(JUDGED)
 
 MERMAID := mermaid-11.17.2.tgz
 

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from judged import Judged
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.text.chat_template import ChatOptions, ChatTemplates
 from tandem.text.tokenizer import Tokenizer
-
-pytestmark = pytest.mark.full
 
 BOS = "<|begin|>"
 CHAT = [
@@ -70,6 +69,9 @@ TEMPLATES = {
 }
 
 
+judged = Judged("chat_template")
+
+
 @cache
 def judge(source: str):
     """transformers' tokenizer with a template of ours."""
@@ -83,12 +85,17 @@ def judge(source: str):
     return tokenizer
 
 
-@pytest.fixture(scope="module")
-def both(smollm2: Path) -> tuple[Any, Tokenizer]:
-    """The tokenizer of transformers and ours, of one folder."""
+@cache
+def theirs(folder: Path):
+    """transformers' tokenizer of a folder."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(smollm2), Tokenizer.load(smollm2)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2: Path) -> Tokenizer:
+    return Tokenizer.load(smollm2)
 
 
 def ours(source: str) -> ChatTemplates:
@@ -100,13 +107,16 @@ def ours(source: str) -> ChatTemplates:
 def test_templates_render_as_in_transformers(name: str, opens: bool) -> None:
     """Whitespace rules, loop controls, namespaces, generation blocks, JSON and extra names."""
     tools = TOOLS if "tool" in TEMPLATES[name] else None  # others get them as text, here alone
-    expected = judge(TEMPLATES[name]).apply_chat_template(
-        CHAT,
-        tokenize=False,
-        add_generation_prompt=opens,
-        tools=tools,
-        documents=[{"title": "t", "text": "x"}],
-        enable_thinking=True,
+    expected = judged(
+        f"{name}, {opens}",
+        lambda: judge(TEMPLATES[name]).apply_chat_template(
+            CHAT,
+            tokenize=False,
+            add_generation_prompt=opens,
+            tools=tools,
+            documents=[{"title": "t", "text": "x"}],
+            enable_thinking=True,
+        ),
     )
 
     options = ChatOptions(
@@ -122,7 +132,10 @@ def test_calls_reach_the_template_as_objects() -> None:
     """OpenAI's arguments are JSON in a string; templates want what it stands for."""
     parsed = json.loads(json.dumps(CALLS))
     parsed[1]["tool_calls"][0]["function"]["arguments"] = {"ort": "Köln"}
-    expected = judge(TEMPLATES["tools"]).apply_chat_template(parsed, tokenize=False)
+    expected = judged(
+        "calls",
+        lambda: judge(TEMPLATES["tools"]).apply_chat_template(parsed, tokenize=False),
+    )
 
     shown = ours(TEMPLATES["tools"]).render(CALLS, ChatOptions(add_generation_prompt=False))
 
@@ -140,15 +153,20 @@ def test_broken_arguments_stay_as_they_are() -> None:
     ).render(messages)
 
 
-def test_the_embedded_model_is_prompted_as_by_transformers(both: tuple[Any, Tokenizer]) -> None:
+@pytest.mark.parametrize("start", [0, 1])
+def test_the_embedded_model_is_prompted_as_by_transformers(
+    smollm2: Path, tokenizer: Tokenizer, start: int
+) -> None:
     """Text and ids of a chat are those of transformers on the same folder."""
-    theirs, tokenizer = both
-    for chat in (CHAT, CHAT[1:]):
-        text = theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        ids = theirs.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    chat = CHAT[start:]
 
-        assert text == tokenizer.render_chat(chat)
-        assert ids == tokenizer.encode(tokenizer.render_chat(chat), add_special_tokens=False)
+    def ask(**form: bool) -> Any:
+        return theirs(smollm2).apply_chat_template(chat, add_generation_prompt=True, **form)
+
+    shown = tokenizer.render_chat(chat)
+    assert shown == judged(f"text from {start}", lambda: ask(tokenize=False))
+    ids = judged(f"ids from {start}", lambda: ask(return_dict=False))
+    assert ids == tokenizer.encode(shown, add_special_tokens=False)
 
 
 OPEN = ChatOptions(add_generation_prompt=False, continue_final_message=True)
@@ -166,14 +184,16 @@ OPEN = ChatOptions(add_generation_prompt=False, continue_final_message=True)
 )
 @pytest.mark.parametrize("content", ["The capital is ", "  The capital", "x\n\n"])
 def test_the_last_message_is_left_open(
-    both: tuple[Any, Tokenizer], content: str, source: str | None
+    smollm2: Path, tokenizer: Tokenizer, content: str, source: str | None
 ) -> None:
     """``continue_final_message`` ends the prompt where the message ends: before its last white
     space, where the template trims messages."""
-    theirs, tokenizer = both
     chat = [CHAT[1], {"role": "assistant", "content": content}]
-    expected = theirs.apply_chat_template(
-        chat, chat_template=source, tokenize=False, continue_final_message=True
+    expected = judged(
+        f"{content!r} left open by {source}",
+        lambda: theirs(smollm2).apply_chat_template(
+            chat, chat_template=source, tokenize=False, continue_final_message=True
+        ),
     )
 
     assert expected == tokenizer.render_chat(chat, replace(OPEN, chat_template=source))

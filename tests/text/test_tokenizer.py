@@ -1,58 +1,122 @@
 """The tokenizer of a prepared folder answers as transformers' does."""
 
 import json
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from judged import Judged
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.text.errors import UnusableFolder
 from tandem.text.folder import read_settings
 from tandem.text.tokenizer import Tokenizer
 
+judged = Judged("tokenizer")
+TEXTS = (
+    "",
+    " ",
+    "The capital of France is Paris.",
+    "  two  spaces\tand\ttabs\r\nand\n\nlines  ",
+    "Grüße, naïve café, Ελλάδα, 日本語, العربية, עברית",
+    "😀👩‍👩‍👧‍👦🏳️‍🌈 e\u0301 \u00a0\u200b\ufeff",
+    "<|im_start|>user\n<|im_end|> <|endoftext|>",
+    "def f(x):\n    return {'a': [1, 2.5e-3, 0xFF]}  # ok",
+    "1234567890 3.14159 -17 1,000,000",
+    "\x00\x01\x7f\ud7ff\U0010ffff",
+)
+IDS: tuple[list[int], ...] = (
+    [],
+    [0, 1, 2],
+    [504, 3575, 282],
+    [49151, 0, 49150],
+    [127, 128, 129, 240, 241, 9, 10],
+)
 
-@pytest.fixture(scope="session")
-def pair(smollm2: Path):
-    """Ours and transformers' tokenizer of the embedded model."""
+
+@cache
+def theirs(folder: Path):
+    """transformers' tokenizer of a folder."""
     from transformers import AutoTokenizer
 
-    return Tokenizer.load(smollm2), AutoTokenizer.from_pretrained(smollm2)
+    return AutoTokenizer.from_pretrained(folder)
 
 
+@pytest.fixture(scope="module")
+def tokenizer(smollm2: Path) -> Tokenizer:
+    return Tokenizer.load(smollm2)
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("number", range(len(TEXTS)))
+def test_texts_become_the_ids_of_transformers(
+    smollm2: Path, tokenizer: Tokenizer, number: int, special: bool
+) -> None:
+    """With and without the special tokens that a model adds around a text."""
+    text = TEXTS[number]
+    expected = judged(
+        f"{text!r}, {special}", lambda: theirs(smollm2).encode(text, add_special_tokens=special)
+    )
+    assert expected == tokenizer.encode(text, add_special_tokens=special)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("number", range(len(IDS)))
+def test_ids_become_the_text_of_transformers(
+    smollm2: Path, tokenizer: Tokenizer, number: int, skip: bool
+) -> None:
+    ids = IDS[number]
+    expected = judged(
+        f"{ids}, {skip}", lambda: theirs(smollm2).decode(ids, skip_special_tokens=skip)
+    )
+    assert expected == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.nightly
 @given(text=st.text(max_size=80), special=st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_texts_become_the_ids_of_transformers(pair, text: str, special: bool) -> None:
-    """With and without the special tokens that a model adds around a text."""
-    ours, theirs = pair
-
-    assert theirs.encode(text, add_special_tokens=special) == ours.encode(
-        text, add_special_tokens=special
-    )
+def test_any_text_becomes_the_ids_of_transformers(
+    smollm2: Path, tokenizer: Tokenizer, text: str, special: bool
+) -> None:
+    expected = theirs(smollm2).encode(text, add_special_tokens=special)
+    assert expected == tokenizer.encode(text, add_special_tokens=special)
 
 
+@pytest.mark.nightly
 @given(ids=st.lists(st.integers(0, 49151), max_size=30), skip=st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_ids_become_the_text_of_transformers(pair, ids: list[int], skip: bool) -> None:
-    """Any ids, with and without special tokens."""
-    ours, theirs = pair
-
-    assert theirs.decode(ids, skip_special_tokens=skip) == ours.decode(
-        ids, skip_special_tokens=skip
-    )
+def test_any_ids_become_the_text_of_transformers(
+    smollm2: Path, tokenizer: Tokenizer, ids: list[int], skip: bool
+) -> None:
+    expected = theirs(smollm2).decode(ids, skip_special_tokens=skip)
+    assert expected == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-def test_the_embedded_model_ends_where_transformers_ends_it(pair) -> None:
+def test_the_embedded_model_ends_where_transformers_ends_it(
+    smollm2: Path, tokenizer: Tokenizer
+) -> None:
     """End-of-sequence, BOS, special ids and vocabulary are read from the folder."""
-    ours, theirs = pair
 
-    assert theirs.eos_token_id == ours.eos_token_id
-    assert (theirs.eos_token_id,) == ours.eos_token_ids
-    assert theirs.bos_token_id == ours.bos_token_id
-    assert set(theirs.all_special_ids) <= ours.special_ids
-    assert len(theirs) == ours.vocab_size
-    assert theirs.convert_tokens_to_ids("<|im_end|>") == ours.token_id("<|im_end|>")
+    def ask() -> dict[str, Any]:
+        made = theirs(smollm2)
+        return {
+            "eos": made.eos_token_id,
+            "bos": made.bos_token_id,
+            "special": sorted(made.all_special_ids),
+            "size": len(made),
+            "im_end": made.convert_tokens_to_ids("<|im_end|>"),
+        }
+
+    expected = judged("ends", ask)
+    assert expected["eos"] == tokenizer.eos_token_id
+    assert (expected["eos"],) == tokenizer.eos_token_ids
+    assert expected["bos"] == tokenizer.bos_token_id
+    assert set(expected["special"]) <= tokenizer.special_ids
+    assert expected["size"] == tokenizer.vocab_size
+    assert expected["im_end"] == tokenizer.token_id("<|im_end|>")
 
 
 @given(data=st.data())

@@ -12,7 +12,6 @@ import httpx
 import openai
 import pytest
 import torch
-import transformers
 from client import held_after
 from stack import Stack
 from test_tokens import Growth
@@ -38,6 +37,8 @@ def apart(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
 @pytest.fixture(scope="module")
 def wanted(small: Path) -> list[torch.Tensor]:
     """transformers' last hidden state of each text's last token."""
+    import transformers
+
     tokenizer = transformers.AutoTokenizer.from_pretrained(small)
     model = transformers.AutoModel.from_pretrained(small, dtype=torch.float32).eval()
     with torch.inference_mode():
@@ -123,6 +124,8 @@ def test_vectors_beside_chats_of_many_clients(apart: Stack, wanted: list[torch.T
 
 def test_a_classifier_in_one_worker(smollm2: Path, tmp_path: Path) -> None:
     """Aggregated: classes and their names by a decode worker, and no tokens."""
+    import transformers
+
     folder, model = classifier(smollm2, 3)
     ids = transformers.AutoTokenizer.from_pretrained(smollm2)(TEXTS[0])["input_ids"]
     with Stack.running(str(folder), tmp_path / "log", prefill=0, worker_flags=EXACT) as stack:

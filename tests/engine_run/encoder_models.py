@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from tests.engine_run.tiny_models import temporary_folder
@@ -51,6 +50,8 @@ POSITIONS = 128
 def encoder_of(name: str, **changes: Any) -> tuple[Path, Any]:
     """The saved model ``name`` and transformers' own, in float32; made once a run for ``changes``
     of its config. Biases and norms are random too."""
+    import transformers
+
     model_class, config_class, differences = MODELS[name]
     torch.manual_seed(sum(name.encode()))
     config = getattr(transformers, config_class)(**{**SHAPE, **differences, **changes})

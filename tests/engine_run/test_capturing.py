@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from tandem.engine.worker.capturing import captures
+from tandem.engine.worker.graphs import captures
 
 CPU = torch.device("cpu")
 

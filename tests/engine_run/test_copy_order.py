@@ -22,7 +22,7 @@ from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.moments import Moment
 from tandem.engine.worker.offload import STORES_AT_ONCE, HostBlocks, blocks_written
-from tandem.kernels.memory import streams
+from tandem.memory import streams
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams

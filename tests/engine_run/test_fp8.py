@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.engine_run.cpu_engine import CPUEngine
@@ -141,6 +140,8 @@ def test_other_forms_are_refused_before_a_weight_is_read(tmp_path: Path, change,
 
 def test_what_transformers_writes_of_the_form_is_read(tmp_path: Path):
     """Every key that the installed release saves beside the form."""
+    import transformers
+
     folder = fp8_folders("llama", wide=True)[0]
     config = json.loads((folder / "config.json").read_text())
     written = transformers.FineGrainedFP8Config(modules_to_not_convert=["lm_head"]).to_dict()

@@ -11,9 +11,8 @@ import pytest
 from tests.engine_run.grammar_draws import VOCAB
 from tests.engine_run.patience import time_for_grammars
 
-from tandem.engine.structured.backends.guidance import GuidanceBackend
+from tandem.engine.structured.backends.guidance import GuidanceBackend, check_multiples
 from tandem.engine.structured.errors import GrammarError
-from tandem.engine.structured.limits import check_multiples
 from tandem.llm import LLM, SamplingParams, StructuredOutputsParams
 from tandem.protocol.errors import RefusalCode, RequestRefused
 

@@ -15,11 +15,10 @@ from tests.kernels.locking import Locks
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.worker import offload, rest
-from tandem.engine.worker.host_memory import Available
-from tandem.engine.worker.offload import HostBlocks
-from tandem.engine.worker.parked import ParkedWeights, ParkingRoom
-from tandem.kernels.memory import pages
-from tandem.kernels.memory.page_locked import HostMemoryError
+from tandem.engine.worker.offload import Available, HostBlocks
+from tandem.engine.worker.rest import ParkedWeights, ParkingRoom
+from tandem.memory import page_locked
+from tandem.memory.page_locked import HostMemoryError
 from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.errors import InvalidParameter
 
@@ -87,14 +86,14 @@ def test_what_woke_up_sleeps_again(
     runner = engine.executor.worker.runner  # type: ignore[attr-defined]
     assert call(engine, CommandName.SLEEP, level=level).ok
     assert call(engine, CommandName.WAKE_UP, tags=tag).ok
-    give_back, given = pages.give_back, list[int]()
+    give_back, given = page_locked.give_back, list[int]()
 
     def noted(slab: torch.Tensor) -> int:
         given.append(give_back(slab))
         return given[-1]
 
     with monkeypatch.context() as looked:
-        looked.setattr(pages, "give_back", noted)
+        looked.setattr(page_locked, "give_back", noted)
         assert call(engine, CommandName.SLEEP, level=level).ok
     assert bool(given) == (tag == "kv_cache")
     assert not locks.held
@@ -155,7 +154,7 @@ def test_weights_that_find_no_room_again_stay_parked(monkeypatch: pytest.MonkeyP
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as full:
-        full.setattr("tandem.engine.worker.parked._bytes", short)
+        full.setattr("tandem.engine.worker.rest._bytes", short)
         with pytest.raises(RuntimeError, match="out of memory"):
             parked.restore()
     assert all(not each.untyped_storage().nbytes() for each in model)

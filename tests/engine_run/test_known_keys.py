@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import transformers
 from safetensors.numpy import save_file
 
 from tandem.engine.config.read import read_facts
@@ -111,6 +110,8 @@ def test_a_key_that_changes_nothing_is_taken(read: Callable[..., Any], key: str,
 @pytest.mark.parametrize("architecture", THEIRS)
 def test_what_transformers_writes_is_taken(read: Callable[..., Any], architecture: str):
     """All keys of a family's own class, by their defaults."""
+    import transformers
+
     config = json.loads(
         getattr(transformers, THEIRS[architecture])().to_json_string(use_diff=False)
     )

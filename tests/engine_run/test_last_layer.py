@@ -7,7 +7,7 @@ import torch
 from tests.engine_run.run_driver import Driver
 from tests.engine_run.tiny_models import folder_of, judged
 
-from tandem.engine.models import build
+from tandem.engine.models import registry
 from tandem.engine.models.decoder import MLP
 from tandem.engine.quant.dense import DenseMethod
 from tandem.kernels.rotary_kv import rotary_kv, rotary_q
@@ -45,7 +45,7 @@ class Watched:
 
     def __init__(self, monkeypatch, name: str, form: str, **settings) -> None:
         if form == "dense":
-            monkeypatch.setattr(build, "select_method", lambda *_: DenseMethod())
+            monkeypatch.setattr(registry, "select_method", lambda *_: DenseMethod())
         self.driver = Driver(folder_of(name), **settings)
         self.driver.runner.slab.memory.zero_()
         self.steps: list[Step] = []

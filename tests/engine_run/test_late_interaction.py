@@ -18,7 +18,7 @@ from tandem.engine import attention, layers, models, sample, worker
 from tandem.engine.config import read_facts
 from tandem.engine.executor.multiproc import MultiprocExecutor
 from tandem.engine.step import SeqId
-from tandem.engine.worker.late_interaction import LateInteractionRunner, TokenVectors
+from tandem.engine.worker.pooling import LateInteractionRunner, TokenVectors
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.pooling import (

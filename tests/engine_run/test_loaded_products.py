@@ -7,8 +7,8 @@ from tests.engine_run.encoder_models import encoder_of
 from tests.engine_run.run_driver import Driver
 from tests.engine_run.tiny_models import folder_of
 
-from tandem.engine.quant.packed import PackedProduct
-from tandem.engine.worker.product_rows import load_products, product_rows
+from tandem.engine.quant.dense import PackedProduct
+from tandem.engine.worker.worker import load_products, product_rows
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from tests.engine_run.tiny_models import folder_of, judged
 
 from tandem.engine.config import EngineConfig, families
 from tandem.engine.config.families import Family
-from tandem.engine.models.build import DecoderBuilder
+from tandem.engine.models.registry import DecoderBuilder
 from tandem.protocol.errors import InvalidParameter
 
 PROMPT = [7, 11, 13, 17, 19, 23]

@@ -8,8 +8,7 @@ from tests.engine_run.tiny_models import folder_of, judged
 from tandem.engine.sample import SamplingKind
 from tandem.engine.sample.bounds import BoundsStage
 from tandem.engine.step import NewSequence, SchedulerOutput, SeqId, StepRow
-from tandem.engine.worker.choices import ChoiceGraphs
-from tandem.engine.worker.graphs import StepGraphs, decode_sizes, step_shapes
+from tandem.engine.worker.graphs import ChoiceGraphs, StepGraphs, decode_sizes, step_shapes
 from tandem.engine.worker.inputs import StepStager
 from tandem.engine.worker.slab import Slab
 from tandem.engine.worker.staging import StepShape

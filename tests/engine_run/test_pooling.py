@@ -9,8 +9,8 @@ from tests.engine_run.tiny_models import folder_of, judge_of, judged
 from tandem.engine.executor.multiproc import MultiprocExecutor
 from tandem.engine.scheduler.roster import Roster
 from tandem.protocol.errors import RefusalCode
-from tandem.protocol.finish import FinishReason
 from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.outputs import FinishReason
 from tandem.protocol.pooling import NO_SAMPLING, PoolingParams, PoolingTask, PoolingType
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.protocol.sampling import SamplingParams

@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 import torch
-import transformers
 from tests.engine_run.cpu_engine import CPUEngine
 from tests.engine_run.tiny_models import (
     MODELS,
@@ -41,6 +40,8 @@ OLDER_KEY = "sbert_ce_default_activation_function"
 
 def classifier(name, **said):
     """A folder with a random head of the family, and transformers' model of it."""
+    import transformers
+
     family, differences = MODELS[name]
     torch.manual_seed(3)
     settings = {**SHAPE, "pad_token_id": 0, **differences, **said}

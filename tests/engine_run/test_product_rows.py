@@ -5,7 +5,7 @@ import torch
 from tests.engine_run.run_driver import Driver
 from tests.engine_run.tiny_models import folder_of
 
-from tandem.engine.models import build
+from tandem.engine.models import registry
 from tandem.engine.quant.base import ComposedProduct, PlainMethod
 from tandem.engine.quant.dense import DenseProduct
 
@@ -44,7 +44,7 @@ class AdaptedMethod(PlainMethod):
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_each_sequence_gets_its_own_adapter(monkeypatch, order):
     """Decodes and chunks mixed give what each sequence gives alone; the adapters do something."""
-    monkeypatch.setattr(build, "select_method", lambda *_: AdaptedMethod())
+    monkeypatch.setattr(registry, "select_method", lambda *_: AdaptedMethod())
 
     def steps(which):
         driver = Driver(folder_of("llama"))
@@ -58,7 +58,7 @@ def test_each_sequence_gets_its_own_adapter(monkeypatch, order):
 
     together = steps(order)
     assert together == {index: steps((index,))[index] for index in order}
-    monkeypatch.setattr(build, "select_method", lambda *_: PlainRef())
+    monkeypatch.setattr(registry, "select_method", lambda *_: PlainRef())
     assert steps(order) != together
 
 

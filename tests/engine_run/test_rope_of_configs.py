@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from tandem.engine.config.read import facts_of
 from tandem.engine.layers.rotary import Rotary
@@ -64,6 +63,7 @@ def test_frequencies_are_those_of_transformers(
     architecture: str, theta: dict[str, Any], old: dict[str, Any]
 ):
     """By rope_scaling, by rope_parameters, or by both of them in one file."""
+    import transformers
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     for new in SCALINGS.values():

@@ -10,7 +10,7 @@ import torch
 from tests.engine_run.sample_builders import Row, batch_of, put, random_logits, sample, tokens_of
 
 from tandem.engine.sample import Sampler, SamplingBatch, rules
-from tandem.engine.sample.allowed import AllowedTokens
+from tandem.engine.sample.bounds import AllowedTokens
 from tandem.engine.sample.seen import PromptTokens
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams

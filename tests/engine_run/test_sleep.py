@@ -15,9 +15,9 @@ from tandem.engine.executor.multiproc import MultiprocExecutor
 from tandem.engine.executor.uniproc import UniProcExecutor
 from tandem.engine.loader import open_weights
 from tandem.engine.models import load_model
-from tandem.engine.worker.parked import ParkedWeights, ParkingRoom, lies_on, storages_of
-from tandem.kernels.memory import pages
-from tandem.kernels.memory.shared import SharedMemory, shared_tensor
+from tandem.engine.worker.rest import ParkedWeights, ParkingRoom, lies_on, storages_of
+from tandem.memory import page_locked
+from tandem.memory.shared import SharedMemory, shared_tensor
 from tandem.protocol.commands import Command, CommandName, Reply
 
 pytestmark = pytest.mark.full
@@ -155,16 +155,16 @@ def test_shared_pages_stay_with_those_who_read_them() -> None:
     """A slab that peers were given is not given back, and nothing of it is lost."""
     tensor = shared_tensor(1 * MIB)
     tensor.fill_(7)
-    assert pages.give_back(tensor) == MIB
+    assert page_locked.give_back(tensor) == MIB
     assert not tensor.any()
     tensor.fill_(7)
-    from tandem.kernels.memory.shared import descriptor_of
+    from tandem.memory.shared import descriptor_of
 
     descriptor, size = descriptor_of(tensor)
     reader = SharedMemory(descriptor, size)
     try:
-        with pytest.raises(pages.PagesKept, match="shared with other processes"):
-            pages.give_back(tensor)
+        with pytest.raises(page_locked.PagesKept, match="shared with other processes"):
+            page_locked.give_back(tensor)
         assert bool((tensor == 7).all())
     finally:
         reader.close()
@@ -173,7 +173,7 @@ def test_shared_pages_stay_with_those_who_read_them() -> None:
 def test_only_whole_pages_of_the_tensor_are_given_back() -> None:
     whole = torch.ones(5 * 4096 + 4096, dtype=torch.uint8)
     part = whole[100:-100]
-    given = pages.give_back(part)
+    given = page_locked.give_back(part)
     assert given % 4096 == 0
     assert bool(whole[:100].all())
     assert bool(whole[-100:].all())

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.engine_run.tiny_models import MODELS, folder_of
 
-from tandem.engine.attention.paged import PagedAttention
+from tandem.engine.attention.select import PagedAttention
 from tandem.engine.config import EngineConfig
 from tandem.engine.layers.linear import Linear
 from tandem.engine.layers.rotary import Rotary
@@ -17,11 +17,10 @@ from tandem.engine.sample.batch import SamplingKind
 from tandem.engine.step import NewSequence, SchedulerOutput, SeqId, StepRow
 from tandem.engine.worker import inputs as inputs_module
 from tandem.engine.worker.input_batch import InputBatch
-from tandem.engine.worker.inputs import StepStager, unpadded
+from tandem.engine.worker.inputs import StepRows, StepStager, unpadded
 from tandem.engine.worker.moments import PAST, moment
-from tandem.engine.worker.rows import StepRows
 from tandem.engine.worker.staging import KEPT_TAILS, StepShape
-from tandem.kernels.memory.device import DeviceMemoryError, MappedAllocator
+from tandem.memory.device import DeviceMemoryError, MappedAllocator
 from tandem.protocol.pooling import NO_SAMPLING, ModelPooling, PoolingParams
 from tandem.protocol.sampling import SamplingParams
 

@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.engine.loader import upload
-from tandem.engine.loader.upload import Uploader
-from tandem.engine.worker.capturing import Capturing
+from tandem.engine.loader import safetensors
+from tandem.engine.loader.safetensors import Uploader
+from tandem.engine.worker.graphs import Capturing
 from tandem.engine.worker.offload import _Queue
-from tandem.kernels.memory import streams
-from tandem.kernels.memory.streams import borrow_stream
+from tandem.memory import streams
+from tandem.memory.streams import borrow_stream
 
 GPU = torch.device("cuda", 0)
 
@@ -81,7 +81,7 @@ def test_threads_that_read_weights_have_the_streams_of_those_before(
     made: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each of them one of its own, however often weights are loaded."""
-    monkeypatch.setattr(upload, "PIECE_BYTES", 128)
+    monkeypatch.setattr(safetensors, "PIECE_BYTES", 128)
     path, wanted = tmp_path / "weights", torch.arange(256).to(torch.uint8)
     path.write_bytes(wanted.numpy().tobytes())
     for _ in range(3):

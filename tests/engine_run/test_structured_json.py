@@ -15,7 +15,7 @@ from tests.engine_run.patience import time_for_grammars
 from tandem.engine.structured.backends.base import GrammarBackend
 from tandem.engine.structured.backends.guidance import GuidanceBackend
 from tandem.engine.structured.errors import GrammarError
-from tandem.engine.structured.schema import place_of
+from tandem.engine.structured.rewrite import place_of
 from tandem.llm import LLM, SamplingParams, StructuredOutputsParams
 from tandem.text.tokenizer import Tokenizer
 

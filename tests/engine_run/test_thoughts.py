@@ -16,7 +16,7 @@ from tests.engine_run.test_drafts import engine, step
 from tests.engine_run.thinkers import thinker_of
 from tests.engine_run.tiny_models import folder_of
 
-from tandem.engine.sample.thoughts import OPENS_WITHIN, Thought
+from tandem.engine.sample.rules import OPENS_WITHIN, Thought
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams, ThinkingMarks
 from tandem.protocol.structured import ReasoningSpan, StructuredOutputsParams

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tandem.engine.loader import BadWeightsFile, upload
+from tandem.engine.loader import BadWeightsFile, safetensors
 from tandem.engine.loader.files import places_in
-from tandem.engine.loader.upload import PIECE_BYTES, Uploader
+from tandem.engine.loader.safetensors import PIECE_BYTES, Uploader
 
 pytestmark = pytest.mark.full
 
@@ -86,9 +86,9 @@ def test_a_disk_that_hangs_is_not_waited_for(weights, monkeypatch):
         return wait(jobs, seconds)
 
     monkeypatch.setattr(os, "preadv", preadv)
-    monkeypatch.setattr(upload, "wait", wait_behind_the_first)
-    monkeypatch.setattr(upload, "READ_SECONDS", 0.05)
-    monkeypatch.setattr(upload, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(safetensors, "wait", wait_behind_the_first)
+    monkeypatch.setattr(safetensors, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(safetensors, "CLOSE_SECONDS", 0.05)
     uploader = Uploader(CPU, threads=2)
     reading = list(uploader._threads)
     place = places_in(path)["large"]

@@ -9,15 +9,14 @@ import torch
 from tests.engine_run.tiny_models import folder_of
 
 from tandem.engine.attention import select_backend
-from tandem.engine.attention.paged import PagedAttention
+from tandem.engine.attention.select import PagedAttention
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.uniproc import UniProcExecutor
 from tandem.engine.quant import select_method
-from tandem.engine.quant.dense import DenseMethod
-from tandem.engine.quant.packed import PackedMethod
+from tandem.engine.quant.dense import DenseMethod, PackedMethod
 from tandem.engine.step import NewSequence, SchedulerOutput, SeqId, StepRow
 from tandem.engine.threads import SPIN_COUNT, WAIT_POLICY, StepThreads, spin_briefly
-from tandem.engine.worker import capacity, gpu
+from tandem.engine.worker import gpu, worker
 from tandem.engine.worker.input_batch import BlockTable
 from tandem.engine.worker.slab import Slab
 from tandem.kernels import Backend
@@ -35,13 +34,13 @@ def test_capacity_is_what_was_asked_for():
     """An override, then a number of bytes, then what memory allows and the engine can use."""
     layout = config().layout
     asked = config(num_gpu_blocks_override=7)
-    assert capacity.num_blocks(asked, layout, CPU) == 7
+    assert worker.num_blocks(asked, layout, CPU) == 7
     by_bytes = config(kv_cache_memory_bytes=layout.block_bytes * 5 + 1)
-    assert capacity.num_blocks(by_bytes, layout, CPU) == 5
+    assert worker.num_blocks(by_bytes, layout, CPU) == 5
     useful = config(max_num_seqs=2, max_model_len=100)
-    assert capacity.num_blocks(useful, layout, CPU) == 2 * 7
+    assert worker.num_blocks(useful, layout, CPU) == 2 * 7
     with pytest.raises(InvalidParameter, match="kv_cache_memory_bytes"):
-        capacity.num_blocks(config(kv_cache_memory_bytes=10), layout, CPU)
+        worker.num_blocks(config(kv_cache_memory_bytes=10), layout, CPU)
 
 
 @pytest.mark.parametrize(

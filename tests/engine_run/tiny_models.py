@@ -10,7 +10,6 @@ from tempfile import mkdtemp
 from typing import Any
 
 import torch
-import transformers
 
 SHAPE = {
     "vocab_size": 320,
@@ -80,12 +79,16 @@ def temporary_folder(prefix: str) -> Path:
 def class_of(name: str) -> Any:
     """Return the class of ``transformers``, which takes seconds to import: not while tests are
     collected."""
+    import transformers
+
     return getattr(transformers, f"{MODELS[name][0]}ForCausalLM")
 
 
 @cache
 def folder_of(name: str, *, wide: bool = False) -> Path:
     """The saved model ``name``; made once a run. Biases and norms are random too."""
+    import transformers
+
     family, differences = MODELS[name]
     torch.manual_seed(sum(name.encode()))
     settings = {**SHAPE, **differences, **(WIDE if wide else {})}

@@ -11,7 +11,7 @@ import pytest
 from tests.hub.conftest import SERVABLE
 
 from tandem.cli.__main__ import main
-from tandem.cli.ports import free_ports
+from tandem.cli.serve.listening import free_ports
 from tandem.hub import UnsupportedModel, prepare
 from tandem.hub.errors import HubError
 from tandem.hub.gguf.reader import GgufModel

@@ -11,9 +11,9 @@ from gguf import GGUFEndian, GGUFReader, GGUFWriter
 from tests.hub.conftest import VOCAB
 
 from tandem.hub import prepare
-from tandem.hub.digest import sampled_digest
+from tandem.hub.cache import sampled_digest
 from tandem.hub.gguf.head import head_bytes
-from tandem.hub.package import gguf_in
+from tandem.hub.prepare import gguf_in
 
 Build = Callable[..., Path]
 MIB = 1 << 20

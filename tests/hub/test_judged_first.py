@@ -19,11 +19,10 @@ from tests.hub.conftest import SERVABLE
 from tests.hub.test_fetch import SmallHub, hub  # noqa: F401  the fixture
 
 from tandem.cli.__main__ import main
-from tandem.cli.ports import free_ports
-from tandem.engine.config.families import FAMILIES
-from tandem.engine.config.nearest import explained
+from tandem.cli.serve.listening import free_ports
+from tandem.engine.config.families import FAMILIES, explained
 from tandem.hub import HubError, UnsupportedModel, prepare
-from tandem.hub.gguf_start import START_BYTES, read_keys
+from tandem.hub.gguf.head import START_BYTES, read_keys
 from tandem.llm import LLM
 from tandem.protocol.errors import InvalidParameter
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tandem.hub import ModelNotFound, UnsupportedModel
-from tandem.hub.package import gguf_in
+from tandem.hub.prepare import gguf_in
 
 
 def test_embedded_model_is_installed():

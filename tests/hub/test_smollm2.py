@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from tandem.hub.gguf.reader import GgufModel
-from tandem.hub.package import gguf_in
+from tandem.hub.prepare import gguf_in
 
 pytestmark = pytest.mark.full
 
@@ -62,6 +61,8 @@ def random_texts(count: int) -> list[str]:
 def test_ids_are_those_of_transformers(smollm2: Path):
     """Every text of a varied corpus becomes the ids of transformers' own reading of the file, and
     decodes to the same text."""
+    import transformers
+
     ours = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
     theirs = transformers.AutoTokenizer.from_pretrained(str(SOURCE.parent), gguf_file=SOURCE.name)
     assert ours.get_vocab() == theirs.get_vocab()
@@ -93,6 +94,8 @@ def test_digits_stand_alone(smollm2: Path):
 @pytest.mark.slow
 def test_prepared_folder_is_a_folder_of_transformers(smollm2: Path):
     """transformers reads the prepared folder as its own and answers a question rightly."""
+    import transformers
+
     tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
     plain = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
     assert all(tokenizer.encode(text) == plain.encode(text).ids for text in CORPUS)
@@ -128,6 +131,7 @@ def test_sampled_rows_are_decoded_by_hand(smollm2: Path):
 @pytest.mark.timeout(300)
 def test_tensors_are_those_of_transformers(smollm2: Path):
     """Each of the 272 tensors has bit for bit the values of transformers' own GGUF reading."""
+    import transformers
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     weights = load_file(smollm2 / "model.safetensors")

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-import transformers
 from numpy.typing import NDArray
 from tests.engine_run.encoder_models import colbert_of, encoder_of, token_vectors_of
 from tests.engine_run.tiny_models import temporary_folder
@@ -78,7 +77,7 @@ def _roberta() -> tokenizers.Tokenizer:
 @cache
 def encoder_folder(
     name: str, *, pooling: str | None = None, normalize: bool = False
-) -> tuple[Path, Any, transformers.PreTrainedTokenizerFast]:
+) -> tuple[Path, Any, Any]:
     """The encoder ``name`` with a tokenizer, transformers' model and tokenizer; ``pooling`` adds
     sentence-transformers' modules. Its positions hold 128 tokens."""
     source, model = encoder_of(name)
@@ -96,9 +95,9 @@ def colbert_folder() -> tuple[Path, Callable[[str], NDArray[np.float32]]]:
     return folder, lambda text: token_vectors_of(body, layer, tokenizer(text)["input_ids"])
 
 
-def _with_tokenizer(
-    source: Path, made: tokenizers.Tokenizer
-) -> tuple[Path, transformers.PreTrainedTokenizerFast]:
+def _with_tokenizer(source: Path, made: tokenizers.Tokenizer) -> tuple[Path, Any]:
+    import transformers
+
     folder = temporary_folder("tandem-text-")
     shutil.copytree(source, folder, dirs_exist_ok=True)
     made.save(str(folder / "tokenizer.json"))

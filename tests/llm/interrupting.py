@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from tandem.llm.calls import call
+from tandem.llm.llm_engine import call
 
 
 class Interrupted(BaseException):

@@ -16,8 +16,8 @@ from tandem.llm.sampling import Params
 from tandem.protocol.commands import CommandName
 from tandem.protocol.context import ORDINARY, RequestContext
 from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
-from tandem.protocol.finish import FinishReason
 from tandem.protocol.ids import new_incarnation
+from tandem.protocol.outputs import FinishReason
 from tandem.protocol.sampling import OutputKind, SamplingParams
 from tandem.text.chat_template import ChatOptions
 from tandem.text.errors import ContextLengthExceeded

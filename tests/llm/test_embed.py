@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
 from tandem.llm import LLM, PoolingParams
 from tandem.protocol.errors import InvalidParameter
@@ -17,6 +16,8 @@ TEXTS = ["The capital of France is Paris.", "A cat sat on the mat.", "Paris " * 
 @pytest.mark.slow
 def test_vectors_are_transformers_last_hidden_states(small: Path) -> None:
     """By the last token and by the mean, in the order of the prompts, chunks among them."""
+    import transformers
+
     model = transformers.AutoModel.from_pretrained(small, dtype=torch.float32).eval()
     mean = PoolingParams(pooling_type="mean", normalize=False)  # type: ignore[arg-type]
     with LLM(

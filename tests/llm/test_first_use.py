@@ -16,7 +16,7 @@ from tandem.llm.params import wire
 from tandem.llm.sampling import params_from
 from tandem.protocol import sampling
 from tandem.protocol.errors import InvalidParameter
-from tandem.router.openai.bodies.schemas import CompletionBody
+from tandem.router.api.openai.bodies.schemas import CompletionBody
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,7 @@ from tests.waiting import wait_for
 
 from tandem.llm import llm_engine
 from tandem.llm.async_llm import AsyncLLM
-from tandem.llm.calls import Gate, call
-from tandem.llm.llm_engine import LLMEngine
+from tandem.llm.llm_engine import Gate, LLMEngine, call
 from tandem.llm.outputs import PooledRequestOutput
 from tandem.llm.scoring import Side
 from tandem.protocol.card import ModelCard

@@ -12,9 +12,9 @@ from tests.engine_run.encoder_models import maxsim_of
 from tests.llm.encoder_folders import TEXTS, colbert_folder
 
 from tandem.llm import LLM
-from tandem.llm.late_interaction import MOST_ROUNDS, QUERIES_AT_ONCE, LateScores, asked
 from tandem.llm.outputs import PooledRequestOutput
 from tandem.llm.prepared import PreparedRequest
+from tandem.llm.scoring import MOST_ROUNDS, QUERIES_AT_ONCE, LateScores, asked
 from tandem.protocol.errors import InvalidParameter, RequestFailed
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.pooling import NO_SAMPLING, LateInteractionMode, LateInteractionParams

@@ -11,7 +11,7 @@ from tests.engine_plan.sim import SimExecutor
 
 from tandem.llm import LLM, progress
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.finish import FinishReason
+from tandem.protocol.outputs import FinishReason
 from tandem.protocol.sampling import SamplingParams
 from tandem.text.errors import ContextLengthExceeded
 from tandem.text.tokenizer import Tokenizer

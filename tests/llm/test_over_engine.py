@@ -16,7 +16,7 @@ from tandem.engine.core.engine_core import EngineCore
 from tandem.llm.async_llm import AsyncLLM
 from tandem.protocol.commands import CommandName
 from tandem.protocol.errors import InvalidParameter, RequestFailed, TandemError
-from tandem.protocol.finish import FinishReason
+from tandem.protocol.outputs import FinishReason
 from tandem.text.tokenizer import Tokenizer
 
 BLOCKS = 48

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from tests.engine_run.tiny_models import SHAPE, temporary_folder
 
 from tandem.llm import LLM, PoolingParams
@@ -27,6 +26,8 @@ SETTINGS: dict[str, Any] = {
 
 def classifier(smollm2: Path, num_labels: int) -> tuple[Path, Any]:
     """A folder of a random head over the embedded model's tokenizer, and transformers' model."""
+    import transformers
+
     torch.manual_seed(num_labels)
     shape = {**SHAPE, "vocab_size": 49_152, "pad_token_id": 0, "num_labels": num_labels}
     model = transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**shape)).eval()
@@ -71,6 +72,8 @@ def test_classes_rewards_and_vectors(smollm2: Path) -> None:
 
 def test_a_head_of_one_label_scores_pairs(smollm2: Path) -> None:
     """Both texts as the tokenizer joins them; one text with each, and pair by pair."""
+    import transformers
+
     folder, model = classifier(smollm2, 1)
     tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
     with LLM(str(folder), **SETTINGS) as llm:

@@ -13,8 +13,8 @@ from tests.engine_plan.sim import SimExecutor
 
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.llm import LLM
-from tandem.llm import sleep as module
-from tandem.llm.sleep import put_to_sleep
+from tandem.llm import async_llm as module
+from tandem.llm.async_llm import put_to_sleep
 from tandem.protocol.commands import CommandName, Reply, SleepTag
 from tandem.protocol.errors import (
     FailCause,

@@ -10,9 +10,8 @@ import pytest
 
 from tandem.llm import pooled
 from tandem.llm.beside import weight
-from tandem.llm.patience import Patience
+from tandem.llm.pooled import Patience, Window
 from tandem.llm.weighing import MOST_TOGETHER, parts_of, prompt_tokens
-from tandem.llm.window import Window
 from tandem.text.prompts import TextPrompt, TokensPrompt
 
 

@@ -10,7 +10,7 @@ from tests.engine_run.tiny_models import MODELS, folder_of, judge_of
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.uniproc import UniProcExecutor
-from tandem.engine.worker.choices import ChoiceGraphs
+from tandem.engine.worker.graphs import ChoiceGraphs
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams
 
@@ -158,7 +158,7 @@ def test_the_slab_can_be_given_to_another_process():
     """Memory by cuMemCreate is ordinary memory to kernels and has a descriptor."""
     import os
 
-    from tandem.kernels.memory.device import MappedAllocator, descriptor_of
+    from tandem.memory.device import MappedAllocator, descriptor_of
 
     allocator = MappedAllocator(torch.device("cuda"))
     memory = allocator(5 << 20)

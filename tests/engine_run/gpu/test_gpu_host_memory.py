@@ -14,7 +14,7 @@ from tandem.engine.step import BlockTransfers
 from tandem.engine.worker import offload
 from tandem.engine.worker.moments import moment
 from tandem.engine.worker.offload import HostBlocks
-from tandem.kernels.memory.page_locked import DriverRegistrar, HostMemory, HostMemoryError
+from tandem.memory.page_locked import DriverRegistrar, HostMemory, HostMemoryError
 from tandem.protocol.commands import Command, CommandName, Reply
 
 pytestmark = [

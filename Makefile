@@ -150,8 +150,8 @@ manifests: setup  ## Make the CRD manifests anew from the operator's types
 	$(BIN)/python -m tandem.operator.api.crd
 
 .PHONY: proto
-proto: setup  ## Make the messages of gRPC anew from router/tandem/router/rpc/tandem.proto
-	cd router/tandem/router/rpc && $(abspath $(UV)) tool run --from grpcio-tools==1.85.1 \
+proto: setup  ## Make the messages of gRPC anew from router/tandem/router/api/grpc/tandem.proto
+	cd router/tandem/router/api/grpc && $(abspath $(UV)) tool run --from grpcio-tools==1.85.1 \
 		python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. tandem.proto
 
 .PHONY: reference-pages

@@ -27,13 +27,12 @@ import grpc
 import psutil
 import zmq
 
-from tandem.cli.ports import free_ports
+from tandem.cli.serve.listening import free_ports
 from tandem.hub import DEFAULT_MODEL, prepare
-from tandem.link.frames import decode_to_worker
 from tandem.link.liveness import LinkTimes
 from tandem.link.session import Session, Terms
+from tandem.link.sockets import decode_to_worker
 from tandem.protocol.card import PROTOCOL_VERSION, Fingerprint, ModelCard, WorkerRole
-from tandem.protocol.finish import FinishReason
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.layout import KVGroup, KVLayout
 from tandem.protocol.link import read_header
@@ -48,9 +47,9 @@ from tandem.protocol.messages import (
     WorkerBeat,
     encode,
 )
-from tandem.protocol.outputs import Accepted, EngineCoreOutput
+from tandem.protocol.outputs import Accepted, EngineCoreOutput, FinishReason
 from tandem.protocol.requests import EngineCoreRequest
-from tandem.router.rpc import tandem_pb2 as pb
+from tandem.router.api.grpc import tandem_pb2 as pb
 
 TEXT = "The quick brown fox jumps over the lazy dog, while it rains in Paris and nobody minds. "
 

@@ -16,8 +16,10 @@ ROOT = Path(__file__).parents[1]
 LIMITS = ROOT / "house.toml"
 GROUPS = {
     "say": "say says said saying tell tells told telling hear hears heard",
-    "persons": "whoever whom somebody nobody anybody everybody who",
-    "archaic": "anew beside wherein thereof whereas",
+    "who": "who",
+    "persons": "whoever whom somebody nobody anybody everybody",
+    "archaic": "anew beside wherein thereof whereas amid unto",
+    "wants": "wants",
 }
 """Words of each group. Data is sent, received or logged; requests are not persons."""
 

@@ -28,17 +28,17 @@ from tandem.engine.threads import spin_briefly
 
 IMPORTED = {
     "worker": (
-        *("tandem.cli.__main__", "tandem.cli.prefill", "tandem.cli.decode"),
+        *("tandem.cli.__main__", "tandem.cli.serve.prefill", "tandem.cli.serve.decode"),
         *("tandem.prefill.worker", "tandem.decode.worker"),
         *("tandem.engine.executor.uniproc", "tandem.engine.worker"),
     ),
-    "router": ("tandem.cli.__main__", "tandem.cli.router", "tandem.router.app", "uvloop"),
+    "router": ("tandem.cli.__main__", "tandem.cli.serve.router", "tandem.router.app", "uvloop"),
     "rank": ("tandem.engine.executor.rank", "tandem.engine.worker"),
     "handoff": (
         *("tests.kvtransfer.worker_process", "tandem.cli.__main__"),
         "tandem.kvtransfer.nodeagent.run",
     ),
-    "operator": ("tandem.cli.__main__", "tandem.cli.operator", "tandem.operator.run"),
+    "operator": ("tandem.cli.__main__", "tandem.cli.serve.operator", "tandem.operator.run"),
 }
 """What a process has imported when it is ready. No agent of nixl's: that one looks at the machine,
 and has threads."""

@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, cast
 
-from tandem.cli.children import Child
+from tandem.cli.serve.children import Child
 from tandem.protocol.names import ENV_PREFIX
 
 _PR_SET_CHILD_SUBREAPER = 36

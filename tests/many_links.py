@@ -11,7 +11,7 @@ from collections.abc import Callable
 import zmq
 from tests.hand_link import HandLink
 
-from tandem.link.descriptors import raise_descriptor_limit
+from tandem.link.sockets import raise_descriptor_limit
 from tandem.protocol.ids import Incarnation, new_incarnation
 from tandem.protocol.link import read_header
 

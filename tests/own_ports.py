@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import cycle, islice
 
-from tandem.cli.ports import FIRST, LOOPBACK
+from tandem.cli.serve.listening import FIRST, LOOPBACK
 
 LOWEST = 6_000
 SIZE = 160

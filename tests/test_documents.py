@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tandem.cli import command, flags, up
 from tandem.cli.__main__ import COMMANDS, main
-from tandem.cli.command import Parser
+from tandem.cli.serve import up
+from tandem.cli.settings import command, flags
+from tandem.cli.settings.command import Parser
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([

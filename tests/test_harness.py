@@ -13,9 +13,9 @@ import pytest
 from tests.forked import Forked, fork_server, forked
 from tests.own_ports import own_ports
 
-from tandem.cli.children import Child
-from tandem.cli.ports import LOOPBACK, free_ports
-from tandem.cli.stack import router_child
+from tandem.cli.serve.children import Child
+from tandem.cli.serve.listening import LOOPBACK, free_ports
+from tandem.cli.serve.stack import router_child
 
 ROOT = Path(__file__).parents[1]
 PRINTS = "from tests.own_ports import own_ports; print(*own_ports(40), flush=True); input()"

@@ -12,8 +12,7 @@ from typing import Any
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.config.read import facts_of
-from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.core.step_outputs import StepOutputs
+from tandem.engine.core.engine_core import EngineCore, StepOutputs
 from tandem.engine.executor.uniproc import UniProcExecutor
 from tandem.engine.worker import moments
 from tandem.protocol.ids import RequestKey

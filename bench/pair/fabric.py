@@ -30,13 +30,13 @@ from typing import Any
 import torch
 from prometheus_client import CollectorRegistry
 
-from tandem.cli.gpus import environment_of
-from tandem.kernels.memory.device import MappedAllocator
-from tandem.kernels.memory.shared import shared_tensor
+from tandem.cli.serve.gpus import environment_of
 from tandem.kvtransfer import events
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
+from tandem.memory.device import MappedAllocator
+from tandem.memory.shared import shared_tensor
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey, new_incarnation
 from tandem.protocol.kv import FirstToken

@@ -29,7 +29,7 @@ from bench.sim.figures import ITL_MS, figures
 from bench.sim.named_loads import load_of
 from bench.sim.router import Seen
 
-from tandem.link.descriptors import raise_descriptor_limit
+from tandem.link.sockets import raise_descriptor_limit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
 

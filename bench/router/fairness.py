@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import httpx
 from hogs import NAMES, be
 
-from tandem.cli.ports import free_ports
+from tandem.cli.serve.listening import free_ports
 
 READY_SECONDS = 300.0
 VICTIM, HOG = "key-of-the-victim", "key-of-the-hog"

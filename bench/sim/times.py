@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tandem.engine.config.facts import ModelFacts
-from tandem.engine.scheduler.padding import Padding
 from tandem.engine.step import StepRow
+from tandem.engine.timing.step_times import Padding
 
 QWEN3_8B = ModelFacts(
     architecture="Qwen3ForCausalLM",

@@ -11,12 +11,9 @@ from bench.sim.executor import SimExecutor
 from bench.sim.link import Consuming, Producing, Side
 from bench.sim.times import Device, Way
 
-from tandem.decode.connector import DecodeConnector
 from tandem.engine.config import EngineConfig
-from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.core.step_outputs import StepOutputs
+from tandem.engine.core.engine_core import EngineCore, StepOutputs
 from tandem.engine.scheduler.connector import KVConnector
-from tandem.prefill.connector import PrefillConnector
 from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.messages import Frame, PeerHealth
@@ -24,6 +21,8 @@ from tandem.protocol.outputs import Refused
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.router.dispatch.attempt import Leg
 from tandem.router.workers.worker import Worker
+from tandem.worker.connectors.consumer import DecodeConnector
+from tandem.worker.connectors.producer import PrefillConnector
 
 
 class SimWorker(Side):

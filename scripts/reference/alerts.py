@@ -10,10 +10,10 @@ from scripts.rules import chart
 _HEAD = f"""# Alerts
 
 {MADE}
-Each has a runbook: what it means, who is at fault, where to look, what to do. In their commands
-`NAME` is an LLMService and `ROUTER` the Service of its routers; where there is an API key, give it
-to `curl` as `-H "Authorization: Bearer KEY"`. How alerts are switched on is in
-[observability.md](../observability.md).
+Each alert has a runbook with its meaning, its likely cause, commands and remedies. In commands
+`NAME` is an LLMService and `ROUTER` the Service of its routers. If the router has API keys, add
+`-H "Authorization: Bearer KEY"` to `curl`. [Metrics and alerts](../observability.md) explains how
+to enable alerts.
 """
 
 
@@ -28,4 +28,4 @@ def page() -> str:
         )
         for name, rule in sorted(chart.alerts().items())
     )
-    return "\n".join([_HEAD, table(("alert", "severity", "after", ""), rows)])
+    return "\n".join([_HEAD, table(("alert", "severity", "after", "meaning"), rows)])

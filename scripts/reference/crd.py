@@ -12,8 +12,8 @@ from scripts.reference.table import MADE, code, table
 _HEAD = f"""# Fields of an LLMService
 
 {MADE}
-[resource.md](../resource.md) explains them together; fields without an effect yet are refused by
-name, as it says there. `podTemplate` holds what a pod template of Kubernetes holds.
+[LLMService](../resource.md) explains what fields do together, and which ones this version
+refuses. `podTemplate` is a pod template of Kubernetes.
 """
 _OPAQUE = "podTemplate"
 _NAMES = {"object": "map", "array": "list", "integer": "integer", "boolean": "switch"}
@@ -28,7 +28,7 @@ def page(path: Path) -> str:
     for top in ("spec", "status"):
         part = schema["properties"][top]
         parts.append(f"## {top}\n")
-        parts.append(table(("field", "", "allowed", ""), _rows(part, "")))
+        parts.append(table(("field", "type", "allowed", "effect"), _rows(part, "")))
     return "\n".join(parts)
 
 

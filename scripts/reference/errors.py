@@ -11,18 +11,22 @@ from scripts.reference.table import MADE, code, table
 
 from tandem.protocol import names
 from tandem.protocol.errors import FailCause, RefusalCode
-from tandem.protocol.finish import FinishReason
+from tandem.protocol.outputs import FinishReason
 
-_HEAD = f"""# Words for what can go wrong
+_HEAD = f"""# Errors and reasons
 
 {MADE}
-What a client sees of it, status by status, is in [http.md](../http.md#errors); the reasons of an
-LLMService's conditions are in [resource.md](../resource.md#conditions).
+Statuses of HTTP are in [Errors](../http.md#errors), and reasons of an LLMService's conditions in
+[Reasons](../resource.md#reasons).
 """
 _ENUMS: list[tuple[str, type[Enum], str]] = [
-    ("Refusals of workers", RefusalCode, "Before any work was done; label `reason` of metrics."),
-    ("Failed attempts", FailCause, "An attempt that had begun; the router may start another."),
-    ("Ends of an answer", FinishReason, "`finish_reason` of a choice, where a client sees it."),
+    (
+        "Refusals of workers",
+        RefusalCode,
+        "A worker refuses a request before any work; label `reason` of metrics.",
+    ),
+    ("Failed attempts", FailCause, "A begun attempt failed; the router may start another."),
+    ("Ends of an answer", FinishReason, "`finish_reason` of a choice."),
 ]
 
 
@@ -32,14 +36,14 @@ def page() -> str:
     for title, kind, text in _ENUMS:
         said = dict(_docs(kind))
         rows = [(code(each.value), said.get(each.name, "")) for each in kind]
-        parts += [f"## {title}\n", f"{text}\n", table(("word", ""), rows)]
+        parts += [f"## {title}\n", f"{text}\n", table(("word", "meaning"), rows)]
     rows = [
-        ("0", "All is well."),
-        ("1", "It could not be done; the last line says what."),
-        ("2", "What was given is wrong; the last line names the word and what is allowed."),
-        (str(names.EXIT_MODEL_REFUSED), "`tandem prepare`: this model will never do."),
+        ("0", "Success."),
+        ("1", "The command failed; the last line has the reason."),
+        ("2", "The arguments are wrong; the last line names the argument and what is allowed."),
+        (str(names.EXIT_MODEL_REFUSED), "`tandem prepare`: the model is not supported."),
     ]
-    parts += ["## Exit statuses of commands\n", table(("status", ""), rows)]
+    parts += ["## Exit statuses of commands\n", table(("status", "meaning"), rows)]
     return "\n".join(parts)
 
 

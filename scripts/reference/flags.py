@@ -7,34 +7,32 @@ from typing import Any
 
 from scripts.reference.table import MADE, code, table
 
+from tandem.base.settings import Setting
 from tandem.cli.bench.latency import LatencyConfig
 from tandem.cli.bench.load import LoadConfig
 from tandem.cli.bench.serve import ServeConfig
 from tandem.cli.bench.startup import StartupConfig
 from tandem.cli.bench.throughput import ThroughputConfig
-from tandem.cli.flags import Section, flag_of, plain_type
-from tandem.cli.logs import LogConfig
 from tandem.cli.prepare import PrepareConfig
-from tandem.cli.up_config import UpConfig
-from tandem.cli.worker_settings import worker_sections
+from tandem.cli.serve.stack import UpConfig
+from tandem.cli.settings.flags import Section, flag_of, plain_type
+from tandem.cli.settings.logs import LogConfig
+from tandem.cli.settings.worker_settings import worker_sections
 from tandem.kvtransfer.nodeagent.config import NodeAgentConfig
 from tandem.operator.settings import OperatorSettings
 from tandem.prefill.config import PrefillConfig
 from tandem.protocol.names import ENV_PREFIX
-from tandem.protocol.settings import Setting
 from tandem.router.config import RouterConfig
 
 _HEAD = f"""# Flags and variables
 
 {MADE}
-A flag `--some-flag` may also be given as `{ENV_PREFIX}SOME_FLAG` in the environment, or as
-`some_flag` in the YAML file that `--config` names; the flag wins over the environment, that over
-the file. `tandem up` and `tandem serve` take the flags of workers for all of theirs, or as
-`--prefill.FLAG`, `--decode.FLAG` and `--router.FLAG` for one role. Lists may be repeated as flags,
-and are separated by commas elsewhere.
+Set `--some-flag` also as `{ENV_PREFIX}SOME_FLAG` in the environment, or as `some_flag` in the YAML
+file of `--config`. A flag has precedence over the environment, and the environment over the file.
+`tandem up` and `tandem serve` take the flags of workers for all workers, or as `--prefill.FLAG`,
+`--decode.FLAG` and `--router.FLAG` for one role. Repeat the flag of a list; use commas elsewhere.
 
-`tandem chat`, `top`, `explain`, `run-batch` and `bench kernels` have flags alone, which their
-`--help` lists.
+`tandem chat`, `top`, `explain`, `run-batch` and `bench kernels` have only flags: see `--help`.
 """
 
 
@@ -77,7 +75,7 @@ def page() -> str:
         for section in sections:
             if len(sections) > 1:
                 parts.append(f"### {section.title}\n")
-            parts.append(table(("flag", "", "default", ""), _rows(section)))
+            parts.append(table(("flag", "type", "default", "effect"), _rows(section)))
     return "\n".join(parts)
 
 

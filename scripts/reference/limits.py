@@ -26,7 +26,7 @@ def page() -> str:
         (code(each.name), _default(each.name, each.default), docs[each.name])
         for each in fields(Limits)
     ]
-    return "\n".join([_HEAD, table(("limit", "default", "of"), rows)])
+    return "\n".join([_HEAD, table(("limit", "default", "meaning"), rows)])
 
 
 def _docs() -> Iterator[tuple[str, str]]:

@@ -16,26 +16,24 @@ from tandem.engine.config import CacheConfig
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.offload.connector import OffloadConnector
 from tandem.kvtransfer.metrics import metrics_of
-from tandem.kvtransfer.nodeagent.series import AgentSeries
+from tandem.kvtransfer.nodeagent.run import AgentSeries
 from tandem.operator.cluster.store import Store
 from tandem.operator.metrics import OperatorMetrics
 from tandem.operator.service_gauges import ServiceGauges
-from tandem.router.gauges import register_gauges
-from tandem.router.live.link_series import register_link_series
 from tandem.router.metrics import RouterMetrics
+from tandem.router.observe.fleet_view import register_link_series
+from tandem.router.observe.gauges import register_gauges
+from tandem.worker.connectors.prefix_fetch import PullMetrics
+from tandem.worker.launch import show_rank_processes
 from tandem.worker.link_metrics import LinkMetrics
-from tandem.worker.pulls.metrics import PullMetrics
-from tandem.worker.rank_processes import show_rank_processes
 
 _HEAD = f"""# Metrics
 
 {MADE}
-Each process serves `/metrics` for Prometheus: the router on its own port, workers on
-`--probe-port`, a node's agent on its own `--probe-port` where it is given one, the operator on its
-`--port`. Names are vLLM's where the meaning is the same, else begin with `tandem`. Counters are
-scraped with `_total` at the end of their names, histograms as
-`_bucket`, `_sum` and `_count`. Alerts are those of the chart
-([observability.md](../observability.md)), each with its runbook; panels are those of its boards.
+Each process serves `/metrics` for Prometheus: the router on its own port, workers and node agents
+on `--probe-port`, the operator on its `--port`. A name is vLLM's if the meaning is the same; other
+names begin with `tandem`. Counters have the suffix `_total`, histograms `_bucket`, `_sum` and
+`_count`. Alerts and panels are those of [the chart](../observability.md).
 """
 _KINDS = {"counter": "counter", "gauge": "gauge", "histogram": "histogram", "info": "info"}
 
@@ -86,7 +84,10 @@ def page() -> str:
     users = uses.of_alerts(), uses.of(boards.queries())
     for title, registry in registries().items():
         rows = sorted(_rows(registry, *users))
-        parts += [f"## {title}\n", table(("name", "type", "labels", "alerts", "panels", ""), rows)]
+        parts += [
+            f"## {title}\n",
+            table(("name", "type", "labels", "alerts", "panels", "meaning"), rows),
+        ]
     return "\n".join(parts)
 
 

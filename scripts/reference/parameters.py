@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from scripts.reference.table import MADE, code, table
 
-from tandem.router.anthropic import parameters as anthropic
-from tandem.router.openai.bodies import hints, parameters, pooling_schemas
-from tandem.router.openai.bodies.hints import Hint
-from tandem.router.openai.bodies.parameters import Refused
-from tandem.router.openai.written import written
+from tandem.router.api.anthropic import body as anthropic
+from tandem.router.api.openai.bodies import hints, parameters, pooling_schemas
+from tandem.router.api.openai.bodies.hints import Hint
+from tandem.router.api.openai.bodies.parameters import Refused
+from tandem.router.http.errors import written
 
 _HEAD = f"""# Hints and refused parameters
 

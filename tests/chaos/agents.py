@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tandem.cli.children import Child
-from tandem.cli.ports import LOOPBACK, free_ports
+from tandem.cli.serve.children import Child
+from tandem.cli.serve.listening import LOOPBACK, free_ports
 
 NAME = "agent-0"
 TRANSPORT = "shm_agent"

@@ -13,7 +13,7 @@ from tests.chaos.proxy import ADVERTISED, LISTENED, Proxy
 from tests.workers.pair import PROMPT, ROUTER
 from tests.workers.pullers import Peers
 
-from tandem.cli.ports import free_ports
+from tandem.cli.serve.listening import free_ports
 from tandem.protocol.ids import RequestKey
 
 BUDGET_MS = 60_000

@@ -10,7 +10,7 @@ from pathlib import Path
 from client import held
 from stack import Stack
 
-from tandem.cli.children import Child
+from tandem.cli.serve.children import Child
 
 _SHARED = re.compile(r"/memfd:|/dev/shm/|tandem-kv")
 """Memory that processes share: their own, and what they map of their peers."""

@@ -21,7 +21,7 @@ from tests.chaos.sights import Sights, fleet_of
 from tests.forked import ForkedChild
 from tests.waiting import wait_for
 
-from tandem.cli.children import Child
+from tandem.cli.serve.children import Child
 
 READY_SECONDS = 120.0
 DRAIN_SECONDS = 2.0

@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tandem.kvtransfer.memory.blocks import TAG_BYTES, TURN_BYTES
-from tandem.kvtransfer.memory.header import HEADER_BYTES, key_digest, read_header
+from tandem.kvtransfer.memory.packing import HEADER_BYTES, key_digest, read_header
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import RequestKey
 

@@ -13,7 +13,7 @@ from tests.chaos.line import DRAIN_SECONDS, NUM_BLOCKS, Line
 from tests.chaos.proxy import ADVERTISED, Proxy
 from tests.chaos.pulls import FLAGS as PULL_FLAGS
 
-from tandem.cli.children import Child
+from tandem.cli.serve.children import Child
 
 FLAGS = {
     "worker_flags": [

@@ -16,7 +16,7 @@ from tests.chaos.load import Answer
 from tests.chaos.schedule import Kind, make_schedule
 from tests.waiting import wait_for
 
-from tandem.cli.ports import free_ports
+from tandem.cli.serve.listening import free_ports
 
 ASKED = 80
 """Questions; each is learned twice, which the stand-in answers well."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TextIO
 
-from tandem.cli.children import Child
-from tandem.cli.gpu_turns import ENV_SHARE, Turns, sharers
-from tandem.cli.up import Supervisor
-from tandem.cli.up_config import UpConfig
+from tandem.cli.serve.children import Child
+from tandem.cli.serve.gpus import ENV_SHARE, Turns, sharers
+from tandem.cli.serve.stack import UpConfig
+from tandem.cli.serve.up import Supervisor
 
 ROLES = ("prefill", "decode")
 CUDA = {"device": "cuda"}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from tandem.cli.ports import LOOPBACK
+from tandem.cli.serve.listening import LOOPBACK
 
 
 class Answer(BaseHTTPRequestHandler):

@@ -14,9 +14,8 @@ import httpx
 import pytest
 from tests.cli.answering import Answer, served
 
-from tandem.cli import run_batch
-from tandem.cli.batch.asking import Batch
-from tandem.cli.batch.lines import BatchRequest, check_lines
+from tandem.cli.batch import run_batch
+from tandem.cli.batch.requests import Batch, BatchRequest, check_lines
 from tandem.protocol.errors import InvalidParameter
 
 URL = "/v1/completions"

@@ -11,8 +11,8 @@ import pytest
 from tests.cli.answering import Answer, served
 
 from tandem.cli.bench.client import Record, Target, _decoder, _note
-from tandem.cli.bench.drive import Bounds, drive
 from tandem.cli.bench.load import Ask
+from tandem.cli.bench.serve import Bounds, drive
 from tandem.cli.bench.summary import parse_goodput, summarize
 
 pytestmark = pytest.mark.full

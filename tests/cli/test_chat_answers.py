@@ -12,8 +12,9 @@ from typing import Any, TextIO
 import pytest
 from tests.cli.answering import Answer, served
 
-from tandem.cli import answer_drawn, chat
-from tandem.cli.answer_drawn import AnswerDrawn
+from tandem.cli import chat
+from tandem.cli import chat as answer_drawn
+from tandem.cli.chat import AnswerDrawn
 
 THOUGHT = [
     {"role": "assistant", "content": ""},

@@ -10,11 +10,10 @@ import pytest
 from rich.console import Console
 from tests.cli.test_top import call, fleet, link, worker
 
-from tandem.cli import explained
-from tandem.cli.calls_drawn import calls_table
-from tandem.cli.fleet_drawn import Frame, drawn
-from tandem.protocol.recording import AttemptRecord, LegRecord, Recording
-from tandem.router.timeline.view import full
+from tandem.cli.inspect import explain
+from tandem.cli.inspect.top import Frame, calls_table, drawn
+from tandem.router.observe.timeline.view import full
+from tandem.tracing.recording import AttemptRecord, LegRecord, Recording
 
 TITLE = "\x1b]0;mine\x07"
 """Would name a terminal's window."""
@@ -31,7 +30,7 @@ def shown(what: Any) -> str:
 def test_a_calls_name_is_drawn_as_it_is(name: str) -> None:
     """An id that closes a tag ended every view of the router with an error."""
     text = shown(calls_table([call(request_id=name, path=f"/v1/{TITLE}{name}")]))
-    assert explained.plain(name)[:8] in text
+    assert explain.plain(name)[:8] in text
     assert text.replace("\n", "").isprintable()
     assert r"\x1b]0;mine\x07" in text
 
@@ -46,7 +45,7 @@ def test_names_and_reasons_of_workers_are_drawn_as_they_are() -> None:
     )
     text = shown(drawn(Frame("http://r", "12:00:00", said, []), None))
     assert text.replace("\n", "").isprintable()
-    assert text.count(explained.plain(odd)) >= 6
+    assert text.count(explain.plain(odd)) >= 6
 
 
 def test_explain_draws_nothing_that_a_terminal_obeys() -> None:
@@ -55,14 +54,14 @@ def test_explain_draws_nothing_that_a_terminal_obeys() -> None:
     legs = [LegRecord("decode", f"D\r{TITLE}", 0.1)]
     recording.attempt(AttemptRecord(0, TITLE, "first", 0.1, legs, 0.9, f"lost\n{TITLE}"))
     content = msgspec.json.decode(msgspec.json.encode(full(recording, 1.0)))
-    text = explained.drawn(content, 100)
+    text = explain.drawn(content, 100)
     assert text.startswith(r"/v1/\x1b]0;mine\x07  a  status 404")
     assert text.replace("\n", "").isprintable()
     assert r"lost\n\x1b]0;mine\x07" in text
 
 
 def test_printable_words_stay() -> None:
-    assert explained.plain("chat/completions Frühstück 朝食 → [a]") == (
+    assert explain.plain("chat/completions Frühstück 朝食 → [a]") == (
         "chat/completions Frühstück 朝食 → [a]"
     )
-    assert explained.plain("a\ud800b\u2028") == r"a\ud800b\u2028"
+    assert explain.plain("a\ud800b\u2028") == r"a\ud800b\u2028"

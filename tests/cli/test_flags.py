@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tandem.cli.flags import Section, add_flags, read_settings
+from tandem.base.settings import setting
+from tandem.cli.settings.flags import Section, add_flags, read_settings
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from tests.cli.acted_stack import ROLES, Actor, Stack
 
-from tandem.cli import gpu_turns, up
-from tandem.cli.child_flags import ChildFlagsError
-from tandem.cli.up import Supervisor
-from tandem.cli.up_config import UpConfig
+from tandem.cli.serve import gpus, up
+from tandem.cli.serve.child_flags import ChildFlagsError
+from tandem.cli.serve.stack import UpConfig
+from tandem.cli.serve.up import Supervisor
 from tandem.engine.config import EngineConfig
-from tandem.engine.worker import capacity
+from tandem.engine.worker import worker
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_whoever_starts_again_gets_as_much_as_it_had(
         taken[child.name] = weights
         share = float(stack.shares()[number] or told[child.arguments[0]])
         config = EngineConfig.of(smollm2, device="cuda", gpu_memory_utilization=share)
-        count = capacity.num_blocks(config, config.layout, torch.device("cuda"), step_bytes=step)
+        count = worker.num_blocks(config, config.layout, torch.device("cuda"), step_bytes=step)
         blocks[child.name].append(count)
         taken[child.name] += step + count * config.layout.block_bytes
         child.serves = True
@@ -108,7 +108,7 @@ def test_the_others_divide_what_told_bytes_leave(
         asked.append(gpu)
         return used
 
-    monkeypatch.setattr(gpu_turns, "used_share", says)
+    monkeypatch.setattr(gpus, "used_share", says)
     given = {"prefill": {"kv_cache_memory_bytes": 1 << 30}}
     stack = Stack(["prefill", "decode", "decode"], ["7"], given)
     assert stack.step() == ["prefill-0"]

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 from tests.cli.acted_stack import Actor, Stack
 
-from tandem.cli import up
-from tandem.cli.up import Supervisor
-from tandem.cli.up_config import UpConfig
+from tandem.cli.serve import up
+from tandem.cli.serve.stack import UpConfig
+from tandem.cli.serve.up import Supervisor
 
 
 def test_two_on_one_gpu_start_in_turn_with_half_of_it_each():

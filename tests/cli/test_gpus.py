@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.cli.gpus import VISIBLE, environment_of, used_share, visible_gpus
+from tandem.cli.serve.gpus import VISIBLE, environment_of, used_share, visible_gpus
 
 
 def test_each_worker_sees_its_own_gpu_first():

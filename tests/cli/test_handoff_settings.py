@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tandem.cli.handoff_settings import handoff_config
+from tandem.cli.settings.worker_settings import handoff_config
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import ENV_CACHE

@@ -6,9 +6,8 @@ import socket
 
 import pytest
 
-from tandem.cli.listening import check_address
-from tandem.cli.ports import LOOPBACK, free_ports
-from tandem.cli.stack import router_url
+from tandem.cli.serve.listening import LOOPBACK, check_address, free_ports
+from tandem.cli.serve.stack import router_url
 from tandem.protocol.errors import InvalidParameter
 
 

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from tandem.cli.loading import loading
+from tandem.cli.serve.own_server import loading
 
 
 def test_what_is_loaded_is_not_looked_at_and_what_follows_is() -> None:

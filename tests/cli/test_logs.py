@@ -8,8 +8,8 @@ import logging
 
 import pytest
 
-from tandem.cli.logs import handler_of
-from tandem.protocol.recording import Recording, begin
+from tandem.cli.settings.logs import handler_of
+from tandem.tracing.recording import Recording, begin
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 

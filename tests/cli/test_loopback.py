@@ -8,13 +8,14 @@ import httpx
 import pytest
 from tests.cli.answering import Answer, served
 
-from tandem.cli import chat, loopback
-from tandem.cli.asking_router import RouterClient
+from tandem.base.listening import HEADER_CHILD_TOKEN
+from tandem.cli import chat
 from tandem.cli.bench import serve
-from tandem.cli.children import Child
-from tandem.cli.ports import LOOPBACK, free_ports
-from tandem.cli.stopping import _requests
-from tandem.protocol.child import HEADER_CHILD_TOKEN
+from tandem.cli.inspect.requests import RouterClient
+from tandem.cli.serve import listening
+from tandem.cli.serve.children import Child
+from tandem.cli.serve.listening import LOOPBACK, free_ports
+from tandem.cli.serve.stack import _requests
 
 TOKEN = "of this stack"
 MODELS = b'{"data": [{"id": "served"}]}'
@@ -90,6 +91,6 @@ def test_hosts_elsewhere_are_asked_by_the_proxy(
 ) -> None:
     monkeypatch.setenv("all_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
-    with httpx.Client(mounts=loopback.mounts(url)) as client:
+    with httpx.Client(mounts=listening.mounts(url)) as client:
         is_direct = client._transport_for_url(httpx.URL(url)) is client._transport
     assert is_direct is own

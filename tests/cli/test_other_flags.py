@@ -10,23 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli import other_flags
 from tandem.cli.__main__ import COMMANDS, main
-from tandem.cli.command import UsageError, read_command_line
-from tandem.cli.flags import Section, flag_of, whole_number
-from tandem.cli.other_flags import translated
-from tandem.cli.overrides import ROLES, of_router, sections_for, take_roles
-from tandem.cli.router import prepared_config, router_sections
-from tandem.cli.secret_flags import api_key_of, take_secrets
-from tandem.cli.stack import plan
-from tandem.cli.up_config import UpConfig
-from tandem.cli.worker_settings import worker_sections
+from tandem.cli.serve.overrides import ROLES, of_router, sections_for, take_roles
+from tandem.cli.serve.router import prepared_config, router_sections
+from tandem.cli.serve.stack import UpConfig, plan
+from tandem.cli.settings import other_flags
+from tandem.cli.settings.command import UsageError, read_command_line
+from tandem.cli.settings.flags import Section, flag_of, whole_number
+from tandem.cli.settings.other_flags import translated
+from tandem.cli.settings.secret_flags import api_key_of, take_secrets
+from tandem.cli.settings.worker_settings import worker_sections
 from tandem.engine.config import ModelConfig
 from tandem.engine.config.cache import CacheConfig
 from tandem.engine.config.scheduler import SchedulerConfig
-from tandem.hub.model_files import ModelFiles
+from tandem.hub.folder import ModelFiles
+from tandem.llm.other_servers import NEEDLESS, REFUSED, SAME, SWITCHES
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.other_servers import NEEDLESS, REFUSED, SAME, SWITCHES
 from tandem.router.config import RouterConfig
 
 STACK = [Section("Stack", UpConfig), *sections_for(ROLES)]

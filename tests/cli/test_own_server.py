@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tandem.cli.batch.run_batch import run
 from tandem.cli.bench.startup import StartupConfig, start
-from tandem.cli.own_server import own_server
-from tandem.cli.run_batch import run
+from tandem.cli.serve.own_server import own_server
 from tandem.protocol.errors import TandemError
 
 CHAT = '{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {}}'

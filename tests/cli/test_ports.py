@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from tandem.cli import ports
-from tandem.cli.ports import FIRST, LOOPBACK, first_of_connections, free_ports
+from tandem.cli.serve import listening
+from tandem.cli.serve.listening import FIRST, LOOPBACK, first_of_connections, free_ports
 from tandem.protocol.errors import TandemError
 
 
@@ -44,7 +44,7 @@ def test_where_connections_begin(monkeypatch, tmp_path, text, first):
     """A range that leaves nothing below it is not believed, nor is an empty file."""
     path = tmp_path / "range"
     path.write_text(text)
-    monkeypatch.setattr(ports, "_RANGE_OF_CONNECTIONS", path)
+    monkeypatch.setattr(listening, "_RANGE_OF_CONNECTIONS", path)
     assert first_of_connections() == first
-    monkeypatch.setattr(ports, "_RANGE_OF_CONNECTIONS", tmp_path / "none")
+    monkeypatch.setattr(listening, "_RANGE_OF_CONNECTIONS", tmp_path / "none")
     assert first_of_connections() == 32768

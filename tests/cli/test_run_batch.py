@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tandem.cli.batch import asking
-from tandem.cli.run_batch import run
+from tandem.cli.batch import requests
+from tandem.cli.batch.run_batch import run
 from tandem.protocol.errors import InvalidParameter, TandemError
 
 CHAT = "/v1/chat/completions"
@@ -119,7 +119,7 @@ def test_a_server_that_is_gone_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what was answered is not lost, nor taken for the whole."""
-    monkeypatch.setattr(asking, "MAX_DEAD", 3)
+    monkeypatch.setattr(requests, "MAX_DEAD", 3)
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("\n".join(line(number) for number in range(50)))
     flags = ["--url", "http://127.0.0.1:9", "--max-attempts", "1", "--concurrency", "2"]

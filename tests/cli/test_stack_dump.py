@@ -15,13 +15,13 @@ import pytest
 from stack import Stack
 from tests.waiting import wait_for
 
-from tandem.cli import stack_dump
+from tandem.cli.serve import stack_dump
 
 pytestmark = pytest.mark.full
 
 HELD = """
 import ctypes, sys, threading
-from tandem.cli.stack_dump import dump_on_signal
+from tandem.cli.serve.stack_dump import dump_on_signal
 dump_on_signal()
 print("ready", flush=True)
 ctypes.PyDLL(None).sleep(4)  # keeps the interpreter

@@ -13,12 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from tandem.cli import up
-from tandem.cli.children import Child
-from tandem.cli.ports import LOOPBACK, free_ports
-from tandem.cli.stopping import Graces, _requests, stop
-from tandem.cli.up import Supervisor
-from tandem.cli.up_config import UpConfig
+from tandem.cli.serve import up
+from tandem.cli.serve.children import Child
+from tandem.cli.serve.listening import LOOPBACK, free_ports
+from tandem.cli.serve.stack import Graces, UpConfig, _requests, stop
+from tandem.cli.serve.up import Supervisor
 
 
 class Sleeper(Child):

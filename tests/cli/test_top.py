@@ -22,9 +22,8 @@ from tests.router.http_server import Served
 from tests.waiting import wait_for
 
 from tandem.cli import __main__ as main
-from tandem.cli import top
-from tandem.cli.calls_drawn import WIDTH, bar_of
-from tandem.cli.fleet_drawn import Frame, drawn
+from tandem.cli.inspect import top
+from tandem.cli.inspect.top import WIDTH, Frame, bar_of, drawn
 from tandem.protocol.errors import InvalidParameter
 
 Make = Callable[..., FakeWorker]

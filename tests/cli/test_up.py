@@ -14,13 +14,14 @@ from itertools import pairwise
 import pytest
 from tests.cli.answering import Answer, served
 
-from tandem.cli import up
+from tandem.base.listening import HEADER_CHILD_TOKEN
+from tandem.base.settings import settings_of
 from tandem.cli.__main__ import main
-from tandem.cli.child_flags import ChildFlagsError, check_router, check_worker
-from tandem.cli.children import Child
-from tandem.cli.command import parse
-from tandem.cli.flags import Section
-from tandem.cli.overrides import (
+from tandem.cli.serve import up
+from tandem.cli.serve.child_flags import ChildFlagsError, check_router, check_worker
+from tandem.cli.serve.children import Child
+from tandem.cli.serve.listening import LOOPBACK, free_ports
+from tandem.cli.serve.overrides import (
     FILLED,
     ROLES,
     Overrides,
@@ -28,13 +29,11 @@ from tandem.cli.overrides import (
     sections_for,
     take_roles,
 )
-from tandem.cli.ports import LOOPBACK, free_ports
-from tandem.cli.stack import plan
-from tandem.cli.up import Supervisor
-from tandem.cli.up_config import UpConfig
-from tandem.cli.worker_settings import worker_sections
-from tandem.protocol.child import HEADER_CHILD_TOKEN
-from tandem.protocol.settings import settings_of
+from tandem.cli.serve.stack import UpConfig, plan
+from tandem.cli.serve.up import Supervisor
+from tandem.cli.settings.command import parse
+from tandem.cli.settings.flags import Section
+from tandem.cli.settings.worker_settings import worker_sections
 from tandem.router.config import RouterConfig
 from tandem.worker.server_config import ServerConfig
 

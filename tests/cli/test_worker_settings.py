@@ -16,8 +16,8 @@ pytestmark = pytest.mark.full
 
 ASK = """
 import sys
-from tandem.cli.command import parse
-from tandem.cli.worker_settings import engine_config, worker_sections
+from tandem.cli.settings.command import parse
+from tandem.cli.settings.worker_settings import engine_config, worker_sections
 config = engine_config(parse("prefill", "", worker_sections(), sys.argv[1:]))
 print(config.model.model, config.revision, sep="\\n")
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 from tests.waiting import wait_for
 
-from tandem.cli.ports import LOOPBACK, free_ports
+from tandem.cli.serve.listening import LOOPBACK, free_ports
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = HERE.parents[1] / ".tools" / "collector" / "collector"

@@ -16,9 +16,9 @@ from tests.forked import forked
 from tests.own_ports import own_ports
 from tests.waiting import wait_for
 
-from tandem.cli.children import Child
-from tandem.cli.ports import LOOPBACK
-from tandem.cli.stack import Ports, router_child, worker_child
+from tandem.cli.serve.children import Child
+from tandem.cli.serve.listening import LOOPBACK
+from tandem.cli.serve.stack import Ports, router_child, worker_child
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^}]*\})? (\S+)$")
 

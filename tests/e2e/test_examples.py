@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.waiting import wait_for
 
-from tandem.cli.ports import free_ports
+from tandem.cli.serve.listening import free_ports
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 READY_SECONDS = 120.0

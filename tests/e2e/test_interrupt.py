@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from tandem.cli.ports import LOOPBACK, free_ports
+from tandem.cli.serve.listening import LOOPBACK, free_ports
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -22,8 +22,8 @@ FREE_SECONDS = 10.0
 
 
 @pytest.fixture
-def client(pair: Stack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{pair.url}/v1", api_key="none", max_retries=0) as client:
+def client(small_pair: Stack) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{small_pair.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -33,7 +33,7 @@ def chat(client: openai.OpenAI, wanted: dict[str, Any], **params: Any) -> Any:
     return client.chat.completions.create(**{**settings, **params})
 
 
-def test_answers_match_streamed_and_not(client: openai.OpenAI, pair: Stack) -> None:
+def test_answers_match_streamed_and_not(client: openai.OpenAI, small_pair: Stack) -> None:
     """One seed, one answer, whose last chunk says that it stopped; others run beside it."""
     regex = r"(Paris|Lyon), [0-9]{5}!"
 
@@ -56,7 +56,7 @@ def test_answers_match_streamed_and_not(client: openai.OpenAI, pair: Stack) -> N
             assert re.fullmatch(regex, whole)
 
     assert set(beside) == {alone}
-    assert held_after(pair, FREE_SECONDS) == {}
+    assert held_after(small_pair, FREE_SECONDS) == {}
 
 
 class Person(BaseModel):
@@ -66,7 +66,7 @@ class Person(BaseModel):
     age: int = Field(ge=0, le=150)
 
 
-def test_an_answer_is_parsed_into_a_class(client: openai.OpenAI, pair: Stack) -> None:
+def test_an_answer_is_parsed_into_a_class(client: openai.OpenAI, small_pair: Stack) -> None:
     """``parse`` of the openai package, its strict schema, whole and streamed, and any object."""
     settings: Any = {"model": "smol", "messages": CHAT, "max_tokens": 80, "temperature": 1.0}
     compact: Any = {"extra_body": {"repetition_penalty": 1.1}}
@@ -80,7 +80,7 @@ def test_an_answer_is_parsed_into_a_class(client: openai.OpenAI, pair: Stack) ->
         **{**settings, "max_tokens": 12}, seed=1, response_format={"type": "json_object"}
     )
     assert (any_object.choices[0].message.content or "").lstrip().startswith("{")
-    assert held_after(pair, FREE_SECONDS) == {}
+    assert held_after(small_pair, FREE_SECONDS) == {}
 
 
 WEATHER: Any = {
@@ -111,7 +111,7 @@ NAMED: Any = {"type": "function", "function": {"name": "weather"}}
     ],
 )
 def test_a_loop_of_tool_calls_runs_to_its_end(
-    client: openai.OpenAI, pair: Stack, stream: bool, choice: Any
+    client: openai.OpenAI, small_pair: Stack, stream: bool, choice: Any
 ) -> None:
     """A model that was taught no calls is made to call, hears the result, and answers in words."""
     settings: Any = {"model": "smol", "tools": [WEATHER], "temperature": 1.0, "seed": 5}
@@ -139,7 +139,7 @@ def test_a_loop_of_tool_calls_runs_to_its_end(
     last = client.chat.completions.create(model="smol", messages=history, max_tokens=12)
     assert last.choices[0].message.content
     assert last.choices[0].message.tool_calls is None
-    assert held_after(pair, FREE_SECONDS) == {}
+    assert held_after(small_pair, FREE_SECONDS) == {}
 
 
 def test_choices_of_a_completion(client: openai.OpenAI) -> None:
@@ -160,7 +160,7 @@ def test_choices_of_a_completion(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_does_not_compile_is_a_bad_request(
-    client: openai.OpenAI, pair: Stack, stream: bool
+    client: openai.OpenAI, small_pair: Stack, stream: bool
 ) -> None:
     """Before a stream has begun, with the field and the worker's words; nothing is left behind."""
     with pytest.raises(openai.BadRequestError, match="unclosed group") as bad:
@@ -169,10 +169,10 @@ def test_what_does_not_compile_is_a_bad_request(
     with pytest.raises(openai.BadRequestError, match="not at /properties/a,") as bad:
         chat(client, {"json": {"properties": {"a": {"not": {}}}}}, stream=stream)
     assert bad.value.param == "structured_outputs.json"
-    assert held_after(pair, FREE_SECONDS) == {}
+    assert held_after(small_pair, FREE_SECONDS) == {}
 
 
-def test_free_text_with_a_part_that_has_a_form(client: openai.OpenAI, pair: Stack) -> None:
+def test_free_text_with_a_part_that_has_a_form(client: openai.OpenAI, small_pair: Stack) -> None:
     """A structural tag over prefill and decode worker, by vLLM's and by OpenAI's spelling."""
     city = {"type": "json_schema", "json_schema": WEATHER["function"]["parameters"]}
     tag = {"begin": "<city>", "content": city, "end": "</city>"}
@@ -195,4 +195,4 @@ def test_free_text_with_a_part_that_has_a_form(client: openai.OpenAI, pair: Stac
     found = re.fullmatch(r"<city>(.*)</city>", texts.pop(), re.DOTALL)
     assert found is not None
     assert json.loads(found[1])["city"] in ("Paris", "Lyon")
-    assert held_after(pair, FREE_SECONDS) == {}
+    assert held_after(small_pair, FREE_SECONDS) == {}

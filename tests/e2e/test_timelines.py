@@ -19,8 +19,8 @@ from stack import Stack
 from tests import clear_text
 from tests.waiting import wait_for
 
-from tandem.cli import explain
-from tandem.cli.asking_router import NoAnswer
+from tandem.cli.inspect import explain
+from tandem.cli.inspect.requests import NoAnswer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

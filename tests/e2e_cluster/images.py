@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tandem.protocol.version import tandem_version
+from tandem.protocol.link import tandem_version
 
 ENV_PREFIX = "TANDEM_E2E_IMAGE_PREFIX"
 ENV_TAG = "TANDEM_E2E_IMAGE_TAG"

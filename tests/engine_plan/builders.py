@@ -10,8 +10,7 @@ from typing import Any
 from tests.engine_plan.sim import SimExecutor
 
 from tandem.engine.config import EngineConfig, ModelFacts
-from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.core.step_outputs import StepOutputs
+from tandem.engine.core.engine_core import EngineCore, StepOutputs
 from tandem.engine.kv_memory import StepSize
 from tandem.engine.scheduler.admission import end_of
 from tandem.protocol.errors import RefusalCode

@@ -35,9 +35,8 @@ from tandem.engine.step import (
 )
 from tandem.protocol.commands import SleepTag
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.finish import Finish, finish_of
 from tandem.protocol.kv import Fence
-from tandem.protocol.outputs import TokenLogprobs
+from tandem.protocol.outputs import Finish, TokenLogprobs, finish_of
 from tandem.protocol.pooling import PoolingParams, PoolingType
 from tandem.protocol.sampling import SamplingParams
 

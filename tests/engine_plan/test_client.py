@@ -12,8 +12,7 @@ from tests.engine_plan.sim import SimExecutor
 from tests.workers.proc_worker import PacedExecutor
 
 from tandem.engine.core.client import InprocClient
-from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.core.step_outputs import StepOutputs
+from tandem.engine.core.engine_core import EngineCore, StepOutputs
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.context import RequestContext, Route, Shape

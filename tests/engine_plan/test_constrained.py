@@ -7,7 +7,7 @@ from tests.engine_plan.builders import EOS, Harness, params_of, request_of
 from tests.engine_plan.grammars import HandCompiler, constrained, run, step_until
 from tests.engine_plan.pair import Pair, consume, merged
 
-from tandem.engine.core import mask_wait
+from tandem.engine.core import engine_core
 from tandem.engine.scheduler.connector import Loaded
 from tandem.engine.scheduler.constrained import MASK_SECONDS
 from tandem.protocol.errors import FailCause, RefusalCode
@@ -25,8 +25,8 @@ def compiler() -> HandCompiler:
 @pytest.fixture
 def no_mask_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps wait for their masks, however slow the machine is that makes them."""
-    monkeypatch.setattr(mask_wait, "LEAST_S", 30.0)
-    monkeypatch.setattr(mask_wait, "MOST_S", 30.0)
+    monkeypatch.setattr(engine_core, "LEAST_S", 30.0)
+    monkeypatch.setattr(engine_core, "MOST_S", 30.0)
 
 
 @pytest.mark.parametrize("steps_ahead", [False, True])

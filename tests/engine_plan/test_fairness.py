@@ -13,7 +13,7 @@ from tests.engine_plan.pair import consume
 
 from tandem.engine.request import RequestState
 from tandem.engine.scheduler import remote
-from tandem.engine.scheduler.turns import Turns
+from tandem.engine.scheduler.remote import Turns
 from tandem.protocol.errors import FailCause
 
 

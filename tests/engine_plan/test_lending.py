@@ -6,8 +6,8 @@ import pytest
 from tests.engine_plan.builders import Harness, params_of, request_of
 
 from tandem.engine.cache.block_pool import IntegrityError
-from tandem.engine.scheduler.flow import Flow
 from tandem.engine.scheduler.lending import CachedPrefixes
+from tandem.engine.scheduler.scheduler import Flow
 from tandem.protocol.ids import BlockHash, RequestKey
 
 KEY = RequestKey(b"r" * 16, "a", 0).for_pull

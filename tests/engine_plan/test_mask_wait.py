@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.engine.core import mask_wait
-from tandem.engine.core.mask_wait import LEAST_S, MARGIN_S, MOST_S, STEPS, MaskWait
+from tandem.engine.core import engine_core
+from tandem.engine.core.engine_core import LEAST_S, MARGIN_S, MOST_S, STEPS, MaskWait
 
 
 class Clock:
@@ -19,7 +19,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(mask_wait, "time", made)
+    monkeypatch.setattr(engine_core, "time", made)
     return made
 
 

@@ -8,8 +8,7 @@ from tests.engine_plan.grammars import run as run_engines
 from tests.engine_plan.sim import SimExecutor
 
 from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.histogram import WeightedHistogram
-from tandem.engine.metrics import EngineMetrics, token_buckets
+from tandem.engine.metrics import EngineMetrics, WeightedHistogram, token_buckets
 
 LABELS = {"model_name": "tiny", "engine": "0"}
 

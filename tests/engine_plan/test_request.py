@@ -8,7 +8,7 @@ from tests.engine_plan.builders import EOS, params_of, request_of
 from tandem.engine import request as requests
 from tandem.engine.request import Request, RequestGroup
 from tandem.engine.scheduler.planner import choose_victim
-from tandem.engine.scheduler.waiting import WaitingQueue
+from tandem.engine.scheduler.roster import WaitingQueue
 from tandem.engine.step import SeqId
 from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.ids import NOBODY

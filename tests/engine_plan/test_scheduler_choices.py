@@ -6,7 +6,7 @@ from tests.engine_plan.builders import EOS, VOCAB, Harness, params_of, request_o
 from tests.engine_plan.plans import long_running, next_plan, shape_of
 
 from tandem.engine.metrics import EngineMetrics
-from tandem.protocol.finish import FinishReason
+from tandem.protocol.outputs import FinishReason
 
 
 def test_choices_fork_after_one_prefill():

@@ -8,7 +8,7 @@ from msgspec import structs
 from tests.engine_plan.builders import Harness, request_of
 from tests.engine_plan.plans import long_running, next_plan
 
-from tandem.engine.scheduler.waiting import SLACK
+from tandem.engine.scheduler.roster import SLACK
 from tandem.protocol.errors import FailCause, RefusalCode
 
 

@@ -9,10 +9,8 @@ import pytest
 from tests.engine_plan.test_mixed_steps import harness_of
 
 from tandem.engine.config.scheduler import LEAST_CHUNK_TOKENS
-from tandem.engine.scheduler.chunks import cost_behind
-from tandem.engine.scheduler.padding import Padding, StepRoom
 from tandem.engine.scheduler.stats import PromptLoad
-from tandem.engine.scheduler.step_times import MeasuredSteps
+from tandem.engine.timing.step_times import MeasuredSteps, Padding, StepRoom, cost_behind
 from tandem.protocol.steps import Crowd, decode_seconds, seconds_at
 
 

@@ -7,7 +7,7 @@ from tests.engine_plan.builders import Harness, params_of, request_of
 
 from tandem.engine.request import Request
 from tandem.engine.scheduler.planner import RECENT_SECONDS
-from tandem.engine.scheduler.waiting import WaitingQueue
+from tandem.engine.scheduler.roster import WaitingQueue
 from tandem.protocol.requests import EngineCoreRequest
 
 

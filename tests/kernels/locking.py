@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from tandem.kernels.memory.device import DeviceMemoryError
+from tandem.memory.device import DeviceMemoryError
 
 
 class Locks:

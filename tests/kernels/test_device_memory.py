@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.kernels.memory import device
-from tandem.kernels.memory.device import DeviceMemoryError, DeviceRange, MappedAllocator
+from tandem.memory import device
+from tandem.memory.device import DeviceMemoryError, DeviceRange, MappedAllocator
 
 SIZE = 1 << 20
 GRAIN = 2 << 20

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.kernels.memory import lane as lanes
-from tandem.kernels.memory.device import DeviceMemoryError, DeviceRange
-from tandem.kernels.memory.lane import FIRST_BYTES, MORE_BYTES, Lane, LaneMark
+from tandem.memory import copies as lanes
+from tandem.memory.copies import FIRST_BYTES, MORE_BYTES, Lane, LaneMark
+from tandem.memory.device import DeviceMemoryError, DeviceRange
 
 MIB = 1 << 20
 BLOCK = 9 * MIB

@@ -15,12 +15,7 @@ import pytest
 import torch
 from tests.kernels.locking import Locks
 
-from tandem.kernels.memory.page_locked import (
-    DriverRegistrar,
-    HostMemory,
-    HostMemoryError,
-    registrar_for,
-)
+from tandem.memory.page_locked import DriverRegistrar, HostMemory, HostMemoryError, registrar_for
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -101,7 +96,7 @@ def test_a_cpus_memory_is_not_locked() -> None:
 
 def test_a_driver_is_asked_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the address, the bytes and a lock for all devices, behind what the device is at."""
-    from tandem.kernels.memory import page_locked
+    from tandem.memory import page_locked
 
     asked: list[tuple[object, ...]] = []
 

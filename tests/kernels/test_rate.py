@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tandem.kernels.memory.rate import LARGE_BYTES, MOST_TIMES, Rate
+from tandem.memory.device import LARGE_BYTES, MOST_TIMES, Rate
 
 MB = 1 << 20
 

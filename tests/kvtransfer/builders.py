@@ -15,12 +15,12 @@ from prometheus_client import CollectorRegistry
 from tests.kvtransfer.memory_transport import kv_config, transports_of
 from tests.waiting import SECONDS, Deadline
 
-from tandem.kernels.memory.device import MappedAllocator
-from tandem.kernels.memory.shared import shared_tensor
 from tandem.kvtransfer import events
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
+from tandem.memory.device import MappedAllocator
+from tandem.memory.shared import shared_tensor
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
 from tandem.protocol.kv import FirstToken

@@ -10,7 +10,7 @@ from tests.kvtransfer.builders import Consumer, Producer, make_config
 
 from tandem.kvtransfer.control.client import ControlClient
 from tandem.kvtransfer.metrics import metrics_of
-from tandem.kvtransfer.progress import ProgressBoard
+from tandem.kvtransfer.waiting import ProgressBoard
 from tandem.protocol.ids import new_incarnation
 
 

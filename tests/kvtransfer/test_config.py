@@ -5,13 +5,13 @@ import socket
 import pytest
 from tests.kvtransfer.builders import Consumer, Producer, make_config
 
+from tandem.base.settings import settings_of
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import AddressInUse
 from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.transports.choose import make_transports
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.ids import new_incarnation
-from tandem.protocol.settings import settings_of
 
 
 def test_settings_share_one_prefix():

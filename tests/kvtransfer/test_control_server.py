@@ -26,7 +26,7 @@ from tandem.kvtransfer.handoff.messages import (
     decode_to_consumer,
 )
 from tandem.kvtransfer.metrics import metrics_of
-from tandem.kvtransfer.progress import ProgressBoard
+from tandem.kvtransfer.waiting import ProgressBoard
 from tandem.link.liveness import LinkTimes
 from tandem.link.session import Terms
 from tandem.link.sockets import MAX_LINKS

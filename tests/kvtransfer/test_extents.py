@@ -10,7 +10,7 @@ from tests.waiting import wait_for
 
 from tandem.kvtransfer.memory.blocks import CLEARED, Blocks, BlockTags
 from tandem.kvtransfer.memory.slots import SlotMemory
-from tandem.kvtransfer.mover.extents import slot_extent
+from tandem.kvtransfer.mover.reads import slot_extent
 from tandem.kvtransfer.transports.base import (
     BlockExtents,
     Extent,

@@ -19,7 +19,6 @@ from tests.kvtransfer.builders import (
 )
 from tests.kvtransfer.memory_transport import MemoryTransport
 
-from tandem.kernels.memory.shared import shared_tensor
 from tandem.kvtransfer import events
 from tandem.kvtransfer.config import millis
 from tandem.kvtransfer.control.mail import LinkNumber
@@ -31,6 +30,7 @@ from tandem.kvtransfer.mover.consumer import ConsumerMover
 from tandem.kvtransfer.service.parts import make_parts
 from tandem.kvtransfer.transports import choose
 from tandem.kvtransfer.transports.choose import make_transports
+from tandem.memory.shared import shared_tensor
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
 
 PEER = Incarnation(b"p" * 16)

@@ -12,7 +12,7 @@ from tandem.kvtransfer.handoff.messages import (
     Open,
     Part,
 )
-from tandem.kvtransfer.service.quota import Quota
+from tandem.kvtransfer.service.producer import Quota
 from tandem.link.liveness import LinkTimes, Liveness
 from tandem.protocol.errors import FailCause, RefusalCode
 from tandem.protocol.messages import Beat

@@ -21,9 +21,9 @@ from tandem.kvtransfer.control.mail import LinkUp, SetPeers
 from tandem.kvtransfer.handoff.messages import ProducerCard, decode_to_producer
 from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.metrics import metrics_of
-from tandem.kvtransfer.progress import ProgressBoard
 from tandem.kvtransfer.transports.tcp_server import TcpServer
-from tandem.link.descriptors import raise_descriptor_limit
+from tandem.kvtransfer.waiting import ProgressBoard
+from tandem.link.sockets import raise_descriptor_limit
 from tandem.protocol.ids import Incarnation, new_incarnation
 from tandem.protocol.messages import Hello, Welcome, encode
 

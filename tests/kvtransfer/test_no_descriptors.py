@@ -15,13 +15,13 @@ from tests.kvtransfer.builders import Consumer, Producer, make_config
 from tests.kvtransfer.descriptors import of_memory
 from tests.kvtransfer.test_falls import Pair
 
-from tandem.kernels.memory.shared import SharedMemory, shared_tensor
 from tandem.kvtransfer.errors import NoAgentYet, TransportError
 from tandem.kvtransfer.nodeagent.registrations import Producer as Registered
 from tandem.kvtransfer.transports.agent import line
 from tandem.kvtransfer.transports.agent.wire import VERSION, Give
 from tandem.kvtransfer.transports.mapped import taking
 from tandem.kvtransfer.transports.mapped.copiers import HostCopier
+from tandem.memory.shared import SharedMemory, shared_tensor
 from tandem.protocol.ids import new_incarnation
 
 

@@ -10,10 +10,10 @@ import pytest
 from tests.kvtransfer.builders import Consumer, Producer, make_key
 from tests.kvtransfer.memory_transport import MemoryTransport
 
-from tandem.kernels.memory.device import DeviceFullError, DeviceMemoryError
 from tandem.kvtransfer import events
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.mover import make_slots
+from tandem.memory.device import DeviceFullError, DeviceMemoryError
 
 KEY = make_key("one")
 

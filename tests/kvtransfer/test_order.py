@@ -6,8 +6,8 @@ from tests.kvtransfer.machines import BLOCK, A, Face, make_key
 
 from tandem.kvtransfer.handoff import export as p
 from tandem.kvtransfer.handoff import pull as d
-from tandem.kvtransfer.handoff.age import Age
 from tandem.kvtransfer.handoff.messages import Open, Taken, Want
+from tandem.kvtransfer.handoff.timers import Age
 
 B, C = make_key("b"), make_key("c")
 

@@ -17,7 +17,7 @@ from tandem.kvtransfer.handoff.manifest import manifest
 from tandem.kvtransfer.handoff.messages import Final
 from tandem.kvtransfer.handoff.pull import Flight, Pull
 from tandem.kvtransfer.handoff.tables import DState
-from tandem.kvtransfer.memory.sizes import slot_sizes
+from tandem.kvtransfer.memory.slots import slot_sizes
 from tandem.kvtransfer.metrics import metrics_of
 from tandem.kvtransfer.mover.pace import (
     IDLE_SECONDS,

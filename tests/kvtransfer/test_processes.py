@@ -24,9 +24,9 @@ from tests.kvtransfer.builders import (
 from tests.own_ports import own_ports
 from tests.waiting import wait_for
 
+from tandem.base.listening import is_loopback
 from tandem.kvtransfer import events
 from tandem.protocol.errors import FailCause
-from tandem.protocol.exposure import is_loopback
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.layout import blocks_for
 

@@ -10,9 +10,16 @@ from tests.kvtransfer.hand_stream import HandStream
 from tandem.kernels.blocks import digest
 from tandem.kvtransfer import events
 from tandem.kvtransfer.memory.device_slots import DeviceSlots, HostSlotsOfDevice
-from tandem.kvtransfer.memory.header import HEADER_BYTES, NOBODYS, read_header
-from tandem.kvtransfer.memory.packing import WHOLE, NarrowPacking, Packing, PartPacking
-from tandem.kvtransfer.memory.sizes import slot_bytes_for
+from tandem.kvtransfer.memory.packing import (
+    HEADER_BYTES,
+    NOBODYS,
+    WHOLE,
+    NarrowPacking,
+    Packing,
+    PartPacking,
+    read_header,
+)
+from tandem.kvtransfer.memory.slots import slot_bytes_for
 from tandem.kvtransfer.mover import make_slots
 from tandem.protocol.errors import FailCause, WireError
 

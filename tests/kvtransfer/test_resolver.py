@@ -16,7 +16,7 @@ from tandem.kvtransfer.control.mail import SetPeers
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.memory.slots import SlotMemory
-from tandem.kvtransfer.mover.extents import slot_extent
+from tandem.kvtransfer.mover.reads import slot_extent
 from tandem.kvtransfer.resolver import MAX_LOOKUPS, Address, Lookup, Resolver, first_address
 from tandem.kvtransfer.transports.base import Extent, Progress, Ticket
 from tandem.kvtransfer.transports.tcp import TcpTransport

@@ -14,7 +14,7 @@ from tests.waiting import wait_for
 
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.memory.slots import SlotMemory
-from tandem.kvtransfer.mover.extents import slot_extent
+from tandem.kvtransfer.mover.reads import slot_extent
 from tandem.kvtransfer.transports.base import Extent, Progress, Ticket
 from tandem.kvtransfer.transports.choose import make_transports
 from tandem.kvtransfer.transports.tcp import TcpTransport

@@ -8,7 +8,7 @@ import pytest
 
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.handoff.actions import Millis
-from tandem.kvtransfer.mover.ways import MAX_DOUBLINGS, MAX_REMEMBERED, Ways
+from tandem.kvtransfer.mover.linked import MAX_DOUBLINGS, MAX_REMEMBERED_WAYS, Ways
 from tandem.kvtransfer.transports.choose import make_transports
 from tandem.protocol.ids import Incarnation, new_incarnation
 
@@ -117,11 +117,11 @@ def test_peers_without_a_link_are_not_counted_and_are_forgotten_first(folder):
     linked = {PEER}
     ways = ways_of(folder, linked)
     ways.worked(PEER, "shm")
-    for _ in range(MAX_REMEMBERED + 10):
+    for _ in range(MAX_REMEMBERED_WAYS + 10):
         ways.worked(new_incarnation(), "shm")
     failed(ways, "shm")
     assert counted(ways) == {"shm": 1}
     assert ways.due(Millis(1000)) == [(PEER, "shm")]
-    assert len(ways._peers) == MAX_REMEMBERED + 1
+    assert len(ways._peers) == MAX_REMEMBERED_WAYS + 1
     linked.clear()
     assert counted(ways) == {}

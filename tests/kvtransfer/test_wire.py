@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tandem.kvtransfer.handoff import messages as m
 from tandem.kvtransfer.handoff.form import WireDtype
 from tandem.kvtransfer.handoff.manifest import Item
-from tandem.kvtransfer.memory.header import (
+from tandem.kvtransfer.memory.packing import (
     DIGEST_AT,
     HEADER_BYTES,
     Header,

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from tandem.link.descriptors import ENOUGH, ROOM, TooFewDescriptors, raise_descriptor_limit
+from tandem.link.sockets import ENOUGH, ROOM, TooFewDescriptors, raise_descriptor_limit
 
 TABLE = """
 import re
 from pathlib import Path
-from tandem.link.descriptors import raise_descriptor_limit
+from tandem.link.sockets import raise_descriptor_limit
 
 size = lambda: int(re.search(r"FDSize:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
 before, opened = size(), len(list(Path("/proc/self/fd").iterdir()))

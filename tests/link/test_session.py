@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.link.frames import decode_to_router
 from tandem.link.liveness import LinkTimes
 from tandem.link.session import LinkState, Session, Terms, Verdict
+from tandem.link.sockets import decode_to_router
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import NOBODY, Incarnation, new_incarnation
 from tandem.protocol.link import HEADER_BYTES, Header, read_header, write_header

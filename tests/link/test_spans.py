@@ -9,10 +9,10 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from tandem.link import spans as link_spans
-from tandem.link.spans import with_port
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.tracing import TracingConfig
+from tandem.tracing import spans as link_spans
+from tandem.tracing.config import TracingConfig
+from tandem.tracing.spans import with_port
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from types import FrameType
 
 import pytest
 
-from tandem.link.descriptors import raise_descriptor_limit
+from tandem.link.sockets import raise_descriptor_limit
 from tandem.link.wake_queue import WakeQueue
 
 SECONDS = 30.0

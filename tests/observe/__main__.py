@@ -22,7 +22,7 @@ from tests.observe.operator_faults import Ground, end_again_and_again
 from tests.observe.prometheus import Prometheus, Target
 from tests.waiting import wait_for
 
-from tandem.cli.ports import free_ports
+from tandem.cli.serve.listening import free_ports
 from tandem.hub import DEFAULT_MODEL, prepare
 
 OUT = Path("docs/observability-live.md")

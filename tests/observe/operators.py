@@ -17,7 +17,7 @@ from tests.operator.node import FakeRouter, Node
 from tests.operator.prepared import let_lead, make_namespace, prepared
 from tests.waiting import wait_for
 
-from tandem.cli.ports import free_ports
+from tandem.cli.serve.listening import free_ports
 from tandem.operator.cluster import Cluster
 
 LOOK_EVERY, UP_SECONDS, CALM_SECONDS = 1.0, 60.0, 20.0

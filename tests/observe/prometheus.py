@@ -13,7 +13,7 @@ import yaml
 from scripts.rules import chart, promtool
 from tests.waiting import wait_for
 
-from tandem.cli.ports import LOOPBACK, free_ports
+from tandem.cli.serve.listening import LOOPBACK, free_ports
 
 EVERY = "2s"
 START_SECONDS, STOP_SECONDS, ASK_SECONDS = 60.0, 20.0, 30.0

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tandem.cli.ports import free_ports
+from tandem.cli.serve.listening import free_ports
 
 NEEDED = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "openssl")
 BUILT = Path(__file__).parents[2] / ".cluster" / "bin"

@@ -18,18 +18,18 @@ from typing import Any
 from tests.operator.builders import service
 from tests.operator.node import REPORT
 
-from tandem.operator.api.conditions import Reason
+from tandem.operator.api.status import Reason
 from tandem.operator.cluster import Cluster, ClusterError
 from tandem.operator.cluster.apply import Applier
 from tandem.operator.cluster.repair import Repairs
 from tandem.operator.cluster.store import Store
-from tandem.operator.decide.verdict import Verdict
+from tandem.operator.decide.words import Verdict
 from tandem.operator.metrics import OperatorMetrics
 from tandem.operator.probes.canary import Question
 from tandem.operator.probes.keywatch import KeyWatch
 from tandem.operator.probes.probing import Asked, Key, Probes
 from tandem.operator.reconcile.reconciler import Reconciler
-from tandem.operator.rehearse.silent import NoReach, NoRefusals
+from tandem.operator.rehearse.rehearsal import NoReach, NoRefusals
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol import names
 

@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 from tests.operator.test_judging import NEW_NAME, OLD, OLD_NAME, decided, picture, verdict
 
-from tandem.operator.api.conditions import Reason
 from tandem.operator.api.service import Task
-from tandem.operator.api.status import Links, ModelStatus
+from tandem.operator.api.status import Links, ModelStatus, Reason
 from tandem.operator.decide.modelcheck import ModelVerdict
 from tandem.operator.decide.observe import Problem
 from tandem.operator.decide.rollout import Phase
@@ -25,7 +24,6 @@ FIRST = decided(Phase.FIRST, targets=OLD, stable={})
 
 
 def serving(**more: Any) -> Picture:
-    """All is well."""
     return picture(STABLE, **{"canary": GOOD, "links": UP, **more})
 
 
@@ -39,12 +37,10 @@ def down(base: Picture, *roles: Role, problem: Problem | None = None) -> Picture
 
 
 def first(**more: Any) -> Picture:
-    """A first revision comes up."""
     return picture(FIRST, **more)
 
 
 def model(reason: Reason, *, non_retryable: bool = False) -> ModelVerdict:
-    """A model that is not ready."""
     return ModelVerdict(
         ready=False,
         reason=reason,
@@ -56,12 +52,10 @@ def model(reason: Reason, *, non_retryable: bool = False) -> ModelVerdict:
 
 
 def gone(base: Picture) -> Picture:
-    """Without a pod."""
     return msgspec.structs.replace(base, pods=[])
 
 
 def embedding() -> Picture:
-    """A service of vectors, all well."""
     base = serving(wanted=NO_DECODE, links=None)
     workers = [pod for pod in base.pods if pod.role is not Role.DECODE]
     spec = msgspec.structs.replace(base.spec, task=Task.EMBED)
@@ -120,10 +114,10 @@ SITUATIONS: dict[str, Callable[[], Picture]] = {
     ),
     "a new revision was given up": lambda: picture(decided(Phase.FAILED), canary=GOOD, links=UP),
     "the spec is refused, nothing served": lambda: gone(
-        first(accepted=("False", Reason.UNSUPPORTED, "not in this version"))
+        first(accepted=("False", Reason.UNSUPPORTED, "not supported"))
     ),
     "the spec is refused, the former serves": lambda: serving(
-        accepted=("False", Reason.UNSUPPORTED, "not in this version")
+        accepted=("False", Reason.UNSUPPORTED, "not supported")
     ),
     "a name is taken": lambda: gone(
         first(accepted=("False", Reason.NAME_TAKEN, "Service demo is there already"))

@@ -12,7 +12,7 @@ from tests.operator.test_children import facts
 from tests.operator.test_templates import BEYOND
 
 from tandem.operator.cluster import Cluster, ClusterError
-from tandem.operator.desired.access import router_role
+from tandem.operator.desired.compose import router_role
 from tandem.operator.desired.job import model_job
 from tandem.operator.desired.merge import merged
 from tandem.operator.desired.naming import Manifest, Role

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tandem.operator.api.service import Task
-from tandem.operator.probes.canary_pooled import POOLED, CanaryError
+from tandem.operator.probes.canary import POOLED, CanaryError
 
 RIGHT: dict[Task, list[dict[str, Any]]] = {
     Task.EMBED: [{"embedding": [1.0, 0.0]}, {"embedding": [0.0, 2.0]}, {"embedding": [1.0, 0.05]}],
@@ -39,11 +39,11 @@ def test_answers_of_another_form_are_wrong(task: Task, data: object) -> None:
         (Task.EMBED, 2, {"embedding": [0.0, 1.0]}, "cosine of 0.000"),
         (Task.EMBED, 1, {"embedding": [0.0, 0.0]}, "all zeros"),
         (Task.EMBED, 1, {"embedding": [1.0]}, "of one model"),
-        (Task.EMBED, 0, {"embedding": [float("nan"), 1.0]}, "no finite numbers"),
-        (Task.EMBED, 0, {"embedding": []}, "no finite numbers"),
+        (Task.EMBED, 0, {"embedding": [float("nan"), 1.0]}, "not finite numbers"),
+        (Task.EMBED, 0, {"embedding": []}, "not finite numbers"),
         (Task.CLASSIFY, 1, {"probs": [1.0]}, "classes of one model"),
-        (Task.CLASSIFY, 1, {"probs": ["a", "b"]}, "no finite numbers"),
-        (Task.SCORE, 0, {"score": None}, "no finite numbers"),
+        (Task.CLASSIFY, 1, {"probs": ["a", "b"]}, "not finite numbers"),
+        (Task.SCORE, 0, {"score": None}, "not finite numbers"),
     ],
 )
 def test_numbers_that_no_model_gives_are_wrong(

@@ -103,7 +103,7 @@ def test_clients_stay_with_routers_that_answered(harness: Harness, router: FakeR
     source = {"persistentVolumeClaim": {"claimName": "models", "path": "other"}}
     harness.change({"spec": {"model": {"source": source}}})
     harness.wait(lambda: harness.kubectl("get", "svc", "demo", "-o", path) == old)
-    harness.wait(lambda: "over the KV path: ' 99'" in harness.condition("Progressing")[2])
+    harness.wait(lambda: "with KV: ' 99'" in harness.condition("Progressing")[2])
     assert harness.condition("Servable")[1] == "CanaryOK"  # of those who serve
     assert harness.kubectl("get", "svc", "demo", "-o", path) == old
     router.wrong = False

@@ -11,9 +11,9 @@ from tests.manifests import load_manifests
 from tests.operator.test_children import facts
 from tests.operator.test_install import AGENT, CHART, NEEDS_HELM, helm
 
-from tandem.cli.command import parse
-from tandem.cli.flags import Section
-from tandem.cli.logs import LogConfig
+from tandem.cli.settings.command import parse
+from tandem.cli.settings.flags import Section
+from tandem.cli.settings.logs import LogConfig
 from tandem.operator.desired.network import network_policies
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol.errors import InvalidParameter

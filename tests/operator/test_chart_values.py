@@ -13,7 +13,7 @@ import yaml
 from tests.manifests import load_manifests
 from tests.operator.control_plane import binary
 
-from tandem.cli.flags import Section, add_flags, read_settings
+from tandem.cli.settings.flags import Section, add_flags, read_settings
 from tandem.operator.settings import OperatorSettings
 
 CHART = Path(__file__).parents[2] / "charts" / "tandem"

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from tests.operator.builders import spec
 
-from tandem.cli.flags import Section, add_flags, read_settings
-from tandem.cli.logs import LogConfig
 from tandem.cli.prepare import PrepareConfig
-from tandem.cli.worker_settings import worker_sections
+from tandem.cli.settings.flags import Section, add_flags, read_settings
+from tandem.cli.settings.logs import LogConfig
+from tandem.cli.settings.worker_settings import worker_sections
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.desired.compose import base, desired, target_revisions
 from tandem.operator.desired.facts import Facts

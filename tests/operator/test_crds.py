@@ -54,10 +54,10 @@ def _fields(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "zero decode": ({"decode__replicas": 0}, "decode.replicas must be at least 1"),
-    "decode without tokens": ({"task": "Embed"}, "task asks for none: remove decode"),
+    "decode without tokens": ({"task": "Embed"}, "this task does not use: remove decode"),
     "no prefill without tokens": (
         {"task": "Score", "decode__replicas": 0, "prefill__replicas": 0},
-        "prefill.replicas must be at least 1: prefill workers answer",
+        "prefill.replicas must be at least 1: prefill workers serve",
     ),
     "no prefill by scaler": (
         {
@@ -69,11 +69,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "shape without tokens": (
         {"task": "Embed", "decode": None, "disaggregation__mode": "Auto"},
-        "disaggregation is for tokens",
+        "disaggregation.mode requires task Generate",
     ),
     "KV without tokens": (
         {"task": "Embed", "decode": None, "kvTransfer__connector": "TCP"},
-        "kvTransfer is for tokens",
+        "kvTransfer requires task Generate",
     ),
     "unknown task": ({"task": "Sing"}, 'spec.task: Unsupported value: "Sing"'),
     "block size": ({"engine__blockSize": 48}, "engine.blockSize must be a power of two"),
@@ -92,11 +92,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "cache of an image": (
         {"model__cache": {"emptyDir": {}}},
-        "model.cache is for sources that are fetched",
+        "model.cache requires a source that is fetched",
     ),
     "always without prefill": (
         {"disaggregation__mode": "Always", "prefill__replicas": 0},
-        "disaggregation.mode Always needs at least one prefill replica",
+        "disaggregation.mode Always requires at least one prefill replica",
     ),
     "idle prefill": ({"disaggregation__mode": "Never"}, "leaves prefill workers idle"),
     "two ranks": (
@@ -112,16 +112,16 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
                 "http": {"url": "https://models.example/x.gguf", "sha256": "0" * 64},
             }
         },
-        "source.type HTTP is not in this version",
+        "source.type HTTP is not supported",
     ),
-    "integrity": ({"kvTransfer__integrity": "Digest"}, "kvTransfer.integrity is not in this"),
+    "integrity": ({"kvTransfer__integrity": "Digest"}, "kvTransfer.integrity is not supported"),
     "a network for one node": (
         {
             "kvTransfer__connector": "CudaP2P",
             "kvTransfer__transport": "TCP",
             "kvTransfer__nodeLocal": {"volume": {"csi": {"driver": "a"}}},
         },
-        "CudaP2P goes by no network: remove transport",
+        "CudaP2P uses no network; remove transport",
     ),
     "a folder that no connector uses": (
         {
@@ -132,7 +132,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a required folder that no connector uses": (
         {"kvTransfer__connector": "TCP", "kvTransfer__nodeLocal": {"mode": "Required"}},
-        "nodeLocal.mode Required goes with connector Auto or CudaP2P",
+        "nodeLocal.mode Required requires connector Auto or CudaP2P",
     ),
     "a copy without a folder": (
         {"kvTransfer__nodeLocal": {"copy": "Agent"}},
@@ -145,11 +145,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
                 "hub": {"repository": "a/b", "endpoint": "http://hub:99999"},
             }
         },
-        "hub.endpoint must be http:// or https:// with a host and a port up to 65535",
+        "hub.endpoint must be an http:// or https:// URL with a host and a port up to 65535",
     ),
     "a collector with a query": (
         {"observability__tracing": {"endpoint": "http://collector:4317?x=1"}},
-        "tracing.endpoint must be http:// or https:// with a host, and have no query",
+        "tracing.endpoint must be an http:// or https:// URL with a host and without a query",
     ),
     "a share of no traces": (
         {"observability__tracing": {"samplePercent": 5}},
@@ -205,7 +205,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "bounds": (
         {"decode__scaling": {"mode": "External", "minReplicas": 3, "maxReplicas": 2}},
-        "minReplicas may not be above",
+        "minReplicas must not exceed",
     ),
     "rdma over tcp": (
         {"kvTransfer__connector": "TCP", "kvTransfer__transport": "RDMA"},
@@ -213,7 +213,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "nowhere to meet": (
         {"kvTransfer__connector": "CudaP2P"},
-        "connector CudaP2P needs kvTransfer.nodeLocal.volume",
+        "connector CudaP2P requires kvTransfer.nodeLocal.volume",
     ),
     "a folder that is not used": (
         {
@@ -222,10 +222,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         },
         "and mode Auto or Required",
     ),
-    "own port": ({"observability__metrics": {"port": 5570}}, "must not be one of Tandem's own"),
+    "own port": ({"observability__metrics": {"port": 5570}}, "must not be a port of Tandem"),
     "one port for two": (
         {"router__service": {"grpcPort": 8000}},
-        "grpcPort must not be the port of HTTP",
+        "grpcPort must differ from port",
     ),
     "wide replica": ({"decode__nodesPerReplica": 2}, "nodesPerReplica must be 1"),
     "template of lists": (
@@ -256,7 +256,7 @@ def test_api_server_refuses(plane: ControlPlane, name: str):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("a" * 37, "36 characters at most"), ("a.b", "may not contain dots")]
+    ("name", "expected"), [("a" * 37, "at most 36 characters"), ("a.b", "must not contain dots")]
 )
 def test_names_leave_room(plane: ControlPlane, name: str, expected: str):
     """A name from which children's names cannot be made is refused."""

@@ -9,25 +9,29 @@ import msgspec
 import pytest
 from tests.operator.builders import spec
 
-from tandem.operator.api.conditions import ConditionType, Reason
 from tandem.operator.api.service import LLMServiceSpec
-from tandem.operator.api.status import Condition, LLMServiceStatus, ModelStatus
+from tandem.operator.api.status import (
+    Condition,
+    ConditionType,
+    LLMServiceStatus,
+    ModelStatus,
+    Reason,
+)
 from tandem.operator.clock import time_text
 from tandem.operator.cluster.events import transitions
-from tandem.operator.cluster.marks import admissions, departures
-from tandem.operator.cluster.tamper import RESTARTED_AT, is_tampered, untampered
+from tandem.operator.cluster.undeclared import RESTARTED_AT, is_tampered, untampered
 from tandem.operator.decide import observe
 from tandem.operator.decide.modelcheck import judge
-from tandem.operator.decide.observe import JobView, PodView, WorkloadView
+from tandem.operator.decide.observe import JobView, PodView, Snapshot, WorkloadView
 from tandem.operator.decide.plan import Seen, decision, see
 from tandem.operator.decide.scaling import Wanted, wanted
-from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired.capability import unsupported
+from tandem.operator.desired.compose import scalers
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import Identity, Role
 from tandem.operator.desired.revision import source_digest
-from tandem.operator.desired.scaler import scalers
 from tandem.operator.probes.fleet import links_of
+from tandem.operator.reconcile.writer import admissions, departures
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol import names
 

@@ -8,7 +8,7 @@ import pytest
 from tests.e2e_cluster.manual import NOT_RUN, RUN, sections
 from tests.e2e_cluster.test_documents import ORDER
 
-from tandem.operator.api.conditions import ADVICE, ConditionType, Reason
+from tandem.operator.api.status import ADVICE, ConditionType, Reason
 from tandem.protocol import names
 
 DOCS = Path(__file__).parents[2] / "docs"

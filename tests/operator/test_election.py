@@ -17,9 +17,8 @@ from tests.operator.harness import PATIENCE, poll
 from tandem.operator.cluster import Cluster, ClusterError
 from tandem.operator.cluster.fence import Fence, FencedOff
 from tandem.operator.cluster.store import Store
-from tandem.operator.loop.leader import Leader
+from tandem.operator.loop.leader import Leader, Watchdog
 from tandem.operator.loop.resync import Resync
-from tandem.operator.loop.watchdog import Watchdog
 from tandem.operator.metrics import OperatorMetrics
 from tandem.operator.settings import OperatorSettings
 
@@ -197,7 +196,7 @@ def test_a_leader_whose_call_never_returns_ends(plane: ControlPlane, lasting: Op
 
 STUCK = """
 import ctypes, sys, time
-from tandem.operator.loop.watchdog import Watchdog, end_process
+from tandem.operator.loop.leader import Watchdog, end_process
 
 dog = Watchdog(end_process, by_force_after=0.5)
 dog.feed(time.monotonic() + 0.5)
@@ -239,9 +238,9 @@ def test_nothing_is_written_once_the_lease_may_be_anothers(plane: ControlPlane, 
     for until in (float("-inf"), time.monotonic() - 1):
         fence.open_until(until)
         for write in (client.create, client.apply, client.replace):
-            with pytest.raises(ClusterError, match="may no longer lead"):
+            with pytest.raises(ClusterError, match="is no longer the leader"):
                 write(thing)
-        with pytest.raises(ClusterError, match="may no longer lead"):
+        with pytest.raises(ClusterError, match="is no longer the leader"):
             client.delete("ConfigMap", namespace, "thing")
         assert client.get("ConfigMap", namespace, "thing") is None
     fence.open_until(time.monotonic() + 60)

@@ -11,7 +11,7 @@ from tests.operator.test_children import facts, pods
 from tandem.operator.api.status import LLMServiceStatus, ModelStatus
 from tandem.operator.decide import plan
 from tandem.operator.decide.modelcheck import judge
-from tandem.operator.decide.snapshot import Snapshot
+from tandem.operator.decide.observe import Snapshot
 from tandem.operator.desired.capability import unsupported
 from tandem.operator.desired.compose import base
 from tandem.operator.desired.facts import Facts

@@ -14,8 +14,7 @@ import pytest
 from tests.operator.situations import serving
 from tests.operator.test_judging import question, verdict
 
-from tandem.operator.api.conditions import ConditionType, Reason
-from tandem.operator.api.status import Condition, LLMServiceStatus
+from tandem.operator.api.status import Condition, ConditionType, LLMServiceStatus, Reason
 from tandem.operator.decide.status import status_of
 from tandem.operator.probes import canary
 from tandem.operator.probes.canary import ask

@@ -16,9 +16,9 @@ from tests.manifests import load_manifests
 from tests.operator.control_plane import ControlPlane, binary
 from tests.operator.test_children import facts
 
-from tandem.cli.command import parse
-from tandem.cli.flags import Section
-from tandem.cli.logs import LogConfig
+from tandem.cli.settings.command import parse
+from tandem.cli.settings.flags import Section
+from tandem.cli.settings.logs import LogConfig
 from tandem.kvtransfer.nodeagent.config import NodeAgentConfig
 from tandem.operator.api.reading import spec_of
 from tandem.operator.decide import plan

@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 from tests.operator.builders import spec
 
-from tandem.operator.api.conditions import ConditionType, Reason
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.status import (
     Condition,
+    ConditionType,
     Keys,
     LLMServiceStatus,
     ModelStatus,
+    Reason,
     RolloutStatus,
 )
 from tandem.operator.clock import time_text
@@ -25,7 +26,7 @@ from tandem.operator.decide.plan import judged, serving
 from tandem.operator.decide.rollout import Decision, Phase
 from tandem.operator.decide.scaling import Wanted
 from tandem.operator.decide.status import Picture, status_of
-from tandem.operator.decide.verdict import Verdict
+from tandem.operator.decide.words import Verdict
 from tandem.operator.desired.naming import Identity, Role
 from tandem.operator.desired.revision import service_revision
 from tandem.operator.probes.canary import Question

@@ -10,8 +10,8 @@ from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.status import Keys, LLMServiceStatus, RolloutStatus
 from tandem.operator.clock import time_text
 from tandem.operator.decide.keyring import KeyPlan, may_speak, plan_keys
+from tandem.operator.decide.observe import Snapshot
 from tandem.operator.decide.plan import see
-from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import Identity, Role
 from tandem.operator.desired.workload import rendered, stored_template

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tests.operator.test_decisions import pod
 
-from tandem.cli.ports import free_ports
+from tandem.cli.serve.listening import free_ports
 from tandem.operator.desired.naming import Role
 from tandem.operator.probes.keywatch import Door, read_keys
 

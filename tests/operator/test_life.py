@@ -72,7 +72,7 @@ def test_wrong_tokens_over_the_kv_path_are_not_servable(harness: Harness, router
     router.wrong = True
     harness.create()
     harness.wait(lambda: harness.condition("Servable")[1] == "CanaryFailed")
-    assert "over the KV path: ' 99'" in harness.condition("Servable")[2]
+    assert "with KV: ' 99'" in harness.condition("Servable")[2]
 
 
 def locked_out(pod: Pod) -> Pod | None:

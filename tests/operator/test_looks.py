@@ -11,7 +11,7 @@ from tests.operator.in_memory import KEY, Demo
 from tests.waiting import wait_for
 
 from tandem.operator.api.status import LLMServiceStatus
-from tandem.operator.rehearse.silent import ToldProbes
+from tandem.operator.rehearse.rehearsal import ToldProbes
 
 
 def test_a_repair_makes_no_job_that_was_not_accepted(demo: Callable[..., Demo]):

@@ -12,7 +12,6 @@ import pytest
 from otlp_receiver import Receiver
 from tests.waiting import wait_for
 
-from tandem.link.spans import Spans
 from tandem.operator import look
 from tandem.operator.api.values import API_VERSION
 from tandem.operator.cluster import ClusterError
@@ -20,6 +19,7 @@ from tandem.operator.look import MAX_CALLS, Key, LookRecord, Why
 from tandem.operator.reconcile.traced import Target, Tracer, target_of
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol.errors import InvalidParameter
+from tandem.tracing.spans import Spans
 
 KEY = ("ns", "demo")
 DEPLOYMENTS = "/apis/apps/v1/namespaces/ns/deployments"

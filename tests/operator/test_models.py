@@ -11,9 +11,8 @@ from tests.operator.builders import spec
 from tests.operator.harness import Harness
 from tests.operator.node import Node, Pod, container_status, waiting
 
-from tandem.operator.api.conditions import Reason
 from tandem.operator.api.service import LLMServiceSpec
-from tandem.operator.api.status import ModelStatus
+from tandem.operator.api.status import ModelStatus, Reason
 from tandem.operator.decide import observe
 from tandem.operator.decide.modelcheck import ModelVerdict, judge
 from tandem.protocol import names

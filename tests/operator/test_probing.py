@@ -14,8 +14,7 @@ import msgspec
 import pytest
 from tests.operator.test_judging import question
 
-from tandem.operator.api.conditions import Reason
-from tandem.operator.api.status import Links
+from tandem.operator.api.status import Links, Reason
 from tandem.operator.probes.canary import ask
 from tandem.operator.probes.fleet import read_fleet, read_links
 from tandem.operator.probes.probing import Asked, Probes

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from tests.operator.builders import DEMO, service
 
-from tandem.operator.api.conditions import Reason
 from tandem.operator.api.reading import Unreadable, spec_of, status_of
-from tandem.operator.api.status import Condition
+from tandem.operator.api.status import Condition, Reason
 from tandem.operator.decide.words import Word
-from tandem.operator.reconcile.teller import refused_conditions
+from tandem.operator.reconcile.asker import refused_conditions
 
 BAD: Word = ("False", Reason.INVALID_SPEC, "spec.model: bad")
 

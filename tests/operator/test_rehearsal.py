@@ -14,15 +14,13 @@ from tests.operator.builders import service
 from tests.operator.harness import Harness, Operators, services
 from tests.operator.test_judging import verdict
 
-from tandem.cli.explain_service import LABEL, operator_settings, resource_of
-from tandem.cli.service_drawn import drawn
-from tandem.operator.api.conditions import Reason
+from tandem.cli.inspect.explain_service import LABEL, drawn, operator_settings, resource_of
+from tandem.operator.api.status import Reason
 from tandem.operator.cluster import ClusterError
 from tandem.operator.probes.canary import Question
 from tandem.operator.probes.probing import Asked, Key
 from tandem.operator.rehearse import rehearsal
-from tandem.operator.rehearse.rehearsal import NoService, Rehearsal, rehearse
-from tandem.operator.rehearse.silent import ToldProbes
+from tandem.operator.rehearse.rehearsal import NoService, Rehearsal, ToldProbes, rehearse
 from tandem.operator.rehearse.stage import Stage
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol.errors import InvalidParameter
@@ -98,7 +96,7 @@ def test_a_service_that_is_not_there_would_be_made_whole(harness: Harness):
     accepted = [each for each in found.after.conditions if each.type == "Accepted"]
     assert [each.status for each in accepted] == ["True"], accepted
     assert harness.names("LLMService") == set()
-    assert "which is not there" in drawn(found, "fresh.yaml")
+    assert "which does not exist" in drawn(found, "fresh.yaml")
 
 
 def test_what_a_file_may_not_say_is_told_in_the_api_servers_words(lone: Harness):

@@ -9,13 +9,13 @@ from tests.operator.test_decisions import NOW, OWNER, typed
 
 from tandem.operator.api.status import LLMServiceStatus, RolloutStatus
 from tandem.operator.clock import time_text
+from tandem.operator.decide.observe import Snapshot
 from tandem.operator.decide.plan import decision, see
-from tandem.operator.decide.quota import gives_back
-from tandem.operator.decide.snapshot import Snapshot
+from tandem.operator.decide.scaling import gives_back
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.workload import deployment, rendered
-from tandem.operator.reconcile.room import asked_of, fits
+from tandem.operator.reconcile.acceptance import asked_of, fits
 from tandem.operator.settings import OperatorSettings
 
 FULL = 'pods "x" is forbidden: exceeded quota: gpus, requested: {0}, used: {1}, limited: {2}'

@@ -12,12 +12,12 @@ import pytest
 from msgspec import structs
 from tests.operator.test_children import facts
 
+from tandem.base.listening import has_ipv6
 from tandem.operator.desired.naming import Role
 from tandem.operator.desired.workload import rendered
 from tandem.operator.metrics import OperatorMetrics
-from tandem.operator.server import Server
+from tandem.operator.run import Server
 from tandem.operator.settings import OperatorSettings, usual_pod_host
-from tandem.protocol.listening import has_ipv6
 
 
 def ask(server: Server, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
@@ -111,7 +111,7 @@ def test_a_taken_port_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("tandem.cli.operator, tandem.operator.run", ("torch", "starlette", "tandem.hub")),
+        ("tandem.cli.serve.operator, tandem.operator.run", ("torch", "starlette", "tandem.hub")),
         ("tandem.operator.api.crd", ("kopf", "kubernetes", "aiohttp")),
         ("tandem.operator.desired.compose", ("kopf", "kubernetes", "aiohttp")),
     ],

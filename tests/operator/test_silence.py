@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tandem.operator.decide.observe import PodView
-from tandem.operator.decide.silence import PROBATION, TRIES, Silence
 from tandem.operator.desired.naming import Role
+from tandem.operator.probes.reach import PROBATION, TRIES, Silence
 
 PATIENCE = 4.0
 

@@ -11,8 +11,7 @@ import pytest
 from tests.operator.situations import NO_PREFILL, SITUATIONS, UP, serving
 from tests.operator.test_judging import OLD, OLD_NAME, decided, picture
 
-from tandem.operator.api.conditions import ConditionType, Reason
-from tandem.operator.api.status import Links, LLMServiceStatus
+from tandem.operator.api.status import ConditionType, Links, LLMServiceStatus, Reason
 from tandem.operator.decide.rollout import Phase
 from tandem.operator.decide.status import Picture, status_of
 from tandem.operator.desired.naming import Role
@@ -115,7 +114,7 @@ def test_a_count_of_links_does_not_outlive_the_workers(situation: str):
     assert status.links == Links(healthy=0, total=0)
     assert status.summary.links == "0/0"
     assert fabric(status)[:2] == ("Unknown", Reason.LINKS_UNKNOWN)
-    assert "no prefill and decode worker are ready at once" in fabric(status)[2]
+    assert "prefill and decode workers are not ready at the same time" in fabric(status)[2]
 
 
 def test_a_suspended_service_has_no_links_while_its_pods_go():

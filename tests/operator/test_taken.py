@@ -16,7 +16,7 @@ from tandem.operator.cluster.ownership import taken
 from tandem.operator.cluster.store import CHILDREN
 from tandem.operator.desired.compose import desired
 from tandem.operator.desired.naming import Manifest
-from tandem.operator.reconcile.patience import SOON
+from tandem.operator.reconcile.reconciler import SOON
 
 pytestmark = pytest.mark.full
 

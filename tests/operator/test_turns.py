@@ -8,8 +8,8 @@ import pytest
 from tests.operator.in_memory import Demo, Item
 
 from tandem.operator.decide.observe import WorkloadView
-from tandem.operator.decide.turns import Neighbour, goes_first
 from tandem.operator.desired.naming import Role
+from tandem.operator.reconcile.reconciler import Neighbour, goes_first
 
 FULL = 'pods "x" is forbidden: exceeded quota: q, requested: pods=1, used: pods=4, limited: pods=4'
 OTHER = 'pods "x" is forbidden: violates PodSecurity'

@@ -18,13 +18,12 @@ from tests.operator.test_children import facts
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.cluster import ClusterError
 from tandem.operator.cluster.undeclared import Undeclared
-from tandem.operator.decide.wires import moved_roles
-from tandem.operator.desired.canonical import as_go_writes, is_sorted
+from tandem.operator.decide.plan import moved_roles
 from tandem.operator.desired.job import model_job
 from tandem.operator.desired.naming import WORKERS, Manifest, Role
 from tandem.operator.desired.pod import SAFE_TO_EVICT
 from tandem.operator.desired.references import secrets_of
-from tandem.operator.desired.revision import revision_of, service_revision
+from tandem.operator.desired.revision import as_go_writes, is_sorted, revision_of, service_revision
 from tandem.operator.desired.workload import RevisionKey, rendered
 from tandem.protocol.card import WIRE
 from tandem.protocol.names import ANNOTATION_WIRE

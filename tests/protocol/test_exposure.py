@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tandem.base.listening import is_loopback
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.exposure import is_loopback
 from tandem.router.config import RouterConfig
 from tandem.worker.server_config import ServerConfig
 

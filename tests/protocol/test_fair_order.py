@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 
-from tandem.protocol.fair_order import FairOrder
+from tandem.base.fair_order import FairOrder
 
 
 def served(arrivals: list[tuple[str, int]]) -> list[str]:

@@ -1,6 +1,6 @@
 """The one rule that ends an output."""
 
-from tandem.protocol.finish import Finish, FinishReason, finish_of
+from tandem.protocol.outputs import Finish, FinishReason, finish_of
 from tandem.protocol.sampling import SamplingParams
 
 EOS = (2,)

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.link.frames import decode_to_router, decode_to_worker
+from tandem.link.sockets import decode_to_router, decode_to_worker
 from tandem.protocol import messages
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode, WireError
-from tandem.protocol.finish import FinishReason
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey, new_incarnation
 from tandem.protocol.outputs import (
     Accepted,
     BlockEvents,
     EngineCoreOutput,
     Failed,
+    FinishReason,
     Refused,
     TokenLogprobs,
 )

@@ -20,8 +20,7 @@ from tandem.protocol.messages import LoadReport
 from tandem.protocol.outputs import EngineCoreOutput, PooledOutput
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
-from tandem.router.admission.queue import AdmissionLimits, AdmissionQueue
-from tandem.router.admission.turns import Turns
+from tandem.router.dispatch.admission import AdmissionLimits, AdmissionQueue, Turns
 from tandem.router.dispatch.deadlines import DispatchLimits
 from tandem.router.dispatch.dispatcher import Dispatcher
 from tandem.router.dispatch.fleet import Fleet

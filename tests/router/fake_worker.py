@@ -20,11 +20,10 @@ from msgspec import structs
 from tests.hand_link import HandLink
 from tests.router.fake_cards import fake_card
 
-from tandem.link.frames import decode_to_worker
+from tandem.link.sockets import decode_to_worker
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.errors import FailCause, Refusal
-from tandem.protocol.finish import finish_of
 from tandem.protocol.ids import Incarnation, new_incarnation
 from tandem.protocol.link import read_header
 from tandem.protocol.messages import (
@@ -52,6 +51,7 @@ from tandem.protocol.outputs import (
     PooledOutput,
     Refused,
     TokenLogprobs,
+    finish_of,
 )
 from tandem.protocol.pooling import ModelPooling, PoolingTask
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce

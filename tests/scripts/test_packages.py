@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli.__main__ import EXTRAS
-from tandem.protocol.version import DISTRIBUTION, tandem_version
+from tandem.protocol.link import DISTRIBUTION, tandem_version
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

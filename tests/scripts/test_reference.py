@@ -9,8 +9,8 @@ from functools import cache
 from scripts.reference.__main__ import FOLDER, pages
 from scripts.reference.flags import groups
 
+from tandem.base.settings import settings_of
 from tandem.cli.__main__ import COMMANDS
-from tandem.protocol.settings import settings_of
 from tandem.router.config import RouterConfig
 
 made = cache(pages)

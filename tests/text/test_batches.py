@@ -12,8 +12,8 @@ from tandem.protocol.card import ModelCard
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.pooling import ModelPooling, PoolingParams
+from tandem.protocol.requests import check_token_ids
 from tandem.protocol.sampling import SamplingParams
-from tandem.protocol.token_ids import check_token_ids
 from tandem.text.errors import ContextLengthExceeded
 from tandem.text.input_processor import InputOptions, InputProcessor, ProcessedInput
 from tandem.text.prompts import PromptLike, parse_prompt

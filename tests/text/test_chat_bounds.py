@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.text.chat_bounds import MOST_COPIED
 from tandem.text.chat_template import ChatOptions
 from tandem.text.folder import DEFAULT_TEMPLATE, TokenizerSettings
-from tandem.text.tokenizer import Tokenizer
+from tandem.text.tokenizer import MOST_COPIED, Tokenizer
 
 TEMPLATE = "{{ seen() }}{{ messages[-1].content }}"
 

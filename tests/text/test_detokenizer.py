@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import models
 
-from tandem.text.detokenizer import Detokenizer, TableDetokenizer, WindowDetokenizer
+from tandem.text.pieces import Detokenizer, TableDetokenizer, WindowDetokenizer
 from tandem.text.tokenizer import Tokenizer
 
 TEXTS = st.text(max_size=60)

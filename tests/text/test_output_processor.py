@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.protocol.embeds import PromptEmbeds
-from tandem.protocol.finish import FinishReason
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.outputs import EngineCoreOutput, TokenLogprobs
+from tandem.protocol.outputs import EngineCoreOutput, FinishReason, TokenLogprobs
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import OutputKind, SamplingParams
 from tandem.protocol.structured import StructuredOutputsParams

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tandem.text.chat_ids import FORMS, OURS, IdForm, with_form
 from tandem.text.chat_template import ChatOptions, ChatTemplates
+from tandem.text.chat_turns import FORMS, OURS, IdForm, with_form
 
 ALTERNATES = (
     "{% for m in messages %}"

@@ -9,7 +9,7 @@ import zmq
 from tests.hand_link import HandLink
 from tests.waiting import Deadline
 
-from tandem.link.frames import decode_to_router
+from tandem.link.sockets import decode_to_router
 from tandem.protocol.card import PROTOCOL_VERSION
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.link import read_header

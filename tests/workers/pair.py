@@ -10,7 +10,6 @@ from tests.engine_run.tiny_models import folder_of
 from tests.kvtransfer.memory_transport import kv_config, transports_of
 from tests.waiting import wait_for
 
-from tandem.decode.connector import DecodeConnector
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.executor.base import Executor
@@ -20,12 +19,13 @@ from tandem.engine.scheduler.connector import KVConnector
 from tandem.kvtransfer.memory.allocator import slab_allocator
 from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
-from tandem.prefill.connector import PrefillConnector
 from tandem.protocol.embeds import PromptEmbeds
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
 from tandem.protocol.outputs import EngineCoreOutput, Failed, Refused
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.protocol.sampling import SamplingParams
+from tandem.worker.connectors.consumer import DecodeConnector
+from tandem.worker.connectors.producer import PrefillConnector
 
 ROUTER = new_incarnation()
 PROMPT = tuple(3 + (7 * index) % 300 for index in range(75))

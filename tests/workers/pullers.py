@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry
 from tests.waiting import wait_for
 from tests.workers.pair import ROUTER, SECONDS, Half
 
-from tandem.decode.connector import DecodeConnector
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.base import Executor
 from tandem.engine.kv_memory import Capacity
@@ -17,18 +16,19 @@ from tandem.engine.scheduler.connector import KVConnector
 from tandem.engine.scheduler.lending import CachedPrefixes
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.memory.allocator import slab_allocator
-from tandem.prefill.connector import PrefillConnector
 from tandem.protocol.ids import RequestKey, new_incarnation
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce, Pull
 from tandem.protocol.sampling import SamplingParams
-from tandem.worker.launch import RoleContext, RoleParts
-from tandem.worker.pulls.role import (
+from tandem.worker.connectors.consumer import DecodeConnector
+from tandem.worker.connectors.producer import PrefillConnector
+from tandem.worker.connectors.role import (
     Ends,
     lending_only,
     make_consumer,
     make_producer,
     with_pulls,
 )
+from tandem.worker.launch import RoleContext, RoleParts
 
 
 class Peer(Half):

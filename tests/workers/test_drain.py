@@ -18,7 +18,7 @@ from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import FailCause
 from tandem.protocol.messages import Call, Draining, Frame, ReplyTo
 from tandem.protocol.outputs import Failed
-from tandem.worker.drain import KILL_MARGIN, RELEASE_SECONDS, Drain, grace_before
+from tandem.worker.engine_proc import KILL_MARGIN, RELEASE_SECONDS, Drain, grace_before
 
 
 def test_the_stages_follow_each_other() -> None:

@@ -18,7 +18,6 @@ from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.link.liveness import LinkTimes, Liveness
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import FailCause, RefusalCode
-from tandem.protocol.finish import FinishReason
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.messages import (
     Beat,
@@ -30,7 +29,7 @@ from tandem.protocol.messages import (
     ReplyTo,
     WorkerBeat,
 )
-from tandem.protocol.outputs import PooledOutput
+from tandem.protocol.outputs import FinishReason, PooledOutput
 from tandem.protocol.pooling import NO_SAMPLING, PoolingParams
 from tandem.protocol.requests import Consume
 from tandem.protocol.structured import StructuredOutputsParams

@@ -18,7 +18,7 @@ from tests.workers.io_worker import Worker as IOWorker
 from tests.workers.proc_worker import Worker, frames, submit
 
 from tandem.engine import naps
-from tandem.engine.core.step_outputs import StepOutputs
+from tandem.engine.core.engine_core import StepOutputs
 from tandem.engine.naps import AHEAD_SECONDS, LATE_SECONDS, IdlePoll
 from tandem.worker.engine_proc import IDLE_SECONDS, PARKED_SECONDS, EngineCoreProc
 from tandem.worker.inbox import Inbox

@@ -16,8 +16,8 @@ from tests.waiting import wait_for
 from tests.workers.hand_router import Router, dealer
 from tests.workers.io_worker import Worker
 
-from tandem.link.frames import decode_to_router
 from tandem.link.liveness import LinkTimes
+from tandem.link.sockets import decode_to_router
 from tandem.protocol.card import PROTOCOL_VERSION
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.messages import (

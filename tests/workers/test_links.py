@@ -8,7 +8,7 @@ from tests.workers.hand_router import Router
 from tests.workers.io_worker import Worker
 
 from tandem.protocol.messages import Cancel, Reset
-from tandem.worker.links import TIMES
+from tandem.worker.io import TIMES
 
 
 def test_a_router_is_not_silent_while_the_worker_stood_still() -> None:

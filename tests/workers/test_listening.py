@@ -9,7 +9,7 @@ import pytest
 import zmq
 from prometheus_client import CollectorRegistry
 
-from tandem.protocol.listening import ANY_4, ANY_6, bound_socket, has_ipv6, listening_host
+from tandem.base.listening import ANY_4, ANY_6, bound_socket, has_ipv6, listening_host
 from tandem.worker.io import _bound
 from tandem.worker.probes import ProbeServer, ProbeState
 
@@ -32,7 +32,7 @@ def without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError("Address family not supported by protocol")
         return real(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("tandem.protocol.listening.socket.socket", made)
+    monkeypatch.setattr("tandem.base.listening.socket.socket", made)
 
 
 def probes(host: str) -> ProbeServer:

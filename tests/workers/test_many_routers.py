@@ -6,7 +6,7 @@ from tests.many_links import NUM_LINKS
 from tests.workers.hand_router import Router
 from tests.workers.io_worker import Worker
 
-from tandem.link.descriptors import raise_descriptor_limit
+from tandem.link.sockets import raise_descriptor_limit
 from tandem.protocol.card import PROTOCOL_VERSION
 from tandem.protocol.messages import Hello, Welcome
 

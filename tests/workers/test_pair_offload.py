@@ -9,7 +9,7 @@ from tests.engine_run.tiny_models import folder_of
 from tests.workers.pair import PROMPT, ROUTER, Half, Pair
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.offload.stats import OffloadStats
+from tandem.engine.offload.connector import OffloadStats
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams

@@ -9,7 +9,7 @@ from tests.workers.hand_router import Router
 from tests.workers.proc_worker import Worker, frames, submit
 
 from tandem.engine.cache.block_pool import BlockEventLog
-from tandem.link.frames import MAX_FRAME_BYTES
+from tandem.link.sockets import MAX_FRAME_BYTES
 from tandem.protocol.ids import BlockHash, Incarnation
 from tandem.protocol.messages import Frame, encode
 from tandem.protocol.outputs import BlockEvents

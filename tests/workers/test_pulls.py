@@ -18,8 +18,7 @@ from tandem.kvtransfer.transports.base import Progress
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce, Pull
 from tandem.protocol.sampling import SamplingParams
-from tandem.worker.pulls.connector import PullConnector
-from tandem.worker.pulls.metrics import PullMetrics
+from tandem.worker.connectors.prefix_fetch import PullConnector, PullMetrics
 
 LONG = tuple(3 + (11 * index) % 290 for index in range(140))
 OTHER = tuple(5 + (13 * index) % 280 for index in range(140))

@@ -15,7 +15,7 @@ from tests.engine_run.forked_rank import ForkedExecutor
 from tests.waiting import wait_for
 
 from tandem.engine.executor.uniproc import UniProcExecutor
-from tandem.worker.rank_processes import show_rank_processes
+from tandem.worker.launch import show_rank_processes
 
 pytestmark = pytest.mark.full
 

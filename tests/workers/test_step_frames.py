@@ -9,7 +9,7 @@ from tests.engine_plan.builders import params_of
 from tests.workers.hand_router import Router
 from tests.workers.proc_worker import Worker, submit
 
-from tandem.link.frames import MAX_FRAME_BYTES
+from tandem.link.sockets import MAX_FRAME_BYTES
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash
 from tandem.protocol.messages import Frame, encode
@@ -23,8 +23,8 @@ from tandem.protocol.outputs import (
 )
 from tandem.protocol.pooling import MAX_TOKEN_VALUES
 from tandem.protocol.timeline import LegTimes
-from tandem.worker import step_frames as step_frames_module
-from tandem.worker.step_frames import block_frames, step_frames
+from tandem.worker import engine_proc as step_frames_module
+from tandem.worker.engine_proc import block_frames, step_frames
 
 
 def test_answers_of_one_step_are_frames_that_the_link_takes() -> None:

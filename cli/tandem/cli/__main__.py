@@ -38,6 +38,20 @@ COMMANDS = {
     "bench": "Measure a server, an engine or a start.",
 }
 
+MODULES = {
+    "up": "serve.up",
+    "serve": "serve.serve",
+    "router": "serve.router",
+    "prefill": "serve.prefill",
+    "decode": "serve.decode",
+    "node-agent": "serve.node_agent",
+    "operator": "serve.operator",
+    "top": "inspect.top",
+    "explain": "inspect.explain",
+    "run-batch": "batch.run_batch",
+}
+"""Modules of commands in ``tandem.cli``, if they differ from the command's name."""
+
 
 EXTRAS = {
     "aiohttp": "bench",
@@ -79,12 +93,12 @@ def usage() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; the exit status is its own, 2 for a wrong command or setting."""
-    from tandem.cli.children import end_with_parent
+    from tandem.cli.serve.children import end_with_parent
     from tandem.protocol.errors import TandemError
 
     arguments = sys.argv[1:] if argv is None else argv
     if argv is None:
-        from tandem.cli.secret_flags import hide_secrets
+        from tandem.cli.settings.secret_flags import hide_secrets
 
         hide_secrets(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -92,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0 if arguments else 2
     name = arguments[0]
     if name in ("-V", "--version"):
-        from tandem.protocol.version import tandem_version
+        from tandem.protocol.link import tandem_version
 
         print(f"tandem {tandem_version()}")
         return 0
@@ -101,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     end_with_parent()
     try:
-        module = importlib.import_module(f"tandem.cli.{name.replace('-', '_')}")
+        module = importlib.import_module(f"tandem.cli.{MODULES.get(name, name)}")
         return int(module.run(arguments[1:]) or 0)
     except TandemError as error:
         print(f"tandem {name}: {error}", file=sys.stderr)

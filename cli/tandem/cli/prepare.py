@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.cli.command import parse
-from tandem.cli.flags import Section
-from tandem.cli.logs import set_up_logging
+from tandem.base.settings import required, setting
+from tandem.cli.settings.command import parse
+from tandem.cli.settings.flags import Section
+from tandem.cli.settings.logs import set_up_logging
 from tandem.protocol import names
 from tandem.protocol.errors import InvalidParameter, TandemError
-from tandem.protocol.settings import required, setting
 
 if TYPE_CHECKING:
     from tandem.hub import PreparedModel

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from tandem.decode.connector import DecodeConnector
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.factory import make_executor
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.memory.allocator import slab_allocator
 from tandem.protocol.card import WorkerRole
-from tandem.worker.handoff import NoHandoff
-from tandem.worker.launch import RoleContext, RoleParts, run_worker
-from tandem.worker.pulls.role import (
+from tandem.worker.connectors.consumer import DecodeConnector
+from tandem.worker.connectors.role import (
     Ends,
     lending_only,
     make_consumer,
     make_producer,
     with_pulls,
 )
+from tandem.worker.handoff import NoHandoff
+from tandem.worker.launch import RoleContext, RoleParts, run_worker
 from tandem.worker.server_config import ServerConfig
 
 

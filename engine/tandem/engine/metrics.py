@@ -7,16 +7,180 @@ Histograms are one series each, so that a step's equal gaps are one observation.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Metric,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from tandem.engine.config import CacheConfig
-from tandem.engine.config.peaks import peak_of
-from tandem.engine.histogram import WeightedHistogram
 from tandem.engine.offload.connector import OffloadConnector
-from tandem.engine.offload.metrics import register as register_offload
 from tandem.engine.scheduler.stats import FinishedRecord, SchedulerStats, StepStats
+
+
+class WeightedHistogram(Collector):
+    """One series of one histogram with fixed labels."""
+
+    kind = "histogram"
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        *,
+        labels: Mapping[str, str],
+        buckets: Sequence[float],
+        registry: CollectorRegistry,
+    ) -> None:
+        """``buckets`` are upper bounds, growing; the infinite one is added."""
+        self.name = name
+        self.documentation = documentation
+        self.labels = dict(labels)
+        self._bounds = tuple(buckets)
+        self._counts = [0] * (len(buckets) + 1)
+        self._sum = 0.0
+        registry.register(self)
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Add ``count`` observations of ``value``."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        """Yield the series to the registry."""
+        total = 0
+        buckets = []
+        for bound, count in zip((*self._bounds, float("inf")), tuple(self._counts), strict=True):
+            total += count
+            buckets.append((_bound_text(bound), total))
+        family = HistogramMetricFamily(self.name, self.documentation, labels=tuple(self.labels))
+        family.add_metric(tuple(self.labels.values()), buckets, self._sum)
+        yield family
+
+
+def _bound_text(bound: float) -> str:
+    """Return a bucket's label in the client library's spelling."""
+    return "+Inf" if bound == float("inf") else repr(float(bound))
+
+
+_Reading = Callable[[], Mapping[tuple[str, ...], float]]
+"""Values by those of the labels that the series adds."""
+
+
+def register(registry: CollectorRegistry, tier: OffloadConnector, own: Mapping[str, str]) -> None:
+    """Register the metrics of ``tier`` on ``registry``, under vLLM's names if the meaning is the
+    same, else ``tandem:``; ``own`` are labels of each series."""
+    stats = tier.stats
+
+    def moved() -> Mapping[tuple[str, ...], float]:
+        blocks = {("GPU_to_CPU",): stats.num_stored, ("CPU_to_GPU",): stats.num_loaded}
+        return {way: count * stats.block_bytes for way, count in blocks.items()}
+
+    def series(name: str, text: str, read: Callable[[], float], *, gauge: bool = False) -> None:
+        registry.register(_Series(name, text, own, (), lambda: {(): read()}, gauge=gauge))
+
+    name = "vllm:kv_offload_total_bytes"
+    text = "KV bytes copied between the cache and host memory."
+    registry.register(_Series(name, text, own, ("transfer_type",), moved))
+    series(
+        "vllm:kv_offload_cpu_cache_usage_perc",
+        "Share of host memory's KV blocks that can be found, 0 to 1.",
+        lambda: tier.num_cached / tier.num_blocks,
+        gauge=True,
+    )
+    series(
+        "vllm:kv_offload_stores_skipped",
+        "Blocks that were lost as all host blocks were being read.",
+        lambda: stats.num_declined,
+    )
+    series(
+        "tandem:kv_offload_hit_tokens",
+        "Tokens whose KV came back from host memory instead of being computed.",
+        lambda: stats.hit_tokens,
+    )
+    series(
+        "tandem:kv_offload_evicted_blocks",
+        "Blocks of host memory that made room for others.",
+        lambda: stats.num_evicted,
+    )
+    series(
+        "tandem:kv_offload_failed_loads",
+        "Loads from host memory that failed; their requests were computed.",
+        lambda: stats.num_failed_loads,
+    )
+
+
+class _Series(Collector):
+    """One family that is read at a scrape."""
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        own: Mapping[str, str],
+        labels: tuple[str, ...],
+        read: _Reading,
+        *,
+        gauge: bool = False,
+    ) -> None:
+        self.name, self.documentation = name, documentation
+        self.labels = (*own, *labels)
+        self.kind = "gauge" if gauge else "counter"
+        self._own = tuple(own.values())
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """See Collector."""
+        make = GaugeMetricFamily if self.kind == "gauge" else CounterMetricFamily
+        family = make(self.name, self.documentation, labels=self.labels)
+        for values, number in self._read().items():
+            family.add_metric((*self._own, *values), number)
+        yield family
+
+
+class Peak(NamedTuple):
+    """Peak rates of one device."""
+
+    flops: float
+    bytes_per_s: float
+
+
+_PEAKS = (
+    ("B200", Peak(2.25e15, 8.0e12)),
+    ("H200", Peak(989e12, 4.8e12)),
+    ("GH200", Peak(989e12, 4.0e12)),
+    ("H100 NVL", Peak(835e12, 3.9e12)),
+    ("H100 PCIe", Peak(756e12, 2.0e12)),
+    ("H100", Peak(989e12, 3.35e12)),
+    ("H20", Peak(148e12, 4.0e12)),
+    ("A100-SXM4-80GB", Peak(312e12, 2.039e12)),
+    ("A100-SXM4-40GB", Peak(312e12, 1.555e12)),
+    ("A100 80GB PCIe", Peak(312e12, 1.935e12)),
+    ("L40S", Peak(362e12, 0.864e12)),
+    ("L4", Peak(121e12, 0.3e12)),
+)
+"""Peaks by a part of the driver's name of the device; whole words: L4 does not match L40S."""
+
+
+def peak_of(device_name: str) -> Peak | None:
+    """Return the peak of the device with that driver's name; None for an unknown one, or a CPU."""
+    words = f" {device_name} "
+    longest = sorted(_PEAKS, key=lambda entry: -len(entry[0]))
+    return next((peak for name, peak in longest if f" {name} " in words), None)
+
 
 _TTFT = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -66,7 +230,7 @@ class EngineMetrics:
         self._by_reason = self._gauges(name, by_reason, "reason", ("capacity", "deferred"))
         self._usage = self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks held, 0 to 1.")
         self._held = self._gauge("tandem:kv_blocks_held", "Blocks promised to peers.")
-        self._free = self._gauge("tandem:kv_blocks_free", "Blocks that nobody holds.")
+        self._free = self._gauge("tandem:kv_blocks_free", "Unused blocks.")
         self._make_counters()
         self._make_histograms(token_buckets(max_model_len))
 
@@ -106,7 +270,7 @@ class EngineMetrics:
 
     def show_offload(self, tier: OffloadConnector) -> None:
         """Register the series of an offload tier."""
-        register_offload(self._registry, tier, self._labels)
+        register(self._registry, tier, self._labels)
 
     def observe(self, stats: StepStats, now: SchedulerStats) -> None:
         """Add the counts since the last call, and set the gauges to ``now``."""
@@ -190,7 +354,7 @@ class EngineMetrics:
         self._hits = counter("vllm:prefix_cache_hits", "Tokens found in the cache.")
         self._preemptions = counter("vllm:num_preemptions", "Sequences preempted.")
         self._prompt = counter("vllm:prompt_tokens", "Prompt tokens of requests that began.")
-        text = "Prompt tokens, by where their KV came from."
+        text = "Prompt tokens, by the source of their KV."
         name = "vllm:prompt_tokens_by_source"
         self._by_source = counters(name, text, "source", _SOURCES)
         self._cached = counter("vllm:prompt_tokens_cached", "Prompt tokens not computed here.")

@@ -11,7 +11,7 @@ from tandem.hub.errors import (
     Offline,
     UnsupportedModel,
 )
-from tandem.hub.model_files import ModelFiles
+from tandem.hub.folder import ModelFiles
 from tandem.hub.prepare import PreparedModel, prepare
 from tandem.hub.source import DEFAULT_MODEL
 

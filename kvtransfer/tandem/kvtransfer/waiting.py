@@ -12,6 +12,25 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
+
+class ProgressBoard:
+    """Counters that only grow, and whether there is work at all."""
+
+    __slots__ = ("engine_turns", "has_work", "transfers")
+
+    def __init__(self) -> None:
+        self.engine_turns = 0
+        """Turns of the engine's loop, stepping or idle: a loop that hangs makes none."""
+        self.transfers = 0
+        """Parts packed, read or unpacked."""
+        self.has_work = False
+
+    def note_engine(self, has_work: bool) -> None:
+        """Record a turn of the engine's loop."""
+        self.engine_turns += 1
+        self.has_work = has_work
+
+
 AHEAD_SECONDS = 1.5e-4
 """Seconds awake before the moment: a nap ends some tens of microseconds late, and a thread that
 has just woken is slow."""

@@ -7,22 +7,42 @@ client's disconnect or a cancelled task, aborts the request in every process.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Any, cast
+from typing import (
+    Any,
+    Protocol,
+    TypeVar,
+    cast,
+)
 
 from tandem.llm.beside import Beside
 from tandem.llm.outputs import PooledRequestOutput, RequestOutput, rendered
 from tandem.llm.prepared import PreparedRequest, Running
 from tandem.llm.sampling import Params, defaults_of, params_from
-from tandem.llm.sleep import put_to_sleep
-from tandem.llm.texts import Texts
-from tandem.llm.weighing import PROMPT_COSTS, chat_weight, params_weight, prompt_weight
+from tandem.llm.weighing import (
+    PROMPT_COSTS,
+    chat_weight,
+    params_weight,
+    prompt_weight,
+)
 from tandem.protocol.card import ModelCard
-from tandem.protocol.client import EngineCoreClient
-from tandem.protocol.commands import MAX_SLEEP_WAIT_S, Command, CommandName, Reply
+from tandem.protocol.commands import (
+    MAX_SLEEP_WAIT_S,
+    Command,
+    CommandName,
+    Reply,
+)
 from tandem.protocol.context import ORDINARY, RequestContext
 from tandem.protocol.errors import (
     DeadlinePassed,
@@ -32,10 +52,17 @@ from tandem.protocol.errors import (
     RefusalCode,
     RequestFailed,
     RequestRefused,
+    TandemError,
 )
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
-from tandem.protocol.outputs import Accepted, EngineCoreOutput, EngineOutput, PooledOutput
+from tandem.protocol.outputs import (
+    Accepted,
+    EngineCoreOutput,
+    EngineOutput,
+    PooledOutput,
+)
 from tandem.protocol.pooling import PoolingParams
+from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
 from tandem.text.chat_template import ChatOptions
 from tandem.text.input_processor import InputOptions, InputProcessor, random_seed
@@ -43,6 +70,179 @@ from tandem.text.offsets import EchoedPrompt, echoed_prompt
 from tandem.text.output_processor import OutputProcessor
 from tandem.text.prompts import PromptLike
 from tandem.text.tokenizer import Tokenizer
+from tandem.tracing.recording import marked
+
+POLL_SECONDS = 0.05
+"""Interval between two SLEEP commands while requests still run."""
+ABORT_SECONDS = 10.0
+"""Time in which aborted requests must have ended."""
+
+
+class Call(Protocol):
+    """Type of ``AsyncLLM.call``."""
+
+    def __call__(self, name: CommandName, **args: str | float | bool) -> Awaitable[Reply]:
+        """Run a command on every engine; values are summed."""
+        ...
+
+
+async def put_to_sleep(call: Call, *, level: int, mode: str, timeout: float) -> Reply:
+    """Repeat the command until every engine sleeps. If one does not in time, all are woken up
+    (unless some slept before), and the reply has the reason. Raises InvalidParameter for
+    ``timeout``. Raises RequestFailed for an engine that does not answer; then, too, all are woken
+    up."""
+    if not 0 <= timeout <= MAX_SLEEP_WAIT_S:
+        raise InvalidParameter("timeout", timeout, f"seconds from 0 to {MAX_SLEEP_WAIT_S:g}")
+    loop = asyncio.get_running_loop()
+    seconds = timeout if mode == "wait" else ABORT_SECONDS
+    until = loop.time() + seconds
+    before = (await call(CommandName.IS_SLEEPING)).values.get("asleep", 0)
+    try:
+        while True:
+            left = max(0.0, until - loop.time())
+            lasting = min(left + ABORT_SECONDS, MAX_SLEEP_WAIT_S)
+            reply = await call(CommandName.SLEEP, level=level, mode=mode, timeout_s=lasting)
+            if not reply.ok:
+                break
+            if 0 < reply.values.get("engines", 0) <= reply.values.get("asleep", 0):
+                return reply
+            if not left:
+                message = f"requests did not come to their end within {seconds:g} s"
+                reply = Reply(id=reply.id, ok=False, message=message)
+                break
+            await asyncio.sleep(min(POLL_SECONDS, left))
+    except (TandemError, asyncio.CancelledError):
+        with suppress(TandemError):  # who does not answer wakes up by itself
+            await call(CommandName.WAKE_UP)
+        raise
+    if not before:
+        await call(CommandName.WAKE_UP)
+    return reply
+
+
+_Result = TypeVar("_Result")
+
+
+class Texts:
+    """Tokenizer calls of one model. All methods belong to one event loop."""
+
+    def __init__(self, tokenizer: Tokenizer, beside: Beside) -> None:
+        self.tokenizer = tokenizer
+        self.beside = beside
+        """Executor of long work."""
+
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], chat: ChatOptions | None = None
+    ) -> str:
+        """Return a chat's text, as ``chat`` would tokenize it. Raises InvalidParameter."""
+        return await self.beside.run(
+            chat_weight(messages, chat), self.tokenizer.render_chat, messages, chat
+        )
+
+    async def encode_pair(
+        self,
+        first: str,
+        second: str,
+        *,
+        params: tuple[str, str],
+        keep: int | None = None,
+        from_left: bool = False,
+    ) -> tuple[list[int], int | None]:
+        """Return the ids of two texts as one prompt, joined as the tokenizer joins pairs. Also
+        return the position at which tokens of the second text's type begin. The second text is cut
+        to fit ``keep`` ids of both. InvalidParameter names a text by ``params``."""
+        return await self.beside.run(
+            len(first) + len(second),
+            self.tokenizer.encode_pair,
+            first,
+            second,
+            params=params,
+            keep=keep,
+            from_left=from_left,
+        )
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text. A long one is tokenized outside the event loop."""
+        return await self.beside.run(
+            len(text), self.tokenizer.encode, text, add_special_tokens=add_special_tokens
+        )
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        chat: ChatOptions | None = None,
+        *,
+        add_special_tokens: bool = False,
+    ) -> list[int]:
+        """Return the ids of a chat, as ``chat`` would send them."""
+        tokenizer = self.tokenizer
+
+        def encoded() -> list[int]:
+            text = tokenizer.render_chat(messages, chat)
+            return tokenizer.encode(text, add_special_tokens=add_special_tokens, param="messages")
+
+        return await self.beside.run(chat_weight(messages, chat), encoded)
+
+    async def decode(
+        self, ids: Sequence[int], *, skip_special_tokens: bool = True, param: str | None = None
+    ) -> str:
+        """Return the text of ids, decoded as a separate text.
+
+        With ``param``, unknown ids raise InvalidParameter with that name.
+        """
+
+        def decoded() -> str:
+            if param is not None:
+                self.tokenizer.check_known(ids, param)
+            return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+        return await self.beside.run(len(ids), decoded)
+
+    async def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each id."""
+        tokenizer = self.tokenizer
+        return await self.beside.run(
+            len(ids) * 4, lambda: [tokenizer.token_text(token) for token in ids]
+        )
+
+    async def _tokenized(self, size: int, work: Callable[[], _Result]) -> _Result:
+        """Return the result of ``work``, which tokenizes and has that ``size``."""
+        with marked("tokenize"):
+            return await self.beside.run(size, work)
+
+
+class EngineCoreClient(Protocol):
+    """Implemented by ``InprocClient`` (engine in this process) and the router's ``Dispatcher``
+    (many workers, hand-off, failure ladder)."""
+
+    def stream(
+        self, request: EngineCoreRequest, context: RequestContext = ORDINARY
+    ) -> AsyncIterator[EngineOutput | Accepted]:
+        """Yield the outputs of all choices until each has finished, then stop. A pooled request
+        yields one ``PooledOutput``; any other request yields ``EngineCoreOutput`` objects. One
+        ``Accepted`` may precede them if ``context.tells_accepted``.
+
+        Positions of one choice come in order without gaps or repeats. Closing the iterator
+        (``aclose``) aborts the request in every process and frees its blocks.
+
+        Raises RequestRefused if no work was started. Raises RequestFailed if the request ended
+        without an answer, at the latest after its budget. Raises InvalidParameter for bad
+        parameters, and for a route if the client has only one engine.
+        """
+        ...
+
+    async def call(self, command: Command) -> Reply:
+        """Run a command on the engine (the router: on every worker)."""
+        ...
+
+    async def describe(self) -> ModelCard:
+        """Wait for and return the served model's card. Raises RequestFailed at the deadline."""
+        ...
+
+    async def close(self) -> None:
+        """Abort running requests and close sockets and threads. May be called twice."""
+        ...
+
 
 LOGPROBS_COST = 100
 """Cost of a prompt token with log-probabilities, in characters."""

@@ -16,8 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
+from tandem.base.fair_order import FairOrder
 from tandem.protocol.errors import Refusal, RefusalCode, RequestRefused
-from tandem.protocol.fair_order import FairOrder
 
 IN_LOOP = 8_000
 """Characters or items from which work runs in a thread: it takes about half a millisecond."""

@@ -13,9 +13,9 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from tandem.llm.other_servers import REFUSED, SAME, fate_of
 from tandem.protocol import pooling, sampling, structured
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.other_servers import REFUSED, SAME, fate_of
 
 _log = logging.getLogger(__name__)
 DEFAULT_MAX_TOKENS = 16

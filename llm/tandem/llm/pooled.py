@@ -7,21 +7,135 @@ outputs are converted.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from types import TracebackType
+from typing import NamedTuple, Self, TypeVar
 
 from tandem.llm.async_llm import AsyncLLM
 from tandem.llm.checks import name_of
 from tandem.llm.outputs import PooledRequestOutput, ScoringRequestOutput
-from tandem.llm.patience import Patience
 from tandem.llm.prepared import PreparedRequest
 from tandem.llm.scoring import Side, all_of, prepare_scores
 from tandem.llm.weighing import parts_of, prompt_tokens
-from tandem.llm.window import Window
 from tandem.protocol.errors import FailCause, RequestFailed
 from tandem.protocol.pooling import PoolingParams
 from tandem.text.prompts import PromptLike
+
+
+class _Waiting(NamedTuple):
+    weight: int
+    places: int
+    turn: asyncio.Future[None]
+
+
+class Window:
+    """Limit of concurrent requests and of their total tokens, granted in FIFO order.
+
+    A request above a limit runs alone. Belongs to one event loop.
+    """
+
+    def __init__(self, most: int, tokens: int) -> None:
+        """Allow ``most`` requests with ``tokens`` tokens in total, both at least 1."""
+        self._places = most
+        self._most = self._tokens = tokens
+        self._waiting: deque[_Waiting] = deque()
+
+    async def take(self, weight: int, places: int = 1) -> None:
+        """Wait for ``places`` places with ``weight`` tokens in total, after all earlier waiters."""
+        if not self._waiting and self._has_room(weight, places):
+            self._seat(weight, places)
+            return
+        waiting = _Waiting(weight, places, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        try:
+            await waiting.turn
+        except asyncio.CancelledError:
+            if waiting.turn.cancelled():
+                self._call_next()
+            else:  # it was called, and left before it came
+                self.give(weight, places)
+            raise
+
+    def give(self, weight: int, places: int = 1) -> None:
+        """Return places, all at once or one by one."""
+        self._places += places
+        self._tokens += weight
+        self._call_next()
+
+    def _call_next(self) -> None:
+        while self._waiting:
+            weight, places, turn = self._waiting[0]
+            if not turn.cancelled():
+                if not self._has_room(weight, places):
+                    return
+                self._seat(weight, places)
+                turn.set_result(None)
+            self._waiting.popleft()
+
+    def _has_room(self, weight: int, places: int) -> bool:
+        if self._tokens == self._most:  # nobody is inside
+            return True
+        return self._places >= places and weight <= self._tokens
+
+    def _seat(self, weight: int, places: int) -> None:
+        self._places -= places
+        self._tokens -= weight
+
+
+class Patience:
+    """Async context manager that raises TimeoutError if no wait ends for too long. The time runs
+    from the end of the last wait, or from the start of the first."""
+
+    def __init__(self, seconds: float) -> None:
+        """Allow at most ``seconds`` between ends of waits. Belongs to one task."""
+        self._seconds = seconds
+        self._limit = asyncio.timeout(None)
+        self._waits = 0
+        self._heard = 0.0
+        """Time when the last wait ended, or the first one began."""
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Start a wait. It does not extend the deadline of waits that already run."""
+        if not self._waits:
+            self._heard = self._loop.time()
+        self._waits += 1
+        if self._timer is None:
+            self._look()
+
+    def end(self) -> None:
+        """End one of the waits."""
+        self._waits -= 1
+        self._heard = self._loop.time()
+
+    async def __aenter__(self) -> Self:
+        await self._limit.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._limit.__aexit__(kind, error, trace)
+
+    def _look(self) -> None:
+        """Raise the timeout if it is due, or schedule the next check."""
+        self._timer = None
+        if not self._waits:
+            return
+        due = self._heard + self._seconds
+        if due <= self._loop.time():
+            self._limit.reschedule(self._loop.time())
+        else:
+            self._timer = self._loop.call_at(due, self._look)
+
 
 STEPS_AHEAD = 4
 """Maximum tokens of a pooled batch in the engine, in steps: two are launched, two follow. Preparing

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tandem.base.listening import ANY_4, ANY_6
+from tandem.base.settings import check_integer, check_positive, check_share, setting
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.listening import ANY_4, ANY_6
-from tandem.protocol.settings import check_integer, check_positive, check_share, setting
-from tandem.protocol.tracing import TracingConfig
+from tandem.tracing.config import TracingConfig
 
 IMAGES = "ghcr.io/tandem-serving"
 MAX_PULL_SECRETS = 16
@@ -21,12 +21,12 @@ class OperatorSettings(TracingConfig):
     """Settings of one operator process. Times are seconds."""
 
     namespaces: tuple[str, ...] = setting(
-        (), "Namespaces to serve; may be given more than once. None: the whole cluster."
+        (), "Namespaces to serve; repeatable. Default: the whole cluster."
     )
     own_namespace: str = setting("", "Namespace of the operator itself, for its Lease.")
     identity: str = setting("", "Name of this replica in the Lease; none is the pod's name.")
     worker_image: str = setting(
-        f"{IMAGES}/tandem-worker:0.1.0", "Image of workers, where a service names none."
+        f"{IMAGES}/tandem-worker:0.1.0", "Image of workers, if a service names none."
     )
     router_image: str = setting(f"{IMAGES}/tandem-router:0.1.0", "Image of routers.")
     image_pull_policy: str = setting(
@@ -36,27 +36,26 @@ class OperatorSettings(TracingConfig):
     )
     service_pull_secrets: tuple[str, ...] = setting(
         (),
-        "Secret with which nodes pull images of services that name none; may be given "
-        "more than once. Each service's namespace requires it.",
+        "Pull secret of services that name none; repeatable. It must exist in each service's "
+        "namespace.",
     )
     pod_host: str = setting(
         "",
-        "Address on which pods listen: `::` where they have IPv6 addresses. None: by the family of "
-        "the API server's address.",
+        "Address on which pods listen: `::` if they have IPv6 addresses. Default: the family "
+        "of the API server's address.",
         choices=("", ANY_4, ANY_6),
     )
     metrics_namespace: str = setting(
-        "", "Namespace from which worker metrics may be scraped. None: only the operator's."
+        "", "Namespace that may scrape worker metrics. Default: the operator's."
     )
     api_server_ports: tuple[int, ...] = setting(
         (443, 6443),
-        "Ports by which NetworkPolicies let routers reach the API server: what it listens on "
-        "itself, too, where the network's plugin compares ports behind the Service's.",
+        "API server ports that NetworkPolicies allow to routers. Include its own port if the "
+        "network plugin compares ports behind the Service.",
     )
     dns_ports: tuple[int, ...] = setting(
         (53,),
-        "Ports by which NetworkPolicies let pods ask the cluster's DNS: what its pods listen on, "
-        "too.",
+        "DNS ports that NetworkPolicies allow. Include the port of the DNS pods.",
     )
     allow_privileged_pods: bool = setting(
         False,
@@ -65,19 +64,22 @@ class OperatorSettings(TracingConfig):
     )
     allow_any_secret: bool = setting(
         False,
-        "Let LLMServices use Secrets without the label tandem.dev/llmservices=allowed: whoever may "
-        "create one may then read any Secret of its namespace.",
+        "Let LLMServices use Secrets without the label tandem.dev/llmservices=allowed: a user who "
+        "may create one may then read any Secret of its namespace.",
     )
     port: int = setting(8080, "Port of /livez, /readyz and /metrics; 0 takes any free.")
-    resync_seconds: float = setting(60.0, "Every service is looked at anew after this long.")
+    resync_seconds: float = setting(60.0, "Interval after which every service is reconciled again.")
     workers: int = setting(4, "Services that are reconciled at the same time, at most.")
     lease_name: str = setting("tandem-operator", "Name of the Lease.")
     lease_seconds: float = setting(15.0, "A Lease that was not renewed for this long is free.")
-    renew_deadline: float = setting(10.0, "A leader that cannot renew for this long ends.")
+    renew_deadline: float = setting(
+        10.0, "A leader that cannot renew the Lease for this long exits."
+    )
     retry_seconds: float = setting(2.0, "Time between two looks at the Lease.")
     canary_seconds: float = setting(60.0, "Time between two canaries of a service that serves.")
     key_publish_seconds: float = setting(
-        90.0, "Running pods that do not say so count as having read new public keys after this."
+        90.0,
+        "After this time, running pods count as having read new public keys without their report.",
     )
     router_silence_seconds: float = setting(
         4.0,
@@ -89,8 +91,7 @@ class OperatorSettings(TracingConfig):
 
     traces_sample_ratio: float = setting(
         1.0,
-        "Share of the looks at services that leave a trace; those that write nothing and go well "
-        "leave none.",
+        "Share of reconcile passes with a trace. Successful passes without a write have none.",
     )
 
     def __post_init__(self) -> None:

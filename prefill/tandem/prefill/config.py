@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from tandem.base.settings import check_optional_integer, setting
 from tandem.engine.config import EngineConfig
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.settings import check_optional_integer, setting
 
 GPU_CHUNK = 2048
 CPU_CHUNK = 512

@@ -7,11 +7,11 @@ from tandem.engine.executor.factory import make_executor
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.memory.allocator import slab_allocator
 from tandem.prefill.config import PrefillConfig, chunked
-from tandem.prefill.connector import PrefillConnector
 from tandem.protocol.card import WorkerRole
+from tandem.worker.connectors.producer import PrefillConnector
+from tandem.worker.connectors.role import Ends, make_consumer, make_producer, with_pulls
 from tandem.worker.handoff import NoHandoff
 from tandem.worker.launch import RoleContext, RoleParts, run_worker
-from tandem.worker.pulls.role import Ends, make_consumer, make_producer, with_pulls
 from tandem.worker.server_config import ServerConfig
 
 

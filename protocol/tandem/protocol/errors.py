@@ -67,7 +67,7 @@ class FailCause(StrEnum):
     WORKER_LOST = "worker_lost"
     """The worker, or the link to it, is gone; or no worker is there at all."""
     INTERNAL = "internal"
-    """A fault of the worker's own; its log says which."""
+    """A fault of the worker; its log has the reason."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,12 +5,24 @@ process. So every frame names both incarnations and is numbered from 0. ``tandem
 applies these rules to a link.
 """
 
+from __future__ import annotations
+
 import struct
+from importlib.metadata import version
 
 import msgspec
 
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation
+
+DISTRIBUTION = "tandem-serving"
+"""Its name at a package index; another project owns the name `tandem` there."""
+
+
+def tandem_version() -> str:
+    """Return the version of this Tandem, as "0.1.0"."""
+    return version(DISTRIBUTION)
+
 
 HEADER = struct.Struct("<4s16s16sQ")
 MAGIC = b"TDM1"

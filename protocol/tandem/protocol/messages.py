@@ -1,7 +1,7 @@
 """Frames between a router and a worker, in msgpack with a tag per kind.
 
 The router connects a DEALER to the worker's ROUTER socket. A ZMQ message has two parts: the
-``link`` header and one of these. The reader (``tandem.link.frames``) bounds them, and counts those
+``link`` header and one of these. The reader (``tandem.link.sockets``) bounds them, and counts those
 that do not decode.
 """
 

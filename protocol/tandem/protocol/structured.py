@@ -13,6 +13,36 @@ import msgspec
 
 from tandem.protocol.errors import InvalidParameter
 
+FORMATS = frozenset(
+    {
+        *("date", "date-time", "duration", "email", "hostname", "idn-email", "idn-hostname"),
+        *("ipv4", "ipv6", "iri", "iri-reference", "json-pointer", "regex"),
+        *("relative-json-pointer", "time", "uri", "uri-reference", "uri-template", "uuid"),
+    }
+)
+"""Formats of JSON Schema's own. Any other (password, int32, ...) is an annotation."""
+KEYWORDS = frozenset(
+    {
+        *("type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf", "not", "if", "then", "else"),
+        *("$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "$id", "$anchor"),
+        *("properties", "required", "additionalProperties", "propertyNames", "minProperties"),
+        *("maxProperties", "patternProperties", "dependentRequired", "dependentSchemas"),
+        *("dependencies", "unevaluatedProperties", "items", "prefixItems", "additionalItems"),
+        *("minItems", "maxItems", "uniqueItems", "contains", "minContains", "maxContains"),
+        *("unevaluatedItems", "minLength", "maxLength", "pattern", "format", "minimum"),
+        *("maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    }
+)
+"""Keywords that may restrict values, of draft 2020-12 and before."""
+
+
+def says(keyword: str, value: object) -> bool:
+    """Return whether a keyword with a value may restrict values."""
+    if keyword == "format":
+        return not isinstance(value, str) or value in FORMATS
+    return keyword in KEYWORDS
+
+
 MAX_CHOICES = 1_000
 MAX_CHOICE_BYTES = 65_536
 """Maximum number of bytes of all choices together."""

@@ -18,67 +18,65 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tandem.link.descriptors import raise_descriptor_limit
 from tandem.link.liveness import LinkTimes
-from tandem.link.spans import Spans
+from tandem.link.sockets import raise_descriptor_limit
 from tandem.llm.async_llm import AsyncLLM
 from tandem.llm.beside import Beside
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.keys import KeyRing
-from tandem.router import administration, debugging, documentation, ops, sleeping
-from tandem.router.access import Access, Authorizer
-from tandem.router.admission.queue import AdmissionLimits, AdmissionQueue
-from tandem.router.admission.turns import Turns
-from tandem.router.anthropic import messages
-from tandem.router.anthropic.errors import error_body
+from tandem.router.api.admin import (
+    administration,
+    debugging,
+    ops,
+    sleeping,
+)
+from tandem.router.api.admin import (
+    document as documentation,
+)
+from tandem.router.api.admin.document import document, paths_of_workers
+from tandem.router.api.anthropic import messages
+from tandem.router.api.openai import chat, completions, models, pooled, tokenize
+from tandem.router.api.openai.answers.sse import ClientGone, KeepAlives
+from tandem.router.api.openai.bodies.bounds import RequestBounds
+from tandem.router.api.openai.bodies.embeds import EmbedsIntake
+from tandem.router.api.openai.bodies.hints import UnknownFields
+from tandem.router.api.openai.responses import create as responses
+from tandem.router.api.openai.responses import store as stored_responses
+from tandem.router.api.openai.responses.store import ResponseStore
+from tandem.router.api.openai.service import Service
+from tandem.router.api.stopping import Ending, Stopping
 from tandem.router.config import RouterConfig
-from tandem.router.discovery.kubernetes import KubernetesDiscovery
-from tandem.router.discovery.static import StaticDiscovery
+from tandem.router.dispatch.admission import AdmissionLimits, AdmissionQueue, Turns
 from tandem.router.dispatch.deadlines import DispatchLimits
 from tandem.router.dispatch.dispatcher import Dispatcher
 from tandem.router.dispatch.fleet import Fleet
-from tandem.router.document import document, paths_of_workers
 from tandem.router.endpoints import Endpoint
-from tandem.router.full_passes import paced
-from tandem.router.gauges import register_gauges
-from tandem.router.live.fleet_view import LiveFleet
-from tandem.router.live.link_series import register_link_series
-from tandem.router.live.rates import RouterRates
+from tandem.router.http.access import Access, Authorizer
+from tandem.router.http.errors import ErrorAnswer, answer_of, error_body
+from tandem.router.http.middleware.auth import Authorization, Canary
+from tandem.router.http.middleware.errors import InTurn, Unexpected
+from tandem.router.http.middleware.limits import BodyLimit
+from tandem.router.http.middleware.origins import Origins, OwnPagesOnly, RootPath, cors_options
+from tandem.router.http.middleware.trace import Trace
+from tandem.router.http.routes import Dispatch, RouteTable
+from tandem.router.http.shared_answers import SharedAnswers
 from tandem.router.metrics import RouterMetrics
-from tandem.router.middleware.auth import Authorization
-from tandem.router.middleware.canary import Canary
-from tandem.router.middleware.cors import cors_options
-from tandem.router.middleware.limits import BodyLimit
-from tandem.router.middleware.origins import Origins, OwnPagesOnly
-from tandem.router.middleware.root_path import RootPath
-from tandem.router.middleware.stopping import Ending, Stopping
-from tandem.router.middleware.trace import Trace
-from tandem.router.middleware.turns import InTurn
-from tandem.router.middleware.unexpected import Unexpected
-from tandem.router.openai import chat, completions, embeddings, models, scores, tokenize
-from tandem.router.openai.answers.keep_alive import KeepAlives
-from tandem.router.openai.answers.sse import ClientGone
-from tandem.router.openai.bodies.bounds import RequestBounds
-from tandem.router.openai.bodies.embeds import EmbedsIntake
-from tandem.router.openai.bodies.unknown_fields import UnknownFields
-from tandem.router.openai.errors import ErrorAnswer, answer_of
-from tandem.router.openai.responses import create as responses
-from tandem.router.openai.responses import stored as stored_responses
-from tandem.router.openai.responses.store import ResponseStore
-from tandem.router.openai.service import Service
+from tandem.router.observe.fleet_view import LiveFleet, register_link_series
+from tandem.router.observe.gauges import register_gauges
+from tandem.router.observe.rates import RouterRates
+from tandem.router.observe.timeline.recorder import Recorder
+from tandem.router.observe.ui import page
 from tandem.router.placement.prefix_index import PrefixIndex
-from tandem.router.routes import Dispatch, RouteTable
-from tandem.router.server import RpcServer, make_server
-from tandem.router.shared_answers import SharedAnswers
+from tandem.router.server import RpcServer, make_server, paced
 from tandem.router.tenant import salted, tenant_id
-from tandem.router.timeline.recorder import Recorder
-from tandem.router.ui import page
+from tandem.router.workers.discovery import KubernetesDiscovery, StaticDiscovery
 from tandem.router.workers.pool import WorkerPool
 from tandem.text.isolated_templates import IsolatedTemplates
 from tandem.text.parsers.model import ModelParsers
 from tandem.text.tokenizer import Tokenizer
+from tandem.tracing.spans import Spans
 
 logger = logging.getLogger(__name__)
 
@@ -95,9 +93,9 @@ would be added to each write of each stream."""
 _CALLED_BY_CANARY = frozenset(
     {
         completions.create_completion,
-        embeddings.create_embedding,
-        scores.classify,
-        scores.score,
+        pooled.create_embedding,
+        pooled.classify,
+        pooled.score,
         debugging.debug_fleet,
     }
 )
@@ -331,8 +329,8 @@ def _recorder(config: RouterConfig, router: Router) -> Recorder:
 def _registered(config: RouterConfig) -> list[tuple[Endpoint, Access]]:
     """Return all routes in the order in which they are matched, each with its access class."""
     parts = (
-        (Access.CLIENT, (chat, completions, responses, stored_responses, messages, embeddings)),
-        (Access.CLIENT, (scores, models, tokenize, debugging, documentation)),
+        (Access.CLIENT, (chat, completions, responses, stored_responses, messages, pooled)),
+        (Access.CLIENT, (pooled, models, tokenize, debugging, documentation)),
         (Access.OPEN, (ops, page) if config.ui else (ops,)),
         (Access.ADMIN, (administration, sleeping)),
     )
@@ -352,7 +350,7 @@ async def _rpc(
     if not config.grpc_port:
         yield None
         return
-    from tandem.router.rpc.server import Server
+    from tandem.router.api.grpc.server import Server
 
     server = Server(service, config, authorizer, turns)
     await server.start()

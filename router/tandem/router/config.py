@@ -5,24 +5,41 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.exposure import PLAINTEXT_HELP, REMEDY, check_exposed
-from tandem.protocol.names import ROUTER_PORT
-from tandem.protocol.settings import (
+from tandem.base.listening import PLAINTEXT_HELP, REMEDY, check_exposed
+from tandem.base.settings import (
     check_choices,
     check_integer,
     check_positive,
     check_share,
     setting,
 )
-from tandem.protocol.step_bound import TARGET_ITL_MS
-from tandem.protocol.tracing import TracingConfig
-from tandem.router.beats import check_beats
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.link import WORKER_BEAT_SECONDS, WORKER_PATIENCE_SECONDS
+from tandem.protocol.names import ROUTER_PORT
+from tandem.protocol.steps import TARGET_ITL_MS
 from tandem.router.limits import Limits
 from tandem.router.placement.forecast import Targets
 from tandem.router.placement.policy import PlacementPolicy
 from tandem.text.parsers.choose import check_name
 from tandem.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from tandem.tracing.config import TracingConfig
+
+MAX_INTERVAL = 2.0
+"""A beat may be lost, or late, within the workers' patience."""
+MIN_TIMEOUT = 2 * WORKER_BEAT_SECONDS
+
+
+def check_beats(interval: float, timeout: float) -> None:
+    """Raise InvalidParameter for settings that contradict the workers', or each other."""
+    if interval > MAX_INTERVAL:
+        patience = f"a worker takes {WORKER_PATIENCE_SECONDS:g} s of silence for the router's end"
+        raise InvalidParameter("beat_interval", interval, f"at most {MAX_INTERVAL:g}: {patience}")
+    if timeout < MIN_TIMEOUT:
+        pace = f"a worker beats every {WORKER_BEAT_SECONDS:g} s"
+        raise InvalidParameter("beat_timeout", timeout, f"at least {MIN_TIMEOUT:g}: {pace}")
+    if timeout <= interval:
+        raise InvalidParameter("beat_timeout", timeout, f"more than beat_interval, {interval}")
+
 
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]*[A-Za-z0-9_~-])+")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#,]+")
@@ -55,7 +72,7 @@ class RouterConfig(TracingConfig, Limits):
 
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(ROUTER_PORT, "Port to listen on.")
-    grpc_port: int = setting(0, "Port for gRPC, beside HTTP; 0: none.")
+    grpc_port: int = setting(0, "Port for gRPC, in addition to HTTP; 0: none.")
     workers: tuple[str, ...] = setting(
         (), "host:port of a prefill or decode worker; may be given more than once."
     )
@@ -67,7 +84,7 @@ class RouterConfig(TracingConfig, Limits):
         False, "Allow requests to bring a chat template of their own."
     )
     enable_tokenizer_info_endpoint: bool = setting(
-        False, "Tell the tokenizer's settings and the chat template by GET /tokenizer_info."
+        False, "Serve the tokenizer's settings and the chat template at GET /tokenizer_info."
     )
     tool_call_parser: str = setting(
         "auto",
@@ -103,7 +120,7 @@ class RouterConfig(TracingConfig, Limits):
     allowed_methods: tuple[str, ...] = setting(("*",), "Method that such pages may use, or *.")
     allowed_headers: tuple[str, ...] = setting(("*",), "Header that such pages may send, or *.")
     allow_credentials: bool = setting(
-        False, "Let browsers send cookies with it; only where origins are given by name."
+        False, "Let browsers send cookies; only with origins by name."
     )
     api_key: tuple[str, ...] = setting(
         (), "Bearer token that /v1 asks for; may be given more than once. None: no check."
@@ -204,9 +221,7 @@ class RouterConfig(TracingConfig, Limits):
         None, "Folder with the public keys of all roles, ROLE.GENERATION.public each."
     )
     allow_plaintext: bool = setting(False, PLAINTEXT_HELP)
-    ui: bool = setting(
-        True, "Serve the live page at /ui; what it shows asks for a key where there is one."
-    )
+    ui: bool = setting(True, "Serve the live page at /ui; its data requires a key if there is one.")
     access_log: bool = setting(False, "Log a line per request.")
     traces_sample_ratio: float = setting(
         1.0,

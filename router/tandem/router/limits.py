@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from tandem.base.settings import check_integer, check_positive
 from tandem.protocol.embeds import MOST_BYTES
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import MAX_BAD_WORDS, MAX_LOGIT_BIAS
-from tandem.protocol.settings import check_integer, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)

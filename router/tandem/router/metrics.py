@@ -7,20 +7,92 @@ token costs no look-up. Gauges are read from their sources when they are scraped
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from enum import StrEnum
 from functools import partial
-from itertools import product
+from itertools import accumulate, product
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import FailCause, RefusalCode
-from tandem.protocol.finish import FinishReason
-from tandem.router.admission.queue import RejectReason
-from tandem.router.token_times import TokenHistogram
+from tandem.protocol.outputs import FinishReason
+
+
+class TokenHistogram(Collector):
+    """Observed in one thread; scraped in any, which may see a sum without its last observation."""
+
+    kind = "histogram"
+
+    def __init__(self, name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]):
+        """``bounds`` are upper, ascending, inclusive; one without end is added."""
+        self.name = name
+        self.documentation = text
+        self.labels = labels
+        self._bounds = bounds
+        self._names = [*map(floatToGoString, bounds), "+Inf"]
+        self._children: dict[tuple[str, ...], TokenTimes] = {}
+
+    def child(self, *values: str) -> TokenTimes:
+        """Return the observations under these values of the labels."""
+        return self._children.setdefault(values, TokenTimes(self._bounds))
+
+    def totals(self) -> tuple[int, float]:
+        """Return the number of observations over all labels, and their sum."""
+        children = list(self._children.values())
+        return sum(sum(each.counts) for each in children), sum(each.sum for each in children)
+
+    def collect(self) -> Iterable[Metric]:
+        """See Collector."""
+        family = HistogramMetricFamily(self.name, self.documentation, labels=self.labels)
+        for values, child in list(self._children.items()):
+            cumulative = accumulate(map(float, child.counts))
+            buckets = list(zip(self._names, cumulative, strict=True))
+            family.add_metric(values, buckets=buckets, sum_value=child.sum)
+        yield family
+
+
+class TokenTimes:
+    """Observations under one set of labels."""
+
+    __slots__ = ("_bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """Counts of each bucket alone, the last without an upper bound."""
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one observation."""
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+
+class RejectReason(StrEnum):
+    """Why a request was not admitted; the first two are vLLM's words."""
+
+    REQUESTS = "max_num_queued_reqs"
+    TOKENS = "max_num_queued_tokens"
+    AGE = "max_queue_age"
+    LARGE = "large_requests"
+    """Reason: no thread was free for the work on a large request before it can be queued."""
+
 
 _MODEL = ("model_name",)
 _TTFT = (
@@ -262,7 +334,7 @@ class RouterMetrics:
             "vllm:request_generation_tokens", "Tokens of a request's answers.", _TOKENS
         )
         self._h_max_tokens = self._histogram(
-            "vllm:request_params_max_tokens", "max_tokens, where a request says it.", _TOKENS
+            "vllm:request_params_max_tokens", "max_tokens of requests that have it.", _TOKENS
         )
         self._h_n = self._histogram(
             "vllm:request_params_n", "Choices that a request asks for.", _CHOICES
@@ -314,11 +386,11 @@ class RouterMetrics:
             "tandem:router_request_failures", "Requests without an answer.", ("reason",)
         )
         self._first_from = self._counter(
-            "tandem:router_first_token", "Which leg said token 1 first.", ("source",)
+            "tandem:router_first_token", "Leg that sent token 1 first.", ("source",)
         )
         self._cancelled = self._counter("tandem:router_requests_cancelled", "Clients that left.")
         self._repeated = self._counter(
-            "tandem:router_tokens_repeated", "Tokens that both legs said, and agreed."
+            "tandem:router_tokens_repeated", "Equal tokens that both legs sent."
         )
         self._contradictions = self._counter(
             "tandem:router_contradictions", "Requests failed closed: two legs disagreed."

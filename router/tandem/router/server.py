@@ -4,25 +4,72 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import math
 import os
 import socket
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from types import FrameType
 from typing import Any, Protocol
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import (
+    ASGIApp,
+    Receive,
+    Scope,
+    Send,
+)
 from uvicorn.server import ServerState
 
-from tandem.link.descriptors import raise_descriptor_limit
-from tandem.protocol.listening import ANY_6, bound_socket
-from tandem.router.closing import LINGER_BYTES, LINGER_SECONDS
+from tandem.base.listening import ANY_6, bound_socket
+from tandem.link.sockets import raise_descriptor_limit
+from tandem.router.api.stopping import LAST_WORD_SECONDS, Ending, shutting_down
 from tandem.router.config import RouterConfig
-from tandem.router.http_guard import guarded
-from tandem.router.http_limits import ConnectionLimits
-from tandem.router.middleware.answer import send_error
-from tandem.router.middleware.stopping import LAST_WORD_SECONDS, Ending, shutting_down
+from tandem.router.http.closing import LINGER_BYTES, LINGER_SECONDS
+from tandem.router.http.guard import guarded
+from tandem.router.http.limits import ConnectionLimits
+from tandem.router.http.middleware.errors import send_error
+
+SECONDS = 1.0
+"""Seconds between two checks for a quiet moment."""
+YOUNGEST, YOUNGER = 700, 2
+"""Thresholds of the first two generations: a pass over both traverses some 2,000 objects."""
+NEVER = 2**31 - 1
+WORTH = 10
+"""Passes over the younger generations after which a full one is worth a quiet moment."""
+MOST = 2_000
+"""Passes after which a full one is made even under load: some 4 million objects came by then."""
+
+
+@asynccontextmanager
+async def paced(is_quiet: Callable[[], bool]) -> AsyncIterator[None]:
+    """Make full passes until the block ends: when ``is_quiet``, or too many objects have come.
+    Objects that exist at the start are never traversed again."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(YOUNGEST, YOUNGER, NEVER)
+    watching = asyncio.create_task(_watch(is_quiet), name="full-passes")
+    try:
+        yield
+    finally:
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+        gc.set_threshold(*before)
+
+
+async def _watch(is_quiet: Callable[[], bool]) -> None:
+    while True:
+        await asyncio.sleep(SECONDS)
+        if is_due(gc.get_count()[2], quiet=is_quiet()):
+            gc.collect()
+
+
+def is_due(passes: int, *, quiet: bool) -> bool:
+    """Return whether a full pass is due after ``passes`` over the younger generations."""
+    return passes >= MOST or (quiet and passes >= WORTH)
+
 
 EVERY = 0.1
 """Seconds between two checks of what a router that stops waits for."""

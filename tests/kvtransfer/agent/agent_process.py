@@ -13,8 +13,8 @@ from tests.forked import Forked, fork_server
 from tests.waiting import wait_for
 
 from tandem.kvtransfer.errors import TransportError
-from tandem.kvtransfer.nodeagent.asked import status_of
 from tandem.kvtransfer.nodeagent.config import NodeAgentConfig
+from tandem.kvtransfer.nodeagent.run import status_of
 
 SECONDS = 90.0
 """A busy machine starts a process in half a minute."""

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from tests.kvtransfer.mapped.worker import BLOCKS, BYTES
 
-from tandem.kernels.memory.shared import shared_tensor
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.memory.blocks import Blocks, SharedTags
 from tandem.kvtransfer.memory.slots import SharedSlots
 from tandem.kvtransfer.nodeagent import registrations
-from tandem.kvtransfer.nodeagent.memory import HostRing, Source
+from tandem.kvtransfer.nodeagent.registrations import HostRing, Source
 from tandem.kvtransfer.nodeagent.server import NodeAgent
 from tandem.kvtransfer.transports.agent.sizes import LandingSizes
 from tandem.kvtransfer.transports.agent.transport import AgentTransport
 from tandem.kvtransfer.transports.mapped.batches import Batch
 from tandem.kvtransfer.transports.mapped.copiers import Copier, HostCopier, Mark
+from tandem.memory.shared import shared_tensor
 from tandem.protocol.ids import new_incarnation
 
 SLOT = 2 * BYTES

@@ -14,7 +14,7 @@ from tests.kvtransfer.builders import Consumer, Producer
 from tests.kvtransfer.test_falls import Pair, made
 
 from tandem.kvtransfer.errors import NoAgentYet, TransportError
-from tandem.kvtransfer.transports.agent import asking, giving, wire
+from tandem.kvtransfer.transports.agent import asking, landing, wire
 from tandem.protocol.ids import Incarnation
 
 SOON = {"kv_node_copy": "agent", "kv_quarantine_seconds": 0.1}
@@ -58,7 +58,7 @@ class StandIn:
 @pytest.fixture(autouse=True)
 def _call_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Producers look for an agent again soon."""
-    monkeypatch.setattr(giving, "LONGEST_PAUSE_SECONDS", giving.FIRST_PAUSE_SECONDS)
+    monkeypatch.setattr(landing, "LONGEST_PAUSE_SECONDS", landing.FIRST_PAUSE_SECONDS)
 
 
 def way_to(consumer: Consumer, peer: Incarnation) -> str:

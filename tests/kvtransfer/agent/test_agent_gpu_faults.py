@@ -15,16 +15,17 @@ from tests.kvtransfer.agent.agents import AgentWorker, Running
 from tests.kvtransfer.agent.test_agent import linked, read
 from tests.kvtransfer.mapped.test_mapped import block, until
 
-from tandem.kernels.memory import device
-from tandem.kernels.memory.device import DeviceMemoryError
 from tandem.kvtransfer.errors import TransportError
-from tandem.kvtransfer.nodeagent import memory, registrations
-from tandem.kvtransfer.nodeagent.memory import DeviceRing, DeviceSource, HostRing, Source
+from tandem.kvtransfer.nodeagent import registrations
+from tandem.kvtransfer.nodeagent import registrations as memory
+from tandem.kvtransfer.nodeagent.registrations import DeviceRing, DeviceSource, HostRing, Source
 from tandem.kvtransfer.transports.agent.line import Line
 from tandem.kvtransfer.transports.agent.wire import VERSION, Give, Hello, Rejected, ToWorker
 from tandem.kvtransfer.transports.base import Progress, Region
 from tandem.kvtransfer.transports.mapped.batches import Batch
 from tandem.kvtransfer.transports.mapped.copiers import HostCopier, Mark
+from tandem.memory import device
+from tandem.memory.device import DeviceMemoryError
 from tandem.protocol.ids import new_incarnation
 
 GPU = "GPU-1c0ffee0"

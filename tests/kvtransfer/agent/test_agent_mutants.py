@@ -19,14 +19,14 @@ from tests.kvtransfer.mapped.test_mapped import block, until
 from tests.kvtransfer.model.mutations import NoQuarantine
 from tests.kvtransfer.test_mutants import harm_of
 
-from tandem.kernels.memory import shared
 from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.kvtransfer.nodeagent import registrations
 from tandem.kvtransfer.nodeagent.registrations import Producer
 from tandem.kvtransfer.transports.agent import asking
 from tandem.kvtransfer.transports.agent.asking import Asker
 from tandem.kvtransfer.transports.base import Progress
-from tandem.kvtransfer.transports.mapped.tags import PeerTags
+from tandem.kvtransfer.transports.mapped.batches import PeerTags
+from tandem.memory import shared
 
 pytestmark = pytest.mark.full
 

@@ -19,10 +19,10 @@ from tests.kvtransfer.agent.test_agent import begun, linked, moved, read
 from tests.kvtransfer.mapped.test_mapped import block, ended, until
 from tests.kvtransfer.mapped.worker import BLOCKS, BYTES
 
-from tandem.cli.ports import free_ports
+from tandem.cli.serve.listening import free_ports
 from tandem.kvtransfer.nodeagent import server
 from tandem.kvtransfer.nodeagent.config import NodeAgentConfig
-from tandem.kvtransfer.nodeagent.series import AgentSeries
+from tandem.kvtransfer.nodeagent.run import AgentSeries
 from tandem.kvtransfer.transports.agent.wire import Fault
 from tandem.kvtransfer.transports.base import Progress
 from tandem.protocol.errors import InvalidParameter

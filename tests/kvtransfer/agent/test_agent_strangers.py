@@ -24,8 +24,6 @@ from tests.kvtransfer.mapped.test_mapped import block, ended
 from tests.kvtransfer.mapped.worker import BLOCKS, BYTES
 from tests.waiting import wait_for
 
-from tandem.kernels.memory import shared
-from tandem.kernels.memory.shared import SharedMemory
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.memory.blocks import TAG_BYTES, TURN_BYTES
 from tandem.kvtransfer.transports.agent import line as agent_line
@@ -33,8 +31,9 @@ from tandem.kvtransfer.transports.agent import wire
 from tandem.kvtransfer.transports.agent.line import Line, agent_folder
 from tandem.kvtransfer.transports.agent.wire import VERSION, Copied, Copy, encode
 from tandem.kvtransfer.transports.base import Progress
-from tandem.kvtransfer.transports.mapped.proofs import COPYING, key_for
-from tandem.kvtransfer.transports.mapped.wire import place_of
+from tandem.kvtransfer.transports.mapped.wire import COPYING, key_for, place_of
+from tandem.memory import shared
+from tandem.memory.shared import SharedMemory
 
 SEAL, SHRINK, GROW, WRITE, FUTURE_WRITE = 0x1, 0x2, 0x4, 0x8, 0x10
 ADD_SEALS, GET_SEALS = 1033, 1034

@@ -16,7 +16,7 @@ from tests.waiting import wait_for
 
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.memory.slots import SlotMemory
-from tandem.kvtransfer.mover.extents import slot_extent
+from tandem.kvtransfer.mover.reads import slot_extent
 from tandem.kvtransfer.transports.base import Progress
 from tandem.kvtransfer.transports.nixl import NixlTransport, digest_of
 from tandem.protocol.ids import Incarnation, new_incarnation

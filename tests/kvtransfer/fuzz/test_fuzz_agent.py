@@ -25,13 +25,12 @@ from tests.kvtransfer.mapped.test_mapped import block, ended
 from tests.kvtransfer.mapped.worker import BLOCKS, BYTES
 from tests.waiting import wait_for
 
-from tandem.kernels.memory.shared import SharedMemory
 from tandem.kvtransfer.nodeagent import server
 from tandem.kvtransfer.transports.agent import wire
 from tandem.kvtransfer.transports.agent.wire import encode
 from tandem.kvtransfer.transports.base import Progress
-from tandem.kvtransfer.transports.mapped.proofs import COPYING, key_for
-from tandem.kvtransfer.transports.mapped.wire import place_of
+from tandem.kvtransfer.transports.mapped.wire import COPYING, key_for, place_of
+from tandem.memory.shared import SharedMemory
 
 SECONDS = 10.0
 SLOTS = 4

@@ -23,7 +23,6 @@ from tests.kvtransfer.builders import LAYOUT, NUM_BLOCKS, Consumer, make_config,
 from tests.kvtransfer.fuzz.words import NAMES, ODD, TO_CONSUMER, Spoil, Word, fuzzing, words
 from tests.waiting import SECONDS
 
-from tandem.kernels.memory.shared import shared_tensor
 from tandem.kvtransfer import events
 from tandem.kvtransfer.handoff.manifest import Item
 from tandem.kvtransfer.handoff.messages import (
@@ -40,11 +39,12 @@ from tandem.kvtransfer.handoff.messages import (
     decode_to_producer,
 )
 from tandem.kvtransfer.memory.blocks import Blocks, SharedTags
-from tandem.kvtransfer.memory.header import HEADER_BYTES
+from tandem.kvtransfer.memory.packing import HEADER_BYTES
 from tandem.kvtransfer.memory.slots import SharedSlots
-from tandem.kvtransfer.mover.pattern import pattern
+from tandem.kvtransfer.mover.cards import pattern
 from tandem.kvtransfer.transports.base import Transport
 from tandem.kvtransfer.transports.choose import make_transports
+from tandem.memory.shared import shared_tensor
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import RequestKey, new_incarnation
 from tandem.protocol.kv import FirstToken

@@ -20,10 +20,10 @@ from tests.kvtransfer.mapped.test_mapped import block, ended
 from tests.kvtransfer.mapped.worker import BLOCKS, BYTES, Worker
 from tests.waiting import wait_for
 
-from tandem.kernels.memory.shared import SharedMemory
 from tandem.kvtransfer.memory.blocks import TAG_BYTES, TURN_BYTES
 from tandem.kvtransfer.transports.base import Progress
 from tandem.kvtransfer.transports.mapped.wire import ANSWER, MAGIC, SIZES, decode_card
+from tandem.memory.shared import SharedMemory
 
 SECONDS = 10.0
 PIECES = st.lists(st.binary(min_size=1, max_size=50), max_size=4)

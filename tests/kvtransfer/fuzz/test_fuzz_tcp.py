@@ -14,7 +14,7 @@ from tests.kvtransfer.fuzz.words import fuzzing
 from tests.waiting import wait_for
 
 from tandem.kvtransfer.memory.slots import SlotMemory
-from tandem.kvtransfer.mover.extents import slot_extent
+from tandem.kvtransfer.mover.reads import slot_extent
 from tandem.kvtransfer.transports.base import Progress
 from tandem.kvtransfer.transports.tcp import TcpTransport
 from tandem.kvtransfer.transports.tcp_wire import (

@@ -11,13 +11,8 @@ import torch
 from tests.kvtransfer.builders import BLOCK, GPU_RANGE, Consumer, make_config, make_key
 from tests.kvtransfer.test_processes import Child, hand_over, meet
 
-from tandem.kernels.memory.device import (
-    DeviceMemoryError,
-    MappedAllocator,
-    descriptor_of,
-    map_range,
-)
 from tandem.kvtransfer import events
+from tandem.memory.device import DeviceMemoryError, MappedAllocator, descriptor_of, map_range
 from tandem.protocol.errors import FailCause
 from tandem.protocol.layout import blocks_for
 

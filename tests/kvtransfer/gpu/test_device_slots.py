@@ -8,9 +8,8 @@ import torch
 from tests.waiting import wait_for
 
 from tandem.kernels.blocks import digest
-from tandem.kvtransfer.memory.header import HEADER_BYTES, NOBODYS, read_header
-from tandem.kvtransfer.memory.sizes import slot_bytes_for
-from tandem.kvtransfer.memory.slots import Move, SlotMemory
+from tandem.kvtransfer.memory.packing import HEADER_BYTES, NOBODYS, read_header
+from tandem.kvtransfer.memory.slots import Move, SlotMemory, slot_bytes_for
 from tandem.kvtransfer.mover.make_slots import make_slots
 from tandem.kvtransfer.transports.base import Traits
 

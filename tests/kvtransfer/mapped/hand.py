@@ -6,17 +6,18 @@ import socket
 from contextlib import suppress
 
 from tandem.kvtransfer.transports.mapped.files import name_of, receive, stream_of
-from tandem.kvtransfer.transports.mapped.proofs import MAPPING, key_for
 from tandem.kvtransfer.transports.mapped.wire import (
     ANSWER,
     CHALLENGE,
     MAGIC,
+    MAPPING,
     PROOF,
     SIZES,
     VERSION,
     Greeting,
     MappedCard,
     encode_card,
+    key_for,
 )
 
 SECONDS = 10.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem.kernels.memory.device import MappedAllocator
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.transports.mapped import copiers
 from tandem.kvtransfer.transports.mapped.copiers import CudaCopier
+from tandem.memory.device import MappedAllocator
 
 
 def test_memory_that_torch_refuses_fails_the_transport_alone(

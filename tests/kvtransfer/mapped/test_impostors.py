@@ -18,24 +18,25 @@ from tests.kvtransfer.mapped.test_mapped import block, ended, until
 from tests.kvtransfer.mapped.worker import BLOCKS, BYTES, Worker
 from tests.waiting import wait_for
 
-from tandem.kernels.memory.shared import SharedMemory
 from tandem.kvtransfer.errors import NoSocketYet, TransportError
 from tandem.kvtransfer.memory.blocks import TAG_BYTES, TURN_BYTES
 from tandem.kvtransfer.transports.base import Progress
 from tandem.kvtransfer.transports.mapped import taking
 from tandem.kvtransfer.transports.mapped.files import name_of, receive, stream_of
-from tandem.kvtransfer.transports.mapped.proofs import MAPPING, key_for
 from tandem.kvtransfer.transports.mapped.wire import (
     ANSWER,
     CHALLENGE,
     MAGIC,
+    MAPPING,
     PROOF,
     SIZES,
     Greeting,
     MappedCard,
     decode_card,
     encode_card,
+    key_for,
 )
+from tandem.memory.shared import SharedMemory
 
 _SIZES = (BLOCKS * BYTES, 2 * BYTES, BLOCKS * (TAG_BYTES + TURN_BYTES))
 

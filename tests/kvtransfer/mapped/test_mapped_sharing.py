@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from tests.kvtransfer.mapped.worker import KEY, SECONDS, TAG, Worker
 
-from tandem.kernels.memory import shared
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.transports.mapped.copiers import HostCopier
 from tandem.kvtransfer.transports.mapped.wire import decode_card
+from tandem.memory import shared
 
 
 def test_memory_that_could_be_shortened_is_not_mapped(producer: Worker) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tandem.kernels.memory.shared import shared_tensor
 from tandem.kvtransfer.memory.blocks import Blocks, SharedTags
 from tandem.kvtransfer.memory.slots import SharedSlots
 from tandem.kvtransfer.transports.mapped.copiers import HostCopier
 from tandem.kvtransfer.transports.mapped.transport import MappedTransport
+from tandem.memory.shared import shared_tensor
 from tandem.protocol.ids import RequestKey, new_incarnation
 
 BLOCKS, BYTES = 8, 4096

@@ -7,7 +7,7 @@ from functools import lru_cache
 from tests.kvtransfer.model.parts import D_ADDRESS, KEYS, P_ADDRESS, TOKEN, Setup
 
 from tandem.engine.scheduler.admission import end_of
-from tandem.protocol.finish import finish_of
+from tandem.protocol.outputs import finish_of
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.protocol.sampling import SamplingParams
 

@@ -16,7 +16,7 @@ from tests.router.http_server import Served
 from tests.waiting import wait_for
 
 from tandem.protocol.pooling import ModelPooling
-from tandem.router.administration import LOGGERS
+from tandem.router.api.admin.administration import LOGGERS
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]

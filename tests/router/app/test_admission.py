@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.router.admission.queue import (
+from tandem.router.dispatch.admission import (
     SLACK,
     AdmissionLimits,
     AdmissionQueue,
     AdmissionRefused,
-    RejectReason,
     _Waiting,
 )
+from tandem.router.metrics import RejectReason
 
 LIMITS = AdmissionLimits(
     max_inflight_requests=2,

@@ -12,7 +12,7 @@ from tests.router.behaviours import Make
 from tests.router.http_server import Served
 from tests.waiting import wait_for
 
-from tandem.router.discovery.static import StaticDiscovery
+from tandem.router.workers.discovery import StaticDiscovery
 
 Serve = Callable[..., Served]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tandem.router.http.middleware.trace import Trace
 from tandem.router.metrics import RouterMetrics
-from tandem.router.middleware.trace import Trace
-from tandem.router.timeline.recorder import Recorder
+from tandem.router.observe.timeline.recorder import Recorder
 
 
 async def ask(path: str, *headers: tuple[bytes, bytes], **kept: Any) -> None:

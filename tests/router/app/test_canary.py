@@ -21,7 +21,7 @@ from tandem.protocol.names import (
     HEADER_PREFILL_REVISION,
     HEADER_SHAPE,
 )
-from tandem.router.workers.note import WorkerNote
+from tandem.router.workers.connection import WorkerNote
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from tests.router.app.wire import Wire
 
-from tandem.router import closing
-from tandem.router.closing import LINGER_BYTES, Closing
+from tandem.router.http import closing
+from tandem.router.http.closing import LINGER_BYTES, Closing
 
 
 async def test_a_client_that_stays_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:

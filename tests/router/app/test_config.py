@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
+from tandem.base.settings import settings_of
 from tandem.protocol.errors import (
     InvalidParameter,
 )
-from tandem.protocol.settings import settings_of
 from tandem.router.config import RouterConfig, check_endpoint
 from tandem.router.limits import Limits
 

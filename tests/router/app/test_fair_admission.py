@@ -7,8 +7,7 @@ import asyncio
 import pytest
 from tests.router.app.test_admission import make_queue, turn
 
-from tandem.router.admission.queue import AdmissionQueue, AdmissionRefused
-from tandem.router.admission.turns import Turns
+from tandem.router.dispatch.admission import AdmissionQueue, AdmissionRefused, Turns
 
 
 def ask(queue: AdmissionQueue, tenant: str, tokens: int = 1) -> asyncio.Task[bool]:

@@ -15,8 +15,8 @@ from tests.router.behaviours import Make
 from tests.router.http_server import Served
 from tests.waiting import wait_for
 
-from tandem.router import full_passes
-from tandem.router.full_passes import MOST, WORTH, is_due, paced
+from tandem.router import server
+from tandem.router.server import MOST, WORTH, is_due, paced
 
 BODY = b'{"prompt": "Hi", "max_tokens": 100, "stream": true}'
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%s\r\n"
@@ -60,7 +60,7 @@ def test_a_full_pass_is_made_in_quiet_moments_and_else_when_it_must() -> None:
 
 async def test_passes_are_paced_while_the_router_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """None comes by itself, whatever there is; and all is as it was behind the block."""
-    monkeypatch.setattr(full_passes, "SECONDS", 0.01)
+    monkeypatch.setattr(server, "SECONDS", 0.01)
     before, quiet, full = gc.get_threshold(), False, 0
 
     def noted(phase: str, info: dict[str, int]) -> None:

@@ -18,7 +18,7 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 from tests.waiting import wait_for
 
-from tandem.router.http_guard import GuardedProtocol
+from tandem.router.http.guard import GuardedProtocol
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]

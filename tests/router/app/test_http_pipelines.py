@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests.router.app.test_http_connection import CHUNKED, SIZED, Connection
 
-from tandem.router.http_guard import SPARE_CHUNKS
+from tandem.router.http.guard import SPARE_CHUNKS
 
 LARGE = b"POST /read HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n"
 

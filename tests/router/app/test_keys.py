@@ -13,7 +13,7 @@ from tests.waiting import wait_for
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.config import RouterConfig
-from tandem.router.keys import KnownKeys
+from tandem.router.http.access import KnownKeys
 from tandem.router.tenant import Tenant
 
 

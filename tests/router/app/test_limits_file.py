@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli.child_flags import ChildFlagsError, check_router
-from tandem.cli.router import prepared_config
-from tandem.hub.model_files import ModelFiles
+from tandem.cli.serve.child_flags import ChildFlagsError, check_router
+from tandem.cli.serve.router import prepared_config
+from tandem.hub.folder import ModelFiles
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.config import RouterConfig
 from tandem.router.limits import Limits, with_limits

@@ -12,9 +12,9 @@ import pytest
 from tests import clear_text
 from tests.waiting import wait_for
 
-from tandem.protocol.listening import has_ipv6
+from tandem.base.listening import has_ipv6
+from tandem.router.api.stopping import Ending
 from tandem.router.config import RouterConfig
-from tandem.router.middleware.stopping import Ending
 from tandem.router.server import Server, make_server
 
 IPV6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")

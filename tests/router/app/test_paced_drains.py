@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tandem.router import closing
-from tandem.router.closing import PACED_BYTES, Closing
+from tandem.router.http import closing
+from tandem.router.http.closing import PACED_BYTES, Closing
 
 
 class Wire(asyncio.Transport):

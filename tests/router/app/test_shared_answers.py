@@ -14,8 +14,8 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 from tests.waiting import until, wait_for
 
+from tandem.router.http.shared_answers import BURST, SharedAnswers
 from tandem.router.metrics import RouterMetrics, only
-from tandem.router.shared_answers import BURST, SharedAnswers
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]

@@ -14,8 +14,7 @@ from tests.router.fake_worker import FakeWorker, Turn
 from tests.router.http_server import Served
 from tests.waiting import until, wait_for
 
-from tandem.protocol.finish import FinishReason
-from tandem.protocol.outputs import EngineCoreOutput
+from tandem.protocol.outputs import EngineCoreOutput, FinishReason
 from tandem.router.dispatch.failure import ReaderTooSlow
 
 Make = Callable[..., FakeWorker]

@@ -14,7 +14,7 @@ from tests.waiting import wait_for
 
 from tandem.protocol.errors import RequestRefused
 from tandem.protocol.requests import EngineCoreRequest
-from tandem.router.openai.bodies.embeds import EmbedsIntake
+from tandem.router.api.openai.bodies.embeds import EmbedsIntake
 from tandem.router.tenant import Tenant, current_tenant
 
 Make = Callable[..., FakeWorker]

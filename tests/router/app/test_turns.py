@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tandem.router.admission.turns import Turns
-from tandem.router.middleware.turns import InTurn
+from tandem.router.dispatch.admission import Turns
+from tandem.router.http.middleware.errors import InTurn
 
 
 class Rounds:

@@ -10,7 +10,7 @@ from tests import clear_text
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 
-from tandem.router.ui import page
+from tandem.router.observe.ui import page
 
 PATHS = {route.path for route in page.routes}
 Make = Callable[..., FakeWorker]

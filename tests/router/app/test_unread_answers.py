@@ -13,9 +13,9 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from tests.waiting import wait_for
 
-from tandem.router import http_guard
-from tandem.router.http_guard import GuardedProtocol, guarded
-from tandem.router.http_limits import ConnectionLimits
+from tandem.router.http import guard
+from tandem.router.http.guard import GuardedProtocol, guarded
+from tandem.router.http.limits import ConnectionLimits
 
 LARGE = 48 << 10
 """More than both kernels' buffers take, less than what makes the server wait with a write."""
@@ -198,7 +198,7 @@ def test_what_idles_with_its_answer_unread_is_no_endless_room(
     start: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is let go once, with the rest of its answer; where many go like that, without it."""
-    monkeypatch.setattr(http_guard, "SPARE_CONNECTIONS", 1)
+    monkeypatch.setattr(guard, "SPARE_CONNECTIONS", 1)
     served = start(connections=2, write_seconds=60.0)
     for _ in range(6):
         left_unread(served, connect, get("/large"))

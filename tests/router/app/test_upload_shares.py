@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tandem.router.admission.turns import Turns
-from tandem.router.held_bytes import PROGRESS_BYTES, STILL_SECONDS, HeldBytes
-from tandem.router.middleware.limits import PART_BYTES, BodyLimit
-from tandem.router.openai.errors import HttpProblem
+from tandem.router.dispatch.admission import Turns
+from tandem.router.http.errors import HttpProblem
+from tandem.router.http.held_bytes import PROGRESS_BYTES, STILL_SECONDS, HeldBytes
+from tandem.router.http.middleware.limits import PART_BYTES, BodyLimit
 from tandem.router.tenant import Tenant, current_tenant
 
 KIB = 1 << 10

@@ -8,7 +8,7 @@ from tests.router.behaviours import ANSWER, Make, die, has_read, ledgers
 from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of
 from tests.router.fake_worker import Turn
 
-from tandem.protocol.recording import Recording, begin
+from tandem.tracing.recording import Recording, begin
 
 
 async def test_a_cached_prompt_counts_once(stack: Stack, decode: Make) -> None:

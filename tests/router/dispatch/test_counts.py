@@ -20,11 +20,11 @@ from tandem.protocol.errors import (
     RequestRefused,
 )
 from tandem.protocol.outputs import EngineCoreOutput
-from tandem.router.admission.queue import AdmissionQueue, AdmissionRefused
+from tandem.router.dispatch.admission import AdmissionQueue, AdmissionRefused
 from tandem.router.dispatch.failure import ReaderTooSlow
 from tandem.router.dispatch.stopwatch import Stopwatch
+from tandem.router.http.errors import answer_of
 from tandem.router.metrics import MISTAKES, RouterMetrics
-from tandem.router.openai.errors import answer_of
 
 FAILURES = "tandem:router_request_failures_total"
 REFUSAL = Refusal(code=RefusalCode.INVALID, message="no")

@@ -17,8 +17,7 @@ from tests.waiting import until
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.context import RequestContext, Route, Shape
 from tandem.protocol.errors import DeadlinePassed, RequestFailed
-from tandem.protocol.finish import FinishReason
-from tandem.protocol.outputs import BlockEvents
+from tandem.protocol.outputs import BlockEvents, FinishReason
 from tandem.protocol.requests import Consume, Produce
 from tandem.router.dispatch.attempt import Attempt
 from tandem.router.dispatch.job import Job

@@ -30,8 +30,7 @@ from tandem.protocol.errors import (
     RequestFailed,
     RequestRefused,
 )
-from tandem.protocol.finish import FinishReason
-from tandem.protocol.outputs import EngineCoreOutput
+from tandem.protocol.outputs import EngineCoreOutput, FinishReason
 from tandem.protocol.requests import Consume
 from tandem.router.dispatch.failure import AttemptFailure
 

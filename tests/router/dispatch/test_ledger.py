@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.protocol.finish import FinishReason
-from tandem.protocol.outputs import EngineCoreOutput, TokenLogprobs
+from tandem.protocol.outputs import EngineCoreOutput, FinishReason, TokenLogprobs
 from tandem.router.dispatch.ledger import Contradiction, Gap, Ledger
 
 

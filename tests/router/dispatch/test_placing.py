@@ -17,8 +17,9 @@ from tandem.llm.beside import Beside
 from tandem.protocol.errors import DeadlinePassed, Refusal, RefusalCode, RequestRefused
 from tandem.protocol.hashing import hash_blocks
 from tandem.protocol.outputs import EngineCoreOutput
-from tandem.router.admission.turns import Turns
-from tandem.router.dispatch import placing, prompt_hashes
+from tandem.router.dispatch import job as prompt_hashes
+from tandem.router.dispatch import placing
+from tandem.router.dispatch.admission import Turns
 from tandem.router.placement.policy import PlacementPolicy
 
 MANY = 20

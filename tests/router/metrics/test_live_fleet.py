@@ -18,15 +18,15 @@ from tests.waiting import wait_for
 
 from tandem.protocol.errors import FailCause
 from tandem.protocol.messages import LoadReport
-from tandem.protocol.recording import Recording
-from tandem.router.admission.queue import AdmissionLimits, AdmissionQueue
+from tandem.router.dispatch.admission import AdmissionLimits, AdmissionQueue
 from tandem.router.dispatch.failure import AttemptFailure
-from tandem.router.live.link_series import MAX_SERIES
-from tandem.router.live.rates import RouterRates
 from tandem.router.metrics import RouterMetrics
-from tandem.router.rates import MAX_SAMPLES, DecayedRate, Window
+from tandem.router.observe.fleet_view import MAX_SERIES
+from tandem.router.observe.rates import RouterRates
+from tandem.router.observe.timeline.recorder import Ring
 from tandem.router.tenant import NO_KEYS
-from tandem.router.timeline.ring import Ring
+from tandem.router.workers.rates import MAX_SAMPLES, DecayedRate, Window
+from tandem.tracing.recording import Recording
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]

@@ -10,12 +10,11 @@ import pytest
 from tandem.llm.beside import IN_LOOP
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import FailCause, RefusalCode, RequestRefused
-from tandem.protocol.finish import FinishReason
-from tandem.router.admission.queue import RejectReason
+from tandem.protocol.outputs import FinishReason
 from tandem.router.app import Router
 from tandem.router.config import RouterConfig
 from tandem.router.dispatch.ladder import Rung
-from tandem.router.metrics import DROPS, MISTAKES, RUNGS, SHAPES, RouterMetrics
+from tandem.router.metrics import DROPS, MISTAKES, RUNGS, SHAPES, RejectReason, RouterMetrics
 
 
 def test_metrics_of_another_name() -> None:

@@ -14,16 +14,16 @@ from tests.router.builders import inc, make_request
 from tests.router.builders import view as seen
 
 from tandem.protocol.card import WorkerRole
-from tandem.protocol.recording import MAX_ATTEMPTS, AttemptRecord, LegRecord, Recording
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.timeline import LegTimes, Note, Watch
 from tandem.router.dispatch.attempt import Attempt
 from tandem.router.dispatch.recorder import Scene, begin_attempt
+from tandem.router.observe.timeline import view
+from tandem.router.observe.timeline import view as parts
+from tandem.router.observe.timeline.recorder import Recorder, weigh
 from tandem.router.placement.policy import Placement
 from tandem.router.placement.snapshot import FleetSnapshot, LinkPace, PromptFacts
-from tandem.router.timeline import parts, view
-from tandem.router.timeline.recorder import Recorder
-from tandem.router.timeline.ring import weigh
+from tandem.tracing.recording import MAX_ATTEMPTS, AttemptRecord, LegRecord, Recording
 
 
 @dataclass
@@ -123,9 +123,11 @@ def test_rows_of_a_call_that_is_over_are_made_once(monkeypatch: pytest.MonkeyPat
     """For all views that ask again and again, until a worker's last word comes late."""
     cut: list[Recording] = []
 
+    parts_of = parts.parts_of
+
     def counted(recording: Recording, now: float) -> list[parts.Part]:
         cut.append(recording)
-        return parts.parts_of(recording, now)
+        return parts_of(recording, now)
 
     monkeypatch.setattr(view, "parts_of", counted)
     recording = noted(4)

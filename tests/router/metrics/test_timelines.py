@@ -12,7 +12,11 @@ from tests import clear_text
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 
-from tandem.protocol.recording import (
+from tandem.protocol.timeline import MAX_NOTES, LegTimes, Note, NoteBook, Watch
+from tandem.router.observe.timeline.recorder import Recorder, Ring, weigh
+from tandem.router.observe.timeline.view import parts_of, placed
+from tandem.router.tenant import NO_KEYS
+from tandem.tracing.recording import (
     MAX_GAPS,
     MAX_MARKS,
     AttemptRecord,
@@ -22,11 +26,6 @@ from tandem.protocol.recording import (
     current,
     marked,
 )
-from tandem.protocol.timeline import MAX_NOTES, LegTimes, Note, NoteBook, Watch
-from tandem.router.tenant import NO_KEYS
-from tandem.router.timeline.parts import parts_of, placed
-from tandem.router.timeline.recorder import Recorder
-from tandem.router.timeline.ring import Ring, weigh
 
 
 def recorded() -> Recording:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from tandem.router.metrics import RouterMetrics
-from tandem.router.token_times import TokenHistogram
+from tandem.router.metrics import RouterMetrics, TokenHistogram
 
 BOUNDS = (0.01, 0.5, 20.0)
 

@@ -17,9 +17,9 @@ from tests.router.fake_worker import FakeWorker, Turn, serve_well
 from tests.router.http_server import Served
 from tests.waiting import wait_for
 
-from tandem.router.openai import chat, choices
-from tandem.router.openai.bodies.shape import SLICE_BYTES, check_shape
-from tandem.router.openai.errors import HttpProblem
+from tandem.router.api.openai import chat, completions
+from tandem.router.api.openai.bodies.body import SLICE_BYTES, check_shape
+from tandem.router.http.errors import HttpProblem
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
@@ -118,8 +118,8 @@ def test_the_count_of_a_body_is_exact(value: object, cut: int) -> None:
     body = json.dumps(value).encode()
     count, depth = size_of(value)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tandem.router.openai.bodies.shape.SLICE_BYTES", cut)
-        patch.setattr("tandem.router.openai.bodies.shape.CONTAINER_SHARE", 1)
+        patch.setattr("tandem.router.api.openai.bodies.body.SLICE_BYTES", cut)
+        patch.setattr("tandem.router.api.openai.bodies.body.CONTAINER_SHARE", 1)
         check_shape(body, max_values=count, max_depth=depth)
         with pytest.raises(HttpProblem):
             check_shape(body, max_values=count - 1, max_depth=depth)
@@ -189,11 +189,11 @@ SCORED: Any = {**TEXT, "prompt": "Hi " * 60, "n": 4, "max_tokens": 30}
 WRITTEN: dict[str, tuple[str, Any, ModuleType, str, str]] = {
     "chat": (CHATS, {**LISTED, "logprobs": True}, chat, "chat_logprobs", "top_logprobs"),
     "chat's prompt": (CHATS, LISTED, chat, "prompt_logprobs", "prompt_logprobs"),
-    "completion": (COMPLETIONS, SCORED, choices, "completion_logprobs", "logprobs"),
+    "completion": (COMPLETIONS, SCORED, completions, "completion_logprobs", "logprobs"),
     "echo": (
         COMPLETIONS,
         {**SCORED, "echo": True, "stream": True, "n": 1},
-        choices,
+        completions,
         "completion_logprobs",
         "logprobs",
     ),

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tandem.protocol.finish import FinishReason
-from tandem.router.openai.answers.chunks import chat_writer, completion_writer, usage
+from tandem.protocol.outputs import FinishReason
+from tandem.router.api.openai.answers.chunks import chat_writer, completion_writer, usage
 
 
 def data_of(event: bytes) -> Any:

@@ -15,7 +15,7 @@ from tandem.protocol.errors import (
     RequestRefused,
 )
 from tandem.router.dispatch.failure import FailedClosed
-from tandem.router.openai.errors import answer_of
+from tandem.router.http.errors import answer_of
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,13 @@ from starlette.types import Message, Send
 from tandem.protocol.errors import (
     InvalidParameter,
 )
-from tandem.router.openai.answers.keep_alive import AT_ONCE, COMMENT, KeepAlives
-from tandem.router.openai.answers.sse import ClientGone, EventStream
+from tandem.router.api.openai.answers.sse import (
+    AT_ONCE,
+    COMMENT,
+    ClientGone,
+    EventStream,
+    KeepAlives,
+)
 
 NONE = KeepAlives(0.0)
 

@@ -11,8 +11,8 @@ from tests.router.http_server import Served
 from tests.router.openai.parameters_page import listed
 from tests.router.openai.test_parameters import odd_value
 
-from tandem.router.anthropic import parameters
-from tandem.router.anthropic.body import CountBody, MessagesBody
+from tandem.router.api.anthropic import body as parameters
+from tandem.router.api.anthropic.body import CountBody, MessagesBody
 
 PAGE = Path(__file__).parents[3] / "docs" / "messages.md"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}

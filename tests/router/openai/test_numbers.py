@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 from tests.router.http_server import Served
 
-from tandem.router.anthropic.body import CountBody, MessagesBody
-from tandem.router.openai.bodies.body import Body
-from tandem.router.openai.bodies.numbers import check_finite
-from tandem.router.openai.bodies.pooling_schemas import (
+from tandem.router.api.anthropic.body import CountBody, MessagesBody
+from tandem.router.api.openai.bodies.body import Body
+from tandem.router.api.openai.bodies.numbers import check_finite
+from tandem.router.api.openai.bodies.pooling_schemas import (
     EmbeddingBody,
     PoolingBody,
     RerankBody,
     ScoreBody,
 )
-from tandem.router.openai.bodies.schemas import (
+from tandem.router.api.openai.bodies.schemas import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     TokenizeBody,
 )
-from tandem.router.openai.responses.body import ResponsesBody
+from tandem.router.api.openai.responses.body import ResponsesBody
 
 BODIES: dict[str, type[Body]] = {
     "/v1/chat/completions": ChatBody,

@@ -18,12 +18,12 @@ from tests.router.fake_worker import FakeWorker, Turn
 from tests.router.http_server import Served
 from tests.waiting import wait_for
 
-from tandem.router import ops
-from tandem.router.access import Access, Authorizer
+from tandem.router.api.admin import ops
+from tandem.router.api.admin.document import document
 from tandem.router.config import RouterConfig
-from tandem.router.document import document
 from tandem.router.endpoints import Routes
-from tandem.router.ui import page
+from tandem.router.http.access import Access, Authorizer
+from tandem.router.observe.ui import page
 
 PATHS = {route.path for route in page.routes}
 Make = Callable[..., FakeWorker]

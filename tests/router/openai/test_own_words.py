@@ -16,7 +16,7 @@ from tests.router.http_server import ANSWER, Served
 from tests.waiting import wait_for
 
 from tandem.protocol.errors import FailCause, InvalidParameter, Refusal, RefusalCode
-from tandem.router.naps import Naps
+from tandem.router.workers.rates import Naps
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]

@@ -21,9 +21,9 @@ from tests.router.http_server import Served
 from tests.router.known_parameters import OF_CHATS, OF_COMPLETIONS
 from tests.router.openai.parameters_page import listed
 
-from tandem.router.openai.bodies import schemas
-from tandem.router.openai.bodies.body import Body
-from tandem.router.openai.bodies.parameters import Refused
+from tandem.router.api.openai.bodies import schemas
+from tandem.router.api.openai.bodies.body import Body
+from tandem.router.api.openai.bodies.parameters import Refused
 
 pytestmark = pytest.mark.full
 

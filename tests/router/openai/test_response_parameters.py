@@ -15,8 +15,8 @@ from tests.router.http_server import Served
 from tests.router.openai.parameters_page import listed
 from tests.router.openai.test_parameters import TEMPLATE, odd_value
 
-from tandem.router.openai.bodies import parameters
-from tandem.router.openai.responses.body import ResponsesBody
+from tandem.router.api.openai.bodies import parameters
+from tandem.router.api.openai.responses.body import ResponsesBody
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]

@@ -10,7 +10,7 @@ from tests.router.http_server import Served
 from tests.waiting import wait_for
 
 from tandem.protocol.errors import FailCause
-from tandem.router.openai.responses.store import (
+from tandem.router.api.openai.responses.store import (
     OVERHEAD,
     ResponseStore,
     Turn,

@@ -16,7 +16,7 @@ from tests.router.http_server import ANSWER, Served
 from tests.router.openai.test_tool_calls import CALLS, write_model
 
 from tandem.protocol.card import WorkerRole
-from tandem.router.openai.responses.writer import ResponseWriter
+from tandem.router.api.openai.responses.writer import ResponseWriter
 
 TOOLS: Any = [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": None}]
 ASK: Any = {"model": "fake", "input": "Hi", "max_output_tokens": 500}

@@ -14,11 +14,11 @@ from tests.router.openai.test_tool_calls import CHAT, write_model
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.structured import MAX_SCHEMA_BYTES, ReasoningSpan, StructuredOutputsParams
-from tandem.router.openai import strict_calls
-from tandem.router.openai.answers import answer_reader
-from tandem.router.openai.bodies.schemas import ChatBody
-from tandem.router.openai.strict_calls import check_strict
-from tandem.router.openai.strict_parameters import parameters_form
+from tandem.router.api.openai import strict_calls
+from tandem.router.api.openai.answers import answer_reader
+from tandem.router.api.openai.bodies.schemas import ChatBody
+from tandem.router.api.openai.strict_calls import check_strict
+from tandem.router.api.openai.strict_parameters import parameters_form
 from tandem.text.parsers.formats import TOOL_FORMATS
 
 SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.router.openai.strict_parameters import NotFollowed, parameters_form
+from tandem.router.api.openai.strict_parameters import NotFollowed, parameters_form
 from tandem.text.parsers.calls import ToolSchemas
 from tandem.text.parsers.engine import StreamParser
 from tandem.text.parsers.events import ArgumentsDelta

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from tandem.protocol.structured import MAX_SCHEMA_BYTES
-from tandem.router.openai import strict_calls, strict_parameters
-from tandem.router.openai.bodies.schemas import ChatBody
-from tandem.router.openai.strict_calls import check_strict, strict_form
+from tandem.router.api.openai import strict_calls, strict_parameters
+from tandem.router.api.openai.bodies.schemas import ChatBody
+from tandem.router.api.openai.strict_calls import check_strict, strict_form
 from tandem.text.parsers.formats import TOOL_FORMATS
 from tandem.text.parsers.tables import ToolFormat
 

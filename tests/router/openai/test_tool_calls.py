@@ -17,9 +17,9 @@ from tokenizers import decoders, models, pre_tokenizers
 from tandem.llm.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import InvalidParameter
+from tandem.router.api.openai.answers.chat_reader import ChatReader
+from tandem.router.api.openai.bodies.schemas import ChatBody
 from tandem.router.config import RouterConfig
-from tandem.router.openai.answers.chat_reader import ChatReader
-from tandem.router.openai.bodies.schemas import ChatBody
 from tandem.text.logprobs import Logprob
 from tandem.text.parsers.model import ModelParsers
 

@@ -11,7 +11,7 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.router.openai.bodies.unknown_fields import MAX_NAMES, UnknownFields
+from tandem.router.api.openai.bodies.hints import MAX_NAMES, UnknownFields
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 

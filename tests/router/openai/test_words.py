@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.router.http_server import Served
 
-from tandem.router.openai.written import MAX_SHOWN, written
+from tandem.router.http.errors import MAX_SHOWN, written
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 TEXT: dict[str, Any] = {"prompt": "Hi"}

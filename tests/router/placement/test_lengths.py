@@ -16,7 +16,7 @@ from tests.waiting import until
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import RefusalCode, RequestRefused
-from tandem.protocol.finish import FinishReason
+from tandem.protocol.outputs import FinishReason
 from tandem.protocol.requests import Consume
 from tandem.router.dispatch.failure import NON_RETRYABLE, AttemptFailure
 from tandem.router.placement import policy

@@ -15,7 +15,6 @@ from tandem.protocol.errors import Refusal, RefusalCode
 from tandem.protocol.steps import Crowd
 from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.dispatch.ladder import Ladder
-from tandem.router.placement.eligible import wait_for_room
 from tandem.router.placement.forecast import Targets, miss_chance
 from tandem.router.placement.policy import PlacementPolicy
 from tandem.router.placement.rates import Rates, measured, with_mixed_chunk
@@ -25,6 +24,7 @@ from tandem.router.placement.snapshot import (
     FleetSnapshot,
     LinkPace,
     PromptFacts,
+    wait_for_room,
 )
 
 P, D = WorkerRole.PREFILL, WorkerRole.DECODE

@@ -20,7 +20,7 @@ from tandem.router.placement.pulls import BUDGET_SECONDS, ROUND_SECONDS, best_pu
 from tandem.router.placement.rates import measured
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, LinkPace, PromptFacts
 from tandem.router.tenant import NO_KEYS
-from tandem.router.workers.peering import handoff_peers
+from tandem.router.workers.pool import handoff_peers
 
 P, D = WorkerRole.PREFILL, WorkerRole.DECODE
 FAST = LinkPace(10e9)

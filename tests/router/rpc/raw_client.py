@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from tandem.router.rpc import tandem_pb2 as pb
+from tandem.router.api.grpc import tandem_pb2 as pb
 
 SERVICE = "/tandem.v1.Inference/"
 GENERATE = SERVICE + "Generate"

@@ -15,7 +15,7 @@ from tests.router.http_server import Served
 from tests.router.rpc.raw_client import REFLECT, RawClient, status_of
 
 from tandem.protocol.names import HEADER_CANARY
-from tandem.router.rpc.server import NAME
+from tandem.router.api.grpc.server import NAME
 
 pytestmark = pytest.mark.full
 

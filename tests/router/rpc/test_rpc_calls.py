@@ -16,9 +16,9 @@ from tests.router.rpc.raw_client import SERVICE, RawClient, asked, status_of, te
 from tests.router.rpc.test_rpc import hold
 from tests.waiting import wait_for
 
-from tandem.router.rpc import inference
-from tandem.router.rpc import tandem_pb2 as pb
-from tandem.router.rpc.reading import generation_body
+from tandem.router.api.grpc import inference
+from tandem.router.api.grpc import tandem_pb2 as pb
+from tandem.router.api.grpc.inference import generation_body
 
 Make = Callable[..., FakeWorker]
 Code = grpc.StatusCode

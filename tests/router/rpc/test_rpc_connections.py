@@ -10,7 +10,7 @@ import pytest
 from tests.router.rpc.raw_client import RawClient, asked
 from tests.waiting import wait_for
 
-from tandem.router.rpc import server
+from tandem.router.api.grpc import server
 
 OK = grpc.StatusCode.OK
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

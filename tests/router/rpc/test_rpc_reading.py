@@ -15,11 +15,11 @@ from tests.router.rpc.test_rpc import hold
 from tests.waiting import wait_for
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.router.openai.bodies.bounds import understand
-from tandem.router.openai.errors import HttpProblem
-from tandem.router.rpc import reading, server
-from tandem.router.rpc import tandem_pb2 as pb
-from tandem.router.rpc.values import check_values, may_exceed
+from tandem.router.api.grpc import inference, server
+from tandem.router.api.grpc import tandem_pb2 as pb
+from tandem.router.api.grpc.server import check_values, may_exceed
+from tandem.router.api.openai.bodies.bounds import understand
+from tandem.router.http.errors import HttpProblem
 
 MOST = 1_000
 GENERATE: Any = pb.GenerateRequest
@@ -102,9 +102,9 @@ def test_numbers_that_are_none_are_refused(
     name: str, make: Callable[[float], pb.SamplingParams], value: float
 ) -> None:
     """JSON has no word for them: the default would be taken."""
-    assert reading._sampling(make(0.5))
+    assert inference._sampling(make(0.5))
     with pytest.raises(InvalidParameter, match="a finite number") as caught:
-        reading._sampling(make(value))
+        inference._sampling(make(value))
     assert caught.value.param == name
 
 
@@ -116,7 +116,7 @@ def test_a_message_that_holds_too_much_is_not_read(
     def unwanted(_: Any) -> Any:
         raise AssertionError("the chat was made into objects")
 
-    monkeypatch.setattr(reading, "_messages", unwanted)
+    monkeypatch.setattr(inference, "_messages", unwanted)
     served, client = raw(max_json_values=MOST)
     status, words = client.status(chat(300))
 
@@ -151,8 +151,8 @@ def test_few_bytes_of_many_messages_are_read_in_a_thread(
     def unwanted(*_: Any) -> None:
         raise AssertionError("there are too few bytes for too much")
 
-    encoded = reading._encoded
-    monkeypatch.setattr(reading, "_encoded", noted)
+    encoded = inference._encoded
+    monkeypatch.setattr(inference, "_encoded", noted)
     monkeypatch.setattr(server, "check_values", unwanted)
     _, client = raw()
     client.status(message)
@@ -194,7 +194,7 @@ def test_a_message_is_held_until_it_is_understood(
         held.append(served.app.state.rpc.intake.held.num_bytes)
         return understand(*given)
 
-    monkeypatch.setattr(reading, "understand", noted)
+    monkeypatch.setattr(inference, "understand", noted)
     worker = decode(behaviour=hold)
     served, client = raw(worker)
     call = client.start(asked())

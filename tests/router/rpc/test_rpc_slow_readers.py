@@ -17,9 +17,9 @@ from tests.router.rpc.raw_client import (
 )
 from tests.waiting import wait_for
 
-from tandem.router.rpc import inference
-from tandem.router.rpc import tandem_pb2 as pb
-from tandem.router.rpc.writing import step_message
+from tandem.router.api.grpc import inference
+from tandem.router.api.grpc import tandem_pb2 as pb
+from tandem.router.api.grpc.inference import step_message
 
 OK = grpc.StatusCode.OK
 LONG = asked(sampling=pb.SamplingParams(max_tokens=200), stream=True, request_id="it")

@@ -16,10 +16,10 @@ from tests.router.http_server import Served
 from tests.router.rpc.raw_client import REFLECT, RawClient, asked, status_of
 from tests.waiting import wait_for
 
-from tandem.router import held_bytes
-from tandem.router.rpc import call as call_module
-from tandem.router.rpc import server
-from tandem.router.rpc import tandem_pb2 as pb
+from tandem.router.api.grpc import call as call_module
+from tandem.router.api.grpc import server
+from tandem.router.api.grpc import tandem_pb2 as pb
+from tandem.router.http import held_bytes
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]

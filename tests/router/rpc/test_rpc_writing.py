@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.router.rpc.raw_client import SERVICE
 
-from tandem.router.rpc import inference
-from tandem.router.rpc import tandem_pb2 as pb
+from tandem.router.api.grpc import inference
+from tandem.router.api.grpc import tandem_pb2 as pb
 
 
 def test_others_have_their_turns_between_vectors(raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:

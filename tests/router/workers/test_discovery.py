@@ -21,10 +21,9 @@ from tandem.protocol.names import (
     WORKER_PORT,
 )
 from tandem.router.config import RouterConfig
-from tandem.router.discovery import kubernetes
-from tandem.router.discovery.kubernetes import KubernetesDiscovery
-from tandem.router.discovery.pods import PodBook, PodFacts, facts_of
-from tandem.router.workers.note import WorkerNote
+from tandem.router.workers import discovery as kubernetes
+from tandem.router.workers.connection import WorkerNote
+from tandem.router.workers.discovery import KubernetesDiscovery, PodBook, PodFacts, facts_of
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 

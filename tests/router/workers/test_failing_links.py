@@ -26,15 +26,13 @@ from tandem.protocol.card import PROTOCOL_VERSION, WorkerRole
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.messages import Reset, Welcome, encode
-from tandem.router.discovery import kubernetes
-from tandem.router.discovery.kubernetes import KubernetesDiscovery
-from tandem.router.discovery.pods import PodFacts
 from tandem.router.workers import connection
 from tandem.router.workers import dealer as dealers
+from tandem.router.workers import discovery as kubernetes
+from tandem.router.workers.connection import NO_NOTE, LinkContext
 from tandem.router.workers.dealer import Dealer
-from tandem.router.workers.note import NO_NOTE
+from tandem.router.workers.discovery import KubernetesDiscovery, PodFacts
 from tandem.router.workers.pool import WorkerPool
-from tandem.router.workers.seams import LinkContext
 
 
 async def test_a_key_file_that_is_none_ends_no_link(decode: Make, tmp_path: Path) -> None:

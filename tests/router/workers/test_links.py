@@ -24,7 +24,7 @@ from tandem.protocol.errors import RequestFailed
 from tandem.protocol.ids import BlockHash
 from tandem.protocol.messages import Draining, ReplyTo, Reset, Welcome, encode
 from tandem.protocol.outputs import Accepted, BlockEvents
-from tandem.router.discovery.static import StaticDiscovery
+from tandem.router.workers.discovery import StaticDiscovery
 
 Make = Callable[..., FakeWorker]
 ANSWER = list(range(100, 108))

@@ -9,8 +9,8 @@ import pytest
 from tests.many_links import NUM_LINKS, Crowd, resident_kib
 from tests.router.fake_cards import fake_card
 
-from tandem.link.frames import decode_to_worker
 from tandem.link.liveness import LinkTimes
+from tandem.link.sockets import decode_to_worker
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation, new_incarnation
 from tandem.protocol.messages import Hello, Welcome, encode

@@ -12,7 +12,7 @@ from tests.operator.control_plane import ControlPlane, control_plane, missing
 from tests.waiting import wait_for
 
 from tandem.protocol.names import LABEL_REVISION, LABEL_ROLE, LABEL_SERVICE, WORKER_PORT
-from tandem.router.discovery.kubernetes import Found, PodWatcher
+from tandem.router.workers.discovery import Found, PodWatcher
 
 SELECTOR = f"{LABEL_SERVICE}=mine"
 SECONDS = 20.0

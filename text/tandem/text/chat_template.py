@@ -7,21 +7,165 @@ the name of the rejected field. Called by ``Tokenizer.render_chat``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
-from jinja2 import TemplateSyntaxError, meta, nodes
+from jinja2 import (
+    TemplateError,
+    TemplateSyntaxError,
+    meta,
+    nodes,
+)
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.text.chat_environment import template_environment
-from tandem.text.chat_fitting import fitted
 from tandem.text.chat_messages import Message, plain_messages
+from tandem.text.chat_turns import in_turns, with_form
 from tandem.text.folder import DEFAULT_TEMPLATE, TOOL_TEMPLATE
-from tandem.text.template_traits import TemplateTraits
+from tandem.text.template_traits import CALLS, INVALID, TemplateTraits
 from tandem.text.tools_in_words import in_words, knows_no_tools
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks the assistant's text for training; here it only renders."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _SafeNamespace(Namespace):
+    """Jinja's namespace without names that could be Python internals."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # Without a `self` in the signature, which would forbid namespace(self=...).
+        _refuse_private(dict(*args[1:], **kwargs))
+        Namespace.__init__(*args, **kwargs)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_private((name,))
+        super().__setitem__(name, value)
+
+
+def _refuse_private(names: Iterable[object]) -> None:
+    for name in names:
+        if str(name).startswith("_"):
+            raise SecurityError(f"a namespace holds no name like {name!r}")
+
+
+def template_environment() -> ImmutableSandboxedEnvironment:
+    """Return a sandbox to compile one template in."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControlExtension]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(
+        raise_exception=_raise_exception,
+        strftime_now=_strftime_now,
+        namespace=_SafeNamespace,
+        dict=_make_dict,
+    )
+    return environment
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)
+
+
+def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """Return a dict. A function, so that no template gets a reference to the class."""
+    return dict(*args, **kwargs)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def fitted(messages: Sequence[Message], traits: TemplateTraits) -> list[Message]:
+    """Return messages with the same content, in the form that the template accepts."""
+    found = [_with_role(each, traits) for each in messages]
+    found = [_with_content(each, traits) for each in found]
+    if any("tool_calls" in each or each["role"] == "tool" for each in found):
+        if traits.id_form is not None:
+            found = with_form(found, traits.id_form)
+        found = [_with_arguments(each, traits) for each in found]
+    return in_turns(found, traits.turns) if _needs_turns(found) else found
+
+
+def _needs_turns(messages: Sequence[Message]) -> bool:
+    """Return whether the chat is more than plain turns of user and assistant."""
+    usual = ("user", "assistant")
+    return any(
+        each["role"] != usual[at % 2] or "tool_calls" in each for at, each in enumerate(messages)
+    )
+
+
+def _with_role(message: Message, traits: TemplateTraits) -> Message:
+    if message["role"] == "developer" and not traits.knows_developer:
+        return {**message, "role": "system"}
+    if message["role"] == "function" and not traits.knows_function:
+        return {**message, "role": "tool"}
+    return message
+
+
+def _with_content(message: Message, traits: TemplateTraits) -> Message:
+    kind = CALLS if "tool_calls" in message else message["role"]
+    content = message["content"]
+    if isinstance(content, list):
+        if not traits.takes_parts(kind):
+            content = "\n".join(part["text"] for part in content)
+    elif content and traits.needs_parts(kind):
+        content = [{"type": "text", "text": content}]
+    if traits.asks_for_none and kind == CALLS and not content:
+        content = None
+    return {**message, "content": content}
+
+
+def _with_arguments(message: Message, traits: TemplateTraits) -> Message:
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _arguments(call, traits)}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def _arguments(call: Mapping[str, Any], traits: TemplateTraits) -> object:
+    arguments = call["function"]["arguments"]
+    if isinstance(arguments, str):
+        if not traits.wraps_invalid:
+            return arguments
+        arguments = {INVALID: arguments}
+    return json.dumps(arguments, ensure_ascii=False) if traits.writes_arguments else arguments
+
 
 _CONTINUED = "\ue000continue-here\ue000"
 """Marks the end of the message to continue. Private-use letters, so no chat contains it."""

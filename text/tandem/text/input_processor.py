@@ -21,17 +21,13 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.pooling import NO_SAMPLING, PoolingParams
-from tandem.protocol.requests import EngineCoreRequest
+from tandem.protocol.requests import EngineCoreRequest, check_token_ids
 from tandem.protocol.sampling import SEED_BITS, SamplingParams, seeded
 from tandem.protocol.structured import ReasoningSpan
-from tandem.protocol.token_ids import check_token_ids
-from tandem.text.batches import with_ids
 from tandem.text.chat_template import ChatOptions
-from tandem.text.cutting import cut_within_ends
-from tandem.text.embeds.checks import check_embeds, kept_embeds
+from tandem.text.cutting import cut_within_ends, refuse_oversized, seems_to_fit
+from tandem.text.embeds import check_embeds, kept_embeds
 from tandem.text.errors import ContextLengthExceeded
-from tandem.text.fitting import refuse_oversized, seems_to_fit
-from tandem.text.params import check_spaces, with_bad_words
 from tandem.text.prompts import (
     EmbedsPrompt,
     Prompt,
@@ -43,6 +39,53 @@ from tandem.text.prompts import (
 from tandem.text.reasoning import behind_reasoning, with_thinking
 from tandem.text.stop_strings import check_stopping
 from tandem.text.tokenizer import Tokenizer
+
+
+def with_ids(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer, *, most_chars: int, add_special_tokens: bool
+) -> list[Prompt]:
+    """Return ``prompts`` with texts of at most ``most_chars`` characters replaced by ids.
+
+    A text that cannot be tokenized stays a text: the code that processes it raises the error.
+    """
+    texts = {
+        at: each.text
+        for at, each in enumerate(prompts)
+        if isinstance(each, TextPrompt) and len(each.text) <= most_chars
+    }
+    found = list(prompts)
+    try:
+        encoded = tokenizer.encode_all([*texts.values()], add_special_tokens=add_special_tokens)
+    except InvalidParameter:
+        return found
+    for (at, text), ids in zip(texts.items(), encoded, strict=True):
+        if ids:
+            found[at] = TokensPrompt(tuple(ids), text)
+    return found
+
+
+def check_spaces(params: SamplingParams, tokenizer: Tokenizer) -> None:
+    """Raise InvalidParameter if the tokenizer adds spaces that were disabled."""
+    without = not (params.spaces_between_special_tokens or params.skip_special_tokens)
+    if without and not tokenizer.spells_bytes:
+        raise InvalidParameter(
+            "spaces_between_special_tokens", False, "true: this model's tokenizer has spaces"
+        )
+
+
+def with_bad_words(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+    """Return parameters with ids of bad words, at the start of a text and after a space."""
+    if not params.bad_words:
+        return params
+    found = dict.fromkeys(params.bad_words_token_ids)
+    for word in params.bad_words:
+        bare = word.lstrip() or word
+        for form in (bare, f" {bare}"):
+            ids = tokenizer.encode(form, add_special_tokens=False, param="bad_words")
+            if ids:
+                found[tuple(ids)] = None
+    return msgspec.structs.replace(params, bad_words_token_ids=tuple(found))
+
 
 WHOLE_CONTEXT = -1
 """Value of ``truncate_prompt_tokens`` that stands for "as much as fits"."""

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tandem.protocol.finish import FinishReason
-from tandem.protocol.outputs import EngineCoreOutput
+from tandem.protocol.outputs import EngineCoreOutput, FinishReason
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import OutputKind
 from tandem.text.input_processor import ProcessedInput

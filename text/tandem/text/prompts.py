@@ -9,8 +9,7 @@ import msgspec
 
 from tandem.protocol.embeds import MOST_BYTES, PromptEmbeds
 from tandem.protocol.errors import InvalidParameter
-from tandem.text.embeds import read_embeds
-from tandem.text.embeds.tensors import is_tensor, of_tensor
+from tandem.text.embeds import is_tensor, of_tensor, read_embeds
 
 
 @dataclass(frozen=True, slots=True)

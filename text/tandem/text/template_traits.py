@@ -13,8 +13,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from tandem.text.chat_ids import FOREIGN, FORMS, OURS, IdForm
-from tandem.text.chat_turns import Turns, in_turns
+from tandem.text.chat_turns import FOREIGN, FORMS, OURS, IdForm, Turns, in_turns
 
 Message = dict[str, Any]
 Render = Callable[[Sequence[Message], Sequence[Mapping[str, Any]] | None], str | None]

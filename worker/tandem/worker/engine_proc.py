@@ -10,18 +10,17 @@ import logging
 import signal
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from functools import partial
 from types import FrameType
 
 from msgspec import structs
 from prometheus_client import CollectorRegistry
 
-from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.core.step_outputs import StepOutputs
+from tandem.engine.core.engine_core import EngineCore, StepOutputs
 from tandem.engine.naps import IdlePoll
 from tandem.link.curve import CurveGuard
 from tandem.link.naps import nap_precisely
-from tandem.link.spans import Spans
 from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import FailCause
@@ -37,20 +36,173 @@ from tandem.protocol.messages import (
     Submit,
     WorkerBeat,
 )
-from tandem.protocol.outputs import Accepted, Failed, Refused
-from tandem.protocol.timeline import LegTimes
-from tandem.protocol.tracing import is_sampled
-from tandem.worker.drain import Drain, grace_before
+from tandem.protocol.outputs import (
+    Accepted,
+    BlockEvents,
+    EngineOutput,
+    Failed,
+    Refused,
+    frame_bytes,
+)
+from tandem.protocol.timeline import LegTimes, Note, NoteBook
+from tandem.tracing.config import is_sampled
+from tandem.tracing.spans import OpenSpan, Spans
 from tandem.worker.handoff import HandoffService, PeerSets
-from tandem.worker.inbox import FromRouter, Inbox, RouterFound, RouterLost
+from tandem.worker.inbox import (
+    FromRouter,
+    Inbox,
+    RouterFound,
+    RouterLost,
+)
 from tandem.worker.io import IOThread
 from tandem.worker.link_metrics import LinkMetrics
 from tandem.worker.pictures import Pictures
 from tandem.worker.server_config import ServerConfig
-from tandem.worker.step_frames import block_frames, step_frames
 from tandem.worker.stillness import Stillness
-from tandem.worker.traced import write_spans
 from tandem.worker.worker_probes import WorkerProbes
+
+RELEASE_SECONDS = 10.0
+"""Seconds after the hand-back in which peers can fetch KV that is leased to them."""
+KILL_MARGIN = 30.0
+"""Seconds before a known kill for hand-back and release; at most half of the time left."""
+
+
+class Drain:
+    """Drain of a worker. ``begin`` from any thread (one assignment decides), else from the loop."""
+
+    def __init__(self) -> None:
+        self._ends: tuple[float, float] | None = None
+        """Times of the hand-back of running requests, and of the end of the wait for peers."""
+
+    @property
+    def begun(self) -> bool:
+        """Return whether the drain has begun."""
+        return self._ends is not None
+
+    def begin(self, now: float, grace: float) -> bool:
+        """Begin to drain, with ``grace`` seconds for running requests; False if one ends earlier.
+
+        A grace of zero ends at once: there is no wait for peers either.
+        """
+        hand_back = now + grace
+        if self._ends is not None and self._ends[0] <= hand_back:
+            return False
+        self._ends = (hand_back, hand_back + (RELEASE_SECONDS if grace else 0.0))
+        return True
+
+    def hands_back(self, now: float) -> bool:
+        """Return whether requests that still run are to be handed back to the routers now."""
+        return self._ends is not None and now >= self._ends[0]
+
+    def over(self, now: float) -> bool:
+        """Return whether the drain has ended: the worker waits for no peer any more."""
+        return self._ends is not None and now >= self._ends[1]
+
+
+def grace_before(killed_in: float) -> float:
+    """Return the grace in seconds of a process that is killed in ``killed_in`` seconds."""
+    return max(killed_in / 2, killed_in - KILL_MARGIN)
+
+
+FRAME_BYTES = 16 << 20
+"""Bytes of outputs in one frame; a larger output goes alone. Far below MAX_FRAME_BYTES, so that
+other messages to the router are not delayed by it."""
+FRAME_BLOCKS = 1 << 14
+"""Block hashes in one frame: 295 kB, which a router's loop reads in some milliseconds. Its streams
+get their turns between two frames."""
+
+
+def step_frames(
+    step: int,
+    outputs: tuple[EngineOutput, ...],
+    failed: tuple[Failed, ...],
+    times: tuple[LegTimes, ...],
+) -> Iterator[Frame]:
+    """Yield the frames of a step, mostly one. ``times`` go with the first one, as nothing is read
+    after a request's last output. ``failed`` goes with the last one, after the outputs before the
+    failure."""
+    *before, last = _parts(outputs, FRAME_BYTES)
+    for part in before:
+        yield Frame(step=step, outputs=part, times=times)
+        times = ()
+    yield Frame(step=step, outputs=last, failed=failed, times=times)
+
+
+def block_frames(step: int, events: BlockEvents | None) -> Iterator[Frame]:
+    """Yield the frames of block events, mostly one; none without events. Clearing a cache at once
+    gives as many events as the cache had blocks."""
+    if events is None:
+        return
+    stored, removed = events.stored, events.removed
+    for begin in range(0, max(1, len(stored), len(removed)), FRAME_BLOCKS):
+        end = begin + FRAME_BLOCKS
+        cleared = events.cleared and not begin
+        part = BlockEvents(stored[begin:end], removed[begin:end], cleared)
+        yield Frame(step=step, blocks=part)
+
+
+def _parts(outputs: Sequence[EngineOutput], limit: int) -> Iterator[tuple[EngineOutput, ...]]:
+    """Yield the outputs in order, cut by their bytes; at least one part, which may be empty."""
+    begin = size = 0
+    for at, output in enumerate(outputs):
+        more = frame_bytes(output)
+        if size and size + more > limit:
+            yield tuple(outputs[begin:at])
+            begin, size = at, 0
+        size += more
+    yield tuple(outputs[begin:])
+
+
+_HANDOFF = ("wait", "reserve", "load", "commit")
+_ENDED_BADLY = ("abort", "error")
+
+
+def write_spans(spans: Spans, role: str, book: NoteBook, now: float, stops: Sequence[Note]) -> None:
+    """Queue, chunks, hand-off with its parts, decoding; stops and preemptions are events."""
+    offset = time.time() - time.monotonic()
+    notes = {each.name: each for each in book.notes}
+    whole = spans.begin(role, book.arrived + offset, book.watch.traceparent)
+    for each in book.notes:
+        if each.name == "chunk":
+            tokens = {"tandem.num_tokens": each.amount}
+            whole.child("chunk", each.begin + offset, attributes=tokens).end(each.end + offset)
+        elif each.name == "preempted":
+            whole.event("preempted", each.begin + offset)
+    if "wait" in notes:
+        _write_handoff(whole, book, offset)
+    elif (queue := notes.get("queue")) is not None:
+        whole.child("queue", queue.begin + offset).end(queue.end + offset)
+    decode = notes.get("decode")
+    if decode is not None and role == "decode":
+        span = whole.child("tokens", decode.begin + offset)
+        span.event("first token", decode.begin + offset)
+        span.end(decode.end + offset, {"gen_ai.usage.output_tokens": decode.amount})
+    for stop in stops:
+        if stop.end > book.arrived:
+            seconds = {"tandem.seconds": stop.end - stop.begin}
+            whole.event("stood still", stop.begin + offset, seconds)
+    said: dict[str, str | int] = {
+        "tandem.request_id": book.watch.request_id,
+        "tandem.attempt": book.key.attempt,
+        "tandem.finish": book.why,
+    }
+    failed = book.why if book.why in _ENDED_BADLY else None
+    whole.end(now + offset, said, failed)
+
+
+def _write_handoff(whole: OpenSpan, book: NoteBook, offset: float) -> None:
+    stretches = [each for each in book.notes if each.name in _HANDOFF]
+    begin, end = min(each.begin for each in stretches), max(each.end for each in stretches)
+    handoff = whole.child("hand-off", begin + offset)
+    for each in stretches:
+        handoff.child(each.name, each.begin + offset).end(each.end + offset)
+    for part in book.notes:
+        if part.name == "part":
+            rate = part.amount / max(part.end - part.begin, 1e-9)
+            said = {"tandem.bytes": part.amount, "tandem.bytes_per_s": rate}
+            handoff.event("part", part.end + offset, said)
+    handoff.end(end + offset, {"tandem.bytes": sum(e.amount for e in stretches)})
+
 
 logger = logging.getLogger(__name__)
 

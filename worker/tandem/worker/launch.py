@@ -7,12 +7,21 @@ then the role makes its connector for what the executor can hold, and only then 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import zmq
 from msgspec.structs import replace
-from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
+from prometheus_client import (
+    GC_COLLECTOR,
+    PLATFORM_COLLECTOR,
+    PROCESS_COLLECTOR,
+    CollectorRegistry,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
@@ -23,19 +32,85 @@ from tandem.engine.scheduler.connector import KVConnector
 from tandem.engine.scheduler.lending import CachedPrefixes
 from tandem.engine.stat_loggers import stat_loggers_of
 from tandem.link.curve import CurveGuard
-from tandem.link.descriptors import raise_descriptor_limit
 from tandem.link.naps import switch_soon
-from tandem.link.sockets import roomy
-from tandem.link.spans import Spans
+from tandem.link.sockets import raise_descriptor_limit, roomy
 from tandem.protocol.card import Fingerprint, WorkerRole
 from tandem.protocol.ids import Incarnation, new_incarnation
 from tandem.protocol.keys import KeyRing
+from tandem.tracing.spans import Spans
 from tandem.worker.engine_proc import EngineCoreProc
 from tandem.worker.handoff import HandoffService
 from tandem.worker.inbox import Inbox
-from tandem.worker.rank_processes import show_rank_processes
 from tandem.worker.server_config import ServerConfig
 from tandem.worker.worker_probes import WorkerProbes
+
+_UTIME, _STIME, _RSS = 11, 12, 21
+"""Indices of fields of /proc/PID/stat after the command's name, from 0: proc(5)."""
+
+Pids = Callable[[], Mapping[int, int]]
+"""Process ids by rank."""
+
+
+def show_rank_processes(registry: CollectorRegistry, pids: Pids) -> None:
+    """Add the series of all ranks that have a process of their own."""
+    registry.register(
+        RankSeries(
+            "tandem:rank_process_resident_memory_bytes",
+            "Memory of a rank's own process.",
+            "gauge",
+            pids,
+            lambda fields: float(fields[_RSS]) * os.sysconf("SC_PAGE_SIZE"),
+        )
+    )
+    registry.register(
+        RankSeries(
+            "tandem:rank_process_cpu_seconds",
+            "CPU time that a rank's own process has taken.",
+            "counter",
+            pids,
+            _cpu_seconds,
+        )
+    )
+
+
+class RankSeries(Collector):
+    """Series of one figure of each such process."""
+
+    labels = ("rank",)
+
+    def __init__(
+        self, name: str, text: str, kind: str, pids: Pids, read: Callable[[list[str]], float]
+    ) -> None:
+        """``read`` takes the fields of a process's stat, ``kind`` is gauge or counter."""
+        self.name = name
+        self.documentation = text
+        self.kind = kind
+        self._pids = pids
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        """See Collector; a process that is gone has no series."""
+        made = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
+        family = made(self.name, self.documentation, labels=self.labels)
+        for rank, pid in sorted(self._pids().items()):
+            fields = _stat(pid)
+            if fields is not None:
+                family.add_metric((str(rank),), self._read(fields))
+        yield family
+
+
+def _cpu_seconds(fields: list[str]) -> float:
+    ticks = float(fields[_UTIME]) + float(fields[_STIME])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()
+
 
 logger = logging.getLogger(__name__)
 

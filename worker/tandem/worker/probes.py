@@ -17,8 +17,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from tandem.protocol.child import child_headers
-from tandem.protocol.listening import family_of, listening_host, take_both_families
+from tandem.base.listening import child_headers, family_of, listening_host, take_both_families
 
 MAX_CONNECTIONS = 64
 """Connections at a time, each with a thread. A new connection above this replaces the oldest one:

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
+from tandem.base.listening import PLAINTEXT_HELP, check_exposed
+from tandem.base.settings import check_integer, setting
 from tandem.engine.stat_loggers import INTERVAL_S
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.exposure import PLAINTEXT_HELP, check_exposed
 from tandem.protocol.names import PROBE_PORT, WORKER_PORT
-from tandem.protocol.settings import check_integer, setting
-from tandem.protocol.tracing import TracingConfig
+from tandem.tracing.config import TracingConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

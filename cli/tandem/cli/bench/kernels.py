@@ -12,11 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.cli.command import read_command_line
-from tandem.cli.flags import Section
-from tandem.cli.places import check_place
+from tandem.base.settings import check_choices, check_integer, setting
+from tandem.cli.settings.command import check_place, read_command_line
+from tandem.cli.settings.flags import Section
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.settings import check_choices, check_integer, setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,29 +3,257 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
+import multiprocessing
+import os
 import sys
+import time
+from collections.abc import Callable, MutableMapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
+from multiprocessing.context import SpawnContext
+from multiprocessing.managers import SyncManager
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
+import aiohttp
 import httpx
 
-from tandem.cli import loopback
-from tandem.cli.bench.client import Record, Target
-from tandem.cli.bench.drive import Bounds, drive, drive_in_processes
-from tandem.cli.bench.load import LoadConfig, asks
-from tandem.cli.bench.report import plot, save, show
-from tandem.cli.bench.summary import parse_goodput, summarize
-from tandem.cli.command import parse
-from tandem.cli.flags import Section
-from tandem.cli.places import check_place
-from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.settings import (
+from tandem.base.settings import (
     check_integer,
     check_optional_integer,
     check_positive,
     setting,
 )
+from tandem.cli.bench.client import Record, Target, send
+from tandem.cli.bench.load import Ask, LoadConfig, asks
+from tandem.cli.bench.summary import (
+    METRICS,
+    NAMES,
+    parse_goodput,
+    summarize,
+)
+from tandem.cli.inspect.explain import plain
+from tandem.cli.serve import listening
+from tandem.cli.serve.children import be_killed_with
+from tandem.cli.settings.command import check_place, parse
+from tandem.cli.settings.flags import Section
+from tandem.link.sockets import raise_descriptor_limit
+from tandem.protocol.errors import InvalidParameter
+
+_RUN_UP = 0.3
+"""Seconds from the start of all processes to the start of the load."""
+_UP_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Limits of all requests of a load."""
+
+    max_concurrency: int | None
+    timeout: float
+    """Time limit of one request, in seconds."""
+
+
+async def drive(
+    target: Target,
+    load: Sequence[Ask],
+    bounds: Bounds,
+    *,
+    done: Callable[[Record], None],
+    started: float | None = None,
+) -> tuple[list[Record], float]:
+    """Return all records in order of arrival, and the duration in seconds.
+
+    ``started`` is the start time (of ``time.perf_counter``) and the zero of all times. The default
+    is now.
+    """
+    raise_descriptor_limit()
+    gate = asyncio.Semaphore(bounds.max_concurrency or max(1, len(load)))
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+    limits = aiohttp.ClientTimeout(total=bounds.timeout)
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=limits, read_bufsize=1 << 20
+    ) as session:
+        # Looking through the load's tokens would stop every stream that is being timed.
+        gc.collect()
+        gc.freeze()
+        zero = time.perf_counter() if started is None else started
+        await asyncio.sleep(max(0.0, zero - time.perf_counter()))
+
+        async def one(ask: Ask) -> Record:
+            if ask.at is not None:
+                await asyncio.sleep(max(0.0, zero + ask.at - time.perf_counter()))
+            async with gate:
+                record = await send(session, target, ask, zero)
+            done(record)
+            return record
+
+        records = await asyncio.gather(*(one(ask) for ask in load))
+        seconds = time.perf_counter() - zero
+        gc.unfreeze()
+        return list(records), seconds
+
+
+def drive_in_processes(
+    target: Target,
+    load: Sequence[Ask],
+    bounds: Bounds,
+    *,
+    processes: int,
+    done: Callable[[Record], None],
+) -> tuple[list[Record], float]:
+    """Drive from several processes: each sends every n-th request, and they share concurrency
+    evenly. All of them end with this process, so that none loads the server during a later
+    measurement."""
+    count = min(processes, len(load), bounds.max_concurrency or len(load))
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        _manager(spawn) as manager,
+        ProcessPoolExecutor(
+            count, mp_context=spawn, initializer=be_killed_with, initargs=(os.getpid(),)
+        ) as pool,
+    ):
+        start = _Start(manager.Barrier(count), manager.dict())
+        parts = [
+            pool.submit(_part, target, load[n::count], _share(bounds, n, count), start)
+            for n in range(count)
+        ]
+        for part in as_completed(parts):
+            for record in part.result()[0]:
+                done(record)
+    seconds = max(part.result()[1] for part in parts)
+    records = [record for part in parts for record in part.result()[0]]
+    return sorted(records, key=lambda record: record.sent_at), seconds
+
+
+def _manager(spawn: SpawnContext) -> SyncManager:
+    manager = SyncManager(ctx=spawn)
+    manager.start(be_killed_with, (os.getpid(),))
+    return manager
+
+
+def _share(bounds: Bounds, number: int, count: int) -> Bounds:
+    """Return the limits of one process."""
+    whole = bounds.max_concurrency
+    places = None if whole is None else whole // count + (number < whole % count)
+    return Bounds(max_concurrency=places, timeout=bounds.timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Agreement of processes on one start time of ``time.perf_counter``, a shared clock."""
+
+    gate: Barrier
+    said: MutableMapping[str, float]
+
+    def agree(self) -> float:
+        """Wait until all processes are ready. Return the start time."""
+        if self.gate.wait(_UP_SECONDS) == 0:
+            self.said["start"] = time.perf_counter() + _RUN_UP
+        self.gate.wait(_UP_SECONDS)
+        return self.said["start"]
+
+
+def _part(
+    target: Target, load: Sequence[Ask], bounds: Bounds, start: _Start
+) -> tuple[list[Record], float]:
+    """Drive one process's share of the load."""
+    return asyncio.run(drive(target, load, bounds, done=lambda _: None, started=start.agree()))
+
+
+_COUNTS = {
+    "completed": "Successful requests",
+    "failed": "Failed requests",
+    "max_concurrency_seen": "Most requests at once",
+    "duration": "Duration (s)",
+    "total_input_tokens": "Input tokens",
+    "total_output_tokens": "Output tokens",
+    "request_throughput": "Requests per second",
+    "request_goodput": "Requests per second within the bounds",
+    "output_throughput": "Output tokens per second",
+    "total_token_throughput": "Input and output tokens per second",
+}
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print the table."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    counts = Table(show_header=False, box=None, padding=(0, 2))
+    for key, label in _COUNTS.items():
+        if key in result:
+            value = result[key]
+            counts.add_row(label, f"{value:,}" if isinstance(value, int) else f"{value:,.2f}")
+    console.print(counts)
+    ranks = [key.split("_")[0] for key in result if key[0] == "p" and key.endswith("_ttft_ms")]
+    latency = Table("ms", "mean", "median", *ranks, padding=(0, 1))
+    for name in METRICS:
+        if f"mean_{name}_ms" in result:
+            keys = [f"{each}_{name}_ms" for each in ("mean", "median", *ranks)]
+            latency.add_row(NAMES[name], *(f"{result[key]:,.2f}" for key in keys))
+    console.print(latency)
+    for message, count in result.get("errors", {}).items():
+        console.print(Text.assemble((f"{count} x", "red"), " ", plain(message)))
+
+
+def save(path: Path, result: dict[str, Any], records: Sequence[Record], *, detailed: bool) -> None:
+    """Write the JSON; ``detailed`` adds the times of every request."""
+    content = dict(result)
+    if detailed:
+        content["requests"] = [
+            {
+                "prompt_tokens": record.num_prompt,
+                "output_tokens": record.num_tokens,
+                "sent_at": record.sent_at,
+                "times": record.times,
+                "error": record.error,
+            }
+            for record in records
+        ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def plot(path: Path, records: Sequence[Record]) -> None:
+    """Plot time to first token and gaps between tokens over the run, in the format of the suffix.
+
+    Raises InvalidParameter if matplotlib is not installed or the format is unknown.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        allowed = "a path, if matplotlib is installed: tandem-serving[bench]"
+        raise InvalidParameter("plot", str(path), allowed) from error
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    first, gaps = figure.subplots(2, 1, sharex=True)
+    good = [record for record in records if record.error is None]
+    first.plot(
+        [record.sent_at for record in good], [1000 * record.ttft for record in good], ".", ms=4
+    )
+    first.set_ylabel("time to first token (ms)")
+    gaps.plot(
+        [at for record in good for at in record.times[1:]],
+        [1000 * gap for record in good for gap in record.itl],
+        ",",
+    )
+    gaps.set_ylabel("gap between tokens (ms)")
+    gaps.set_xlabel("seconds after the start")
+    for axes in (first, gaps):
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        figure.savefig(path)
+    except ValueError as error:
+        raise InvalidParameter("plot", str(path), f"a format of matplotlib ({error})") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +367,7 @@ def _target(config: ServeConfig) -> Target:
 def _first_model(config: ServeConfig, headers: dict[str, str]) -> str:
     url = config.base_url.rstrip("/") + "/v1/models"
     try:
-        with httpx.Client(mounts=loopback.mounts(url), timeout=10) as client:
+        with httpx.Client(mounts=listening.mounts(url), timeout=10) as client:
             answer = client.get(url, headers=headers)
         answer.raise_for_status()
         name: str = answer.json()["data"][0]["id"]

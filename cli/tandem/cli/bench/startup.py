@@ -12,13 +12,12 @@ from typing import IO
 
 import httpx
 
-from tandem.cli import loopback
-from tandem.cli.command import parse
-from tandem.cli.flags import Section
-from tandem.cli.own_server import OwnServer, own_server
-from tandem.cli.places import check_place
+from tandem.base.settings import check_integer, check_positive, setting
+from tandem.cli.serve import listening
+from tandem.cli.serve.own_server import OwnServer, own_server
+from tandem.cli.settings.command import check_place, parse
+from tandem.cli.settings.flags import Section
 from tandem.protocol.errors import TandemError
-from tandem.protocol.settings import check_integer, check_positive, setting
 
 _POLL = 0.02
 _STOP_SECONDS = 30.0
@@ -79,7 +78,7 @@ def _measured(server: OwnServer, started: float, timeout: float) -> dict[str, fl
     server.wait_ready(timeout, poll=_POLL)
     ready = time.perf_counter() - started
     with httpx.Client(
-        base_url=server.url, timeout=timeout, mounts=loopback.mounts(server.url)
+        base_url=server.url, timeout=timeout, mounts=listening.mounts(server.url)
     ) as client:
         body = {"prompt": [1000, 1001, 1002], "max_tokens": 1, "temperature": 0}
         models = client.get("/v1/models").raise_for_status()

@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tandem.base.settings import setting
 from tandem.cli.bench.load import Ask, LoadConfig, asks
-from tandem.cli.command import parse
-from tandem.cli.flags import Section
-from tandem.cli.logs import set_up_logging
-from tandem.cli.places import check_place
-from tandem.cli.worker_settings import engine_config, engine_sections
+from tandem.cli.settings.command import check_place, parse
+from tandem.cli.settings.flags import Section
+from tandem.cli.settings.logs import set_up_logging
+from tandem.cli.settings.worker_settings import engine_config, engine_sections
 from tandem.engine.config import EngineConfig
 from tandem.engine.config.model import ModelConfig
-from tandem.protocol.settings import setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,102 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from torch import device
+import torch
+from torch import Tensor, device
 
-from tandem.engine.attention.base import AttentionBackend
-from tandem.engine.attention.paged import PagedAttention
+from tandem.engine.attention.base import (
+    AttentionBackend,
+    Metadata,
+    StepSequences,
+    Support,
+)
 from tandem.kernels import Backend
+from tandem.kernels.attention import PagedBatch
+from tandem.kernels.attention.bidirectional import BIDIRECTIONAL, WholePrompts, bidirectional
+from tandem.kernels.attention.decode import DECODE, decode
+from tandem.kernels.attention.prefill import PREFILL, prefill
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.layout import KVGroup
+
+
+class PagedAttention:
+    """The paged ops of one kernel backend; ``None`` takes each op's first choice."""
+
+    def __init__(self, head_dim: int, backend: Backend | None) -> None:
+        self.name = "auto" if backend is None else backend.value
+        self._backend = backend
+        self._scale = float(head_dim**-0.5)
+
+    def supports(self, group: KVGroup, on: device) -> Support:
+        """Return whether the ops have this backend and the device can run it."""
+        if self._backend is None:
+            return Support()
+        for op in (PREFILL, DECODE) if group.num_layers else (BIDIRECTIONAL,):
+            if self._backend not in op.backends:
+                return Support(f"{op.name} has no {self._backend.value} backend")
+        if self._backend is not Backend.TORCH and on.type != "cuda":
+            return Support(f"{self._backend.value} needs a GPU, not {on.type}")
+        if group.dtype.startswith("float8"):
+            return Support(f"pages of {group.dtype} are not read by {self._backend.value}")
+        return Support()
+
+    def plan(self, step: StepSequences) -> Metadata:
+        """Plan decodes and chunks as a batch of views each; ``logits_rows`` are gathered."""
+        n = step.num_decodes
+        decode_batch = prefill_batch = None
+        if n:
+            decode_batch = PagedBatch(
+                cu_seqlens_q=step.cu_seqlens_q[: n + 1],
+                seq_lens=step.seq_lens[:n],
+                block_tables=step.block_tables[:n],
+                max_query_len=1,
+                max_seq_len=step.max_decode_len,
+            )
+        if step.num_chunks:
+            prefill_batch = PagedBatch(
+                cu_seqlens_q=step.chunk_cu_seqlens_q,
+                seq_lens=step.seq_lens[n:],
+                block_tables=step.block_tables[n:],
+                max_query_len=step.max_query_len,
+                max_seq_len=step.max_chunk_len,
+            )
+        return Metadata(n, decode_batch, prefill_batch, _last_queries(step))
+
+    def forward(self, q: Tensor, kv: Tensor, meta: Metadata) -> Tensor:
+        """See AttentionBackend."""
+        if meta.prefill is None and meta.decode is not None:
+            return decode(q, kv, meta.decode, self._scale, backend=self._backend)
+        if meta.decode is None and meta.prefill is not None:
+            return prefill(q, kv, meta.prefill, self._scale, backend=self._backend)
+        assert meta.decode is not None, "a step has at least one row"
+        assert meta.prefill is not None, "a step has at least one row"
+        n = meta.num_decodes
+        first = decode(q[:n], kv, meta.decode, self._scale, backend=self._backend)
+        rest = prefill(q[n:], kv, meta.prefill, self._scale, backend=self._backend)
+        return torch.cat((first, rest))
+
+    def whole(self, q: Tensor, k: Tensor, v: Tensor, prompts: WholePrompts) -> Tensor:
+        """See AttentionBackend."""
+        return bidirectional(q, k, v, prompts, self._scale, backend=self._backend)
+
+
+def _last_queries(step: StepSequences) -> Metadata | None:
+    """Return one query of each of ``logits_rows``, its last token, over all the row's keys."""
+    if step.logits_rows is None:
+        return None
+    lens, tables = step.seq_lens, step.block_tables
+    if step.logits_rows.rows is not None:
+        lens, tables = (each.index_select(0, step.logits_rows.rows) for each in (lens, tables))
+    n = lens.shape[0]
+    batch = PagedBatch(
+        cu_seqlens_q=step.cu_seqlens_q[: n + 1],
+        seq_lens=lens,
+        block_tables=tables,
+        max_query_len=1,
+        max_seq_len=step.logits_rows.max_len,
+    )
+    return Metadata(n, batch, None)
+
 
 logger = logging.getLogger(__name__)
 

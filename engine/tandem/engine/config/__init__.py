@@ -1,5 +1,6 @@
 """Settings of the engine as frozen dataclasses; ``EngineConfig.of`` makes one from flat names."""
 
+from tandem.base.settings import Setting, setting, settings_of
 from tandem.engine.config.cache import CacheConfig
 from tandem.engine.config.engine import EngineConfig, engine_settings
 from tandem.engine.config.facts import ModelFacts, RopeFacts
@@ -8,7 +9,6 @@ from tandem.engine.config.model import ModelConfig
 from tandem.engine.config.parallel import ParallelConfig
 from tandem.engine.config.read import facts_of, read_facts
 from tandem.engine.config.scheduler import SchedulerConfig
-from tandem.protocol.settings import Setting, setting, settings_of
 
 __all__ = [
     "CacheConfig",

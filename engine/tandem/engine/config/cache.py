@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from tandem.engine.config.model import DTYPES
-from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.settings import (
+from tandem.base.settings import (
     check_choices,
     check_flag,
     check_optional_integer,
@@ -12,6 +10,8 @@ from tandem.protocol.settings import (
     check_share,
     setting,
 )
+from tandem.engine.config.model import DTYPES
+from tandem.protocol.errors import InvalidParameter
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 CPU_BLOCK_SIZE = 16

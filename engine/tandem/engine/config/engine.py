@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import (
+    dataclass,
+    field,
+    fields,
+    replace,
+)
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from tandem.base.settings import (
+    Setting,
+    check_choices,
+    setting,
+    settings_of,
+)
 from tandem.engine.config.cache import GPU_BLOCK_SIZE, CacheConfig
-from tandem.engine.config.encoder import check_settings
-from tandem.engine.config.facts import ModelFacts
+from tandem.engine.config.facts import ModelFacts, check_settings
 from tandem.engine.config.gpu import GPUConfig
 from tandem.engine.config.model import DTYPES, ModelConfig
 from tandem.engine.config.parallel import ParallelConfig
-from tandem.engine.config.profiler import ProfilerConfig
-from tandem.engine.config.read import read_facts
-from tandem.engine.config.revision import revision_of
+from tandem.engine.config.read import CONFIG, read_facts
 from tandem.engine.config.scheduler import (
     CPU_LEAST_MIXED_TOKENS,
     CPU_MIXED_TOKENS_PER_DECODE,
@@ -29,11 +38,65 @@ from tandem.engine.config.scheduler import (
     SchedulerConfig,
 )
 from tandem.engine.config.structured_outputs import StructuredOutputsConfig
+from tandem.engine.config.weight_files import indexed, unindexed
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.layout import KVGroup, KVLayout
 from tandem.protocol.sampling import ALL_LOGPROBS
-from tandem.protocol.settings import Setting, check_choices, setting, settings_of
+
+_HEAD_BYTES = 1 << 20
+_SAMPLES = 16
+_SAMPLE_BYTES = 4096
+
+
+def revision_of(model: ModelConfig) -> str:
+    """Return 32 hex digits of the folder's content; dummy weights are named by their seed."""
+    digest = blake2b(digest_size=16, person=b"tandem-revision")
+    folder = Path(model.model)
+    config = folder / CONFIG
+    if config.is_file():
+        digest.update(config.read_bytes())
+    if model.load_format == "dummy":
+        digest.update(f"dummy {model.seed}".encode())
+        return digest.hexdigest()
+    for path in _loaded(folder):
+        digest.update(path.name.encode())
+        digest.update(_sampled(path))
+    return digest.hexdigest()
+
+
+def _loaded(folder: Path) -> list[Path]:
+    """Return the weight files that exist; the loader reports what is wrong with them."""
+    try:
+        owners = indexed(folder)
+    except ValueError:
+        return []
+    files = unindexed(folder) if owners is None else sorted(set(owners.values()))
+    return [each for each in files if each.is_file()]
+
+
+def _sampled(path: Path) -> bytes:
+    """Return the size, head and evenly spaced pieces of a file."""
+    size = path.stat().st_size
+    digest = blake2b(str(size).encode(), digest_size=16)
+    with path.open("rb") as file:
+        digest.update(file.read(_HEAD_BYTES))
+        for index in range(_SAMPLES):
+            file.seek(size * (index + 1) // (_SAMPLES + 1), os.SEEK_SET)
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilerConfig:
+    """Profiles that an administrator requests (`/start_profile`, `LLM.start_profile`)."""
+
+    torch_profiler_dir: str | None = setting(
+        None,
+        "Folder for profiles by torch's profiler, a trace of Chrome's format each; none: no "
+        "profile can be started.",
+    )
+
 
 SECTIONS: dict[str, type] = {
     "model": ModelConfig,
@@ -76,7 +139,7 @@ class EngineConfig:
     profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
     device: str = setting(
         "auto",
-        "Where the model runs; auto is cuda where there is a GPU.",
+        "Device of the model; auto: cuda if there is a GPU.",
         choices=("auto", "cpu", "cuda"),
     )
 

@@ -2,13 +2,7 @@
 
 from dataclasses import dataclass
 
-from tandem.protocol.settings import (
-    check_choices,
-    check_flag,
-    check_integer,
-    check_positive,
-    setting,
-)
+from tandem.base.settings import check_choices, check_flag, check_integer, check_positive, setting
 
 MOST_PER_SECOND = 1e18
 """Bound of the operations or bytes a second that the settings may state for one device."""

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.sampling import ALL_LOGPROBS, DEFAULT_MAX_LOGPROBS
-from tandem.protocol.settings import (
+from tandem.base.settings import (
     check_choices,
     check_flag,
     check_integer,
@@ -12,6 +10,8 @@ from tandem.protocol.settings import (
     required,
     setting,
 )
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.sampling import ALL_LOGPROBS, DEFAULT_MAX_LOGPROBS
 
 DTYPES = ("float32", "bfloat16", "float16")
 DTYPE_ALIASES = {
@@ -36,7 +36,7 @@ class ModelConfig:
     )
     dtype: str = setting(
         "auto",
-        "Type of weights and activations; auto is what the checkpoint says.",
+        "Type of weights and activations; auto: that of the checkpoint.",
         choices=("auto", *DTYPES),
         aliases=DTYPE_ALIASES,
     )

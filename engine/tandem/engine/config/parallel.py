@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from tandem.base.settings import check_choices, check_integer, setting
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.settings import check_choices, check_integer, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

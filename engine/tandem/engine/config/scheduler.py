@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.settings import (
+from tandem.base.settings import (
     check_choices,
     check_flag,
     check_integer,
@@ -12,6 +11,7 @@ from tandem.protocol.settings import (
     check_share,
     setting,
 )
+from tandem.protocol.errors import InvalidParameter
 
 GPU_BATCHED_TOKENS = 8192
 """Tokens of a step on a GPU, unless given."""

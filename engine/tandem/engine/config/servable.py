@@ -13,8 +13,8 @@ from typing import Any
 from tandem.engine.config.engine import EngineConfig
 from tandem.engine.config.facts import ModelFacts
 from tandem.engine.config.families import check_architecture, check_servable
-from tandem.engine.config.files import read_json
 from tandem.engine.config.read import CONFIG, read_facts
+from tandem.engine.config.weight_files import read_json
 from tandem.protocol.errors import InvalidParameter
 
 _DEVICES = ("nvidia[0-9]*", "dxg", "nvhost-gpu", "nvgpu")

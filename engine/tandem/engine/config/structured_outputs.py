@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from tandem.base.settings import check_choices, setting
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.settings import check_choices, setting
 from tandem.protocol.structured import BACKENDS
 
 _PACKAGES = dict(

@@ -14,8 +14,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 
-from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.core.step_outputs import StepOutputs
+from tandem.engine.core.engine_core import EngineCore, StepOutputs
 from tandem.engine.scheduler.admission import open_choices
 from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import Command, Reply, seconds_for

@@ -11,16 +11,19 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterator,
+    Sequence,
+)
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 from tandem.engine.cache.manager import KVCacheManager, only_group
 from tandem.engine.config import EngineConfig
-from tandem.engine.core.mask_wait import MaskWait
 from tandem.engine.core.sleep import Sleep
-from tandem.engine.core.step_costs import StepCosts
 from tandem.engine.core.step_notes import StepNotes
-from tandem.engine.core.step_outputs import StepOutputs
 from tandem.engine.executor.base import Executor, WrittenAhead
 from tandem.engine.kv_memory import Capacity, SlabAllocator
 from tandem.engine.metrics import EngineMetrics
@@ -32,14 +35,84 @@ from tandem.engine.scheduler.scheduler import Scheduler
 from tandem.engine.stat_loggers import PrometheusStatLogger, StatLoggers
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.engine.structured import structured_outputs
+from tandem.engine.timing.step_costs import StepCosts
 from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.errors import Refusal, RefusalCode, TandemError
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.messages import LoadReport
-from tandem.protocol.outputs import BlockEvents
+from tandem.protocol.outputs import (
+    BlockEvents,
+    EngineOutput,
+    Failed,
+    Refused,
+)
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.steps import Crowd
+from tandem.protocol.timeline import NoteBook
+
+LEAST_S = 0.001
+"""Most masks take a tenth of that."""
+MOST_S = 0.02
+MARGIN_S = 0.0005
+"""Kept back, for steps that are not alike. Without anything left over the wait shrinks by it."""
+STEPS = 4
+"""The least of so many counts: a short step may follow a long one."""
+
+
+class MaskWait:
+    """Deadline of the step loop's waits for masks, from its past waits. Uses threads' clock."""
+
+    def __init__(self, *, overlaps: bool) -> None:
+        """``overlaps``: the device computes a step while the step loop waits."""
+        self._overlaps = overlaps
+        self._begun = 0.0
+        self._until = 0.0
+        self._waited = 0.0
+        self._room: deque[float] = deque(maxlen=STEPS)
+
+    def until(self) -> float:
+        """Return the deadline for late masks; the wait begins now."""
+        room = min(self._room, default=0.0)
+        self._begun = time.monotonic()
+        self._until = self._begun + min(max(room, LEAST_S), MOST_S)
+        return self._until
+
+    def over(self) -> None:
+        """End the wait: the masks are there, or late. Time past the deadline is not spare."""
+        self._waited = min(time.monotonic(), self._until) - self._begun
+
+    def updated(self, idle: float) -> None:
+        """Note that the wait for a result took ``idle`` seconds."""
+        if self._overlaps:
+            self._room.append(self._waited + idle - MARGIN_S)
+        self._waited = 0.0
+
+
+@dataclass(slots=True)
+class StepOutputs:
+    """Outputs of one call of ``step``."""
+
+    progressed: bool
+    """False: no step ran and there is no output; wait for a message before the next call."""
+    outputs: dict[bytes, list[EngineOutput]] = field(default_factory=dict)
+    """Outputs by router incarnation."""
+    failed: dict[bytes, list[Failed]] = field(default_factory=dict)
+    blocks: BlockEvents | None = None
+    """Changes of the prefix cache, for every router."""
+    refused: dict[bytes, list[Refused]] = field(default_factory=dict)
+    """Requests that were accepted and cannot be served, by router incarnation."""
+    ended: Sequence[NoteBook] = ()
+    """Notes of watched requests that ended."""
+
+    def by_router(
+        self,
+    ) -> Iterator[tuple[Incarnation, tuple[EngineOutput, ...], tuple[Failed, ...]]]:
+        """Yield all outputs and failures of each router that has any."""
+        for router in {**self.outputs, **self.failed}:
+            outputs, failed = self.outputs.get(router, ()), self.failed.get(router, ())
+            yield Incarnation(router), tuple(outputs), tuple(failed)
+
 
 logger = logging.getLogger(__name__)
 

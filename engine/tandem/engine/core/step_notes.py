@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from tandem.engine.core.step_costs import StepCosts
-from tandem.engine.scheduler.chunks import cost_behind
 from tandem.engine.scheduler.scheduler import Scheduler
 from tandem.engine.scheduler.stats import PrefillRate, PromptLoad
 from tandem.engine.step import SchedulerOutput
+from tandem.engine.timing.step_costs import StepCosts
+from tandem.engine.timing.step_times import cost_behind
 from tandem.protocol.steps import Crowd, StepTimes
 
 

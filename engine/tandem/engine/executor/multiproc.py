@@ -36,7 +36,7 @@ from tandem.engine.executor.wire import (
 )
 from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
-from tandem.kernels.memory.shared import SharedMemory
+from tandem.memory.shared import SharedMemory
 from tandem.protocol.commands import MEMORY_SECONDS, PROFILE_SECONDS, SleepTag
 from tandem.protocol.errors import InvalidParameter, TandemError
 

@@ -36,8 +36,8 @@ from tandem.engine.executor.wire import (
 from tandem.engine.naps import nap
 from tandem.engine.step import TokenMasks
 from tandem.engine.threads import spin_briefly
-from tandem.kernels.memory.shared import SharedMemory
 from tandem.link.naps import nap_precisely
+from tandem.memory.shared import SharedMemory
 from tandem.protocol.errors import TandemError
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from tandem.engine.loader.errors import (
 )
 from tandem.engine.loader.opening import open_weights
 from tandem.engine.loader.safetensors import SafetensorsWeights
-from tandem.engine.loader.shard import INPUTS, OUTPUTS, WHOLE, Shard
-from tandem.engine.loader.weights import TensorSpec, Weights
+from tandem.engine.loader.weights import INPUTS, OUTPUTS, WHOLE, Shard, TensorSpec, Weights
 
 __all__ = [
     "INPUTS",

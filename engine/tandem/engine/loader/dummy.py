@@ -16,8 +16,7 @@ from torch import Tensor
 
 from tandem.engine.loader.errors import MissingTensor
 from tandem.engine.loader.progress import Progress
-from tandem.engine.loader.shard import Shard
-from tandem.engine.loader.weights import Weights, cut
+from tandem.engine.loader.weights import Shard, Weights, cut
 
 PERIOD = 1_048_573
 """Numbers drawn per tensor; longer ones repeat them. A prime, so that no two rows of a matrix

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tandem.engine.config import ModelFacts
 from tandem.engine.loader import Weights
-from tandem.engine.models.encoder import ClassificationHead, Encoder
-from tandem.engine.models.encoder_build import EncoderBuilder
+from tandem.engine.models.encoder import ClassificationHead, Encoder, EncoderBuilder
 
 
 class BertBuilder(EncoderBuilder):

@@ -9,18 +9,143 @@ here waits for a device. A load that fails is forgotten, and its request compute
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.engine.cache.block_pool import BlockEventLog
-from tandem.engine.offload.lru import LRUBlocks
-from tandem.engine.offload.stats import OffloadStats
 from tandem.engine.request import Request
-from tandem.engine.scheduler.connector import Event, Hold, Loaded, LoadMissed, Lookup, Remote
+from tandem.engine.scheduler.connector import (
+    Event,
+    Hold,
+    Loaded,
+    LoadMissed,
+    Lookup,
+    Remote,
+)
 from tandem.engine.step import BlockLoad, BlockTransfers, TransferReport
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.kv import Fence, FirstToken, Released
+
+
+class LRUBlocks:
+    """LRU of ``num_blocks`` host blocks, numbered from 0. Pinned ones are never evicted.
+
+    A pinned block is taken out of the order when it comes to its head, and put back there once it
+    is unpinned. So a step that evicts as many blocks as are pinned passes each of them once, not
+    each time.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 0, "a tier without blocks"
+        self.num_blocks = num_blocks
+        self._block_of: dict[BlockHash, int] = {}
+        self._line: OrderedDict[BlockHash, None] = OrderedDict()
+        """The one to give away next is first. All that can be found, but for ``_aside``."""
+        self._aside: dict[int, BlockHash] = {}
+        """Pinned blocks that came to the head of the order."""
+        self._empty = list(range(num_blocks - 1, -1, -1))
+        self._pins: Counter[int] = Counter()
+        self._orphans: set[int] = set()
+        """Pinned blocks whose hash is forgotten: they become empty once they are unpinned."""
+
+    def __len__(self) -> int:
+        """Return the number of hashes that can be found."""
+        return len(self._block_of)
+
+    def hashes(self) -> tuple[BlockHash, ...]:
+        """Return all hashes that can be found."""
+        return tuple(self._block_of)
+
+    def find(self, digest: BlockHash) -> int | None:
+        """Return the block that holds ``digest``'s content, or None."""
+        return self._block_of.get(digest)
+
+    def touch(self, digest: BlockHash) -> None:
+        """Mark ``digest`` as used just now."""
+        self._aside.pop(self._block_of[digest], None)
+        self._line[digest] = None
+        self._line.move_to_end(digest)
+
+    def put(self, digest: BlockHash) -> tuple[int, BlockHash | None] | None:
+        """Return a block for a hash that has none, and the hash whose content it held until now;
+        None when all are pinned."""
+        assert digest not in self._block_of, "a hash has a host block already"
+        lost = None
+        if self._empty:
+            block = self._empty.pop()
+        else:
+            lost = self._oldest()
+            if lost is None:
+                return None
+            block = self._block_of.pop(lost)
+        self._block_of[digest] = block
+        self._line[digest] = None
+        return block, lost
+
+    def forget(self, digest: BlockHash) -> bool:
+        """Forget ``digest``; return False if nothing could be found under it."""
+        block = self._block_of.pop(digest, None)
+        if block is None:
+            return False
+        self._line.pop(digest, None)
+        self._aside.pop(block, None)
+        if block in self._pins:
+            self._orphans.add(block)
+        else:
+            self._empty.append(block)
+        return True
+
+    def pin(self, blocks: Iterable[int]) -> None:
+        """Keep each block's content until as many ``unpin``."""
+        self._pins.update(blocks)
+
+    def unpin(self, blocks: Iterable[int]) -> None:
+        """Take one pin away from each."""
+        back: list[BlockHash] = []
+        for block in blocks:
+            self._pins[block] -= 1
+            if not self._pins[block]:
+                del self._pins[block]
+                if block in self._orphans:
+                    self._orphans.remove(block)
+                    self._empty.append(block)
+                elif block in self._aside:
+                    back.append(self._aside.pop(block))
+        for digest in reversed(back):
+            self._line[digest] = None
+            self._line.move_to_end(digest, last=False)
+
+    def _oldest(self) -> BlockHash | None:
+        """Take the least recently used unpinned hash out of the order, if there is one."""
+        while self._line:
+            digest, _ = self._line.popitem(last=False)
+            block = self._block_of[digest]
+            if block not in self._pins:
+                return digest
+            self._aside[block] = digest
+        return None
+
+
+@dataclass(slots=True)
+class OffloadStats:
+    """Counts since the start."""
+
+    block_bytes: int
+    """Bytes of one block over all layers."""
+    num_stored: int = 0
+    """Blocks copied to host memory."""
+    num_loaded: int = 0
+    """Blocks copied back, those of failed loads included."""
+    num_evicted: int = 0
+    """Blocks that made room for other ones there."""
+    num_declined: int = 0
+    """Blocks that found no room there, as all that is there was being read."""
+    num_failed_loads: int = 0
+    hit_tokens: int = 0
+    """Tokens that were loaded instead of computed."""
+
 
 logger = logging.getLogger(__name__)
 

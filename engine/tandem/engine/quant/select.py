@@ -6,9 +6,8 @@ import torch
 
 from tandem.engine.config.quantization import QuantFacts
 from tandem.engine.quant.base import LinearMethod, PlainMethod
-from tandem.engine.quant.dense import DenseMethod
+from tandem.engine.quant.dense import DenseMethod, PackedMethod
 from tandem.engine.quant.fp8 import FP8Method
-from tandem.engine.quant.packed import PackedMethod
 from tandem.protocol.errors import InvalidParameter
 
 FP8_CAPABILITY = (8, 9)

@@ -16,13 +16,11 @@ from tandem.engine.request import Order, Request, RequestGroup
 from tandem.engine.step import SeqId
 from tandem.protocol.embeds import PromptEmbeds
 from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode
-from tandem.protocol.finish import Finish, finish_of
 from tandem.protocol.ids import BlockHash
-from tandem.protocol.outputs import top_within
+from tandem.protocol.outputs import Finish, finish_of, top_within
 from tandem.protocol.pooling import NO_SAMPLING, ModelPooling, PoolingParams
-from tandem.protocol.requests import EngineCoreRequest, Produce
+from tandem.protocol.requests import EngineCoreRequest, Produce, check_token_ids
 from tandem.protocol.sampling import SEED_BITS, seeded
-from tandem.protocol.token_ids import check_token_ids
 
 _SEED_STEP = 0x9E3779B97F4A7C15
 """An odd number near 2**64 over the golden ratio: multiples of it spread over all seeds."""

@@ -7,19 +7,16 @@ drafted is never taken back. A hand-off is seen as ``KVConnector`` alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from tandem.engine.config.scheduler import SchedulerConfig
 from tandem.engine.request import Request
-from tandem.engine.scheduler.chunks import Chunks
 from tandem.engine.scheduler.connector import InStepConnector
-from tandem.engine.scheduler.drafts import MOST_DRAFTS, Held, draws_several
+from tandem.engine.scheduler.constrained import MOST_DRAFTS, Held, draws_several
 from tandem.engine.scheduler.noted import note_preemption
-from tandem.engine.scheduler.padding import Padding, StepRoom
 from tandem.engine.scheduler.remote import RemoteKV, Way
 from tandem.engine.scheduler.roster import Roster
-from tandem.engine.scheduler.shares import Shares
-from tandem.engine.scheduler.step_times import MeasuredSteps
 from tandem.engine.scheduler.updater import Chunk
 from tandem.engine.step import (
     BlockTransfers,
@@ -28,7 +25,85 @@ from tandem.engine.step import (
     SchedulerOutput,
     StepRow,
 )
+from tandem.engine.timing.step_times import (
+    Chunks,
+    MeasuredSteps,
+    Padding,
+    StepRoom,
+)
+from tandem.protocol.layout import blocks_for
 from tandem.protocol.steps import Crowd
+
+
+class Shares:
+    """Shares of several tenants in one step."""
+
+    def __init__(self, roster: Roster, max_num_seqs: int) -> None:
+        self._roster = roster
+        self._num_seats = max_num_seqs
+        tenants = len(roster.tenants)
+        self._seats = max_num_seqs // tenants
+        self._blocks = roster.manager.pool.num_blocks // tenants
+        self._held_seats: Counter[str] = Counter()
+        self._held_blocks: Counter[str] = Counter()
+        for request in (*roster.running, *roster.loading.values()):
+            self._held_seats[request.tenant] += 1
+            self._held_blocks[request.tenant] += len(request.block_ids)
+
+    def below(self) -> frozenset[str]:
+        """Return the tenants that hold less than their part of everything."""
+        return frozenset(
+            each
+            for each in self._roster.tenants
+            if self._held_seats[each] < self._seats and self._held_blocks[each] < self._blocks
+        )
+
+    def last_of_largest(self, needs: Request) -> Request | None:
+        """Return the sequence that makes room for a request that waits: the last one of the tenant
+        that holds most, if that is more than its part.
+
+        Each is preempted for another tenant once at most, so all requests end.
+        """
+        need = blocks_for(len(needs.token_ids), self._roster.manager.block_size)
+        if self._held_blocks[needs.tenant] + need > self._blocks:
+            return None
+        over = {
+            each: max(seats / max(1, self._seats), self._held_blocks[each] / max(1, self._blocks))
+            for each, seats in self._held_seats.items()
+            if each != needs.tenant
+        }
+        largest = max(over, key=over.__getitem__, default="")
+        if over.get(largest, 0.0) <= 1.0:
+            return None
+        for each in reversed(self._roster.running):
+            spared = each.preempted_for_tenant or not each.preemptible
+            if each.tenant == largest and not spared:
+                return each
+        return None
+
+    def left(self, request: Request) -> None:
+        """Count a sequence that is about to lose its seat and its blocks."""
+        self._held_seats[request.tenant] -= 1
+        self._held_blocks[request.tenant] -= len(request.block_ids)
+
+    def prompt_parts(self, running: Iterable[Request], budget: int) -> dict[str, int]:
+        """Return the prompt tokens that each tenant may have computed in a step of ``budget``: an
+        equal part, and the unused rest of other tenants' parts."""
+        wanted: Counter[str] = Counter()
+        manager = self._roster.manager
+        for request in running:
+            wanted[request.tenant] += request.num_uncomputed
+        may_start = self._held_seats.total() < self._num_seats
+        for tenant, tokens, first in self._roster.waiting.wanted():
+            if may_start:
+                hits = manager.find_cached_prefix(first, first.max_cached_tokens)
+                wanted[tenant] += max(1, tokens - len(hits) * manager.block_size)
+        parts: dict[str, int] = {}
+        for number, (tenant, tokens) in enumerate(sorted(wanted.items(), key=lambda each: each[1])):
+            parts[tenant] = min(tokens, budget // (len(wanted) - number))
+            budget -= parts[tenant]
+        return parts
+
 
 RECENT_SECONDS = 10.0
 """Time for which a request of another tenant keeps steps short while much is to compute."""

@@ -13,11 +13,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.config.scheduler import SchedulerConfig
 from tandem.engine.kv_memory import StepSize
-from tandem.engine.request import Gate, Request, RequestGroup, RequestState
+from tandem.engine.request import (
+    Gate,
+    Request,
+    RequestGroup,
+    RequestState,
+)
 from tandem.engine.scheduler.admission import (
     Limits,
     admitted,
@@ -29,24 +35,60 @@ from tandem.engine.scheduler.admission import (
 from tandem.engine.scheduler.connector import InStepConnector, KVConnector
 from tandem.engine.scheduler.connectors import compose
 from tandem.engine.scheduler.constrained import IDLE_WAIT_SECONDS, Ending
-from tandem.engine.scheduler.flow import Flow
 from tandem.engine.scheduler.gates import Gates
-from tandem.engine.scheduler.padding import Padding
 from tandem.engine.scheduler.planner import Planner
 from tandem.engine.scheduler.remote import RemoteKV
 from tandem.engine.scheduler.roster import ABORT, Outbox, Roster
 from tandem.engine.scheduler.stats import SchedulerStats, StepStats
-from tandem.engine.scheduler.step_times import MeasuredSteps
 from tandem.engine.scheduler.updater import Chunk, Updater
-from tandem.engine.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
+from tandem.engine.step import (
+    FenceDone,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    TokenMasks,
+)
+from tandem.engine.timing.step_times import MeasuredSteps, Padding
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode
-from tandem.protocol.finish import Finish, FinishReason
 from tandem.protocol.hashing import root_hash
 from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.kv import Fence
+from tandem.protocol.outputs import Finish, FinishReason
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.protocol.steps import Crowd
 from tandem.protocol.timeline import NoteBook
+
+
+@dataclass(slots=True)
+class Flow:
+    """Numbers of steps; they run in order, so that a fence also covers all steps before it."""
+
+    planned: int = 0
+    """The last step that was planned."""
+    updated: int = 0
+    """The last step whose result was applied."""
+    fence: Fence = field(default_factory=FenceDone)
+    """Fence of the writes of step ``updated``."""
+
+    def came_through(self, step: int, fence: Fence) -> None:
+        """Apply a result. The fence is set first: a reader of the number has that fence or a later
+        one."""
+        self.fence = fence
+        self.updated = step
+
+    def behind_planned(self) -> Fence:
+        """Return a fence that is done when all steps planned so far have written their blocks."""
+        return _Behind(self, self.planned)
+
+
+@dataclass(frozen=True, slots=True)
+class _Behind:
+    flow: Flow
+    step: int
+
+    def done(self) -> bool:
+        """See Fence."""
+        return self.flow.updated >= self.step and self.flow.fence.done()
+
 
 CHOICE_COST = 16
 """Tokens charged for a choice when it comes, in the order of tenants. Generated tokens are charged

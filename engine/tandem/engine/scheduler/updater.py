@@ -11,14 +11,20 @@ from itertools import repeat
 from operator import eq, sub
 
 from tandem.engine.request import Request, RequestState
-from tandem.engine.scheduler.drafts import release
+from tandem.engine.scheduler.constrained import release
 from tandem.engine.scheduler.noted import note_chunk
 from tandem.engine.scheduler.roster import HANDED_OVER, Roster
 from tandem.engine.step import DraftSampled, ModelRunnerOutput, Sampled, SeqId
 from tandem.protocol.errors import FailCause, TandemError
-from tandem.protocol.finish import Finish, FinishReason, finish_of
 from tandem.protocol.kv import Fence, FirstToken
-from tandem.protocol.outputs import EngineCoreOutput, EngineOutput, PooledOutput
+from tandem.protocol.outputs import (
+    EngineCoreOutput,
+    EngineOutput,
+    Finish,
+    FinishReason,
+    PooledOutput,
+    finish_of,
+)
 from tandem.protocol.requests import Consume, Produce
 
 _STOP = Finish(FinishReason.STOP)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tandem.engine.models import EmbeddedTokens
 from tandem.engine.sample.transfer import index_on, on_device
-from tandem.engine.worker.rows import StepRows
+from tandem.engine.worker.inputs import StepRows
 from tandem.protocol.embeds import PromptEmbeds
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -24,7 +24,7 @@ from tandem.engine.worker.runner import ModelRunner
 from tandem.engine.worker.staging import StepShape
 from tandem.kernels import Backend
 from tandem.kernels.attention.batch import in_tiles
-from tandem.kernels.memory.device import DeviceMemoryError, MappedAllocator
+from tandem.memory.device import DeviceMemoryError, MappedAllocator
 from tandem.protocol.errors import InvalidParameter
 
 logger = logging.getLogger(__name__)

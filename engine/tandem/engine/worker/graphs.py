@@ -11,15 +11,85 @@ Nothing is compiled here: a class is run once before it is captured, so that its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager
 from functools import partial
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from tandem.engine.kv_memory import StepSize
-from tandem.engine.worker.capturing import Captured, Capturing, captures
+from tandem.engine.sample import SamplingKind
+from tandem.engine.sample.bounds import Bounds, BoundsStage
 from tandem.engine.worker.inputs import StepInputs, StepStager
 from tandem.engine.worker.staging import StepShape
+from tandem.memory.streams import borrow_stream
+
+logger = logging.getLogger(__name__)
+
+
+class Captured(NamedTuple):
+    """A graph and the result tensor of its replays."""
+
+    graph: torch.cuda.CUDAGraph
+    result: Tensor
+
+    def replay(self) -> Tensor:
+        """Run the graph; the result is valid until the next replay."""
+        self.graph.replay()
+        return self.result
+
+
+class Capturing:
+    """Captures functions one after another into one pool of memory: graphs of one pool are never
+    replayed at the same time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._device = device
+        self._stream = borrow_stream(self, device)
+
+    def capture(self, run: Callable[[], Tensor]) -> Captured:
+        """Run it once, so that its kernels are loaded, then capture it."""
+        run()
+        here = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(here)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                result = run()
+            finally:
+                graph.capture_end()
+        here.wait_stream(self._stream)
+        return Captured(graph, result)
+
+
+@contextmanager
+def captures(what: str, graphs: Sized, device: torch.device) -> Iterator[None]:
+    """Fill ``graphs`` within the block, then log their number, time and memory. The memory of each
+    first run is not counted, as torch would keep it for later.
+
+    No garbage is collected meanwhile: freeing a tensor of another stream breaks a capture.
+    """
+    started = time.monotonic()
+    torch.cuda.empty_cache()
+    before = torch.cuda.mem_get_info(device)[0]
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+    torch.cuda.empty_cache()
+    used = (before - torch.cuda.mem_get_info(device)[0]) / 2**30
+    elapsed = time.monotonic() - started
+    logger.info("CUDA graphs of %s: %d in %.1f s, %.2f GiB", what, len(graphs), elapsed, used)
+
 
 CHUNKS = 8
 """Most prompt chunks in a graph of a mixed step."""
@@ -140,3 +210,43 @@ def _holds(shape: StepShape, own: StepShape) -> bool:
 
 def _cost(shape: StepShape) -> tuple[int, int]:
     return shape.tokens, shape.chunks
+
+
+Choose = Callable[[StepShape, SamplingKind, Tensor, Bounds | None], Tensor]
+"""Function that samples tokens [decodes] from a class's hidden states, within bounds if given."""
+
+
+class ChoiceGraphs:
+    """The captured choices; none before ``capture``."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[tuple[StepShape, SamplingKind, bool], Captured] = {}
+
+    def __len__(self) -> int:
+        """Return the number of graphs."""
+        return len(self._graphs)
+
+    def has(self, shape: StepShape) -> bool:
+        """Return whether steps of this class have their choices captured."""
+        return (shape, SamplingKind.GREEDY, False) in self._graphs
+
+    def replay(self, shape: StepShape, kind: SamplingKind, *, bounded: bool) -> Tensor:
+        """Sample after the last replay of the step's graph: int64 [decodes], valid until the next
+        replay of the same. Parameters are read at the addresses of ``SamplingBatch.drawing_on``,
+        bounds at those of ``BoundsStage.put``."""
+        return self._graphs[shape, kind, bounded].replay()
+
+    def capture(
+        self, steps: StepGraphs, stager: StepStager, choose: Choose, bounds: BoundsStage
+    ) -> None:
+        """Capture ``choose`` for each class of decodes of ``steps``, in the same memory: logits of
+        the largest class, and their filtered copies. Called once, before any step."""
+        assert steps.capturing is not None, "steps are captured before their choices"
+        with captures("choices", self._graphs, stager.device):
+            for shape, hidden in steps.decodes():
+                stager.stage_nothing(shape)
+                for kind in reversed(SamplingKind):
+                    for within in (bounds.all_of(shape.decodes), None):
+                        run = partial(choose, shape, kind, hidden, within)
+                        captured = steps.capturing.capture(run)
+                        self._graphs[shape, kind, within is not None] = captured

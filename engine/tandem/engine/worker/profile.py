@@ -18,8 +18,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.sample import SamplingBatch, SamplingKind, score_prompt
 from tandem.engine.worker.embedded import embedded_tokens
 from tandem.engine.worker.input_batch import InputBatch
-from tandem.engine.worker.inputs import StepStager, unpadded
-from tandem.engine.worker.rows import StepRows
+from tandem.engine.worker.inputs import StepRows, StepStager, unpadded
 from tandem.engine.worker.runner import PROMPT_LOGPROB_ROWS, ModelRunner
 from tandem.kernels.attention.batch import short_batches
 from tandem.protocol.embeds import PromptEmbeds

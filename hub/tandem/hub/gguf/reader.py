@@ -4,7 +4,9 @@ The names of keys and tensors are llama.cpp's (docs/gguf.md of ggml).
 """
 
 import math
+import struct
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,253 @@ import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from tandem.hub.errors import UnsupportedModel
-from tandem.hub.gguf.header import Header, StoredTensor, read_header
-from tandem.hub.gguf.values import MAGIC, EndOfFile, Malformed
 from tandem.hub.safetensors_files import check_pointer
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MAX_KEYS = 4_096
+MAX_NAME_BYTES = 1_024
+"""Most bytes of a key, or of a tensor's name."""
+MAX_TEXT_BYTES = 16 << 20
+MAX_VALUES = 4_000_000
+"""Values of all lists together: a vocabulary of 500,000 tokens has some 2,000,000."""
+
+
+class Malformed(Exception):
+    """A malformed file; the text names the fault."""
+
+
+class EndOfFile(Exception):
+    """A file ends before the content that it declares; sizes in bytes."""
+
+    def __init__(self, has: int, wants: int) -> None:
+        self.has = has
+        self.wants = wants
+        super().__init__(has, wants)
+
+
+class Kind(IntEnum):
+    """Types of values, by their numbers in a file."""
+
+    BOOL = 7
+    STRING = 8
+    ARRAY = 9
+
+
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    Kind.BOOL: "B",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+"""struct's format characters for types of one size."""
+
+
+class Values:
+    """Reader of a file's bytes in order, after its magic number."""
+
+    def __init__(self, content: memoryview) -> None:
+        """Read the version. Raises Malformed for an unknown one."""
+        self._content = content
+        self._left = MAX_VALUES
+        self.at = len(MAGIC)
+        raw = bytes(self._take(4))
+        self.order = "<" if int.from_bytes(raw, "little") & 0xFFFF else ">"  # versions are small
+        version = int.from_bytes(raw, "little" if self.order == "<" else "big")
+        if version not in VERSIONS:
+            raise Malformed(f"GGUF version {version}; {', '.join(map(str, VERSIONS))} are read")
+
+    @property
+    def size(self) -> int:
+        """Return the number of bytes."""
+        return len(self._content)
+
+    def count(self, what: str, most: int) -> int:
+        """Return the next count."""
+        count = self.number("Q")
+        if count > most:
+            raise Malformed(f"{count} {what}; at most {most} are read")
+        return count
+
+    def number(self, kind: str) -> int:
+        """Return the next number, of one of struct's kinds."""
+        form = struct.Struct(self.order + kind)
+        number: int = form.unpack(self._take(form.size))[0]
+        return number
+
+    def text(self, what: str, most: int = MAX_NAME_BYTES) -> str:
+        """Return the next text."""
+        try:
+            return bytes(self._text(what, most)).decode()
+        except UnicodeDecodeError:
+            raise Malformed(f"{what} is a text that is not UTF-8") from None
+
+    def value(self, kind: int, name: str) -> Any:
+        """Return the value of a key: a number, a bool, a text, or a list of them."""
+        if kind == Kind.ARRAY:
+            kind, count = self.list_head(name)
+            if kind == Kind.STRING:
+                return [self.text(name, MAX_TEXT_BYTES) for _ in range(count)]
+            return self._scalars(kind, count, name)
+        if kind == Kind.STRING:
+            return self.text(name, MAX_TEXT_BYTES)
+        return self._scalars(kind, 1, name)[0]
+
+    def list_head(self, name: str) -> tuple[int, int]:
+        """Return the type of a list's values, and their number."""
+        kind, count = self.number("I"), self.number("Q")
+        if kind == Kind.ARRAY:
+            raise Malformed(f"{name} is a list of lists, which are not read")
+        self._left -= count
+        if self._left < 0:
+            raise Malformed(f"lists of more than {MAX_VALUES:,} values in all, at {name}")
+        return kind, count
+
+    def skip_list(self, kind: int, count: int, name: str) -> None:
+        """Skip the values of a list whose head was read."""
+        if kind == Kind.STRING:
+            for _ in range(count):
+                self._text(name, MAX_TEXT_BYTES)
+        else:
+            self._take(struct.calcsize(self.order + self._form(kind, name)) * count)
+
+    def _scalars(self, kind: int, count: int, name: str) -> list[Any]:
+        form = struct.Struct(f"{self.order}{count}{self._form(kind, name)}")
+        found = list(form.unpack(self._take(form.size)))
+        if kind != Kind.BOOL:
+            return found
+        if any(each > 1 for each in found):
+            raise Malformed(f"{name} is neither true nor false")
+        return [each == 1 for each in found]
+
+    def _form(self, kind: int, name: str) -> str:
+        if kind not in _SCALARS:
+            raise Malformed(f"{name} is of type {kind}, which is not known")
+        return _SCALARS[kind]
+
+    def _text(self, what: str, most: int) -> memoryview:
+        length = self.number("Q")
+        if length > most:
+            raise Malformed(f"{what} is a text of {length} bytes; at most {most} are read")
+        return self._take(length)
+
+    def _take(self, size: int) -> memoryview:
+        end = self.at + size
+        if end > len(self._content):
+            raise EndOfFile(len(self._content), end)
+        taken = self._content[self.at : end]
+        self.at = end
+        return taken
+
+
+MAX_TENSORS = 65_536
+MAX_DIMS = 4
+MAX_EXTENT = 1 << 40
+MAX_ALIGNMENT = 1 << 20
+_DEFAULT_ALIGNMENT = 32
+_ALIGNMENT = "general.alignment"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor's place in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Rows first: a file lists the fastest dimension first."""
+    kind: str
+    """``F32``, or the name of another type of ggml."""
+    start: int
+    """Offset of its values in the file, in bytes."""
+    size: int
+    """Bytes of its values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The part of a file before the values of its tensors."""
+
+    keys: dict[str, Any]
+    tensors: dict[str, StoredTensor]
+    big_endian: bool
+    content: npt.NDArray[np.uint8]
+    """The whole file, mapped."""
+
+
+def read_header(path: Path) -> Header:
+    """Map ``path`` and read its header.
+
+    Raises Malformed, EndOfFile, and OSError if the file cannot be read.
+    """
+    size = path.stat().st_size
+    if size < len(MAGIC) + 4:
+        raise EndOfFile(size, len(MAGIC) + 4)
+    content = np.memmap(path, dtype=np.uint8, mode="r")
+    values = Values(memoryview(content))  # type: ignore[arg-type]  # numpy says so from 3.12 on
+    num_tensors = values.count("tensors", MAX_TENSORS)
+    keys: dict[str, Any] = {}
+    for _ in range(values.count("keys", MAX_KEYS)):
+        name = values.text("a key")
+        if name in keys:
+            raise Malformed(f"the key {name} twice")
+        keys[name] = values.value(values.number("I"), name)
+    described = [_described(values) for _ in range(num_tensors)]
+    tensors = _placed(described, values, _alignment_of(keys))
+    return Header(keys, tensors, values.order == ">", content)
+
+
+_Described = tuple[str, tuple[int, ...], str, int]
+"""A tensor's name, shape, type and offset from the first tensor's values."""
+
+
+def _described(values: Values) -> _Described:
+    name = values.text("a tensor's name")
+    num_dims = values.number("I")
+    if not 1 <= num_dims <= MAX_DIMS:
+        raise Malformed(f"{num_dims} dimensions of {name}; 1 to {MAX_DIMS} are read")
+    extents = [values.number("Q") for _ in range(num_dims)]
+    if not all(1 <= extent <= MAX_EXTENT for extent in extents):
+        raise Malformed(f"{name} of shape {extents}; each extent is 1 to {MAX_EXTENT}")
+    number = values.number("I")
+    try:
+        kind = GGMLQuantizationType(number)
+    except ValueError:
+        raise Malformed(f"{name} of type {number}, which is not known") from None
+    return name, tuple(reversed(extents)), kind.name, values.number("Q")
+
+
+def _placed(described: list[_Described], values: Values, alignment: int) -> dict[str, StoredTensor]:
+    first = -(-values.at // alignment) * alignment
+    tensors: dict[str, StoredTensor] = {}
+    for name, shape, kind, offset in described:
+        if name in tensors:
+            raise Malformed(f"the tensor {name} twice")
+        if offset % alignment:
+            raise Malformed(f"{name} at offset {offset}, which is no multiple of {alignment}")
+        packed, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+        if shape[-1] % packed:
+            raise Malformed(f"{name} has rows of {shape[-1]} values; {kind} packs {packed}")
+        length = math.prod(shape) // int(packed) * int(size)
+        if first + offset + length > values.size:
+            raise EndOfFile(values.size, first + offset + length)
+        tensors[name] = StoredTensor(name, shape, kind, first + offset, length)
+    return tensors
+
+
+def _alignment_of(keys: dict[str, Any]) -> int:
+    alignment = keys.get(_ALIGNMENT, _DEFAULT_ALIGNMENT)
+    whole = isinstance(alignment, int) and not isinstance(alignment, bool)
+    if not whole or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise Malformed(f"{_ALIGNMENT} {alignment!r}; a power of two up to {MAX_ALIGNMENT} is read")
+    return int(alignment)
+
 
 PLAIN_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Tensor types that are not quantised, and their names in safetensors and config.json."""

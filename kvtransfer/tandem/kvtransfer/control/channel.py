@@ -23,7 +23,7 @@ from tandem.kvtransfer.control.mail import Drop, FromPeer, Say, SetPeers, Stop, 
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.handoff.messages import MAX_MESSAGE_BYTES
 from tandem.kvtransfer.metrics import HandoffMetrics
-from tandem.kvtransfer.progress import ProgressBoard
+from tandem.kvtransfer.waiting import ProgressBoard
 from tandem.link.curve import CurveGuard
 from tandem.link.liveness import LinkTimes, Pulse
 from tandem.link.naps import sleep_on

@@ -36,7 +36,7 @@ from tandem.kvtransfer.handoff.messages import (
     decode_to_producer,
 )
 from tandem.kvtransfer.metrics import HandoffMetrics
-from tandem.kvtransfer.progress import ProgressBoard
+from tandem.kvtransfer.waiting import ProgressBoard
 from tandem.link.curve import CurveGuard
 from tandem.link.listener import Link, Listener
 from tandem.protocol.ids import Incarnation

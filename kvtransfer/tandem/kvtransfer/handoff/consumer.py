@@ -8,7 +8,7 @@ is terminal; a slot whose read is not terminal is quarantined, never given back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -25,7 +25,6 @@ from tandem.kvtransfer.handoff.actions import (
     Tell,
     Unpack,
 )
-from tandem.kvtransfer.handoff.copies import announced, copies_cut
 from tandem.kvtransfer.handoff.endings import (
     BY_TIME,
     Result,
@@ -38,8 +37,9 @@ from tandem.kvtransfer.handoff.endings import (
     loaded,
     settled,
 )
-from tandem.kvtransfer.handoff.form import WireDtype
+from tandem.kvtransfer.handoff.form import Form, WireDtype
 from tandem.kvtransfer.handoff.manifest import (
+    Item,
     available,
     begins,
     blocks_of,
@@ -77,6 +77,39 @@ from tandem.kvtransfer.handoff.tables import CONSUMER, DEvent, DState
 from tandem.protocol.errors import FailCause
 from tandem.protocol.kv import LoadFailed
 from tandem.protocol.layout import blocks_for
+
+
+def announced(
+    direct: bool, items: Iterable[Item], upto: int, num_tokens: int, form: Form | ConsumerPolicy
+) -> tuple[int, ...]:
+    """Return how many blocks of each item READY names; empty if parts go through slots."""
+    size, found = form.block_size, []
+    for item in items if direct else ():
+        stop = available(item, upto, num_tokens, size)
+        found.append(num_blocks(item.start, stop, size) if stop > item.start else 0)
+    return tuple(found)
+
+
+def copies_cut(pull: Pull, policy: ConsumerPolicy) -> Pull:
+    """Return the pull with a copy queued for all that was announced and is not under way."""
+    if not pull.direct or pull.num_tokens is None:
+        return pull
+    form = pull.form or policy
+    size, cut, queued, index = form.block_size, list(pull.cut), list(pull.queued), pull.next_index
+    for item, group, remote in zip(pull.items, form.groups, pull.remote, strict=False):
+        at = item.group
+        until = available(item, pull.upto, pull.num_tokens, size)
+        while cut[at] < until:
+            start = cut[at]
+            stop = min(until, (start // size + group.blocks_per_copy) * size)
+            first, count = start // size - item.start // size, num_blocks(start, stop, size)
+            theirs = remote[first : first + count]
+            nbytes = count * group.block_bytes
+            flight = Flight(index, start, stop, None, nbytes, group=at, remote_blocks=theirs)
+            queued.append(flight)
+            cut[at], index = stop, index + 1
+    return msgspec.structs.replace(pull, cut=tuple(cut), queued=tuple(queued), next_index=index)
+
 
 _ENDED = (DState.FAILING, DState.CLOSED)
 _replace = msgspec.structs.replace

@@ -13,14 +13,13 @@ from typing import ClassVar
 
 from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff.actions import Action, Count, Free, Millis, Send
-from tandem.kvtransfer.handoff.age import Age
 from tandem.kvtransfer.handoff.export import Asked, Export, Granted, ProducerPolicy
 from tandem.kvtransfer.handoff.lease import ENDED, Result, can_cut
 from tandem.kvtransfer.handoff.messages import Gone, GoneReason, Open
 from tandem.kvtransfer.handoff.producer import step
 from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.kvtransfer.handoff.tables import PState
-from tandem.kvtransfer.handoff.timers import Timers
+from tandem.kvtransfer.handoff.timers import Age, Timers
 from tandem.protocol.ids import Incarnation, RequestKey
 
 MAX_EXPECTED = 4096

@@ -13,14 +13,13 @@ from typing import ClassVar
 
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.handoff.actions import Action, Free, Millis, Quarantine
-from tandem.kvtransfer.handoff.age import Age
 from tandem.kvtransfer.handoff.consumer import step
 from tandem.kvtransfer.handoff.endings import Result
 from tandem.kvtransfer.handoff.messages import Ready
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Granted, Pull
 from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
 from tandem.kvtransfer.handoff.tables import DState
-from tandem.kvtransfer.handoff.timers import Timers
+from tandem.kvtransfer.handoff.timers import Age, Timers
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation, RequestKey
 

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from tandem.kvtransfer.handoff.form import WireDtype
 from tandem.kvtransfer.handoff.manifest import MAX_GROUPS, Item
-from tandem.link.frames import Decoder
+from tandem.link.sockets import Decoder
 from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.kv import MAX_FIRST_BYTES, FirstToken
 from tandem.protocol.messages import Beat, Count, Hello, Reset, Welcome

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from tandem.kernels.memory.shared import shared_tensor
 from tandem.kvtransfer.config import KVTransferConfig
+from tandem.memory.shared import shared_tensor
 
 
 def slab_allocator(

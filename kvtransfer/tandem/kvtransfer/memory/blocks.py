@@ -18,8 +18,8 @@ from hashlib import blake2b
 import numpy as np
 from torch import Tensor
 
-from tandem.kernels.memory.shared import SharedMemory
-from tandem.kvtransfer.memory.header import key_digest
+from tandem.kvtransfer.memory.packing import key_digest
+from tandem.memory.shared import SharedMemory
 from tandem.protocol.ids import BlockHash, RequestKey
 
 TAG_BYTES = 16

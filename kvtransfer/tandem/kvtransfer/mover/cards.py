@@ -5,7 +5,10 @@ Run once a link, before its transport is used: a refusal costs that link alone.
 
 from __future__ import annotations
 
-from tandem.kvtransfer.handoff.actions import Read
+from collections.abc import Sequence
+from hashlib import shake_128
+
+from tandem.kvtransfer.handoff.actions import Read, Unpack
 from tandem.kvtransfer.handoff.form import (
     Form,
     WireDtype,
@@ -13,11 +16,81 @@ from tandem.kvtransfer.handoff.form import (
     form_of_parts,
     is_ratio,
 )
-from tandem.kvtransfer.handoff.manifest import why_not_carried
+from tandem.kvtransfer.handoff.manifest import num_blocks, why_not_carried
 from tandem.kvtransfer.handoff.messages import ProducerCard
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy
+from tandem.kvtransfer.memory.blocks import CLEARED, TAG_BYTES, tags_from
+from tandem.kvtransfer.memory.packing import Header, key_digest, read_header
+from tandem.kvtransfer.memory.slots import Found
 from tandem.kvtransfer.mover.mover import MoverParts
+from tandem.protocol.errors import FailCause, WireError
+from tandem.protocol.ids import BlockHash, Incarnation
 from tandem.protocol.layout import Shard
+
+Fault = tuple[FailCause, str]
+
+
+def fault_of_slot(found: Found, item: Unpack, fingerprint: bytes) -> Fault | None:
+    """Return what is wrong with a slot's content, or None."""
+    try:
+        header = read_header(found.header)
+    except WireError as error:
+        return FailCause.IDENTITY, str(error)
+    wanted = Header(
+        key=key_digest(item.key),
+        fingerprint=fingerprint,
+        producer=item.peer,
+        part=item.index,
+        group=item.group,
+        start=item.start,
+        stop=item.stop,
+        nbytes=item.nbytes,
+        digest=header.digest,
+    )
+    differs = header.differs(wanted)
+    if differs is not None:
+        return FailCause.IDENTITY, f"the slot's header has another {differs}"
+    if found.digest != header.digest:
+        return FailCause.DIGEST, "the slot's bytes do not have its digest"
+    return None
+
+
+def fault_of_copy(
+    item: Unpack, seen: bytes, hashes: Sequence[BlockHash], block_size: int
+) -> Fault | None:
+    """Return what is wrong with copied blocks, or None. ``seen`` are their tags, 16 bytes each,
+    read after the copy, of P's blocks, which have ``block_size`` tokens.
+
+    A cleared tag means that the lease has ended meanwhile and GONE follows. It does not count
+    against the link.
+    """
+    first = item.start // block_size
+    count = num_blocks(item.start, item.stop, block_size)
+    if len(seen) != count * TAG_BYTES:
+        return FailCause.IDENTITY, f"{len(seen)} bytes of tags for {count} blocks"
+    wanted = tags_from(item.key, item.group, first, count, hashes)
+    if seen == b"".join(wanted):  # hundreds at once: an engine's next step waits for it
+        return None
+    for at, own in enumerate(wanted):
+        tag, index = seen[at * TAG_BYTES : (at + 1) * TAG_BYTES], first + at
+        if tag == CLEARED:
+            return FailCause.GONE, f"block {index} was let go while it was copied"
+        if tag != own:
+            return FailCause.IDENTITY, f"block {index} has the tag of another"
+    return None
+
+
+_PIECE = 4096
+
+
+def pattern(incarnation: Incarnation, nbytes: int) -> bytes:
+    """Return ``nbytes`` of P's pattern; pieces differ, so that swapped pages are seen."""
+    pieces = []
+    for n in range(-(-nbytes // _PIECE)):
+        seed = incarnation + n.to_bytes(8, "little")
+        pieces.append(shake_128(seed).digest(64) * (_PIECE // 64))
+    return b"".join(pieces)[:nbytes]
+
 
 MOST_SLOT_BYTES = 1 << 44
 """Most bytes of all slots of a worker: every transport can write offsets below it."""

@@ -23,16 +23,14 @@ from tandem.kvtransfer.handoff.actions import (
 from tandem.kvtransfer.handoff.messages import Final, ProbeReady
 from tandem.kvtransfer.handoff.slots import SlotState
 from tandem.kvtransfer.handoff.tables import DState
-from tandem.kvtransfer.mover.cards import why_not_read
-from tandem.kvtransfer.mover.identity import Fault, fault_of_copy
+from tandem.kvtransfer.mover.cards import Fault, fault_of_copy, why_not_read
 from tandem.kvtransfer.mover.items import ConsumerItem, Reserved, Rest
 from tandem.kvtransfer.mover.linked import LinkedMover
 from tandem.kvtransfer.mover.mover import MOVE_NAP_SECONDS, MoverParts
 from tandem.kvtransfer.mover.pace import Pace
 from tandem.kvtransfer.mover.phases import Phases
 from tandem.kvtransfer.mover.prober import PROBE_KEY
-from tandem.kvtransfer.mover.reads import Ended, Reads
-from tandem.kvtransfer.mover.unpacks import Unpacks
+from tandem.kvtransfer.mover.reads import Ended, Reads, Unpacks
 from tandem.kvtransfer.transports.base import Check, Progress, Resting
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash, RequestKey

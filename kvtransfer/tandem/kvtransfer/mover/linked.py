@@ -3,26 +3,183 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from tandem.kvtransfer.config import millis
 from tandem.kvtransfer.control.mail import Drop, LinkNumber, SetPeers
-from tandem.kvtransfer.control.peers import PeerBook
+from tandem.kvtransfer.control.peers import MAX_REMEMBERED, PeerBook
 from tandem.kvtransfer.events import ConsumerEvent
 from tandem.kvtransfer.handoff.actions import Millis, Read
+from tandem.kvtransfer.handoff.form import Form
 from tandem.kvtransfer.handoff.imports import ImportTable
 from tandem.kvtransfer.handoff.messages import ProducerCard
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy
 from tandem.kvtransfer.handoff.slots import SlotRing
-from tandem.kvtransfer.memory.header import HEADER_BYTES
+from tandem.kvtransfer.memory.packing import HEADER_BYTES
 from tandem.kvtransfer.memory.slots import SlotMemory
-from tandem.kvtransfer.mover.ends import Ends
+from tandem.kvtransfer.mover.cards import form_with, why_refused
 from tandem.kvtransfer.mover.items import ConsumerItem
 from tandem.kvtransfer.mover.make_slots import slots_for
 from tandem.kvtransfer.mover.mover import Mover, MoverParts
 from tandem.kvtransfer.mover.prober import Prober
-from tandem.kvtransfer.mover.ways import Ways
 from tandem.kvtransfer.transports.base import Check, Transport
 from tandem.protocol.ids import Incarnation
+
+
+class Ends:
+    """Forms of links, for the transfer thread; ``block_size`` is for any thread."""
+
+    def __init__(self, parts: MoverParts, policy: ConsumerPolicy) -> None:
+        self._parts = parts
+        self._policy = policy
+        self._forms: dict[Incarnation, Form | None] = {}
+        self._block_sizes: dict[Incarnation, int] = {}
+        self._uncut: dict[Incarnation, str] = {}
+
+    def why_refused(self, card: ProducerCard) -> str | None:
+        """Return why there is no link to this end, or None."""
+        return why_refused(card, self._parts)
+
+    def why_uncut(self, peer: Incarnation, card: ProducerCard) -> str | None:
+        """Record the link's form and return None, or return why the card's transport cannot
+        bring KV."""
+        form = form_with(card, self._parts, self._policy)
+        if isinstance(form, str):
+            self._uncut[peer] = f"not by {card.connector}: {form}"
+            return self._uncut[peer]
+        self._forms[peer] = form
+        self._block_sizes[peer] = card.block_size
+        return None
+
+    def fell_for(self, peer: Incarnation) -> str:
+        """Return why a better transport cannot copy the peer's blocks; empty if none was tried."""
+        return self._uncut.get(peer, "")
+
+    def form(self, peer: Incarnation) -> Form | None:
+        """Return the form of the parts or copies of a link."""
+        return self._forms[peer]
+
+    def block_size(self, peer: Incarnation) -> int | None:
+        """Return the tokens of a block of the peer's; None if it was never linked."""
+        return self._block_sizes.get(peer)
+
+    def forget(self, peer: Incarnation) -> None:
+        """Forget a lost link; the block sizes of peers that are gone longest are dropped."""
+        self._forms.pop(peer, None)
+        _shorten(self._block_sizes, self._forms)
+        _shorten(self._uncut, self._forms)
+
+
+def _shorten(known: dict[Incarnation, Any], linked: Container[Incarnation]) -> None:
+    gone = [each for each in known if each not in linked]
+    for each in gone[: max(0, len(gone) - MAX_REMEMBERED)]:
+        del known[each]
+
+
+MAX_REMEMBERED_WAYS = 256
+"""Peers that have no link; the longest unchanged are forgotten first."""
+MAX_DOUBLINGS = 5
+
+
+@dataclass(slots=True)
+class _Known:
+    level: int | None = None
+    """Level of the best way that passed its probe."""
+    missed: str | None = None
+    """The best way that failed and has not worked since."""
+    again: str | None = None
+    """The best way that worked or may come: the one to go back to."""
+    failures: int = 0
+    """Failures of ``again`` since it worked."""
+    due: Millis | None = None
+    """When ``again`` is tried; None while the link goes by it."""
+
+
+class Ways:
+    """Used by D's transfer thread alone."""
+
+    def __init__(
+        self, pause_ms: int, transports: Mapping[str, Transport], linked: Container[Incarnation]
+    ) -> None:
+        """``transports`` are named best first; ``linked``, which changes, are the peers that have a
+        link: these are not forgotten."""
+        self._pause_ms, self._linked = pause_ms, linked
+        self._rank = {name: at for at, name in enumerate(transports)}
+        self._level = {
+            name: 0 if each.traits.maps_memory else self._rank[name]
+            for name, each in transports.items()
+        }
+        self._peers: dict[Incarnation, _Known] = {}
+
+    def worked(self, peer: Incarnation, way: str) -> None:
+        """Record that the link passed its probe by this way."""
+        known, level = self._of(peer), self._level[way]
+        known.level = level if known.level is None else min(level, known.level)
+        if known.missed is not None and level <= self._level[known.missed]:
+            known.missed = None
+        if self._is_best(way, known.again):
+            known.again, known.failures, known.due = way, 0, None
+
+    def failed(self, peer: Incarnation, way: str, now: Millis, *, met: bool, may_come: bool) -> int:
+        """Return for how many milliseconds the way is not to be offered. ``met``: the two ends had
+        connected by it. ``may_come``: what it needs is not there yet, so that it is tried again
+        even if it never worked."""
+        known, level = self._of(peer), self._level[way]
+        had_met = known.level is not None and known.level <= level
+        is_best = known.missed is None or level <= self._level[known.missed]
+        if is_best and (met or may_come or had_met):
+            known.missed = way
+        if may_come and known.again != way and self._is_best(way, known.again):
+            known.again, known.failures = way, 0
+        if known.again != way:
+            return self._pause_ms
+        known.failures += 1
+        known.due = Millis(now + self._pause_of(known))
+        return self._pause_of(known)
+
+    def due(self, now: Millis) -> list[tuple[Incarnation, str]]:
+        """Return the peers that have a link and whose pause is over, each with the way to try."""
+        return [(peer, way) for peer, way, due in self._waiting() if due <= now]
+
+    def tried(self, peer: Incarnation, now: Millis) -> None:
+        """Note that the link is made again by the better way. The next try is after a pause."""
+        known = self._peers[peer]
+        known.due = Millis(now + self._pause_of(known))
+
+    def rest(self, now: Millis) -> float | None:
+        """Return seconds until a way is due, at least a tenth: a link in use is asked again."""
+        first = min((due for _, _, due in self._waiting()), default=None)
+        return None if first is None else max(0.1, (first - now) / 1000)
+
+    def counts(self) -> dict[str, int]:
+        """Count the links that go by a worse way than one that failed on them, by the latter."""
+        worst = max(self._level.values())
+        found = {name: 0 for name, level in self._level.items() if level < worst}
+        for peer, known in self._peers.items():
+            if known.missed in found and peer in self._linked:
+                found[known.missed] += 1
+        return found
+
+    def _waiting(self) -> Iterator[tuple[Incarnation, str, Millis]]:
+        for peer, each in self._peers.items():
+            if each.again is not None and each.due is not None and peer in self._linked:
+                yield peer, each.again, each.due
+
+    def _is_best(self, way: str, other: str | None) -> bool:
+        return other is None or self._rank[way] <= self._rank[other]
+
+    def _pause_of(self, known: _Known) -> int:
+        return self._pause_ms << min(max(0, known.failures - 1), MAX_DOUBLINGS)
+
+    def _of(self, peer: Incarnation) -> _Known:
+        known = self._peers[peer] = self._peers.pop(peer, _Known())
+        gone = [each for each in self._peers if each not in self._linked]
+        for each in gone[: max(0, len(gone) - MAX_REMEMBERED_WAYS)]:
+            del self._peers[each]
+        return known
+
 
 logger = logging.getLogger(__name__)
 

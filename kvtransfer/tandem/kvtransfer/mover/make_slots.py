@@ -12,12 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tandem.kernels.memory.device import DeviceFullError, DeviceMemoryError
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import TransportError
-from tandem.kvtransfer.memory.sizes import SlotSizes, slot_bytes_for, slot_sizes
-from tandem.kvtransfer.memory.slots import SharedSlots, SlotMemory
+from tandem.kvtransfer.memory.slots import (
+    SharedSlots,
+    SlotMemory,
+    SlotSizes,
+    slot_bytes_for,
+    slot_sizes,
+)
 from tandem.kvtransfer.transports.base import Region, Traits, Transport
+from tandem.memory.device import DeviceFullError, DeviceMemoryError
 
 logger = logging.getLogger(__name__)
 

@@ -26,13 +26,11 @@ from tandem.kvtransfer.handoff.form import Form
 from tandem.kvtransfer.handoff.manifest import Group
 from tandem.kvtransfer.handoff.messages import Message
 from tandem.kvtransfer.memory.blocks import Blocks, BlockTags, SharedTags
-from tandem.kvtransfer.memory.header import HEADER_BYTES
-from tandem.kvtransfer.memory.packing import Packing, packing_of, part_ids
-from tandem.kvtransfer.memory.sizes import SlotSizes
-from tandem.kvtransfer.memory.slots import SlotMemory
+from tandem.kvtransfer.memory.packing import HEADER_BYTES, Packing, packing_of, part_ids
+from tandem.kvtransfer.memory.slots import SlotMemory, SlotSizes
 from tandem.kvtransfer.metrics import HandoffMetrics
-from tandem.kvtransfer.progress import ProgressBoard
 from tandem.kvtransfer.transports.base import Region, Transport
+from tandem.kvtransfer.waiting import ProgressBoard
 from tandem.link.naps import nap_precisely
 from tandem.link.wake_queue import SHORT_SECONDS, WakeQueue
 from tandem.protocol.card import Fingerprint

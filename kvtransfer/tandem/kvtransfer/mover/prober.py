@@ -20,7 +20,7 @@ from tandem.kvtransfer.handoff.imports import ImportTable
 from tandem.kvtransfer.handoff.messages import Message, Probe, ProbeDone, ProbeReady, ProducerCard
 from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.metrics import HandoffMetrics
-from tandem.kvtransfer.mover.pattern import pattern
+from tandem.kvtransfer.mover.cards import pattern
 from tandem.kvtransfer.transports.base import Check, Transport
 from tandem.protocol.ids import Incarnation, RequestKey
 

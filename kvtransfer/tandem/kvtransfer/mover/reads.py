@@ -2,30 +2,146 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tandem.kvtransfer.handoff.actions import Read
+import torch
+
+from tandem.kvtransfer.handoff.actions import Read, Unpack
 from tandem.kvtransfer.handoff.messages import ProducerCard
-from tandem.kvtransfer.memory.slots import SlotMemory
-from tandem.kvtransfer.mover.extents import slot_extent
+from tandem.kvtransfer.memory.packing import fingerprint_digest
+from tandem.kvtransfer.memory.slots import Inspection, Move, SlotMemory
+from tandem.kvtransfer.mover.cards import Fault, fault_of_slot
+from tandem.kvtransfer.mover.mover import MoverParts
 from tandem.kvtransfer.transports.base import (
     BlockExtents,
     Check,
     Extent,
+    Place,
     Progress,
+    Region,
     Ticket,
     Timed,
     Transport,
 )
 from tandem.kvtransfer.transports.parts import End, part_extents
 from tandem.kvtransfer.waiting import is_foretold, nap_before, watch
+from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.layout import KVLayout, Shard
+
+
+def slot_extent(
+    slot: int,
+    remote_slot: int,
+    nbytes: int,
+    *,
+    slot_bytes: int,
+    remote_slot_bytes: int,
+    check: Check = Check.HEADER,
+) -> Extent:
+    """Return the first ``nbytes`` of P's send slot, for the start of D's receive slot."""
+    return Extent(
+        Place(Region.SLOTS, slot * slot_bytes),
+        Place(Region.SLOTS, remote_slot * remote_slot_bytes),
+        nbytes,
+        check,
+    )
+
+
+logger = logging.getLogger(__name__)
+
+
+class Emptied(NamedTuple):
+    """A part that is out of its slot, or will never be."""
+
+    item: Unpack
+    started: float
+    """Start by ``time.perf_counter``."""
+    fault: Fault | None
+
+
+class Unpacks:
+    """Used by the transfer thread alone."""
+
+    def __init__(self, parts: MoverParts, memory: SlotMemory) -> None:
+        self._parts = parts
+        self._memory = memory
+        self._waiting: deque[Unpack] = deque()
+        self._inspected: deque[tuple[Unpack, float, Inspection]] = deque()
+        """Inspected parts in the order in which they end, like the moved ones."""
+        self._moved: deque[tuple[Unpack, float, Move, Fault | None]] = deque()
+        self._fingerprint = fingerprint_digest(parts.fingerprint.compatibility)
+
+    def add(self, item: Unpack) -> None:
+        """Queue a part."""
+        self._waiting.append(item)
+
+    @property
+    def waits(self) -> bool:
+        """Return whether ``begin`` has something to do."""
+        return bool(self._waiting)
+
+    @property
+    def under_way(self) -> bool:
+        """Return whether ``ended`` is to be called again."""
+        return bool(self._inspected or self._moved)
+
+    def written(self) -> frozenset[RequestKey]:
+        """Return the keys whose blocks are being written, as far as ``ended`` has found."""
+        return frozenset(item.key for item, *_ in self._moved)
+
+    def begin(self) -> None:
+        """Begin the oldest queued part; one at a time, so that messages need not wait."""
+        item = self._waiting.popleft()
+        assert item.slot is not None, "copies are judged by their tags"
+        started = time.perf_counter()
+        try:
+            inspection = self._memory.inspect(item.slot, item.nbytes)
+        except torch.OutOfMemoryError as error:
+            self._no_room(item, started, error)
+            return
+        self._inspected.append((item, started, inspection))
+
+    def ended(self) -> list[Emptied]:
+        """Return and forget the parts that are unpacked or faulty."""
+        found = self._judged()
+        while self._moved and self._moved[0][2].done():
+            item, started, _, fault = self._moved.popleft()
+            found.append(Emptied(item, started, fault))
+        return found
+
+    def _judged(self) -> list[Emptied]:
+        """Return the faulty parts; begin to unpack the others."""
+        wrong = []
+        while self._inspected and self._inspected[0][2].done():
+            item, started, inspection = self._inspected.popleft()
+            fault = fault_of_slot(inspection.found(), item, self._fingerprint)
+            if fault is not None:
+                wrong.append(Emptied(item, started, fault))
+                continue
+            assert item.slot is not None, "copies are judged by their tags"
+            packed = self._parts.packing(item.form, item.block_ids, item.start, item.stop)
+            slab = self._parts.slab
+            try:
+                move = self._memory.unpack(item.slot, packed.ids, slab, packed.packing)
+            except torch.OutOfMemoryError as error:
+                self._no_room(item, started, error)
+                continue
+            self._moved.append((item, started, move, None))
+        return wrong
+
+    def _no_room(self, item: Unpack, started: float, error: torch.OutOfMemoryError) -> None:
+        """Fail a part after its queued work: only its hand-off fails."""
+        logger.warning("part %d of %s cannot be unpacked: %s", item.index, item.key, error)
+        fault = FailCause.INTERNAL, "the device has no room to unpack a part"
+        self._moved.append((item, started, self._memory.mark(), fault))
+
 
 LEAST_NAP_SECONDS = 2e-5
 LOOK_SECONDS = 0.1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.protocol.settings import check_optional_integer, setting
+from tandem.base.settings import check_optional_integer, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +21,10 @@ class NodeAgentConfig:
         "Number of a group whose members may call the agent, too: workers of other users. None is "
         "this user's workers alone.",
     )
-    host: str = setting(
-        "127.0.0.1", "Address of --probe-port; who reaches it reads counters, and no more."
-    )
+    host: str = setting("127.0.0.1", "Address of --probe-port; it serves counters only.")
     probe_port: int | None = setting(
         None,
-        "Port of /health, /metrics, /debug (HTTP), 0 for any; none is no port, and no network.",
+        "Port of /health, /metrics, /debug (HTTP), 0 for any. Default: no port.",
     )
     status: bool = setting(
         False, "Ask the agent that runs here how it is going, and print its counters as JSON."

@@ -12,15 +12,25 @@ import logging
 import os
 import selectors
 import socket
+import struct
 import time
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
 
 from tandem.kvtransfer.errors import TransportError
-from tandem.kvtransfer.nodeagent.caller import Caller, Garbage
-from tandem.kvtransfer.nodeagent.registrations import Consumer, Producer, Producers, Running
-from tandem.kvtransfer.nodeagent.turns import InTurn
+from tandem.kvtransfer.nodeagent.registrations import (
+    Consumer,
+    Producer,
+    Producers,
+    Running,
+)
 from tandem.kvtransfer.transports.agent.wire import (
+    MAX_FILES,
+    MAX_MESSAGE,
     SOCKET_NAME,
     VERSION,
     Copy,
@@ -34,10 +44,158 @@ from tandem.kvtransfer.transports.agent.wire import (
     Status,
     Take,
     ToAgent,
+    ToWorker,
+    encode,
+    to_agent,
 )
-from tandem.kvtransfer.transports.mapped.files import user_of
+from tandem.kvtransfer.transports.mapped.files import close_all, receive, user_of
+from tandem.kvtransfer.transports.mapped.wire import fresh
 from tandem.kvtransfer.waiting import nap_before, watch
 from tandem.link.naps import nap_precisely, sleep_on
+
+_CREDENTIALS = struct.Struct("3i")
+_SO_PEERGROUPS = 59
+"""Value from asm-generic/socket.h; Python has no name for it."""
+_MAX_GROUPS = 256
+"""Most groups of a caller that are read; a caller in more counts as in its own group only."""
+_BATCH = 64
+"""Most messages read from one caller in a row."""
+
+
+class Garbage(Exception):
+    """Data that is not of the protocol; the text names it."""
+
+
+class Caller:
+    """A worker that is registered or may register."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """Takes the socket over."""
+        sock.setblocking(False)
+        self.sock = sock
+        self.since = time.monotonic()
+        self.challenge = fresh()
+        self.producer: Producer | None = None
+        self.consumer: Consumer | None = None
+        self.ended = False
+        """True once no more is read from it; queued answers are still sent."""
+        self._unsaid: deque[tuple[bytes, int | None]] = deque()
+
+    @property
+    def is_registered(self) -> bool:
+        """Return whether it is registered."""
+        return self.producer is not None or self.consumer is not None
+
+    @property
+    def has_unsaid(self) -> bool:
+        """Return whether answers are queued because its socket is full."""
+        return bool(self._unsaid)
+
+    def may_call(self, group: int | None) -> bool:
+        """Return whether it belongs to this process's user, or to the group if there is one."""
+        level = socket.SOL_SOCKET
+        said = self.sock.getsockopt(level, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, user, own_group = _CREDENTIALS.unpack(said)
+        if user == os.geteuid() or group is None:
+            return bool(user == os.geteuid())
+        size, groups = struct.calcsize("I"), b""
+        with contextlib.suppress(OSError):
+            groups = self.sock.getsockopt(level, _SO_PEERGROUPS, _MAX_GROUPS * size)
+        return group in (own_group, *struct.unpack(f"{len(groups) // size}I", groups))
+
+    def heard(self) -> Generator[tuple[ToAgent, list[int]]]:
+        """Yield received messages, a bounded number, each with its descriptors, which are closed
+        after it. Set ``ended`` at the connection's end. Raises Garbage."""
+        for _ in range(_BATCH):
+            try:
+                data, files = receive(self.sock, MAX_MESSAGE, MAX_FILES)
+            except BlockingIOError:
+                return
+            except TransportError as error:
+                raise Garbage(str(error)) from error
+            except OSError:
+                data, files = b"", []
+            try:
+                if not data:  # its end; or an empty packet, which says nothing either
+                    self.ended = True
+                    return
+                yield self._read(data), files
+            finally:
+                close_all(files)
+
+    def _read(self, data: bytes) -> ToAgent:
+        try:
+            return to_agent.decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Garbage(f"no message: {error}") from error
+
+    def say(self, message: ToWorker, slot: int | None = None) -> None:
+        """Send an answer, now or when its socket has room; ``slot`` is free again once sent."""
+        self._unsaid.append((encode(message), slot))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send the queued answers."""
+        with contextlib.suppress(BlockingIOError):
+            while self._unsaid:
+                data, slot = self._unsaid[0]
+                try:
+                    self.sock.send(data)
+                except BlockingIOError:
+                    raise
+                except OSError:  # it is gone, and is not to be told
+                    self._unsaid.clear()
+                    self.ended = True
+                    return
+                self._unsaid.popleft()
+                if slot is not None and self.consumer is not None:
+                    self.consumer.busy.discard(slot)
+
+    def close(self) -> None:
+        """End the connection; what it registered ends with it, the producer by its owner."""
+        self.sock.close()
+        if self.consumer is not None:
+            self.consumer.close()
+
+
+Who = TypeVar("Who")
+What = TypeVar("What")
+
+
+class InTurn(Generic[Who, What]):
+    """Requests that have not begun, in the order of their turns."""
+
+    def __init__(self, may: Callable[[Who], bool]) -> None:
+        """``may`` returns whether a consumer's request may begin now; the others are skipped."""
+        self._may = may
+        self._waiting: dict[Who, deque[What]] = {}
+        """Queues by consumer; the first is next, and a served one moves to the end."""
+        self.waiting = 0
+        """Number of requests that have not begun."""
+
+    def __bool__(self) -> bool:
+        """Return whether one may begin."""
+        return any(self._may(who) for who in self._waiting)
+
+    def add(self, who: Who, what: What) -> None:
+        """Queue a request after the others of ``who``."""
+        self._waiting.setdefault(who, deque()).append(what)
+        self.waiting += 1
+
+    def take(self) -> tuple[Who, What]:
+        """Return the next one that may begin; there must be one."""
+        who = next(each for each in self._waiting if self._may(each))
+        queue = self._waiting.pop(who)
+        what = queue.popleft()
+        self.waiting -= 1
+        if queue:
+            self._waiting[who] = queue
+        return who, what
+
+    def drop(self, who: Who) -> None:
+        """Drop all requests of a consumer that is gone."""
+        self.waiting -= len(self._waiting.pop(who, ()))
+
 
 logger = logging.getLogger(__name__)
 

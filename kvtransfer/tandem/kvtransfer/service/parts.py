@@ -12,9 +12,9 @@ from torch import Tensor
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.metrics import metrics_of
 from tandem.kvtransfer.mover.mover import MoverParts
-from tandem.kvtransfer.progress import ProgressBoard
 from tandem.kvtransfer.transports.base import Transport
 from tandem.kvtransfer.transports.choose import make_transports
+from tandem.kvtransfer.waiting import ProgressBoard
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.ids import Incarnation

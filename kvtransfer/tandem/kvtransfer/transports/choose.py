@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from tandem.base.listening import is_loopback
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.handoff.form import WireDtype
 from tandem.kvtransfer.transports.base import Transport
 from tandem.kvtransfer.transports.nixl import NixlTransport
 from tandem.kvtransfer.transports.tcp import TcpTransport
-from tandem.protocol.exposure import is_loopback
 from tandem.protocol.ids import Incarnation
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ Needs neither kopf nor a Kubernetes client, so that the command line, the manife
 import it. CRD manifests are generated from here (``crd``).
 """
 
-from tandem.operator.api.scaler import LLMRoleScalerSpec, LLMRoleScalerStatus
+from tandem.operator.api.roles import LLMRoleScalerSpec, LLMRoleScalerStatus
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.status import LLMServiceStatus
 

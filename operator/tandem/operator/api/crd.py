@@ -11,12 +11,74 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tandem.operator.api.rules import NAME_RULES
-from tandem.operator.api.scaler import LLMRoleScalerSpec, LLMRoleScalerStatus
+import msgspec
+
+from tandem.operator.api.roles import LLMRoleScalerSpec, LLMRoleScalerStatus
+from tandem.operator.api.rules import NAME_RULES, RULES
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.status import LLMServiceStatus
-from tandem.operator.api.structural import structural
 from tandem.operator.api.values import GROUP, VERSION
+
+_DROPPED = ("title", "default", "$ref", "allOf")
+_STRUCTS = {kind.__name__: kind for kind in RULES}
+
+
+def structural(kind: type) -> dict[str, Any]:
+    """Schema of ``kind`` with everything inlined; ``kind``'s docstring is its description."""
+    (schema,), components = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
+    return _convert(schema, components)
+
+
+def _convert(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+    schema = _resolved(schema, components)
+    result = {key: value for key, value in schema.items() if key not in _DROPPED}
+    if result.get("x-kubernetes-int-or-string"):
+        result.pop("type", None)
+        result.pop("maxLength", None)
+        result["anyOf"] = [{"type": "integer"}, {"type": "string"}]
+        return result
+    if result.get("x-kubernetes-preserve-unknown-fields"):
+        result.pop("additionalProperties", None)
+        return result
+    if result.get("type") == "integer":
+        result.setdefault("format", "int64" if result.get("maximum", 2**40) > 2**31 else "int32")
+    if not result.get("required", True):
+        del result["required"]  # the API server keeps no empty list: each apply would then conflict
+    if "enum" in result:
+        result.setdefault("type", "string")
+    if "properties" in result:
+        properties = result["properties"]
+        result["properties"] = {
+            name: _convert(each, components) for name, each in properties.items()
+        }
+    for key in ("items", "additionalProperties"):
+        if isinstance(result.get(key), dict):
+            result[key] = _convert(result[key], components)
+    return result
+
+
+def _resolved(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+    """The schema with its reference and its one alternative to null merged in; its own keys win."""
+    own = {key: value for key, value in schema.items() if key not in ("$ref", "anyOf", "allOf")}
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return _merged({**_resolved(components[name], components), **_rules(name)}, own)
+    members = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+    if len(members) == 1:
+        return _merged(_resolved(members[0], components), own)
+    return schema
+
+
+def _merged(inner: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    return {**inner, **own}
+
+
+def _rules(name: str) -> dict[str, Any]:
+    kind = _STRUCTS.get(name)
+    if kind is None:
+        return {}
+    return {"x-kubernetes-validations": [rule.manifest() for rule in RULES[kind]]}
+
 
 MAX_BYTES = 150 << 10
 """Helm releases and the annotation of client-side apply have limits; stay well below."""
@@ -39,8 +101,8 @@ def _condition(name: str, field: str) -> str:
 
 
 SERVICE_COLUMNS = [
-    _column("Ready", _condition("Ready", "status"), "Whether requests are answered."),
-    _column("Reason", _condition("Ready", "reason"), "Why it is ready or not."),
+    _column("Ready", _condition("Ready", "status"), "True if requests are answered."),
+    _column("Reason", _condition("Ready", "reason"), "Reason of Ready."),
     _column("Mode", ".status.mode", "Disaggregated, Aggregated or Pooling."),
     _column("P", ".status.summary.prefill", "Ready and desired prefill replicas."),
     _column("D", ".status.summary.decode", "Ready and desired decode replicas."),
@@ -52,16 +114,19 @@ SERVICE_COLUMNS = [
 SCALER_COLUMNS = [
     _column("Service", ".spec.serviceName", "LLMService whose role is scaled."),
     _column("Role", ".spec.role", "Scaled role."),
-    _column("Desired", ".spec.replicas", "Replicas asked for.", type="integer"),
-    _column("Current", ".status.replicas", "Replicas that are there.", type="integer"),
+    _column("Desired", ".spec.replicas", "Requested replicas.", type="integer"),
+    _column("Current", ".status.replicas", "Current replicas.", type="integer"),
     _column("Age", ".metadata.creationTimestamp", "Time since creation.", type="date"),
 ]
 
 
 def service_crd() -> dict[str, Any]:
     """CustomResourceDefinition of LLMService."""
-    spec = {**structural(LLMServiceSpec), "description": "What is asked for."}
-    status = {**structural(LLMServiceStatus), "description": "What is; written by the operator."}
+    spec = {**structural(LLMServiceSpec), "description": "Desired state."}
+    status = {
+        **structural(LLMServiceStatus),
+        "description": "Observed state, written by the operator.",
+    }
     schema = _root("A language model, served with prefill and decode on separate pods.")
     schema["properties"] |= {"spec": spec, "status": status}
     schema["required"] = ["spec"]
@@ -79,9 +144,12 @@ def service_crd() -> dict[str, Any]:
 
 def scaler_crd() -> dict[str, Any]:
     """CustomResourceDefinition of LLMRoleScaler, with its /scale."""
-    spec = {**structural(LLMRoleScalerSpec), "description": "What an autoscaler asks for."}
-    status = {**structural(LLMRoleScalerStatus), "description": "What is."}
-    schema = _root("The /scale of one role of an LLMService; made by the operator.")
+    spec = {
+        **structural(LLMRoleScalerSpec),
+        "description": "Desired state, written by an autoscaler.",
+    }
+    status = {**structural(LLMRoleScalerStatus), "description": "Observed state."}
+    schema = _root("The /scale of one role of an LLMService; created by the operator.")
     schema["properties"] |= {"spec": spec, "status": status}
     schema["required"] = ["spec"]
     names = {

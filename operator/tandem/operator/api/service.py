@@ -40,24 +40,24 @@ class Engine(Api, frozen=True, kw_only=True):
     """Settings that both roles share; any change is a new revision."""
 
     dtype: Annotated[
-        DType | None, doc("Type of weights and activations; Auto is the checkpoint's.")
+        DType | None, doc("Type of weights and activations. Auto: the checkpoint's.")
     ] = None
     kv_cache_dtype: Annotated[
-        DType | None, doc("Type of KV: Auto, or that of dtype; workers start with no other.")
+        DType | None, doc("Type of KV: Auto, or the value of dtype. Workers refuse others.")
     ] = None
     max_model_len: Annotated[
-        Count | None, doc("Prompt and output tokens together; none is what the model can do.")
+        Count | None, doc("Maximum tokens of prompt and output. Default: the model's maximum.")
     ] = None
     block_size: Annotated[
-        Count | None, doc("Tokens of a KV block, a power of two from 16 to 256.")
+        Count | None, doc("Tokens of a KV block: a power of two from 16 to 256.")
     ] = None
-    max_num_seqs: Annotated[Count | None, doc("Sequences in one step, at most.")] = None
-    max_num_batched_tokens: Annotated[Count | None, doc("Tokens in one step, at most.")] = None
+    max_num_seqs: Annotated[Count | None, doc("Maximum sequences in one step.")] = None
+    max_num_batched_tokens: Annotated[Count | None, doc("Maximum tokens in one step.")] = None
     gpu_memory_utilization_percent: Annotated[
-        Percent | None, doc("Share of a GPU's memory for weights, activations and KV (90).")
+        Percent | None, doc("Share of a GPU's memory for weights, activations and KV. Default: 90.")
     ] = None
     extra_args: Annotated[
-        Arguments, doc("Further flags of every worker, as tandem prefill --help lists them.")
+        Arguments, doc("Additional flags of every worker; see tandem prefill --help.")
     ] = field(default_factory=list)
 
 
@@ -84,8 +84,8 @@ class Disaggregation(Api, frozen=True, kw_only=True):
     mode: Annotated[
         DisaggregationMode | None,
         doc(
-            "Auto (unless given): the router's cost model decides. Always: every prompt that is "
-            "long enough. Never: decode workers do both."
+            "Auto (default): the router's cost model decides. Always: every prompt that is "
+            "long enough. Never: decode workers compute prompts."
         ),
     ] = None
 
@@ -99,7 +99,7 @@ class StrategyType(StrEnum):
 class Strategy(Api, frozen=True, kw_only=True):
     """Replacement of an old revision by a new one."""
 
-    type: Annotated[StrategyType | None, doc("RollingUpdate, the only one.")] = None
+    type: Annotated[StrategyType | None, doc("RollingUpdate is the only type.")] = None
 
 
 class Surge(StrEnum):
@@ -119,26 +119,26 @@ class OnFailure(StrEnum):
 class Rollout(Api, frozen=True, kw_only=True):
     """Rollout of changes to pods."""
 
-    strategy: Annotated[Strategy, doc("How a new revision replaces the old one.")] = field(
+    strategy: Annotated[Strategy, doc("Replacement of the old revision.")] = field(
         default_factory=Strategy
     )
     surge: Annotated[
         Surge | None,
         doc(
-            "Auto (unless given): one replica more while rolling, and in place when it cannot be "
-            "scheduled. Always, Never."
+            "Auto (default): one additional replica during a rollout, or in place if it cannot "
+            "be scheduled. Always: additional. Never: in place."
         ),
     ] = None
     progress_deadline_seconds: Annotated[
-        Seconds | None, doc("A rollout without progress for this long has failed (1200).")
+        Seconds | None, doc("Time without progress after which a rollout fails. Default: 1200.")
     ] = None
     on_failure: Annotated[
-        OnFailure | None, doc("Stop: the old revision's counts are restored.")
+        OnFailure | None, doc("Stop: restore the replicas of the old revision.")
     ] = None
-    paused: Annotated[bool | None, doc("Keep the counts of both revisions as they are.")] = None
-    restart_id: Annotated[
-        ShortText | None, doc("Change it to replace all pods, revision by revision.")
-    ] = field(default=None, name="restartID")
+    paused: Annotated[bool | None, doc("Keep the replicas of both revisions.")] = None
+    restart_id: Annotated[ShortText | None, doc("A change replaces all pods in a rollout.")] = (
+        field(default=None, name="restartID")
+    )
 
 
 class NetworkPolicyMode(StrEnum):
@@ -158,15 +158,15 @@ class PodSecurity(StrEnum):
 class Security(Api, frozen=True, kw_only=True):
     """Access to the pods, and privileges of the pods."""
 
-    network_policy: Annotated[
-        NetworkPolicyMode | None, doc("Enabled (unless given) or Disabled.")
-    ] = None
+    network_policy: Annotated[NetworkPolicyMode | None, doc("Enabled (default) or Disabled.")] = (
+        None
+    )
     pod_security: Annotated[
         PodSecurity | None,
-        doc("Restricted (unless given), or Unmanaged: security contexts are up to podTemplate."),
+        doc("Restricted (default), or Unmanaged: podTemplate sets security contexts."),
     ] = None
     key_rotation_id: Annotated[
-        ShortText | None, doc("Change it to make new CURVE keys and replace all pods.")
+        ShortText | None, doc("A change creates new CURVE keys and replaces all pods.")
     ] = field(default=None, name="keyRotationID")
 
 
@@ -174,7 +174,7 @@ class Metrics(Api, frozen=True, kw_only=True):
     """Port of the workers' probes and metrics."""
 
     port: Annotated[
-        PortNumber | None, doc("HTTP port of workers for probes and metrics (8001 unless given).")
+        PortNumber | None, doc("HTTP port of workers for probes and metrics. Default: 8001.")
     ] = None
 
 
@@ -183,10 +183,11 @@ class Tracing(Api, frozen=True, kw_only=True):
 
     endpoint: Annotated[
         Url | None,
-        doc("URL that takes OTLP: by HTTP at port 4318 or with a path, else by gRPC; none: off."),
+        doc("URL of an OTLP receiver: HTTP with port 4318 or a path, else gRPC. Default: off."),
     ] = None
     sample_percent: Annotated[
-        Percent | None, doc("Share of requests traced that belong to no trace yet (0).")
+        Percent | None,
+        doc("Share of requests to trace, if they are not part of a trace. Default: 0."),
     ] = None
 
 
@@ -202,65 +203,65 @@ class Observability(Api, frozen=True, kw_only=True):
 class LLMServiceSpec(Api, frozen=True, kw_only=True):
     """Desired state of a service."""
 
-    model: Annotated[Model, doc("What is served, and where its files come from.")]
+    model: Annotated[Model, doc("Served model and the source of its files.")]
     task: Annotated[
         Task | None,
         doc(
-            "Generate (unless given): tokens. Embed, Classify and Score: vectors, classes and "
-            "scores of texts, by prefill workers alone; canaries ask for one."
+            "Generate (default): tokens. Embed, Classify, Score: vectors, classes and scores, "
+            "from prefill workers only. The canary uses the same task."
         ),
     ] = None
     decode: Annotated[
         WorkerSpec,
         doc(
-            "Workers that produce tokens; they also take whole requests. At least one replica, and "
-            "none for a task without tokens."
+            "Workers that generate tokens. They can serve whole requests. At least one "
+            "replica, but 0 for a task without tokens."
         ),
     ] = field(default_factory=WorkerSpec)
     suspend: Annotated[
-        bool | None, doc("Scale routers, prefill and decode workers to zero, and keep the rest.")
+        bool | None, doc("Scale routers and workers to zero, and keep all other objects.")
     ] = None
-    image: Annotated[Image | None, doc("Worker image; none is the operator release's own.")] = None
+    image: Annotated[Image | None, doc("Worker image. Default: the operator release's image.")] = (
+        None
+    )
     image_pull_secrets: Annotated[
         PullSecrets,
         doc(
-            "Secrets with which nodes pull the images of all pods and of the model's Job; none: "
-            "the operator's --service-pull-secrets. A podTemplate adds its own."
+            "Pull secrets of all pods and of the model Job. Default: the operator's "
+            "--service-pull-secrets. A podTemplate adds its own."
         ),
     ] = field(default_factory=list)
     labels: Annotated[
         LabelMap,
         doc(
-            "Labels of all children and pods, below those of each podTemplate. A change is a new "
-            "revision of all roles."
+            "Labels of all children and pods. A podTemplate's labels take precedence. A change "
+            "is a new revision of all roles."
         ),
     ] = field(default_factory=dict)
     annotations: Annotated[
         AnnotationMap,
         doc(
-            "Annotations of all children and pods, below those of each podTemplate. A change is a "
-            "new revision of all roles."
+            "Annotations of all children and pods. A podTemplate's annotations take "
+            "precedence. A change is a new revision of all roles."
         ),
     ] = field(default_factory=dict)
-    engine: Annotated[
-        Engine, doc("Settings that all workers share; any change is a new revision.")
-    ] = field(default_factory=Engine)
-    kv_transfer: Annotated[KVTransfer, doc("How KV travels from prefill to decode workers.")] = (
+    engine: Annotated[Engine, doc("Settings of all workers. A change is a new revision.")] = field(
+        default_factory=Engine
+    )
+    kv_transfer: Annotated[KVTransfer, doc("Transfer of KV from prefill to decode workers.")] = (
         field(default_factory=KVTransfer)
     )
     prefill: Annotated[
         WorkerSpec,
-        doc(
-            "Workers that compute prompts and hand their KV over; 0 replicas is aggregated serving."
-        ),
+        doc("Workers that compute prompts and transfer their KV. 0 replicas: aggregated serving."),
     ] = field(default_factory=WorkerSpec)
     disaggregation: Annotated[
-        Disaggregation, doc("When prompts are computed apart from decoding.")
+        Disaggregation, doc("Choice of separate prefill workers for a prompt.")
     ] = field(default_factory=Disaggregation)
-    router: Annotated[Router, doc("The pods that speak OpenAI HTTP.")] = field(
+    router: Annotated[Router, doc("Pods of the OpenAI HTTP server.")] = field(
         default_factory=Router
     )
-    rollout: Annotated[Rollout, doc("How changes reach pods.")] = field(default_factory=Rollout)
+    rollout: Annotated[Rollout, doc("Rollout of changes.")] = field(default_factory=Rollout)
     security: Annotated[Security, doc("Network policies, Pod Security and keys.")] = field(
         default_factory=Security
     )

@@ -71,7 +71,7 @@ class PreflightMode(StrEnum):
 class CsiVolume(Api, frozen=True, kw_only=True):
     """An inline CSI volume."""
 
-    driver: Annotated[DnsName, doc("CSI driver that gives each node's pods one folder.")]
+    driver: Annotated[DnsName, doc("CSI driver that mounts the same folder in all pods of a node.")]
 
 
 class NodeLocalVolume(Api, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ class NodeLocalVolume(Api, frozen=True, kw_only=True):
 
     csi: Annotated[CsiVolume | None, doc("An inline volume of a CSI driver.")] = None
     persistent_volume_claim: Annotated[
-        ClaimRef | None, doc("A claim that shows every node its own folder.")
+        ClaimRef | None, doc("Claim of a volume with a folder per node.")
     ] = None
 
 
@@ -89,20 +89,19 @@ class NodeLocal(Api, frozen=True, kw_only=True):
     mode: Annotated[
         NodeLocalMode | None,
         doc(
-            "Auto (unless given): used where there is a volume. Required: KVFabricReady is False "
-            "without one; goes with connector Auto or CudaP2P. Disabled: never, whatever volume "
-            "is named."
+            "Auto (default): used if there is a volume. Required: KVFabricReady is False "
+            "without one; requires connector Auto or CudaP2P. Disabled: never used."
         ),
     ] = None
     copy_mode: Annotated[
         NodeLocalCopy | None,
         doc(
-            "Who copies KV between pods of a node. Direct: the decode worker, which has to see "
-            "both GPUs. Agent: the node's agent (the chart's nodeAgent). Auto (unless given): the "
-            "one, then the other."
+            "Process that copies KV between pods of a node. Direct: the decode worker, which "
+            "must see both GPUs. Agent: the node agent (the chart's nodeAgent). Auto "
+            "(default): Direct, else Agent."
         ),
     ] = field(default=None, name="copy")
-    volume: Annotated[NodeLocalVolume | None, doc("The volume to mount in every worker.")] = None
+    volume: Annotated[NodeLocalVolume | None, doc("Volume to mount in every worker.")] = None
 
 
 class Preflight(Api, frozen=True, kw_only=True):
@@ -111,13 +110,13 @@ class Preflight(Api, frozen=True, kw_only=True):
     mode: Annotated[
         PreflightMode | None,
         doc(
-            "What becomes of a link that gives less than minMegabytesPerSecond. Warn (unless "
-            "given): workers' logs and series say so. Require: it is not used. Off: nothing."
+            "Effect of a link below minMegabytesPerSecond. Warn (default): workers log and "
+            "count it. Require: it is not used. Off: none."
         ),
     ] = None
     min_megabytes_per_second: Annotated[
         Count | None,
-        doc("Rate below which a link counts as slow; unless given none does, whatever the mode."),
+        doc("Rate below which a link is slow. Default: no link is slow."),
     ] = None
 
 
@@ -127,43 +126,42 @@ class KVTransfer(Api, frozen=True, kw_only=True):
     connector: Annotated[
         Connector | None,
         doc(
-            "Mover of KV bytes: Auto (unless given), CudaP2P (between GPUs of one node, as "
-            "nodeLocal.copy says, and no other way), NIXL or TCP."
+            "KV transport: Auto (default), CudaP2P (only between GPUs of one node, see "
+            "nodeLocal.copy), NIXL or TCP."
         ),
     ] = None
     transport: Annotated[
         TransportChoice | None,
         doc(
-            "What carries KV over the network: Auto (unless given), TCP, or RDMA, which is RDMA "
-            "or nothing, except beside nodeLocal.volume: a worker that cannot load NIXL takes TCP "
-            "then. Not with connector CudaP2P, nor RDMA with connector TCP."
+            "Network of KV: Auto (default), TCP or RDMA. RDMA has no fallback, except with "
+            "nodeLocal.volume: a worker without NIXL then uses TCP. Not with connector "
+            "CudaP2P. RDMA not with connector TCP."
         ),
     ] = None
     integrity: Annotated[
         Integrity | None,
-        doc("Header (unless given): identity of every part. Digest: its bytes too."),
+        doc("Header (default): identity of every part. Digest: also its bytes."),
     ] = None
     failure_policy: Annotated[
         FailurePolicy | None,
-        doc("Recompute (unless given): the request goes on elsewhere. Fail: it is answered 503."),
+        doc("Recompute (default): retry the request on another worker. Fail: answer 503."),
     ] = None
     no_progress_timeout_seconds: Annotated[
-        Seconds | None, doc("A load without progress for this long has failed.")
+        Seconds | None, doc("Time without progress after which a load fails.")
     ] = None
     lease_duration_seconds: Annotated[
-        Seconds | None, doc("How long a prefill worker keeps exported blocks (30 unless given).")
+        Seconds | None, doc("Time that a prefill worker keeps exported blocks. Default: 30.")
     ] = None
     pull_peers: Annotated[
         PeerCount | None,
         doc(
-            "Number of other workers, of either role, from which each may pull the cached start "
-            "of a prompt, if routers predict that this is faster than computing it. Unless "
-            "given, none."
+            "Number of other workers, of either role, from which a worker may fetch a cached "
+            "prefix, if routers predict that this is faster. Default: none."
         ),
     ] = None
     node_local: Annotated[
         NodeLocal,
-        doc("A folder shared by the pods of a node, where KV is copied without a network."),
+        doc("Folder shared by the pods of a node, to copy KV without a network."),
     ] = field(default_factory=NodeLocal)
     preflight: Annotated[Preflight, doc("Measurement of links before use.")] = field(
         default_factory=Preflight

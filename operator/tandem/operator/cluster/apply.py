@@ -6,17 +6,54 @@ object is applied again. So an edit by hand lasts only until its event arrives.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
+from typing import Any
 
-from tandem.operator.cluster.client import Cluster, ClusterError
-from tandem.operator.cluster.fields import held_by_apply
-from tandem.operator.cluster.ownership import Taken, is_owned, owner_uid, taken
-from tandem.operator.cluster.refused import REFUSALS, Refused, refused
-from tandem.operator.cluster.tamper import is_tampered, untampered
-from tandem.operator.decide.snapshot import Snapshot
-from tandem.operator.desired.canonical import in_order, is_sorted
-from tandem.operator.desired.naming import Manifest
-from tandem.operator.desired.revision import digest
+from tandem.operator.cluster.client import (
+    REFUSALS,
+    Cluster,
+    ClusterError,
+    Refused,
+    refused,
+)
+from tandem.operator.cluster.ownership import (
+    Taken,
+    is_owned,
+    owner_uid,
+    taken,
+)
+from tandem.operator.cluster.undeclared import is_tampered, untampered
+from tandem.operator.decide.observe import Snapshot
+from tandem.operator.desired.naming import MANAGER, Manifest
+from tandem.operator.desired.revision import digest, in_order, is_sorted
+
+
+def held_by_apply(item: Manifest) -> list[Manifest] | None:
+    """Return managedFields with the operator's writes as one apply; None if they are so already."""
+    entries: list[Manifest] = item["metadata"].get("managedFields") or []
+    written = [each for each in entries if _is_ours(each) and each["operation"] == "Update"]
+    if not written:
+        return None
+    ours = [each for each in entries if _is_ours(each)]
+    fields: Manifest = {}
+    for each in ours:
+        fields = _union(fields, each.get("fieldsV1") or {})
+    one = {**ours[0], "operation": "Apply", "fieldsV1": fields}
+    return [one, *(each for each in entries if not _is_ours(each))]
+
+
+def _is_ours(entry: Manifest) -> bool:
+    return entry.get("manager") == MANAGER and not entry.get("subresource")
+
+
+def _union(one: Any, other: Any) -> Any:
+    """Return the union of two sets of fields; a set is a tree of maps."""
+    result = copy.deepcopy(one)
+    for key, value in other.items():
+        result[key] = _union(result[key], value) if key in result else copy.deepcopy(value)
+    return result
+
 
 _CHANGED = (404, 409)
 """Statuses of the API server for an object that has changed since it was read."""
@@ -121,7 +158,7 @@ class Applier:
         there = live.find(kind, metadata["name"]) or self._cluster.create(manifest)
         there = there or self._cluster.get(kind, metadata["namespace"], metadata["name"])
         if there is None:
-            raise ClusterError(409, "Conflict", f"{kind} {metadata['name']} came and went")
+            raise ClusterError(409, "Conflict", f"{kind} {metadata['name']} appeared and vanished")
         return there if is_owned(there, owner_uid(manifest)) else taken(there, manifest)
 
     def rewrite(self, live: Snapshot, owner_uid: str) -> list[Problem]:

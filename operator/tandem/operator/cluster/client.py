@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -21,8 +22,8 @@ from urllib3.exceptions import HTTPError
 from tandem.operator import look
 from tandem.operator.api.values import API_VERSION
 from tandem.operator.cluster.fence import Fence, FencedOff
-from tandem.operator.desired.canonical import as_go_writes
 from tandem.operator.desired.naming import MANAGER, Manifest
+from tandem.operator.desired.revision import as_go_writes
 from tandem.protocol.errors import TandemError
 
 CONNECT_SECONDS, READ_SECONDS = 4.0, 10.0
@@ -312,3 +313,45 @@ def _path(kind: str, namespace: str | None, name: str = "", subresource: str = "
 def _path_of(manifest: Manifest, subresource: str = "") -> str:
     metadata = manifest["metadata"]
     return _path(manifest["kind"], metadata["namespace"], metadata["name"], subresource)
+
+
+REFUSALS = (400, 403, 422)
+"""Statuses of the API server for an object that it does not accept as it is."""
+_OF_ALL = (0, 401)
+"""Statuses without connection or without authentication: they concern no single object."""
+_BUSY = 429
+"""Status of an overloaded API server: another write would add to the load."""
+_LATE = "ReadTimeoutError"
+"""Reason of an error without an answer in time, on a connection that exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A write that was refused, while others go on."""
+
+    what: str
+    """Kind and name of a child, or another object of the request."""
+    error: ClusterError
+    passes: bool
+    """Whether the error does not concern the object as it is: it may be accepted later."""
+
+    def message(self) -> str:
+        """Return the refused object and the API server's message, for a condition."""
+        return f"{self.what}: {self.error.message or self.error}"
+
+
+def refused(what: str, error: ClusterError) -> Refused:
+    """Return the refusal of a write. Raises the error if any other write would meet it too."""
+    if error.status in (*_OF_ALL, _BUSY):
+        raise error
+    look.met(error)
+    return Refused(what, error, passes=error.status not in REFUSALS)
+
+
+def unanswered(what: str, error: ClusterError) -> Refused:
+    """Return the refusal of a question, which stays open. Raises the error if there is no
+    connection. A dry run may last longer than the timeout, since it waits for webhooks."""
+    if error.status in _OF_ALL and error.reason != _LATE:
+        raise error
+    look.met(error)
+    return Refused(what, error, passes=True)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable
 
-from tandem.operator.api.conditions import ConditionType, Reason
-from tandem.operator.api.status import Condition
+from tandem.operator.api.status import Condition, ConditionType, Reason
 from tandem.operator.api.values import API_VERSION
 from tandem.operator.clock import time_text
 from tandem.operator.desired.naming import MANAGER, Identity, Manifest

@@ -42,7 +42,7 @@ class Fence:
         with self._changed:
             left = self._until - time.monotonic()
             if self._closed or left <= 0:
-                raise FencedOff("this replica may no longer lead: nothing is written")
+                raise FencedOff("this replica is no longer the leader: writes are disabled")
             self._writing += 1
         try:
             yield left

@@ -9,14 +9,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tandem.operator.api.conditions import Reason
 from tandem.operator.api.model import SourceType
 from tandem.operator.api.service import LLMServiceSpec
-from tandem.operator.cluster.client import Cluster, ClusterError
+from tandem.operator.api.status import Reason
+from tandem.operator.cluster.client import Cluster, ClusterError, Refused, unanswered
 from tandem.operator.cluster.ownership import is_ours
-from tandem.operator.cluster.refused import Refused, unanswered
 from tandem.operator.cluster.store import CHILDREN, Key, Store
-from tandem.operator.decide.snapshot import Snapshot
+from tandem.operator.decide.observe import Snapshot
 from tandem.operator.desired.naming import Identity, Manifest
 from tandem.operator.desired.policy import node_local_volume
 
@@ -94,7 +93,7 @@ def missing_reference(cluster: Cluster, namespace: str, spec: LLMServiceSpec) ->
     for name, key, field in _secrets(spec):
         secret = cluster.get("Secret", namespace, name)
         if secret is None:
-            return f"{Reason.SECRET_NOT_FOUND}: {field} names Secret {name}, which is not there"
+            return f"{Reason.SECRET_NOT_FOUND}: {field} names Secret {name}, which does not exist"
         if key is not None and key not in (secret.get("data") or {}):
             return f"{Reason.SECRET_NOT_FOUND}: {field}: Secret {name} has no key {key}"
     for name, field in _claims(spec):
@@ -102,7 +101,7 @@ def missing_reference(cluster: Cluster, namespace: str, spec: LLMServiceSpec) ->
         if claim is None:
             return (
                 f"{Reason.CLAIM_NOT_FOUND}: {field} names PersistentVolumeClaim {name}, "
-                "which is not there"
+                "which does not exist"
             )
         if claim["spec"].get("accessModes") == ["ReadWriteOncePod"]:
             return f"{Reason.ACCESS_MODE}: {field}: claim {name} can be mounted by one pod only"

@@ -28,7 +28,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
         text = f"{self.kind} {self.name} is there already and belongs to {self.owner}"
         if self.passes:
             return f"{text}; waiting until it is collected"
-        return f"{text}; it is left untouched: remove it, or give the LLMService another name"
+        return f"{text}; it stays unchanged: remove it, or rename the LLMService"
 
 
 def controller_of(item: Manifest) -> Manifest | None:

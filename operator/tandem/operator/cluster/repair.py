@@ -15,11 +15,10 @@ from threading import Lock
 import msgspec
 
 from tandem.operator.cluster.apply import Applier
-from tandem.operator.cluster.client import Cluster, ClusterError
+from tandem.operator.cluster.client import Cluster, ClusterError, Refused
 from tandem.operator.cluster.ownership import is_owned
-from tandem.operator.cluster.refused import Refused
-from tandem.operator.cluster.tamper import is_tampered
-from tandem.operator.decide.snapshot import Snapshot
+from tandem.operator.cluster.undeclared import is_tampered
+from tandem.operator.decide.observe import Snapshot
 from tandem.operator.desired.compose import Objects
 from tandem.operator.desired.naming import Manifest
 from tandem.operator.look import Beside, Key, Why, unrecorded

@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from tandem.operator.api.conditions import Reason
 from tandem.operator.api.service import LLMServiceSpec
-from tandem.operator.api.status import ModelStatus
+from tandem.operator.api.status import ModelStatus, Reason
 from tandem.operator.decide.observe import JobView
 from tandem.operator.desired.model import Delivery, delivery
 from tandem.operator.desired.naming import WORKERS
@@ -26,8 +25,8 @@ _NON_RETRYABLE = {
     Reason.SECRET_NOT_FOUND,
 }
 _WAITS = {
-    Reason.SUSPENDED: "the model is looked at when the service is no longer suspended",
-    Reason.QUEUED: "other services' models are being fetched or read; this one's turn comes",
+    Reason.SUSPENDED: "the model is read when the service is no longer suspended",
+    Reason.QUEUED: "models of other services are being fetched or read; this one is queued",
 }
 
 
@@ -112,7 +111,7 @@ def judge(
         reason, _, message = missing.partition(": ")
         return _no(Reason(reason), message, pinned, where)
     if where.in_pods:
-        text = "each pod fetches the model for itself"
+        text = "each pod fetches its own copy of the model"
         return ModelVerdict(
             ready=True, reason=Reason.NOT_NEEDED, message=text, status=pinned, may_start=True
         )
@@ -188,11 +187,11 @@ def _waiting(
     if job is not None and job.problem is not None:
         return _no(job.problem.reason, job.problem.message, status, where)
     if job is not None and job.podless_since is not None and job.podless_since < long_ago:
-        text = f"Job {job.name} gets no pod; `kubectl describe job {job.name}` says why"
+        text = f"Job {job.name} has no pod; see `kubectl describe job {job.name}`"
         return _no(Reason.JOB_STUCK, text, status, where)
     if job is not None and job.waiting is not None and job.waiting[1] < long_ago:
         pod = job.waiting[0]
-        text = f"pod {pod} of Job {job.name} does not begin; `kubectl describe pod {pod}` says why"
+        text = f"pod {pod} of Job {job.name} does not start; see `kubectl describe pod {pod}`"
         return _no(Reason.JOB_STUCK, text, status, where)
     if where.source is None:
         return _no(Reason.CHECKING, "reading the model's files", status, where)

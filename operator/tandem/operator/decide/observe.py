@@ -8,14 +8,33 @@ from typing import Any
 
 import msgspec
 
-from tandem.operator.api.conditions import Reason
+from tandem.operator.api.status import Reason
 from tandem.operator.clock import parse_time
-from tandem.operator.decide.quota import is_full
+from tandem.operator.decide.scaling import is_full
 from tandem.operator.desired.job import ANNOTATION_MADE_OF
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.secrets import ANNOTATION_PUBLIC, LABEL_GENERATION
 from tandem.operator.desired.workload import RevisionKey
 from tandem.protocol import names
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Children by kind and name."""
+
+    by_kind: dict[str, dict[str, Manifest]]
+
+    def of(self, kind: str) -> Iterable[Manifest]:
+        """Return the objects of a kind."""
+        return self.by_kind.get(kind, {}).values()
+
+    def names(self, kind: str) -> Iterable[str]:
+        """Return the names of the objects of a kind."""
+        return self.by_kind.get(kind, {}).keys()
+
+    def find(self, kind: str, name: str) -> Manifest | None:
+        """Return one object, or None."""
+        return self.by_kind.get(kind, {}).get(name)
+
 
 _PULL = {"ErrImagePull", "ErrImageNeverPull", "ImagePullBackOff", "InvalidImageName"}
 _REFUSED = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}

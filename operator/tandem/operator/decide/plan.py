@@ -9,13 +9,17 @@ from collections.abc import Mapping, Set
 
 import msgspec
 
-from tandem.operator.api.conditions import ConditionType, Reason
 from tandem.operator.api.service import LLMServiceSpec
-from tandem.operator.api.status import LLMServiceStatus, RolloutStatus
+from tandem.operator.api.status import (
+    ConditionType,
+    LLMServiceStatus,
+    Reason,
+    RolloutStatus,
+)
 from tandem.operator.decide import observe
 from tandem.operator.decide.keyring import KeyPlan, may_speak
 from tandem.operator.decide.modelcheck import ModelVerdict
-from tandem.operator.decide.quota import gives_back
+from tandem.operator.decide.observe import Snapshot
 from tandem.operator.decide.rollout import (
     Decision,
     Phase,
@@ -23,23 +27,61 @@ from tandem.operator.decide.rollout import (
     token_name,
     token_of,
 )
-from tandem.operator.decide.scaling import Wanted, wanted
-from tandem.operator.decide.snapshot import Snapshot
+from tandem.operator.decide.scaling import Wanted, gives_back, wanted
 from tandem.operator.decide.views import RevisionView, RoleView, RolloutView
-from tandem.operator.decide.wires import moved_roles
 from tandem.operator.decide.words import Word, told_of
 from tandem.operator.desired.capability import unsupported
 from tandem.operator.desired.compose import target_revisions
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.merge import TemplateUnreadable
 from tandem.operator.desired.model import job_name
-from tandem.operator.desired.naming import WORKERS, Identity, Manifest, Role
+from tandem.operator.desired.naming import (
+    WORKERS,
+    Identity,
+    Manifest,
+    Role,
+)
 from tandem.operator.desired.policy import PROGRESS_DEADLINE, is_external, max_unavailable
 from tandem.operator.desired.protect import TemplateConflict
 from tandem.operator.desired.revision import service_revision, source_digest
 from tandem.operator.desired.workload import RevisionKey, rendered
 from tandem.operator.settings import OperatorSettings
-from tandem.protocol.names import ANNOTATION_DRAINING
+from tandem.protocol.card import WIRE
+from tandem.protocol.names import ANNOTATION_DRAINING, ANNOTATION_WIRE
+
+
+def moved_roles(facts: Facts, templates: Mapping[RevisionKey, Manifest]) -> frozenset[Role]:
+    """Return the roles that roll only because another one does.
+
+    A role whose stored template is of another wire would stay as it is. None moves while all stay:
+    a spec that is taken back has its old revisions again.
+    """
+    alone = msgspec.structs.replace(facts, moved=frozenset())
+    moved = msgspec.structs.replace(facts, moved=frozenset(Role))
+    stays, rolls, has_rolled = set(), set(), set()
+    for role in Role:
+        template = templates.get((role, alone.revision(role)))
+        if template is not None and wire_of(template) != WIRE:
+            stays.add(role)
+        elif template is None and (role, moved.revision(role)) in templates:
+            has_rolled.add(role)
+        else:
+            rolls.add(role)
+    if not rolls and not has_rolled:
+        return frozenset()
+    return frozenset(has_rolled | {role for role in stays if not _is_pinned(facts, role)})
+
+
+def _is_pinned(facts: Facts, role: Role) -> bool:
+    """Return whether a role's image is the user's: new pods then speak the same version."""
+    return role in WORKERS and facts.spec.image is not None
+
+
+def wire_of(template: Manifest) -> str | None:
+    """Return the wire that pods of a template speak, None where an earlier release made it."""
+    annotations = template.get("metadata", {}).get("annotations") or {}
+    found: str | None = annotations.get(ANNOTATION_WIRE)
+    return found
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):

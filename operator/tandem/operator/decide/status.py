@@ -11,12 +11,13 @@ from typing import Literal
 
 import msgspec
 
-from tandem.operator.api.conditions import ConditionType, Reason
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.status import (
+    ConditionType,
     Keys,
     Links,
     LLMServiceStatus,
+    Reason,
     Revisions,
     RoleStatus,
     ScalerStatus,
@@ -27,8 +28,7 @@ from tandem.operator.decide.modelcheck import ModelVerdict
 from tandem.operator.decide.observe import PodView, Problem, WorkloadView
 from tandem.operator.decide.rollout import Decision, Phase, token_name
 from tandem.operator.decide.scaling import Wanted, scaling_word
-from tandem.operator.decide.verdict import Verdict
-from tandem.operator.decide.words import Truth, Word, conditions_of, told_of
+from tandem.operator.decide.words import Truth, Verdict, Word, conditions_of, told_of
 from tandem.operator.desired.naming import WORKERS, Identity, Role
 from tandem.operator.desired.policy import (
     answering_role,
@@ -212,7 +212,7 @@ def _role_word(picture: Picture, role: Role) -> Word:
     if picture.decision.phase is Phase.SUSPENDED:
         return "False", Reason.SUSPENDED, "the service is suspended"
     if wanted == 0:
-        return "True", Reason.NOT_NEEDED, "no replica is asked for"
+        return "True", Reason.NOT_NEEDED, "no replica is requested"
     text = f"{ready} of {wanted} ready"
     if ready >= wanted:
         return "True", Reason.REPLICAS_READY, text
@@ -257,8 +257,8 @@ def _fabric_word(picture: Picture) -> Word:
     local = picture.spec.kv_transfer.node_local
     drawn = draws_tokens(picture.spec)
     if not drawn or picture.wanted[Role.PREFILL].replicas == 0:
-        why = "aggregated serving" if drawn else "no tokens are asked for"
-        return "True", Reason.NOT_NEEDED, f"{why}: nothing is handed over"
+        why = "aggregated serving" if drawn else "the task generates no tokens"
+        return "True", Reason.NOT_NEEDED, f"{why}: there are no hand-offs"
     if local.mode is NodeLocalMode.REQUIRED and node_local_volume(picture.spec) is None:
         text = "spec.kvTransfer.nodeLocal.mode is Required, and nodeLocal.volume is not set"
         return "False", Reason.NODE_LOCAL_UNAVAILABLE, text
@@ -267,7 +267,7 @@ def _fabric_word(picture: Picture) -> Word:
         text = "no router has reported the links of the workers that are ready yet"
         return "Unknown", Reason.LINKS_UNKNOWN, text
     if links.total == 0:
-        text = "there is no link: no prefill and decode worker are ready at once"
+        text = "there is no link: prefill and decode workers are not ready at the same time"
         return "Unknown", Reason.LINKS_UNKNOWN, text
     text = f"{links.healthy} of {links.total} links up"
     if node_local_volume(picture.spec) is not None:
@@ -291,7 +291,7 @@ def _servable_word(picture: Picture, before: LLMServiceStatus) -> Word:
             return each.status, Reason(each.reason), each.message or ""
     if verdict is not None:
         return "Unknown", verdict.reason, verdict.message
-    return "Unknown", Reason.CANARY_PENDING, "no canary has been asked yet"
+    return "Unknown", Reason.CANARY_PENDING, "no canary request has been sent"
 
 
 def _blocked_word(picture: Picture) -> Word | None:
@@ -307,7 +307,7 @@ def _blocked_word(picture: Picture) -> Word | None:
 def _progress_word(picture: Picture, before: LLMServiceStatus) -> Word:
     decision, blocked = picture.decision, _blocked_word(picture)
     if blocked is not None:
-        return "False", blocked[1], f"nothing moves: {blocked[2]}"
+        return "False", blocked[1], f"the rollout is blocked: {blocked[2]}"
     if picture.key_wait > 0:
         text = "new keys are published; pods roll when every pod has read them"
         return "True", Reason.WAITING_FOR_KEYS, text
@@ -318,7 +318,7 @@ def _progress_word(picture: Picture, before: LLMServiceStatus) -> Word:
     if not picture.model.may_start and decision.phase is not Phase.SUSPENDED:
         return "True", picture.model.reason, picture.model.message
     if decision.phase in (Phase.STABLE, Phase.SUSPENDED):
-        return "False", Reason.STABLE, "nothing is being rolled out"
+        return "False", Reason.STABLE, "no rollout"
     steps = ", ".join(
         f"{role} {picture.ready(role, target)}/{picture.wanted[role].replicas}"
         for role, target in sorted(_targets(picture).items())
@@ -365,7 +365,7 @@ def _degraded_word(picture: Picture, before: LLMServiceStatus) -> Word:
     return _missing_word(picture) or (
         "False",
         Reason.HEALTHY,
-        "nothing that should serve is missing",
+        "all requested replicas serve",
     )
 
 

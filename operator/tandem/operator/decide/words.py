@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from tandem.operator.api.conditions import ConditionType, Reason
-from tandem.operator.api.status import Condition
+import msgspec
+
+from tandem.operator.api.status import Condition, ConditionType, Reason
 from tandem.operator.clock import time_text
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a canary."""
+
+    ok: bool
+    reason: Reason
+    message: str
+    targets: str
+    at: float
+
 
 Truth = Literal["True", "False", "Unknown"]
 Word = tuple[Truth, Reason, str]

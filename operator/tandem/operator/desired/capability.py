@@ -93,41 +93,41 @@ _REFUSED: tuple[tuple[str, Question, str], ...] = (
         "use Image or a volume",
     ),
     ("model.source.hub.endpoint", unusable_hub, "use http:// or https:// with a port up to 65535"),
-    ("kvTransfer.connector", _connector, "name nodeLocal.volume beside it, mode Auto or Required"),
+    ("kvTransfer.connector", _connector, "set nodeLocal.volume, with mode Auto or Required"),
     (
         "kvTransfer.transport",
         _transport,
-        "connector CudaP2P goes by no network: remove one of the two",
+        "connector CudaP2P uses no network; remove one of them",
     ),
     (
         "kvTransfer.integrity",
         lambda spec: spec.kv_transfer.integrity,
-        "identity and bytes of every part are always compared; remove it",
+        "identity and bytes of every part are always checked; remove it",
     ),
     (
         "kvTransfer.nodeLocal.mode",
         _node_mode,
-        "it goes with connector Auto or CudaP2P; choose one of them, or mode Disabled",
+        "it requires connector Auto or CudaP2P; choose one of them, or mode Disabled",
     ),
     (
         "kvTransfer.nodeLocal.copy",
         _node_copy,
-        "it goes with nodeLocal.volume, mode Auto or Required, and connector Auto or CudaP2P",
+        "it requires nodeLocal.volume, mode Auto or Required, and connector Auto or CudaP2P",
     ),
     (
         "kvTransfer.nodeLocal.volume",
         _node_volume,
-        "it goes with connector Auto or CudaP2P; remove one of the two",
+        "it requires connector Auto or CudaP2P; remove one of them",
     ),
     (
         "observability.tracing.endpoint",
         unusable_endpoint,
-        "use http:// or https:// with a host, and no query",
+        "use http:// or https:// with a host and without a query",
     ),
     (
         "observability.tracing.samplePercent",
         unused_share,
-        "name an endpoint beside it",
+        "set an endpoint",
     ),
 )
 """Fields, their values, and the remedy."""
@@ -138,7 +138,7 @@ def unsupported(spec: LLMServiceSpec) -> str | None:
     for field, said, instead in _REFUSED:
         value = said(spec)
         if value is not None:
-            return f"spec.{field}:{_shown(value)} is not in this version; {instead}"
+            return f"spec.{field}:{_shown(value)} is not supported; {instead}"
     return None
 
 

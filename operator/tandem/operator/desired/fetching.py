@@ -86,7 +86,7 @@ def without_job(facts: Facts, role: Role, template: Manifest) -> Manifest:
     answering = answering_role(facts.spec)
     if role is not answering:
         field = f"spec.{role}.podTemplate.spec.{_INITS}[{FETCH}]"
-        said = f"the model is fetched by a Job, which goes by spec.{answering}.podTemplate"
+        said = f"a Job fetches the model; it uses spec.{answering}.podTemplate"
         raise TemplateConflict(field, said)
     job_container(facts)
     spec = template["spec"]

@@ -45,10 +45,13 @@ def check_node_folders(own: Manifest, pod: Manifest, *, field: str) -> None:
     """Raise TemplateConflict if ``pod``, the merged template, runs as the agent's user or shows
     more of the node's folder than ``own``, the operator's."""
     for at in _agents_ids(pod["spec"]):
-        why = f"{AGENT_USER} is the user of the node's agent; allowed: any other"
+        why = f"{AGENT_USER} is the user of the node agent; allowed: any other user"
         raise TemplateConflict(f"{field}.spec.{at}", why)
     for at in _more_shown(own["spec"], pod["spec"]):
-        why = "pods of all services meet in this volume; a service sees its own folder alone"
+        why = (
+            "this volume is shared by the pods of all services; a service may mount only its "
+            "own folder"
+        )
         raise TemplateConflict(f"{field}.spec.{at}", why)
 
 

@@ -23,9 +23,41 @@ from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.node_folder import check_node_folders
 from tandem.operator.desired.policy import grace_seconds, is_restricted, probe_port
 from tandem.operator.desired.protect import TemplateConflict, check_protected
-from tandem.operator.desired.tolerations import with_gone_nodes
 from tandem.protocol import names
 from tandem.protocol.card import WIRE
+
+_LEAVE_DEAD_NODE = 30
+"""Seconds after which pods of a dead node are replaced; the routers knew within three."""
+_STATES = ("not-ready", "unreachable")
+
+
+def with_gone_nodes(given: Any) -> Any:
+    """Return tolerations with those of lost nodes, except those that ``given`` covers: by key, or
+    by no key, which means all. Kubernetes adds its own in the same way."""
+    if given is None:
+        given = []
+    if not isinstance(given, list):
+        return given
+    return [*given, *(own for state in _STATES if not _named(own := _gone(state), given))]
+
+
+def _named(own: Manifest, given: list[Any]) -> bool:
+    return any(
+        (each.get("key") or own["key"]) == own["key"]
+        and (each.get("effect") or own["effect"]) == own["effect"]
+        for each in given
+        if isinstance(each, dict)
+    )
+
+
+def _gone(state: str) -> Manifest:
+    return {
+        "key": f"node.kubernetes.io/{state}",
+        "operator": "Exists",
+        "effect": "NoExecute",
+        "tolerationSeconds": _LEAVE_DEAD_NODE,
+    }
+
 
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 """Annotation that lets the cluster's autoscaler empty a node of pods with scratch volumes. Budgets
@@ -33,8 +65,8 @@ bound how many leave at once, and a leaving pod hands its streams on."""
 USER = 65532
 _KEYS_VOLUME, _PEERS_VOLUME = "tandem-keys", "tandem-peers"
 _BEYOND = (
-    "this is beyond the baseline Pod Security profile, and more than an LLMService may ask for "
-    "(the operator's --allow-privileged-pods opens it)"
+    "this exceeds the baseline Pod Security profile, the maximum of an LLMService "
+    "(--allow-privileged-pods of the operator permits it)"
 )
 LOADING_SECONDS = 3600
 """Seconds that a startup probe allows for loading a model."""

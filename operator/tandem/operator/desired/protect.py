@@ -72,7 +72,7 @@ def check_protected(own: Manifest, pod: Manifest, *, field: str) -> None:
         check_fetch(each, theirs, f"{at}.initContainers")
 
 
-_WORDS = "Tandem sets this itself, and podTemplate may not change it"
+_WORDS = "Tandem sets this; podTemplate must not change it"
 
 
 def _at(value: Any, *path: str) -> Manifest:
@@ -138,7 +138,7 @@ def _check_context(mine: Manifest, theirs: Manifest, at: str) -> None:
     place = f"{at}.securityContext"
     _same_entries({k: v for k, v in own.items() if k not in _IDS}, now, place)
     if own.get("runAsNonRoot") and now.get("runAsUser") == 0:
-        raise TemplateConflict(f"{place}.runAsUser", "0 is root, and the pods run as nobody's root")
+        raise TemplateConflict(f"{place}.runAsUser", "0 is root; pods must not run as root")
 
 
 def _check_mounts(own: Manifest, now: Manifest, at: str) -> None:

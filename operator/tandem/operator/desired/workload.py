@@ -7,10 +7,10 @@ called by ``compose``.
 
 from __future__ import annotations
 
-from tandem.operator.desired.canonical import in_order
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.references import secrets_note
+from tandem.operator.desired.revision import in_order
 from tandem.operator.desired.router import router_template
 from tandem.operator.desired.worker import worker_template
 from tandem.protocol import names

@@ -8,6 +8,7 @@ unchanged from here counts, and for a leader the begin of its last good renewal.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import secrets
@@ -19,10 +20,75 @@ from tandem.operator.clock import micro_time_text
 from tandem.operator.cluster import Cluster, ClusterError
 from tandem.operator.cluster.fence import Fence
 from tandem.operator.desired.naming import Manifest
-from tandem.operator.loop.watchdog import Watchdog, end_process
 from tandem.operator.settings import OperatorSettings
 
 logger = logging.getLogger(__name__)
+
+EXIT_LOST = 3
+"""Exit status of a leader that could not renew; 1 where its interpreter was stuck."""
+
+
+def end_process() -> None:
+    """Log the stack of every thread, and end at once."""
+    logger.error("the Lease could not be renewed: ending")
+    faulthandler.dump_traceback()
+    os._exit(EXIT_LOST)
+
+
+class Watchdog:
+    """``feed`` before the time is over, or ``lost`` is called, once."""
+
+    def __init__(self, lost: Callable[[], None], *, by_force_after: float | None) -> None:
+        """``by_force_after`` seconds past the deadline the process ends without ``lost``; None
+        leaves it at ``lost``."""
+        self._lost = lost
+        self._by_force_after = by_force_after
+        self._deadline: float | None = None
+        self._stopped = False
+        self._changed = threading.Condition()
+        self._silent = None if by_force_after is None else open(os.devnull, "w")  # noqa: SIM115
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def feed(self, deadline: float) -> None:
+        """Set the deadline to ``deadline``, by the monotonic clock."""
+        with self._changed:
+            if self._stopped:
+                return
+            self._deadline = deadline
+            self._changed.notify()
+            if self._by_force_after is not None and self._silent is not None:
+                left = max(0.001, deadline - time.monotonic() + self._by_force_after)
+                faulthandler.dump_traceback_later(left, exit=True, file=self._silent)
+
+    def stop(self) -> None:
+        """Stop for good: a renewal that comes late has no effect."""
+        with self._changed:
+            self._stopped = True
+            self._deadline = None
+            self._changed.notify()
+            if self._silent is not None:
+                faulthandler.cancel_dump_traceback_later()
+
+    def _run(self) -> None:
+        while not self._is_over():
+            if self._stopped:
+                return
+        self._lost()
+
+    def _is_over(self) -> bool:
+        """Wait for what comes first: a change or the deadline; whether that is over."""
+        with self._changed:
+            if self._deadline is None:
+                self._changed.wait()
+                return False
+            left = self._deadline - time.monotonic()
+            if left > 0:
+                self._changed.wait(left)
+                return False
+            self._deadline = None
+            return True
+
 
 LONGEST_CALL = 0.5
 """Share of the renew deadline that a call about the Lease may take."""
@@ -75,7 +141,7 @@ class Leader:
 
     def _give_back(self, ended: bool) -> None:
         if not ended:
-            logger.warning("a write is still under way: the Lease is left to lapse")
+            logger.warning("a write is still in progress: the Lease will expire")
             return
         try:
             lease = self._read()
@@ -150,7 +216,9 @@ class Leader:
         """Return whether a Lease may be made. An absent one may have been deleted under a leader,
         which requires time to detect that."""
         if self._absent is None:
-            logger.info("there is no Lease; made in %.0f s", self._settings.lease_seconds)
+            logger.info(
+                "the Lease does not exist; creating it in %.0f s", self._settings.lease_seconds
+            )
             self._absent = time.monotonic()
         return time.monotonic() - self._absent > self._settings.lease_seconds
 

@@ -11,21 +11,101 @@ cached prefix, which would not cross the KV path. Sends HTTP to one router pod; 
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any
 
 import msgspec
 
-from tandem.operator.api.conditions import Reason
 from tandem.operator.api.service import Task
-from tandem.operator.decide.verdict import Verdict
-from tandem.operator.probes.canary_pooled import POOLED, CanaryError
+from tandem.operator.api.status import Reason
+from tandem.operator.decide.words import Verdict
 from tandem.operator.probes.fleet import read_fleet
 from tandem.protocol import names
+
+TEXTS = ["The capital of France is Paris.", "A cat sat on the mat."]
+LIKE_ITSELF = 1e-2
+"""Largest distance from one of the cosine of a text's vector with itself: steps of other sizes
+round otherwise."""
+
+
+class CanaryError(Exception):
+    """The answer cannot be used; the text describes it."""
+
+
+def embeddings(answer: Mapping[str, Any]) -> str:
+    """Check the vectors of both texts and the first again; return a message. Raises CanaryError."""
+    first, other, again = (_numbers(item, "embedding") for item in _items(answer, 3))
+    if not len(first) == len(other) == len(again):
+        lengths = (len(first), len(other), len(again))
+        raise CanaryError(f"vectors of {lengths} values came of one model")
+    cosine = _cosine(first, again)
+    if abs(cosine - 1) > LIKE_ITSELF:
+        raise CanaryError(f"two vectors of one text have a cosine of {cosine:.3f}")
+    _cosine(first, other)
+    return f"texts became vectors of {len(first)} values"
+
+
+def classes(answer: Mapping[str, Any]) -> str:
+    """Check the classes of both texts; return a message. Raises CanaryError."""
+    counts = {len(_numbers(item, "probs")) for item in _items(answer, 2)}
+    if len(counts) != 1:
+        raise CanaryError(f"texts have {sorted(counts)} classes of one model")
+    return f"texts have one of {counts.pop()} classes"
+
+
+def scores(answer: Mapping[str, Any]) -> str:
+    """Check the scores of two pairs; return a message. Raises CanaryError."""
+    for item in _items(answer, 2):
+        _numbers({"score": [item.get("score")]}, "score")
+    return "pairs of texts have scores"
+
+
+POOLED: Mapping[Task, tuple[str, dict[str, Any], Callable[[Mapping[str, Any]], str]]] = {
+    Task.EMBED: (
+        "/v1/embeddings",
+        {"input": [*TEXTS, TEXTS[0]], "encoding_format": "float"},
+        embeddings,
+    ),
+    Task.CLASSIFY: ("/classify", {"input": TEXTS}, classes),
+    Task.SCORE: ("/v1/score", {"text_1": TEXTS[0], "text_2": TEXTS}, scores),
+}
+"""Path, body and check by task."""
+
+
+def _items(answer: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:
+    data = answer.get("data")
+    if not isinstance(data, list) or len(data) != count:
+        raise CanaryError(f"the answer holds no list of {count}: {str(answer)[:200]}")
+    if not all(isinstance(item, Mapping) for item in data):
+        raise CanaryError(f"the answer contains values that are not objects: {str(data)[:200]}")
+    return data
+
+
+def _numbers(item: Mapping[str, Any], name: str) -> list[float]:
+    values = item.get(name)
+    numbers = isinstance(values, list) and bool(values)
+    if not numbers or not all(_is_finite(each) for each in values or ()):
+        raise CanaryError(f"{name}: {str(values)[:100]} are not finite numbers")
+    assert isinstance(values, list), "seen above"
+    return values
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _cosine(first: list[float], second: list[float]) -> float:
+    lengths = math.hypot(*first) * math.hypot(*second)
+    if not lengths:
+        raise CanaryError("a vector is all zeros")
+    return sum(a * b for a, b in zip(first, second, strict=True)) / lengths
+
 
 PROMPT = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,"
 TOKENS = 8
@@ -82,13 +162,13 @@ def _judge(question: Question) -> tuple[Reason, str]:
         return Reason.CANARY_OK, f"decode alone answered {alone!r}"
     answer, shape = complete(question, _DISAGGREGATED)
     if shape != _DISAGGREGATED:
-        said = shape or "not said"
-        text = f"an answer came, but not from a prefill worker's KV (shape: {said})"
+        said = shape or "not reported"
+        text = f"the answer did not use KV of a prefill worker (shape: {said})"
         return Reason.CANARY_NOT_DISAGGREGATED, text
     if answer != alone:
-        text = f"over the KV path: {answer!r}; decode alone: {alone!r}"
+        text = f"with KV: {answer!r}; decode alone: {alone!r}"
         return Reason.CANARY_FAILED, text
-    return Reason.CANARY_OK, "a prompt went through router, prefill, KV and decode, and came back"
+    return Reason.CANARY_OK, "the canary request succeeded over router, prefill, KV and decode"
 
 
 def complete(question: Question, shape: str) -> tuple[str, str | None]:
@@ -128,7 +208,7 @@ def post(
     except (OSError, ValueError, HTTPException) as error:
         text = f"no answer from {question.base_url}: {error}"
         if _is_timeout(error) and serves_others(question):
-            raise CanaryQueued(f"{text}; others are served meanwhile") from error
+            raise CanaryQueued(f"{text}; other requests are served") from error
         raise CanaryError(text) from error
     if not isinstance(content, dict):
         raise CanaryError(f"no answer from {question.base_url}: not an object")

@@ -16,9 +16,8 @@ from threading import Lock
 
 import msgspec
 
-from tandem.operator.api.conditions import Reason
-from tandem.operator.api.status import Links
-from tandem.operator.decide.verdict import Verdict
+from tandem.operator.api.status import Links, Reason
+from tandem.operator.decide.words import Verdict
 from tandem.operator.probes.canary import Question, ask
 from tandem.operator.probes.fleet import read_links, steadied
 
@@ -154,7 +153,7 @@ def queued(before: Verdict, now: Verdict) -> Verdict:
 
 def _unanswered(question: Question) -> Verdict:
     """Return the verdict that counts until there is an answer."""
-    text = "the canary has ended unexpectedly; the operator's log says how"
+    text = "the canary failed unexpectedly; see the operator's log"
     return Verdict(
         ok=False,
         reason=Reason.CANARY_FAILED,

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from threading import Lock
 
-from tandem.operator.api.conditions import Reason
+from tandem.operator.api.status import Reason
 from tandem.operator.decide.observe import PodView, Problem
 from tandem.operator.desired.naming import Role
 from tandem.operator.probes.fleet import read_fleet

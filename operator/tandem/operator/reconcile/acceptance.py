@@ -6,20 +6,22 @@ Called by ``reconciler`` once a look, after the children that belong to no revis
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 
 import msgspec
+from kubernetes.utils.quantity import parse_quantity
 
-from tandem.operator.api.conditions import Reason
 from tandem.operator.api.service import Surge
+from tandem.operator.api.status import Reason
 from tandem.operator.cluster import Cluster, ClusterError
 from tandem.operator.cluster.apply import Applier, Problem
+from tandem.operator.cluster.client import Refused, unanswered
 from tandem.operator.cluster.ownership import Taken
-from tandem.operator.cluster.refused import Refused, unanswered
 from tandem.operator.decide import plan
+from tandem.operator.decide.observe import Snapshot
 from tandem.operator.decide.plan import Seen
-from tandem.operator.decide.quota import gives_back, is_full
 from tandem.operator.decide.rollout import can_spare
-from tandem.operator.decide.snapshot import Snapshot
+from tandem.operator.decide.scaling import gives_back, is_full
 from tandem.operator.decide.words import Word
 from tandem.operator.desired.compose import base, desired, target_revisions
 from tandem.operator.desired.facts import Facts
@@ -34,7 +36,49 @@ from tandem.operator.desired.references import (
     named_secrets,
 )
 from tandem.operator.desired.workload import deployment, rendered
-from tandem.operator.reconcile.room import fits
+
+_AMOUNTS = ("requests", "limits")
+Asked = dict[str, Decimal]
+"""Amounts by ``requests.NAME`` and ``limits.NAME``."""
+
+
+def fits(pod: Manifest, old: Manifest) -> bool:
+    """Return whether a pod of this spec requests no more of any resource than one of the spec
+    ``old``. Raises ValueError for an invalid amount."""
+    there = asked_of(old)
+    return all(amount <= there.get(name, 0) for name, amount in asked_of(pod).items())
+
+
+def asked_of(pod: Manifest) -> Asked:
+    """Return the amounts that a quota counts for a pod: its containers and sidecars together, or an
+    init container that requests more. Raises ValueError."""
+    inits = pod.get("initContainers") or ()
+    running = [*pod["containers"], *(each for each in inits if _stays(each)), pod]
+    found: Asked = {}
+    for each in running:
+        for name, amount in _asked(each).items():
+            found[name] = found.get(name, Decimal(0)) + amount
+    for each in inits:
+        for name, amount in ({} if _stays(each) else _asked(each)).items():
+            found[name] = max(amount, found.get(name, amount))
+    return found
+
+
+def _stays(init: Manifest) -> bool:
+    return init.get("restartPolicy") == "Always"
+
+
+def _asked(holder: Manifest) -> Asked:
+    """Return the amounts of a container, or of a whole pod. A limit alone is a request, too."""
+    given = holder.get("resources") or {}
+    limits = given.get("limits") or {}
+    said = {"limits": limits, "requests": {**limits, **(given.get("requests") or {})}}
+    return {
+        f"{kind}.{name}": parse_quantity(amount)  # type: ignore[no-untyped-call]
+        for kind in _AMOUNTS
+        for name, amount in said[kind].items()
+    }
+
 
 Key = tuple[str, str]
 
@@ -84,7 +128,7 @@ class Acceptance:
                 or self._refused(seen, facts)
             )
         except ClusterError as error:
-            unknown = unanswered("what the spec asks for cannot be tried", error)
+            unknown = unanswered("the spec cannot be tested", error)
             return problem_word([unknown]) or word, unknown
         if said is None:
             self._accepted[key] = asked
@@ -107,7 +151,7 @@ class Acceptance:
         for name, field in _foreign_secrets(facts).items():
             secret = self._cluster.get("Secret", facts.owner.namespace, name)
             if secret is None:
-                said = f"{field} names Secret {name}, which is not there"
+                said = f"{field} names Secret {name}, which does not exist"
                 return "False", Reason.SECRET_NOT_FOUND, said
             if not is_allowed(secret):
                 said = (

@@ -11,41 +11,127 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable, Mapping
+
+import msgspec
 
 from tandem.operator import look
 from tandem.operator.api import reading
-from tandem.operator.api.conditions import Reason
+from tandem.operator.api.status import Reason
 from tandem.operator.cluster import Cluster
 from tandem.operator.cluster.apply import Applier, Problem
+from tandem.operator.cluster.client import Refused
 from tandem.operator.cluster.gather import References, snapshot
-from tandem.operator.cluster.refused import Refused
 from tandem.operator.cluster.repair import Repairs
 from tandem.operator.cluster.store import Store
 from tandem.operator.cluster.undeclared import Undeclared
 from tandem.operator.decide import observe, plan
 from tandem.operator.decide.keyring import KeyPlan, plan_keys
 from tandem.operator.decide.modelcheck import ModelVerdict, judge, may_have_job
+from tandem.operator.decide.observe import Snapshot, WorkloadView
 from tandem.operator.decide.plan import Seen
-from tandem.operator.decide.rollout import Decision, token_name
-from tandem.operator.decide.snapshot import Snapshot
+from tandem.operator.decide.rollout import Decision, Phase, token_name
+from tandem.operator.decide.scaling import is_full
 from tandem.operator.decide.status import Picture
-from tandem.operator.decide.turns import goes_first, neighbour
 from tandem.operator.decide.words import Word
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.fetching import job_revision
-from tandem.operator.desired.naming import Identity
+from tandem.operator.desired.naming import Identity, Manifest, map_of
 from tandem.operator.desired.references import as_named_before
 from tandem.operator.desired.router import url
+from tandem.operator.desired.workload import RevisionKey
 from tandem.operator.probes.keywatch import KeyWatch
 from tandem.operator.probes.probing import Key, Known, Probes
 from tandem.operator.probes.reach import Reach
 from tandem.operator.probes.refusals import Refusals
 from tandem.operator.reconcile.acceptance import Acceptance, problem_word
-from tandem.operator.reconcile.asker import Asker, canary_token
-from tandem.operator.reconcile.patience import next_look
-from tandem.operator.reconcile.teller import Teller
+from tandem.operator.reconcile.asker import Asker, Teller, canary_token
 from tandem.operator.reconcile.writer import Writer
 from tandem.operator.settings import OperatorSettings
+
+SOON = 5.0
+"""Seconds to the next look while a change is under way that no watch reports."""
+
+
+def next_look(picture: Picture, keys: KeyPlan, wait: float | None) -> float | None:
+    """Return the seconds until a change is possible that no watch reports."""
+    waits = [wait] if wait is not None else []
+    if keys.waits > 0:  # pods are asked for them from the next look on, and no event brings that
+        waits.append(min(keys.waits, SOON))
+    quiet = picture.decision.phase in (Phase.STABLE, Phase.SUSPENDED, Phase.PAUSED)
+    asleep = picture.decision.phase is Phase.SUSPENDED
+    if (
+        not quiet
+        or picture.accepted[0] != "True"  # names get free, quotas and references come
+        or not (picture.model.ready or asleep)
+        or any(not pod.ready for pod in picture.pods)
+    ):
+        waits.append(SOON)
+    return min(waits, default=None)
+
+
+Workloads = Mapping[RevisionKey, WorkloadView]
+
+
+class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
+    """Another service of the namespace."""
+
+    name: str
+    created: str
+    has_served: bool
+    has_failed: bool
+    """Whether it missed its deadline: it may never fit, and no service waits for it any more."""
+    workloads: Workloads
+
+    @property
+    def turn(self) -> tuple[bool, str, str]:
+        """Return the sort key of the service's turn."""
+        return self.has_failed, self.created, self.name
+
+
+def neighbour(resource: Manifest, workloads: Workloads) -> Neighbour | None:
+    """Return the view of a service; None for one without wanted pods."""
+    metadata = resource["metadata"]
+    if "deletionTimestamp" in metadata or map_of(resource.get("spec")).get("suspend"):
+        return None
+    rollout = map_of(map_of(resource.get("status")).get("rollout"))
+    return Neighbour(
+        name=metadata["name"],
+        created=metadata["creationTimestamp"],
+        has_served=bool(rollout.get("stable")),
+        has_failed=bool(rollout.get("failed")),
+        workloads=workloads,
+    )
+
+
+def goes_first(mine: Neighbour, others: Iterable[Neighbour]) -> str | None:
+    """Return the name of the service that ``mine`` gives way to; None if it gives way to none."""
+    if mine.has_served or _is_whole(mine):
+        return None
+    older = [
+        each
+        for each in others
+        if each.turn < mine.turn
+        and not each.has_served
+        and not each.has_failed
+        and lacks_room(each.workloads)
+    ]
+    return min(older, key=lambda each: each.turn).name if older else None
+
+
+def lacks_room(workloads: Workloads) -> bool:
+    """Return whether a quota refuses pods that are asked for."""
+    return any(
+        each.asked > each.existing and each.refused is not None and is_full(each.refused)
+        for each in workloads.values()
+    )
+
+
+def _is_whole(service: Neighbour) -> bool:
+    """Return whether all pods are there that are asked for; not where none is asked for."""
+    views = [each for each in service.workloads.values() if each.asked]
+    return bool(views) and all(each.existing >= each.asked for each in views)
+
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +254,7 @@ class Reconciler:
             gives_way=(first_of_all := self._goes_first(key, seen)) is not None,
         )
         if first_of_all is not None and accepted[0] == "True":
-            text = f"the namespace's quota has no room for two: {first_of_all} comes up first"
+            text = f"the namespace's quota does not fit both: {first_of_all} starts first"
             accepted = "Unknown", Reason.QUOTA_EXCEEDED, text
 
         look.enter("apply")

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
-from tandem.link.spans import OpenSpan, Spans
 from tandem.operator.cluster import KINDS
 from tandem.operator.look import ApiCall, Key, LookRecord, Phase, recording
+from tandem.tracing.spans import OpenSpan, Spans
 
 _KINDS = {(prefix, plural): kind for kind, (prefix, plural) in KINDS.items()}
 _VERBS = {"GET": "get", "POST": "create", "PUT": "replace", "DELETE": "delete"}

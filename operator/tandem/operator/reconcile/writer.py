@@ -6,21 +6,27 @@ has these for Deployments.
 
 from __future__ import annotations
 
+import logging
 import secrets as randomness
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import zmq
 
-from tandem.operator.cluster import Cluster
+from tandem.operator.cluster import Cluster, ClusterError
 from tandem.operator.cluster.apply import Applier, Problem
-from tandem.operator.cluster.refused import Refused
+from tandem.operator.cluster.client import Refused, refused
 from tandem.operator.cluster.repair import Repairs
 from tandem.operator.decide import plan
 from tandem.operator.decide.keyring import KeyPlan
+from tandem.operator.decide.observe import (
+    PodView,
+    Snapshot,
+    WorkloadView,
+    labelled,
+)
 from tandem.operator.decide.plan import Seen
-from tandem.operator.decide.rollout import Decision
-from tandem.operator.decide.snapshot import Snapshot
+from tandem.operator.decide.rollout import Decision, Phase
 from tandem.operator.desired import secrets
 from tandem.operator.desired.compose import Objects, base, desired
 from tandem.operator.desired.facts import Facts
@@ -28,7 +34,234 @@ from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.pod import keys_secret
 from tandem.operator.desired.references import secrets_of
 from tandem.operator.desired.router import canary_secret
-from tandem.operator.reconcile.resizing import Resizing, size_of
+from tandem.operator.desired.workload import RevisionKey
+from tandem.protocol.names import ANNOTATION_ADMITTED, ANNOTATION_DRAINING
+
+_COST = "controller.kubernetes.io/pod-deletion-cost"
+_DRAINING_COST = "-1000"
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """Annotations to set (None removes) on one pod."""
+
+    pod: str
+    annotations: dict[str, str | None]
+
+
+def admissions(pods: Iterable[PodView], admitted: set[RevisionKey]) -> list[Mark]:
+    """Return the marks of workers that routers may use from now on."""
+    return [
+        Mark(pod.name, {ANNOTATION_ADMITTED: "true"})
+        for key, mine in _by_key(pods).items()
+        for pod in mine
+        if pod.role is not Role.ROUTER
+        and key in admitted
+        and pod.annotations.get(ANNOTATION_ADMITTED) != "true"
+    ]
+
+
+def departures(
+    pods: Iterable[PodView],
+    workloads: Mapping[RevisionKey, WorkloadView],
+    counts: Mapping[RevisionKey, int],
+) -> dict[RevisionKey, list[Mark]]:
+    """Marks of pods that are chosen to leave next, or chosen no more, by their Deployment.
+
+    A pod that is chosen hears of it before its Deployment shrinks; the choice is an optimisation,
+    since whichever pod gets SIGTERM drains. It stays chosen until its controller knows that it asks
+    for as many again, which may be deleting it meanwhile.
+    """
+    found: dict[RevisionKey, list[Mark]] = {}
+    for key, mine in _by_key(pods).items():
+        leaving = _victims(mine, _surplus(key, workloads, counts))
+        may_stay = _may_stay(workloads.get(key), min(counts.get(key, 0), len(mine)))
+        for pod in mine:
+            changes = _departure(pod, pod.name in leaving, may_stay)
+            if changes:
+                found.setdefault(key, []).append(Mark(pod.name, changes))
+    return found
+
+
+def _by_key(pods: Iterable[PodView]) -> dict[RevisionKey, list[PodView]]:
+    grouped: dict[RevisionKey, list[PodView]] = {}
+    for pod in pods:
+        if not pod.deleting:
+            grouped.setdefault((pod.role, pod.revision), []).append(pod)
+    return grouped
+
+
+def _surplus(
+    key: RevisionKey,
+    workloads: Mapping[RevisionKey, WorkloadView],
+    counts: Mapping[RevisionKey, int],
+) -> int:
+    view = workloads.get(key)
+    return 0 if view is None else max(0, view.existing - counts.get(key, 0))
+
+
+def _victims(pods: list[PodView], surplus: int) -> set[str]:
+    """Return the pods to leave: those already marked, then those not ready, then the youngest."""
+
+    def order(pod: PodView) -> tuple[bool, bool, float]:
+        return pod.annotations.get(ANNOTATION_DRAINING) != "true", pod.ready, -pod.created
+
+    return {pod.name for pod in sorted(pods, key=order)[:surplus]}
+
+
+def _may_stay(view: WorkloadView | None, count: int) -> bool:
+    return view is None or (view.is_followed and view.asked >= count)
+
+
+def _departure(pod: PodView, leaves: bool, may_stay: bool) -> dict[str, str | None]:
+    marked = pod.annotations.get(ANNOTATION_DRAINING) == "true"
+    if leaves and not marked:
+        return {ANNOTATION_DRAINING: "true", _COST: _DRAINING_COST}
+    if marked and not leaves and may_stay:
+        return {ANNOTATION_DRAINING: None, _COST: None}
+    return {}
+
+
+logger = logging.getLogger(__name__)
+
+
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """One Deployment in its wanted state, and its replicas so far."""
+
+    key: RevisionKey
+    manifest: Manifest
+    before: int | None
+    """Replicas; None without a Deployment."""
+
+    @property
+    def after(self) -> int:
+        """Return its wanted replicas."""
+        count: int = self.manifest["spec"]["replicas"]
+        return count
+
+    def at(self, count: int) -> Manifest:
+        """Return the same with another number of replicas."""
+        return {**self.manifest, "spec": {**self.manifest["spec"], "replicas": count}}
+
+    @property
+    def is_made(self) -> bool:
+        """Return whether it has to be made, for pods that it shall have."""
+        return self.before is None and self.after > 0
+
+    @property
+    def falls(self) -> bool:
+        """Return whether pods leave."""
+        return self.before is not None and self.after < self.before
+
+
+def size_of(manifest: Manifest, live: Snapshot) -> Size:
+    """Return the size of a wanted Deployment, given the existing one."""
+    key = labelled(manifest)
+    assert key is not None, manifest["metadata"]["name"]
+    there = live.find("Deployment", manifest["metadata"]["name"])
+    before = None if there is None else there["spec"].get("replicas", 1)
+    return Size(key=key, manifest=manifest, before=before)
+
+
+class Resizing:
+    """Changes of one look to Deployments."""
+
+    def __init__(
+        self, cluster: Cluster, applier: Applier, seen: Seen, decided: Decision, live: Snapshot
+    ) -> None:
+        self._cluster = cluster
+        self._applier = applier
+        self._seen = seen
+        self._decided = decided
+        self._live = live
+        self._blocked: set[Role] = set()
+        """Roles of which no Deployment may fall: other pods cannot replace the leaving ones."""
+        self.kept: dict[RevisionKey, int] = {}
+        """Replicas of Deployments that were to fall and did not."""
+        self._found: list[Problem] = []
+
+    def admit(self) -> bool:
+        """Admit the pods of admitted revisions to routers, before clients reach routers that know
+        only these. Pods that were not admitted replace no others, and no router that uses others is
+        removed. Return whether all are admitted."""
+        roles = {pod.name: pod.role for pod in self._seen.pods}
+        for mark in admissions(self._seen.pods, self._decided.admitted):
+            said = self._mark(mark)
+            if said is not None:
+                self._found.append(said)
+                self._blocked |= {roles[mark.pod], Role.ROUTER}
+        return not self._found
+
+    def run(
+        self,
+        sizes: Iterable[Size],
+        templates: Mapping[str, Manifest],
+        *,
+        may_make: bool,
+        is_reachable: bool,
+    ) -> list[Problem]:
+        """Write all sizes; ``templates`` are stored under the names of Deployments to be made.
+        Without ``may_make`` none is made. Unless a wanted Service exists (``is_reachable``), the
+        last routers stay that clients may reach by the existing one."""
+        sizes = list(sizes)
+        for size in sizes:
+            if size.before is not None and not size.falls:
+                self._write(size, rises=size.after > size.before)
+        coming = [size for size in sizes if size.is_made]
+        if not may_make:
+            self._blocked |= {size.key[0] for size in coming}
+            coming = []
+        for size in [size for size in coming if self._is_kept(size, templates)]:
+            self._write(size, rises=True)
+        falling = [size for size in sizes if size.falls]
+        self.kept = {
+            size.key: size.before or 0 for size in falling if not self._may_fall(size, is_reachable)
+        }
+        counts = {**self._decided.counts, **self.kept}
+        marked = departures(self._seen.pods, self._seen.workloads, counts)
+        for key in marked.keys() - {size.key for size in falling}:
+            self._tell(marked[key])
+        for size in falling:
+            self._tell(marked.get(size.key, ()))
+            if size.key not in self.kept:
+                self._write(size, rises=False)
+        return self._found
+
+    def _write(self, size: Size, *, rises: bool) -> None:
+        said = self._applier.apply([size.manifest], self._live)
+        self._found += said
+        if said and rises:
+            self._blocked.add(size.key[0])
+
+    def _is_kept(self, size: Size, templates: Mapping[str, Manifest]) -> bool:
+        """Store its template, which a repair of the Deployment requires; return the success."""
+        template = templates.get(size.manifest["metadata"]["name"])
+        said = self._applier.create([] if template is None else [template], self._live)
+        if said:
+            self._found += said
+            self._blocked.add(size.key[0])
+        return not said
+
+    def _may_fall(self, size: Size, is_reachable: bool) -> bool:
+        if self._decided.phase is Phase.SUSPENDED:
+            return True
+        role, _ = size.key
+        is_last = role is Role.ROUTER and size.after == 0
+        return role not in self._blocked and (is_reachable or not is_last)
+
+    def _tell(self, marks: Iterable[Mark]) -> None:
+        """Mark pods that leave; pods that cannot be marked drain all the same."""
+        for mark in marks:
+            said = self._mark(mark)
+            if said is not None:
+                logger.warning("%s: not marked: %s", self._seen.owner.namespace, said.message())
+
+    def _mark(self, mark: Mark) -> Refused | None:
+        body = {"metadata": {"annotations": mark.annotations}}
+        try:
+            self._cluster.patch("Pod", self._seen.owner.namespace, mark.pod, body)
+        except ClusterError as error:
+            return refused(f"Pod {mark.pod}", error)
+        return None
 
 
 class Writer:

@@ -6,26 +6,108 @@ in, rules of the CRD checked.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable, Set
 from typing import Any
 
 import msgspec
 
 from tandem.operator.api import reading
-from tandem.operator.api.status import LLMServiceStatus
+from tandem.operator.api.status import ConditionType, LLMServiceStatus, Reason
 from tandem.operator.api.values import API_VERSION
-from tandem.operator.cluster import ClusterError
+from tandem.operator.cluster import Cluster, ClusterError
 from tandem.operator.cluster.apply import Applier
 from tandem.operator.cluster.repair import Repairs
 from tandem.operator.cluster.store import CHILDREN, SERVICE, Store
-from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.decide.observe import PodView, Problem
+from tandem.operator.decide.rollout import token_name
+from tandem.operator.decide.words import Verdict
+from tandem.operator.desired.naming import Identity, Manifest, Role
 from tandem.operator.metrics import OperatorMetrics
+from tandem.operator.probes.canary import Question
+from tandem.operator.probes.keywatch import Door, KeyWatch
+from tandem.operator.probes.probing import (
+    Asked,
+    Key,
+    Known,
+    Probes,
+)
+from tandem.operator.probes.reach import Reach
+from tandem.operator.probes.refusals import Refusals
 from tandem.operator.reconcile.reconciler import Reconciler
 from tandem.operator.rehearse.difference import Difference, differences
-from tandem.operator.rehearse.silent import NoReach, NoRefusals, ToldKeys, ToldProbes
 from tandem.operator.rehearse.stage import Change, Stage
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.names import LABEL_REVISION, LABEL_ROLE, LABEL_SERVICE
+
+
+def _nobody(_key: Key) -> None:
+    """Do nothing: no look is to be woken."""
+
+
+class ToldProbes(Probes):
+    """Canaries and links as the status has them."""
+
+    def __init__(self, status: LLMServiceStatus) -> None:
+        super().__init__(0.0, _nobody)
+        self._told = Known(links=status.links)
+        name = status.rollout.servable or token_name(status.rollout)
+        for each in status.conditions:
+            told = each.status != "Unknown" and each.reason != Reason.SUSPENDED
+            if each.type == ConditionType.SERVABLE and told:
+                verdict = Verdict(
+                    ok=each.status == "True",
+                    reason=Reason(each.reason),
+                    message=each.message or "",
+                    targets=name,
+                    at=time.time(),
+                )
+                self._told.asked[name] = Asked(verdict=verdict)
+
+    def known(self, key: Key) -> Known:
+        """Return the values of the status."""
+        return self._told
+
+    def poll(
+        self, key: Key, questions: Iterable[Question], *, about: Set[str], links: int
+    ) -> float | None:
+        """Send no request."""
+        return None
+
+
+class ToldKeys(KeyWatch):
+    """Stand-in for reads of keys: no pod has read keys that the status does not list."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster, _nobody)
+
+    def all_read(
+        self, key: Key, pods: Iterable[PodView], wanted: frozenset[str], door: Door
+    ) -> bool:
+        """Return whether there are no pods; none is asked."""
+        return not list(pods)
+
+
+class NoRefusals(Refusals):
+    """Stand-in that asks no router for its refusals."""
+
+    def __init__(self) -> None:
+        super().__init__(_nobody)
+
+    def known(self, key: Key, pods: Iterable[PodView], token: str) -> dict[str, Problem]:
+        """Return nothing."""
+        return {}
+
+
+class NoReach(Reach):
+    """Stand-in that asks no address."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster, _nobody, OperatorMetrics(), 0.0)
+
+    def look(self, owner: Identity, pods: Iterable[PodView]) -> None:
+        """Do nothing."""
 
 
 class NoService(TandemError):
@@ -68,7 +150,7 @@ def rehearse(
     there = stage.get(SERVICE, namespace, name)
     resource = there if changed is None else _as_taken(stage, there, changed, namespace, name)
     if resource is None:
-        raise NoService(f"no LLMService {name} in namespace {namespace}, and no file of one")
+        raise NoService(f"no LLMService {name} in namespace {namespace}, and no file was given")
     if "deletionTimestamp" in resource["metadata"]:
         raise NoService(f"LLMService {name} in namespace {namespace} is being deleted")
     store = Store()
@@ -123,7 +205,9 @@ def _tried(stage: Stage, wanted: Manifest) -> Manifest:
     made = stage.create(wanted, dry_run=True)
     if made is None:
         where = wanted["metadata"]
-        raise ClusterError(409, "AlreadyExists", f"{where['namespace']}/{where['name']} just came")
+        raise ClusterError(
+            409, "AlreadyExists", f"{where['namespace']}/{where['name']} was created meanwhile"
+        )
     return made
 
 

@@ -13,23 +13,23 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from tandem.protocol.errors import FailCause
-from tandem.protocol.finish import FinishReason
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.outputs import (
     Accepted,
     EngineCoreOutput,
     Failed,
+    FinishReason,
     PooledOutput,
     Refused,
 )
-from tandem.protocol.recording import AttemptRecord, LegRecord, Recording
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.timeline import LegTimes
 from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.dispatch.inbox import Backlog, Inbox
 from tandem.router.placement.policy import Placement
-from tandem.router.workers.seams import LegEvent
+from tandem.router.workers.connection import LegEvent
 from tandem.router.workers.worker import Worker
+from tandem.tracing.recording import AttemptRecord, LegRecord, Recording
 
 TAKEN_AFTER = 1.0
 """Seconds without a refusal after which a request counts as taken by its workers."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from tandem.protocol.errors import FailCause
 from tandem.router.dispatch.attempt import Attempt
+from tandem.router.dispatch.explain import too_late
 from tandem.router.dispatch.failure import AttemptFailure, ReaderTooSlow
 from tandem.router.dispatch.job import Job
-from tandem.router.dispatch.verdicts import too_late
-from tandem.router.naps import Naps
+from tandem.router.workers.rates import Naps
 
 CLOCKS = 0.1
 """Seconds by which a worker's clock may be ahead of the router's at a request's deadline: rounding,

@@ -10,32 +10,46 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Collection,
+    Coroutine,
+    Iterator,
+)
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import Any
 
 import msgspec
 
 from tandem.llm.beside import Beside
 from tandem.protocol.card import ModelCard, WorkerRole
-from tandem.protocol.commands import Command, Reply
+from tandem.protocol.commands import Command, Reply, seconds_for
 from tandem.protocol.context import ORDINARY, RequestContext, Route
 from tandem.protocol.errors import FailCause, RequestFailed, RequestRefused
-from tandem.protocol.outputs import Accepted, EngineCoreOutput, EngineOutput, PooledOutput
-from tandem.protocol.recording import current, marked
+from tandem.protocol.outputs import (
+    Accepted,
+    EngineCoreOutput,
+    EngineOutput,
+    PooledOutput,
+)
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SEED_BITS, seeded
-from tandem.router.admission.queue import AdmissionQueue
-from tandem.router.admission.turns import Turns
+from tandem.router.dispatch.admission import AdmissionQueue, Turns
 from tandem.router.dispatch.attempt import BAD_ENDS, Attempt, Leg
-from tandem.router.dispatch.begun import begun
-from tandem.router.dispatch.calling import call_all
 from tandem.router.dispatch.deadlines import (
     DispatchLimits,
     check_deadlines,
     raise_if_too_late,
     sweep,
 )
-from tandem.router.dispatch.explain import Explanations
+from tandem.router.dispatch.explain import (
+    Explanations,
+    asleep,
+    no_place,
+    too_late,
+    worth_waiting,
+)
 from tandem.router.dispatch.failure import AttemptFailure, FailedClosed
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.dispatch.inbox import Backlog
@@ -43,19 +57,72 @@ from tandem.router.dispatch.job import Job
 from tandem.router.dispatch.ladder import rung_of
 from tandem.router.dispatch.ledger import Contradiction, Gap
 from tandem.router.dispatch.placing import Placing
-from tandem.router.dispatch.pooled import take_pooled
-from tandem.router.dispatch.recorder import begin_attempt, note_end, note_sent, note_way
-from tandem.router.dispatch.stopwatch import Stopwatch
-from tandem.router.dispatch.verdicts import (
-    asleep,
-    no_place,
-    too_late,
-    worth_waiting,
+from tandem.router.dispatch.recorder import (
+    begin_attempt,
+    note_end,
+    note_sent,
+    note_way,
 )
+from tandem.router.dispatch.stopwatch import Stopwatch
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.policy import Placement, PlacementPolicy
 from tandem.router.tenant import current_tenant
 from tandem.router.workers.pool import WorkerPool
+from tandem.tracing.recording import current, marked
+
+
+@asynccontextmanager
+async def begun(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+    """Run a coroutine up to its first wait. Cancel it at the end of the block if it still waits,
+    and return when it has ended."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.sleep(0)
+        yield task
+    finally:
+        if not task.done():
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+CALL_SECONDS = 10.0
+"""Seconds within which a worker that moves no memory answers."""
+
+
+async def call_all(pool: WorkerPool, command: Command) -> Reply:
+    """Return ok if every worker does, values added up, and the messages of the failed workers, or
+    else of all. Raises RequestFailed if one does not answer in time."""
+    workers = list(pool.workers.values())
+    seconds = seconds_for(command, CALL_SECONDS)
+    replies = await asyncio.gather(
+        *(worker.connection.call(command, seconds) for worker in workers)
+    )
+    values: dict[str, float] = {}
+    for reply in replies:
+        for name, value in reply.values.items():
+            values[name] = values.get(name, 0.0) + value
+    ok = all(reply.ok for reply in replies)
+    said = [
+        f"{worker.name}: {reply.message}"
+        for worker, reply in zip(workers, replies, strict=True)
+        if not reply.ok or (ok and reply.message)
+    ]
+    return Reply(id=command.id, ok=ok, message="; ".join(said), values=values)
+
+
+def take_pooled(
+    job: Job, attempt: Attempt, leg: Leg, output: PooledOutput
+) -> AttemptFailure | None:
+    """Mark the job as answered, or return the attempt's failure."""
+    if job.request.pooling is None:
+        return attempt.failure(leg, FailCause.INTERNAL, "a vector, not tokens")
+    if not output.values or len(output.values) % 4:
+        count = len(output.values)
+        return attempt.failure(leg, FailCause.INTERNAL, f"{count} bytes that are no float32 values")
+    attempt.heard(leg)
+    job.ledger.answered()
+    return None
+
 
 logger = logging.getLogger(__name__)
 

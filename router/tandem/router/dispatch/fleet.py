@@ -22,9 +22,8 @@ from tandem.router.placement.snapshot import (
     PromptFacts,
     WorkerView,
 )
-from tandem.router.rates import DecayedRate
-from tandem.router.workers.peering import handoff_peers
-from tandem.router.workers.pool import WorkerPool
+from tandem.router.workers.pool import WorkerPool, handoff_peers
+from tandem.router.workers.rates import DecayedRate
 from tandem.router.workers.worker import Worker
 
 _OWN_FAULTS = frozenset({"internal", "timeout"})

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from tandem.protocol.outputs import EngineCoreOutput, PooledOutput
-from tandem.router.workers.seams import LegEvent
+from tandem.router.workers.connection import LegEvent
 
 _EVENT_BYTES = 400
 _TOKEN_BYTES = 40

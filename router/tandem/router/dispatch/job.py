@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -11,24 +12,140 @@ import msgspec
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.context import Route
 from tandem.protocol.errors import FailCause
+from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.kv import MAX_FIRST_BYTES, first_bytes
 from tandem.protocol.outputs import EngineCoreOutput
-from tandem.protocol.recording import Recording
-from tandem.protocol.requests import Consume, EngineCoreRequest, Produce, Pull
+from tandem.protocol.requests import (
+    Consume,
+    EngineCoreRequest,
+    Produce,
+    Pull,
+)
 from tandem.protocol.sampling import ALL_LOGPROBS, SamplingParams
 from tandem.protocol.timeline import Watch
 from tandem.router.dispatch.attempt import Attempt
 from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.dispatch.ladder import Ladder
 from tandem.router.dispatch.ledger import Ledger
-from tandem.router.dispatch.patience import Patience
-from tandem.router.dispatch.prompt_hashes import PromptHashes
 from tandem.router.dispatch.recorder import Scene
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.policy import Placement
 from tandem.router.placement.snapshot import PromptFacts
 from tandem.router.workers.worker import Worker
+from tandem.tracing.recording import Recording
+
+FIRST_PAUSE = 1.0
+"""Seconds until they are asked again for the first time; each pause is twice the last."""
+
+
+class Patience:
+    """Wait of one request, from when no worker is left until one has worked for it."""
+
+    __slots__ = ("_ask_at", "_pause", "ends")
+
+    def __init__(self) -> None:
+        self.over()
+
+    def over(self) -> None:
+        """Reset after a worker has worked for the request: a later wait is a new one."""
+        self.ends = math.inf
+        """Time at which the request fails without a worker."""
+        self._ask_at = math.inf
+        self._pause = FIRST_PAUSE
+
+    def begin(self, now: float, seconds: float) -> None:
+        """Begin a wait without workers. Repeated refusals do not make it longer."""
+        if self.ends == math.inf:
+            self.ends = now + seconds
+            self._ask_at = now + self._pause
+
+    def nap(self, now: float) -> float:
+        """Return the seconds until the next action, whether or not the fleet changes."""
+        return max(0.0, min(self.ends, self._ask_at) - now)
+
+    def asks_again(self, now: float) -> bool:
+        """Return whether it is time to ask again; true once for each pause."""
+        if now < self._ask_at:
+            return False
+        self._pause *= 2
+        self._ask_at = now + self._pause
+        return True
+
+
+Hashes = tuple[BlockHash, ...]
+
+_TOKEN = 2
+"""Items of ``Beside.run`` for the hashing time of a token."""
+_VECTOR_BYTES = 64
+"""Bytes of embeddings for the time of one item."""
+
+
+class PromptHashes:
+    """Hashes of one request. ``of`` and ``lacking`` in the loop, ``compute`` anywhere."""
+
+    def __init__(self, request: EngineCoreRequest) -> None:
+        self._request = request
+        self._known: dict[str, Hashes] = {}
+
+    def of(self, fingerprint: str, block_size: int) -> Hashes:
+        """Return the hashes of the prompt's full blocks; compute missing ones at once."""
+        known = self._find(fingerprint, block_size)
+        if known is None:
+            known = self._known[fingerprint] = self._compute(fingerprint, block_size)
+        return known
+
+    def lacking(self, workers: Iterable[Worker]) -> dict[str, int]:
+        """Return fingerprints of workers without known hashes, with their block sizes."""
+        return {
+            worker.fingerprint: worker.card.block_size
+            for worker in workers
+            if self._find(worker.fingerprint, worker.card.block_size) is None
+        }
+
+    def weight(self, lacking: dict[str, int]) -> int:
+        """Return the time of ``compute``, in items of ``Beside.run``."""
+        embeds = self._request.prompt_embeds
+        vectors = 0 if embeds is None else len(embeds.values) // _VECTOR_BYTES
+        return len(lacking) * (_TOKEN * len(self._request.prompt_token_ids) + vectors)
+
+    def compute(self, lacking: dict[str, int]) -> dict[str, Hashes]:
+        """Return the hashes under each of these fingerprints."""
+        return {name: self._compute(name, block_size) for name, block_size in lacking.items()}
+
+    def learn(self, computed: dict[str, Hashes]) -> None:
+        """Add computed hashes."""
+        self._known |= computed
+
+    def _root(self, fingerprint: str, block_size: int) -> BlockHash:
+        request = self._request
+        return root_hash(
+            fingerprint=fingerprint,
+            block_size=block_size,
+            adapter=request.adapter,
+            salt=request.cache_salt,
+        )
+
+    def _compute(self, fingerprint: str, block_size: int) -> Hashes:
+        request, root = self._request, self._root(fingerprint, block_size)
+        prompt, embeds = request.prompt_token_ids, request.prompt_embeds
+        return tuple(hash_blocks(root, prompt, block_size, embeds))
+
+    def _find(self, fingerprint: str, block_size: int) -> Hashes | None:
+        """Return known hashes, or the caller's if they are of this fingerprint: a chain agrees
+        wholly or not at all."""
+        known = self._known.get(fingerprint)
+        if known is not None:
+            return known
+        request = self._request
+        given, prompt = request.block_hashes, request.prompt_token_ids
+        if not given or len(given) != len(prompt) // block_size:
+            return None
+        root = self._root(fingerprint, block_size)
+        if [given[0]] != hash_blocks(root, prompt[:block_size], block_size, request.prompt_embeds):
+            return None
+        self._known[fingerprint] = given
+        return given
 
 
 class Job:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tandem.protocol.errors import TandemError
-from tandem.protocol.finish import FinishReason
-from tandem.protocol.outputs import EngineCoreOutput
+from tandem.protocol.outputs import EngineCoreOutput, FinishReason
 
 
 class LedgerError(TandemError):

@@ -14,15 +14,15 @@ from collections import deque
 from tandem.llm.beside import Beside
 from tandem.protocol.errors import RequestRefused
 from tandem.protocol.ids import BlockHash, Incarnation
-from tandem.protocol.recording import marked
-from tandem.router.admission.turns import Turns
+from tandem.router.dispatch.admission import Turns
+from tandem.router.dispatch.explain import raise_if_non_retryable, too_late
 from tandem.router.dispatch.fleet import Fleet
+from tandem.router.dispatch.hit_ceiling import HitCeiling
 from tandem.router.dispatch.job import Job
 from tandem.router.dispatch.recorder import Scene
-from tandem.router.dispatch.verdicts import raise_if_non_retryable, too_late
-from tandem.router.hit_ceiling import HitCeiling
 from tandem.router.placement.policy import Placement, PlacementPolicy
 from tandem.router.workers.worker import Worker
+from tandem.tracing.recording import marked
 
 RETRY_SECONDS = 1.0
 """Seconds that a further attempt waits for a thread that hashes: its client already waited."""

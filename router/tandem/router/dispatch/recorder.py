@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass
 
 from tandem.protocol.context import Route, Shape
-from tandem.protocol.recording import AttemptRecord, LegRecord, Recording
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.timeline import Watch
 from tandem.router.dispatch.attempt import Attempt
 from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.placement.snapshot import FleetSnapshot, PromptFacts
+from tandem.tracing.recording import AttemptRecord, LegRecord, Recording
 
 _NUMBERS = {
     "max_tokens": "gen_ai.request.max_tokens",

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from tandem.protocol.errors import DeadlinePassed, RequestFailed, RequestRefused
 from tandem.protocol.outputs import EngineCoreOutput, PooledOutput
-from tandem.protocol.recording import Recording
 from tandem.protocol.requests import EngineCoreRequest
-from tandem.router.admission.queue import AdmissionRefused
+from tandem.router.dispatch.admission import AdmissionRefused
 from tandem.router.dispatch.failure import ReaderTooSlow
 from tandem.router.metrics import MISTAKES, RouterMetrics
+from tandem.tracing.recording import Recording
 
 MAX_FINISHES = 16
 """Most ends of choices in a record."""

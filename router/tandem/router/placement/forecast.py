@@ -17,10 +17,18 @@ from typing import NamedTuple
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.steps import Crowd
-from tandem.router.placement.eligible import UNKNOWN_RESIDENCE, is_full, uncached, wait_for_room
 from tandem.router.placement.pulls import PullPlan, with_pull
 from tandem.router.placement.rates import MOST_BUSY, Rates, chunk_of
-from tandem.router.placement.snapshot import FleetSnapshot, LinkPace, PromptFacts, WorkerView
+from tandem.router.placement.snapshot import (
+    UNKNOWN_RESIDENCE,
+    FleetSnapshot,
+    LinkPace,
+    PromptFacts,
+    WorkerView,
+    is_full,
+    uncached,
+    wait_for_room,
+)
 
 HANDOFF_SECONDS, HANDOFF_STEPS = 0.003, 3
 """Seconds of a hand-off's messages, and steps of the decode worker until the second token: the one

@@ -13,13 +13,6 @@ from zlib import crc32
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation
-from tandem.router.placement.eligible import (
-    fitting,
-    linked,
-    long_enough,
-    may_hand_over,
-    usable_workers,
-)
 from tandem.router.placement.forecast import (
     Decoding,
     Forecast,
@@ -39,6 +32,11 @@ from tandem.router.placement.snapshot import (
     FleetSnapshot,
     PromptFacts,
     WorkerView,
+    fitting,
+    linked,
+    long_enough,
+    may_hand_over,
+    usable_workers,
 )
 
 DISAGGREGATED, AGGREGATED = "disaggregated", "aggregated"

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tandem.protocol.ids import Incarnation
-from tandem.router.placement.eligible import uncached
 from tandem.router.placement.rates import Rates, chunk_of
 from tandem.router.placement.snapshot import (
     UNUSED,
@@ -19,6 +18,7 @@ from tandem.router.placement.snapshot import (
     LinkPace,
     PromptFacts,
     WorkerView,
+    uncached,
 )
 
 ROUND_SECONDS = 0.003

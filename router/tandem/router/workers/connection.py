@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
-from tandem.link.frames import decode_to_router
 from tandem.link.liveness import Pulse
-from tandem.link.session import LinkState, Session, Verdict
+from tandem.link.session import (
+    LinkState,
+    Session,
+    Terms,
+    Verdict,
+)
+from tandem.link.sockets import Context, decode_to_router
 from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import Command, Reply
 from tandem.protocol.errors import FailCause, RequestFailed
 from tandem.protocol.ids import Incarnation
+from tandem.protocol.keys import KeyRing
 from tandem.protocol.messages import (
     Beat,
     Call,
@@ -34,10 +42,73 @@ from tandem.protocol.messages import (
     WorkerBeat,
     encode,
 )
-from tandem.protocol.outputs import Accepted, BlockEvents, Failed, Refused
+from tandem.protocol.outputs import (
+    Accepted,
+    BlockEvents,
+    EngineOutput,
+    Failed,
+    Refused,
+)
 from tandem.protocol.requests import EngineCoreRequest
+from tandem.protocol.timeline import LegTimes
 from tandem.router.workers.dealer import Dealer
-from tandem.router.workers.seams import LinkContext, Sink
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerNote:
+    """Facts of a pod; the defaults are those of an address in a list."""
+
+    pod: str = ""
+    role: str = ""
+    revision: str = ""
+    """Revision of the role's template; several may run at the same time during a rollout."""
+    admitted: bool = False
+    """Set if the worker's revision may serve users."""
+    leaving: bool = False
+    """Set if the worker is about to end: place nothing new on it."""
+
+    @property
+    def template(self) -> tuple[str, str]:
+        """Return role and revision, the unit of admission."""
+        return (self.role, self.revision)
+
+
+NO_NOTE = WorkerNote()
+
+Admitted = frozenset[tuple[str, str]] | None
+"""Templates that serve users; None is all of them, if no pod is marked as admitted."""
+
+
+def admitted_templates(notes: Iterable[WorkerNote]) -> Admitted:
+    """Return the admitted templates of all known pods, up or not; None if none is."""
+    return frozenset(note.template for note in notes if note.admitted) or None
+
+
+LegEvent = EngineOutput | Accepted | Refused | Failed
+
+
+class Sink(Protocol):
+    """Receiver of one worker's events of one key; called in the loop, never blocks."""
+
+    def receive(self, event: LegEvent) -> None:
+        """Take the next event of the key from this worker."""
+        ...
+
+    def timed(self, times: LegTimes) -> None:
+        """Take the worker's notes of the key."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinkContext:
+    """State that all connections of a router share."""
+
+    zmq: Context
+    terms: Terms
+    dropped: Callable[[str], None]
+    """Counts a dropped frame by its reason."""
+    curve: KeyRing | None = None
+
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from tandem.link.curve import call_with
-from tandem.link.frames import MAX_FRAME_BYTES
-from tandem.link.sockets import HANDSHAKE_FAILED, Context, Socket, open_socket
+from tandem.link.sockets import HANDSHAKE_FAILED, MAX_FRAME_BYTES, Context, Socket, open_socket
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.keys import CallKeys, KeyRing
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from tandem.link.liveness import LinkTimes
@@ -21,12 +21,51 @@ from tandem.protocol.ids import NOBODY, Incarnation
 from tandem.protocol.keys import KeyRing
 from tandem.protocol.messages import PeerHealth, WorkerBeat
 from tandem.protocol.outputs import BlockEvents
-from tandem.router.naps import Naps
-from tandem.router.workers.connection import WorkerConnection
-from tandem.router.workers.note import NO_NOTE, Admitted, WorkerNote, admitted_templates
-from tandem.router.workers.peering import controls_of
-from tandem.router.workers.seams import LinkContext
+from tandem.router.workers.connection import (
+    NO_NOTE,
+    Admitted,
+    LinkContext,
+    WorkerConnection,
+    WorkerNote,
+    admitted_templates,
+)
+from tandem.router.workers.rates import Naps
 from tandem.router.workers.worker import Worker
+
+
+def controls_of(worker: Worker, workers: Iterable[Worker]) -> dict[str, Incarnation]:
+    """Return the control sockets (``host:port``) to keep links to, with the incarnation of each."""
+    able = [
+        each
+        for each in workers
+        if each.card.control is not None
+        and each.compatibility == worker.compatibility
+        and each.incarnation != worker.incarnation
+    ]
+    takes = worker.role is WorkerRole.DECODE
+    giving = [each for each in able if takes and each.role is WorkerRole.PREFILL]
+    lending = [
+        each
+        for each in able
+        if each.card.pull_peers and each.fingerprint == worker.fingerprint and each not in giving
+    ]
+    lending.sort(key=lambda each: (each.incarnation < worker.incarnation, each.incarnation))
+    chosen = [*giving, *lending[: worker.card.pull_peers]]
+    return {each.card.control: each.incarnation for each in chosen if each.card.control}
+
+
+def handoff_peers(
+    worker: Worker, workers: Mapping[Incarnation, Worker]
+) -> Mapping[Incarnation, PeerHealth]:
+    """Return a worker's links by which prompts are handed over to it: a decode worker's to all but
+    decode workers, which only lend. Unknown peers are taken for prefill workers."""
+    if worker.role is not WorkerRole.DECODE:
+        return {}
+    if not worker.card.pull_peers:
+        return worker.peers
+    lending = {each for each, known in workers.items() if known.role is WorkerRole.DECODE}
+    return {peer: health for peer, health in worker.peers.items() if peer not in lending}
+
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.messages import LoadReport, PeerHealth
-from tandem.router.rates import Window
-from tandem.router.workers.connection import WorkerConnection
-from tandem.router.workers.note import NO_NOTE, WorkerNote
+from tandem.router.workers.connection import NO_NOTE, WorkerConnection, WorkerNote
+from tandem.router.workers.rates import Window
 
 
 @dataclass(slots=True, eq=False)

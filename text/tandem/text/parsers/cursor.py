@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 
-from tandem.text.parsers.json_scanner import JsonScanner
+from tandem.text.parsers.values import JsonScanner
 
 Reading = Generator[None, None, bool]
 """Generator that yields to wait for text; returns whether it read its item."""

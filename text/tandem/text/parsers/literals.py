@@ -23,7 +23,7 @@ from tandem.text.parsers.cursor import (
     text_until,
     value_until,
 )
-from tandem.text.parsers.json_scanner import MAX_DEPTH
+from tandem.text.parsers.values import MAX_DEPTH
 
 _CONSTANTS = {"true": True, "false": False, "null": None}
 _WORD = re.compile(r"[-+.\w]{0,512}", re.ASCII)

@@ -6,7 +6,8 @@ family is a file of this folder and its class in ``_ALL``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tandem.engine.config.facts import ModelFacts
@@ -17,8 +18,67 @@ from tandem.engine.config.families.llama import Llama
 from tandem.engine.config.families.qwen2 import Qwen2
 from tandem.engine.config.families.qwen3 import Qwen3
 from tandem.engine.config.families.roberta import Roberta
-from tandem.engine.config.nearest import explained
 from tandem.protocol.errors import InvalidParameter
+
+_MISSING = {
+    "a mixture of experts": "MoE|Moe|Mixtral|Deepseek|DeepSeek|GptOss|Dbrx|Grok|Llama4|OlmoE"
+    "|Phimoe|MiniMax|Kimi|HunYuan|Arctic",
+    "images": "VL|Vision|Llava|LLaVA|Pixtral|Mistral3|Idefics|Mllama|Paligemma|PaliGemma|Fuyu"
+    "|InternVL|Gemma3ForCond|Gemma3nForCond|Phi3V|Phi4MM|Molmo|Ovis|CLIP|Clip|Siglip|ViT",
+    "audio": "Whisper|Audio|Ultravox|Voxtral|Omni|Wav2Vec|Speech",
+    "layers that keep a recurrent state": "Mamba|Jamba|Bamba|Rwkv|RWKV|NemotronH|Zamba"
+    "|RecurrentGemma|Qwen3Next|GraniteMoeHybrid|FalconH1|Plamo2|Lfm2",
+    "a decoder that attends to an encoder": "^(T5|MT5|UMT5|Bart|MBart|Marian|Pegasus|M2M100"
+    "|NllbMoe|LongT5|Florence)|EncoderDecoder",
+    "latent attention": "DeepseekV2|DeepseekV3|MiniCPM3|LongcatFlash",
+}
+"""Unsupported features, each with a pattern in the names of classes that require it."""
+_SIMILAR = {
+    "Mixtral": "Mistral",
+    "Ministral": "Mistral",
+    "Pixtral": "Mistral",
+    "Mllama": "Llama",
+    "Llava": "Llama",
+    "SmolLM3": "Llama",
+    "DistilBert": "Bert",
+    "ModernBert": "Bert",
+    "NomicBert": "Bert",
+    "Deberta": "Roberta",
+    "MPNet": "Roberta",
+    "Qwen2_5": "Qwen2",
+    "Qwen": "Qwen3",
+}
+"""The beginning of a class name, and the family that is nearest; the longest beginning counts."""
+_ENCODER = re.compile(r"Bert|BERT|Electra|MPNet|Deberta|Roberta|XLNet|Albert|GTE|New(Model|For)")
+
+
+def explained(architecture: str, served: Iterable[str]) -> str:
+    """Return the allowed values for an error about ``architecture``: what it lacks here, and the
+    nearest of ``served``."""
+    names = list(served)
+    missing = [what for what, pattern in _MISSING.items() if re.search(pattern, architecture)]
+    lacks = f"{' and '.join(missing)} cannot be computed yet; " if missing else ""
+    return f"{lacks}the nearest is {_nearest(architecture, names)}; one of {', '.join(names)}"
+
+
+def _nearest(architecture: str, served: list[str]) -> str:
+    family = re.match(r"XLM|[A-Z][a-z]*\d*", architecture)
+    near = [name for name in served if family and name.startswith(family[0])]
+    for start in sorted(_SIMILAR, key=len, reverse=True):
+        if not near and architecture.startswith(start):
+            near = [name for name in served if name.startswith(_SIMILAR[start])]
+    if not near:
+        near = [name for name in served if name.startswith("Bert")]
+        near = near if _ENCODER.search(architecture) else served
+    same = [name for name in near if _ending(name) == _ending(architecture)]
+    return (same or near)[0]
+
+
+def _ending(name: str) -> str:
+    """Return the suffix of a class's name that states its use, as in ForCausalLM."""
+    found = re.search(r"For[A-Z]\w*$|LMHeadModel$|Model$", name)
+    return found[0].replace("LMHeadModel", "ForCausalLM") if found else ""
+
 
 __all__ = ["FAMILIES", "Family", "check_architecture", "check_servable", "family_of"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from tandem.engine.config.encoder import EncoderFacts
+from tandem.engine.config.facts import EncoderFacts
 from tandem.engine.config.families.base import Family
 from tandem.protocol.errors import InvalidParameter
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tandem.engine.structured.errors import GrammarError
-from tandem.engine.structured.schema import subschemas
-from tandem.protocol.schema_words import says
-from tandem.protocol.structured import StructuredOutputsParams
+from tandem.engine.structured.rewrite import subschemas
+from tandem.protocol.structured import StructuredOutputsParams, says
 
 LEAF_SHAPES = (
     "type minLength maxLength",

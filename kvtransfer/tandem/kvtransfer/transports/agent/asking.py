@@ -33,7 +33,7 @@ from tandem.kvtransfer.transports.agent.wire import (
     consumers_proof,
 )
 from tandem.kvtransfer.transports.mapped.copiers import Copier, Source
-from tandem.kvtransfer.transports.mapped.proofs import fresh, is_proof
+from tandem.kvtransfer.transports.mapped.wire import fresh, is_proof
 from tandem.protocol.ids import Incarnation
 
 logger = logging.getLogger(__name__)

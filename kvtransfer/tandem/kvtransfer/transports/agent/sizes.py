@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tandem.kvtransfer.config import KVTransferConfig
-from tandem.kvtransfer.memory.sizes import slot_bytes_for, slot_sizes
+from tandem.kvtransfer.memory.slots import slot_bytes_for, slot_sizes
 from tandem.kvtransfer.transports.agent.wire import MAX_RING_BYTES, MAX_SLOTS
 
 GPU_FACTOR = 2

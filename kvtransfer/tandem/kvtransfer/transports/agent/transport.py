@@ -5,23 +5,23 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.memory.blocks import TAG_BYTES, Blocks, SharedTags
 from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.transports.agent.asking import Asker
-from tandem.kvtransfer.transports.agent.giving import Giver
-from tandem.kvtransfer.transports.agent.landing import Landing, Piece
-from tandem.kvtransfer.transports.agent.pieces import landed, pieces_of
+from tandem.kvtransfer.transports.agent.landing import Giver, Landing, Piece
 from tandem.kvtransfer.transports.agent.sizes import LandingSizes
 from tandem.kvtransfer.transports.agent.wire import (
+    MAX_PLACES,
     VERSION,
     AgentCard,
     Copied,
@@ -33,13 +33,69 @@ from tandem.kvtransfer.transports.agent.wire import (
     decode_card,
     encode,
 )
-from tandem.kvtransfer.transports.base import Extent, Progress, Region, Ticket
-from tandem.kvtransfer.transports.mapped.batches import Batch
+from tandem.kvtransfer.transports.base import (
+    Extent,
+    Progress,
+    Region,
+    Ticket,
+)
+from tandem.kvtransfer.transports.mapped.batches import Batch, batches
 from tandem.kvtransfer.transports.mapped.copiers import Copier, Mark, traits_of
-from tandem.kvtransfer.transports.mapped.proofs import COPYING, PROOF_BYTES, key_for
-from tandem.kvtransfer.transports.mapped.wire import SECRET_BYTES, Given, place_of
+from tandem.kvtransfer.transports.mapped.wire import (
+    COPYING,
+    PROOF_BYTES,
+    SECRET_BYTES,
+    Given,
+    key_for,
+    place_of,
+)
 from tandem.kvtransfer.waiting import is_foretold
 from tandem.protocol.ids import Incarnation
+
+
+def pieces_of(extents: Sequence[Extent], slot_bytes: int) -> list[Batch]:
+    """Return batches of ranges of one size each, in the order of the extents. None is larger
+    than a slot; blocks are never cut."""
+    found: list[Batch] = []
+    for batch in batches(extents):
+        for part in (batch,) if batch.tagged else _lone(batch, slot_bytes):
+            most = max(1, min(MAX_PLACES, slot_bytes // int(part.sizes[0])))
+            if len(part.sizes) <= most:
+                found.append(part)
+                continue
+            starts = range(0, len(part.sizes), most)
+            found += [_sliced(part, slice(first, first + most)) for first in starts]
+    return found
+
+
+def landed(piece: Batch, slot: int, slot_bytes: int) -> Batch:
+    """Return the piece as it lies in a landing slot: its ranges joined."""
+    sources = slot * slot_bytes + np.concatenate(([0], np.cumsum(piece.sizes)[:-1]))
+    return piece._replace(sources=sources, reach=None)
+
+
+def _lone(batch: Batch, slot_bytes: int) -> Iterator[Batch]:
+    """Return a batch for each range, and for each slot's length of it."""
+    for row in range(len(batch.sizes)):
+        size = int(batch.sizes[row])
+        for begin in range(0, size, slot_bytes):
+            one = _sliced(batch, slice(row, row + 1))
+            yield one._replace(
+                sources=one.sources + begin,
+                targets=one.targets + begin,
+                sizes=np.array([min(slot_bytes, size - begin)], dtype=np.int64),
+            )
+
+
+def _sliced(batch: Batch, at: slice) -> Batch:
+    return batch._replace(
+        sources=batch.sources[at],
+        targets=batch.targets[at],
+        sizes=batch.sizes[at],
+        blocks=None if batch.blocks is None else batch.blocks[at],
+        reach=None,
+    )
+
 
 logger = logging.getLogger(__name__)
 

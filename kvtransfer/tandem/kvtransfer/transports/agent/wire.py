@@ -18,8 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from tandem.kvtransfer.errors import TransportError
-from tandem.kvtransfer.transports.mapped.proofs import proof_of
-from tandem.kvtransfer.transports.mapped.wire import check_version
+from tandem.kvtransfer.transports.mapped.wire import check_version, proof_of
 
 VERSION = 2
 SOCKET_NAME = "agent.sock"

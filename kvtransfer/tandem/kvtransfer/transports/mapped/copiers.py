@@ -10,12 +10,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tandem.kernels.memory import device, shared
-from tandem.kernels.memory.device import DeviceMemoryError, DeviceRange
-from tandem.kernels.memory.lane import Lane
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.transports.base import Region, Traits
 from tandem.kvtransfer.transports.mapped.batches import Batch
+from tandem.memory import device, shared
+from tandem.memory.copies import Lane
+from tandem.memory.device import DeviceMemoryError, DeviceRange
 
 
 class Mark(Protocol):

@@ -25,16 +25,19 @@ from tandem.kvtransfer.transports.mapped.files import (
     stream_of,
     user_of,
 )
-from tandem.kvtransfer.transports.mapped.proofs import MAPPING, fresh, is_proof, key_for
 from tandem.kvtransfer.transports.mapped.wire import (
     ANSWER,
     CHALLENGE,
     MAGIC,
+    MAPPING,
     PROOF,
     SECRET_BYTES,
     SIZES,
     Given,
     Greeting,
+    fresh,
+    is_proof,
+    key_for,
     socket_name,
 )
 from tandem.protocol.ids import Incarnation

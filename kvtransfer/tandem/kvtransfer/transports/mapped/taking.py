@@ -20,16 +20,19 @@ from tandem.kvtransfer.transports.mapped.files import (
     stream_of,
     user_of,
 )
-from tandem.kvtransfer.transports.mapped.proofs import MAPPING, fresh, is_proof, key_for
 from tandem.kvtransfer.transports.mapped.wire import (
     ANSWER,
     CHALLENGE,
     MAGIC,
+    MAPPING,
     PROOF,
     SIZES,
     Given,
     Greeting,
     MappedCard,
+    fresh,
+    is_proof,
+    key_for,
     place_of,
 )
 from tandem.protocol.ids import Incarnation

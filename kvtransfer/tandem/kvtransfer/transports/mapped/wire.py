@@ -9,6 +9,7 @@ has the other. The secret comes over the authenticated control link, and never c
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import stat
 import struct
@@ -21,8 +22,36 @@ from msgspec import Meta
 
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.transports.mapped.files import close_all
-from tandem.kvtransfer.transports.mapped.proofs import proof_of
 from tandem.protocol.ids import Incarnation
+
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+MAPPING = b"tandem kv: mapped memory, 2"
+"""Purpose of the keys by which workers greet each other."""
+COPYING = b"tandem kv: copies by the agent, 2"
+"""Purpose of the keys by which consumers ask the agent for a producer's blocks."""
+
+
+def fresh() -> bytes:
+    """Return bytes that have never been sent."""
+    return os.urandom(NONCE_BYTES)
+
+
+def key_for(secret: bytes, purpose: bytes) -> bytes:
+    """Return the key of one purpose: it reveals neither the secret nor another purpose's key."""
+    return hmac.digest(secret, purpose, "sha256")
+
+
+def proof_of(key: bytes, role: bytes, *parts: bytes) -> bytes:
+    """Return the proof of an end in this role, over parts of any length, in their order."""
+    lengths = (len(part).to_bytes(4, "little") + part for part in (role, *parts))
+    return hmac.digest(key, b"".join(lengths), "sha256")
+
+
+def is_proof(found: bytes, expected: bytes) -> bool:
+    """Return whether both are equal, in a time that does not depend on where they differ."""
+    return hmac.compare_digest(found, expected)
+
 
 VERSION = 2
 """Version of the greeting; a worker of another version is reached by another transport."""

@@ -1,0 +1,1 @@
+"""Settings, listening addresses and fair queues: what every process uses."""

@@ -1,0 +1,1 @@
+"""Commands that start servers: up, serve, router, prefill, decode, operator, node-agent."""

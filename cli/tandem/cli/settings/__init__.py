@@ -1,0 +1,1 @@
+"""Flags of commands: parsing, files, secrets, flags of other servers."""

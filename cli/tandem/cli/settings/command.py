@@ -1,0 +1,159 @@
+"""First steps of every command: parse, merge, set up logging. Errors are printed as one line."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tandem.cli.settings.flags import (
+    Section,
+    add_flags,
+    environment,
+    flag_of,
+    read_settings,
+)
+from tandem.cli.settings.other_flags import RefusedFlag, translated
+from tandem.protocol.errors import InvalidParameter, TandemError
+
+
+def check_place(param: str, path: str | None) -> None:
+    """Raise InvalidParameter if a file that is written at the end is a folder, or has no folder."""
+    if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
+        raise InvalidParameter(param, path, "a file in a folder that is there")
+
+
+_ARGUMENT = re.compile(r"argument (?P<flag>\S+): (?P<what>.*)", re.DOTALL)
+_WRONG_TYPE = re.compile(r"invalid (?P<kind>int|float) value: (?P<value>.*)", re.DOTALL)
+NAMES = "served_model_name"
+_OF_FLAGS = "_flags"
+"""Suffix of settings whose value is itself a list of flags."""
+
+
+class UsageError(TandemError):
+    """A command line that cannot be read; the text names the word and what is allowed."""
+
+    exit_status = 2
+
+    def __init__(self, text: str, command: str) -> None:
+        super().__init__(f"{text}; see `{command} --help`")
+
+
+class Parser(argparse.ArgumentParser):
+    """Parser whose errors are one line, without usage, and whose flags may not be abbreviated.
+
+    An abbreviated flag would become another flag, or ambiguous, when a release adds one with the
+    same prefix. A misspelt flag would be read as the one that it abbreviates.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    @property
+    def flags(self) -> frozenset[str]:
+        """Return every flag with its dashes."""
+        return frozenset(self._option_string_actions)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError with a rewritten message."""
+        found = _ARGUMENT.fullmatch(message)
+        if found is None:
+            raise UsageError(message, self.prog)
+        flag, what = found["flag"], found["what"]
+        if what.startswith("expected one argument"):
+            what = "a value has to follow"
+        elif what.startswith("ignored explicit argument"):
+            what = "takes no value; give one of the two alone"
+        elif wrong := _WRONG_TYPE.fullmatch(what):
+            word = "an integer" if wrong["kind"] == "int" else "a number"
+            what = f"{wrong['value']} is not allowed; {word}"
+        raise UsageError(f"{flag}: {what}", self.prog)
+
+    def read(self, argv: Sequence[str], *, takes_model: bool = False) -> argparse.Namespace:
+        """Parse all of ``argv``. A word without a flag is the model, if the command has one.
+
+        Raises UsageError for the first unknown word.
+        """
+        parsed, unknown = self.parse_known_args(argv)
+        for word in unknown:  # argparse takes an optional word only before the first flag
+            if word.startswith("-") or not takes_model or parsed.model is not None:
+                model = parsed.model if takes_model else None
+                raise UsageError(self._unknown(word, model), self.prog)
+            parsed.model = word
+        return parsed
+
+    def _unknown(self, word: str, model: str | None) -> str:
+        if not word.startswith("-"):
+            why = "only flags are" if model is None else f"the model is {model!r}"
+            return f"{word!r} is not allowed here; {why}"
+        flag = word.partition("=")[0]
+        near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.75)
+        return f"{flag} is no flag of `{self.prog}`" + (f"; {near[0]} is" if near else "")
+
+
+def parse(
+    command: str, description: str, sections: Sequence[Section], argv: list[str]
+) -> dict[type, dict[str, Any]]:
+    """Return the given values per settings class. Exits 0 after --help.
+
+    Raises UsageError or InvalidParameter.
+    """
+    return read_command_line(command, description, sections, argv, environment())
+
+
+def read_command_line(
+    command: str,
+    description: str,
+    sections: Sequence[Section],
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    takes_file: bool = True,
+) -> dict[type, dict[str, Any]]:
+    """Parse with a given environment, and with ``--config`` if ``takes_file``."""
+    takes_model = any(each.name == "model" for section in sections for each in section.flags())
+    parser = Parser(
+        prog=f"tandem {command}",
+        usage=f"tandem {command} {'[MODEL] ' if takes_model else ''}[options]",
+        description=description,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=38, width=100),
+    )
+    add_flags(parser, sections, takes_file=takes_file)
+    try:
+        argv = translated(argv, parser.flags, command)
+    except RefusedFlag as error:
+        raise UsageError(str(error), f"tandem {command}") from None
+    parsed = parser.read(_joined(argv, sections), takes_model=takes_model)
+    if takes_model and parsed.model is None and len(getattr(parsed, NAMES, None) or ()) > 1:
+        names = " ".join(getattr(parsed, NAMES))
+        text = f"--served-model-name: {names!r} may hold the model; give it first, or by --model"
+        raise UsageError(text, f"tandem {command}")
+    return read_settings(parsed, sections, environ)
+
+
+def _joined(argv: Sequence[str], sections: Sequence[Section]) -> list[str]:
+    """Return ``--worker-flags "--x"`` as ``--worker-flags=--x``, or --x would be another flag."""
+    names = {
+        flag_of(each.name)
+        for section in sections
+        for each in section.flags()
+        if each.name.endswith(_OF_FLAGS)
+    }
+    words: list[str] = []
+    rest = iter(argv)
+    for word in rest:
+        following = next(rest, None) if word in names else None
+        words.append(word if following is None else f"{word}={following}")
+    return words
+
+
+def words(setting: str, value: str) -> list[str]:
+    """Return a string of flags, split as by a shell. Raises InvalidParameter for an open quote."""
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise InvalidParameter(setting, value, f"flags as a shell takes them ({error})") from error

@@ -1,0 +1,86 @@
+"""Lines of logs, as text or JSON, with the request and the trace that they are about."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from tandem.base.settings import setting
+from tandem.tracing.recording import current
+
+TEXT = "%(asctime)s %(levelname).1s %(name)s: %(message)s%(about)s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """Settings of the log."""
+
+    log_level: str = setting(
+        "info", "Least severe messages to log.", choices=("debug", "info", "warning", "error")
+    )
+    log_format: str = setting(
+        "text", "Lines of text, or a JSON object a line.", choices=("text", "json")
+    )
+
+
+class About(logging.Filter):
+    """Gives each record ``request_id`` and ``trace_id``: its own, or of the call that is served."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let every record pass."""
+        if not hasattr(record, "request_id"):
+            recording = current()
+            record.request_id = "" if recording is None else recording.request_id
+            record.trace_id = "" if recording is None else recording.watch.trace_id
+        request_id, trace_id = getattr(record, "request_id", ""), getattr(record, "trace_id", "")
+        about = f" [request {request_id}" if request_id else ""
+        if about:
+            about += f" trace {trace_id}]" if trace_id else "]"
+        record.about = about
+        return True
+
+
+class JsonLines(logging.Formatter):
+    """Formatter that writes one JSON object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as one line."""
+        said = _object(record.created, record.levelname.lower(), record.name, record.getMessage())
+        for name in ("request_id", "trace_id"):
+            if value := getattr(record, name, ""):
+                said[name] = value
+        if record.exc_info:
+            said["exception"] = self.formatException(record.exc_info)
+        return json.dumps(said, ensure_ascii=False)
+
+
+def json_line(level: str, logger: str, message: str) -> str:
+    """Return a line as ``JsonLines`` writes it, for output without a logger."""
+    return json.dumps(_object(time.time(), level, logger, message), ensure_ascii=False)
+
+
+def _object(when: float, level: str, logger: str, message: str) -> dict[str, str]:
+    return {
+        "time": datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds"),
+        "level": level,
+        "logger": logger,
+        "message": message,
+    }
+
+
+def set_up_logging(level: str, log_format: str = "text") -> None:
+    """Log to standard error, one line per message."""
+    logging.basicConfig(level=level.upper(), handlers=[handler_of(log_format)])
+
+
+def handler_of(log_format: str) -> logging.Handler:
+    """Return a handler that writes lines of that format to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(About())
+    text = logging.Formatter(TEXT, datefmt="%H:%M:%S")
+    handler.setFormatter(JsonLines() if log_format == "json" else text)
+    return handler

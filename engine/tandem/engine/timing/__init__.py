@@ -1,0 +1,1 @@
+"""Measured and predicted times of steps."""

@@ -1,1 +1,0 @@
-"""Pieces of (sequence, head) pairs: sums that are left, merged or written."""

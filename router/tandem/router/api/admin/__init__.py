@@ -1,0 +1,1 @@
+"""Endpoints of operators and tools: health, metrics, sleep, debugging, documents."""

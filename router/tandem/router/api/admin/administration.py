@@ -1,0 +1,118 @@
+"""Routes of administrators: settings in force, the log, requests that run."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tandem.protocol.card import ModelCard
+from tandem.protocol.commands import CommandName, Reply
+from tandem.protocol.link import tandem_version
+from tandem.router.api.openai.bodies.schemas import AbortBody, LogLevelBody
+from tandem.router.api.openai.service import read, service_of
+from tandem.router.api.stopping import Ending
+from tandem.router.config import RouterConfig
+from tandem.router.endpoints import Routes
+
+routes = Routes("administration")
+
+SECRET = frozenset({"api_key", "admin_api_key"})
+"""Settings whose values are hidden: only whether they are set is shown."""
+ADDRESSES = frozenset({"control"})
+LOGGERS = ("tandem", "uvicorn")
+"""Loggers whose level is set: this process's own, and its server's."""
+
+
+@routes.get("/server_info")
+async def server_info(request: Request) -> Response:
+    """Settings of this router, and what its workers say of themselves."""
+    config: RouterConfig = request.app.state.router.config
+    workers = request.app.state.fleet.pool.workers.values()
+    return _json(
+        {
+            "version": tandem_version(),
+            "router": _settings(config),
+            "workers": {each.name: _told(each.card) for each in workers},
+        }
+    )
+
+
+@routes.get("/log_level")
+async def show_log_level(_: Request) -> Response:
+    """Return the least level that this router logs."""
+    return _json({"log_level": _level()})
+
+
+@routes.post("/log_level")
+async def set_log_level(request: Request) -> Response:
+    """Log from another level on, until it is set anew or the process ends."""
+    body = await read(LogLevelBody, request)
+    for name in LOGGERS:
+        logging.getLogger(name).setLevel(body.log_level.upper())
+    return _json({"log_level": _level()})
+
+
+@routes.post("/abort_requests")
+async def abort_requests(request: Request) -> Response:
+    """End calls by their ids: their clients are told, and workers stop."""
+    body = await read(AbortBody, request)
+    ending: Ending = request.app.state.ending
+    return _json({"aborted": ending.abort(frozenset(body.request_ids))})
+
+
+@routes.post("/reset_prefix_cache")
+async def reset_prefix_cache(request: Request) -> Response:
+    """Drop cached blocks on every worker; 503 when one refuses."""
+    return _said(await service_of(request).llm.call(CommandName.RESET_PREFIX_CACHE))
+
+
+@routes.post("/flush_cache")
+async def flush_cache(request: Request) -> Response:
+    """Do as /reset_prefix_cache, by SGLang's name."""
+    return await reset_prefix_cache(request)
+
+
+@routes.post("/start_profile")
+async def start_profile(request: Request) -> Response:
+    """Have every worker record its steps, for 20 s at most; 503 when one does not."""
+    return _said(await service_of(request).llm.call(CommandName.START_PROFILE))
+
+
+@routes.post("/stop_profile")
+async def stop_profile(request: Request) -> Response:
+    """Have every worker write what it recorded, into a folder of its own machine; 503 when one does
+    not."""
+    return _said(await service_of(request).llm.call(CommandName.STOP_PROFILE))
+
+
+def _level() -> str:
+    return logging.getLevelName(logging.getLogger(LOGGERS[0]).getEffectiveLevel()).lower()
+
+
+def _settings(config: RouterConfig) -> dict[str, Any]:
+    """Return all settings by name; of secrets only their number."""
+    found = {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}
+    return {
+        name: f"{len(value)} given" if name in SECRET else value for name, value in found.items()
+    }
+
+
+def _told(card: ModelCard) -> dict[str, Any]:
+    """Return a card without the fields that only links use."""
+    told = {name: getattr(card, name) for name in card.__struct_fields__ if name not in ADDRESSES}
+    return {**told, "incarnation": card.incarnation and card.incarnation.hex()}
+
+
+def _said(reply: Reply) -> Response:
+    answer = _json({"ok": reply.ok, "message": reply.message})
+    answer.status_code = 200 if reply.ok else 503
+    return answer
+
+
+def _json(content: object) -> Response:
+    return Response(msgspec.json.encode(content, enc_hook=str), media_type="application/json")

@@ -1,0 +1,129 @@
+"""Endpoints that put the fleet to sleep and wake it, in vLLM's form: parameters are in the query.
+
+All of them require the keys of administration (``middleware/auth``). An answer is sent once
+placement has the new state, so that a request after it finds workers in that state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tandem.protocol.commands import MAX_SLEEP_WAIT_S, SLEEP_LEVELS, Reply, SleepMode, SleepTag
+from tandem.protocol.errors import InvalidParameter, TandemError
+from tandem.router.api.openai.service import service_of
+from tandem.router.endpoints import Routes
+from tandem.router.workers.pool import WorkerPool
+
+routes = Routes("administration")
+
+USUAL_LEVEL = "1"
+USUAL_WAIT_S = "60"
+"""Seconds in which requests may end, unless ``timeout`` is given."""
+BEAT_SECONDS = 10.0
+"""Seconds within which a worker's beat reports the state that it has answered."""
+
+
+@routes.post("/sleep")
+async def sleep(request: Request) -> Response:
+    """Have every worker give its memory back, or none. ``level`` 1 keeps weights in host memory, 2
+    drops them; ``mode`` abort ends what runs, wait lets it come to its end within ``timeout``
+    seconds. 503 when a worker has to stay awake."""
+    _check_names(request, "level", "mode", "timeout")
+    level = request.query_params.get("level", USUAL_LEVEL)
+    mode = request.query_params.get("mode", SleepMode.ABORT)
+    timeout = request.query_params.get("timeout", USUAL_WAIT_S)
+    if level not in map(str, SLEEP_LEVELS):
+        raise InvalidParameter("level", level, f"one of {', '.join(map(str, SLEEP_LEVELS))}")
+    if mode not in set(SleepMode):
+        allowed = f"one of {', '.join(SleepMode)}: nobody keeps requests whose KV is dropped"
+        raise InvalidParameter("mode", mode, allowed)
+    seconds = _seconds(timeout)
+    pool = _pool(request)
+    if not pool.workers:
+        return _answer(Reply(id=0, ok=False, message="no worker is up"))
+    awake = not any(worker.sleeps for worker in pool.workers.values())
+    try:
+        reply = await service_of(request).llm.sleep(int(level), mode, seconds)
+    except TandemError:
+        if awake:
+            await _until(pool, sleeping=False)
+        raise
+    if reply.ok or awake:  # who had to be woken again is awake for placement, too
+        await _until(pool, sleeping=reply.ok)
+    return _answer(reply)
+
+
+@routes.post("/wake_up")
+async def wake_up(request: Request) -> Response:
+    """Have every worker take its memory again: all of it, or what ``tags`` (once each) name. 503
+    when one cannot, which goes on sleeping."""
+    _check_names(request, "tags")
+    tags = request.query_params.getlist("tags")
+    for tag in tags:
+        if tag not in set(SleepTag):
+            raise InvalidParameter("tags", tag, f"some of {', '.join(SleepTag)}")
+    reply = await service_of(request).llm.wake_up(tags)
+    if reply.ok and not reply.values.get("asleep"):
+        await _until(_pool(request), sleeping=False)
+    return _answer(reply)
+
+
+@routes.get("/is_sleeping")
+async def is_sleeping(request: Request) -> Response:
+    """Return whether every worker sleeps, or has not allocated all of its memory again."""
+    _check_names(request)
+    return _json({"is_sleeping": await service_of(request).llm.is_sleeping()})
+
+
+async def _until(pool: WorkerPool, *, sleeping: bool) -> None:
+    """Wait until every worker's beat reports the state; a worker that is silent for so long is
+    lost, and known to be."""
+    deadline = asyncio.get_running_loop().time() + BEAT_SECONDS
+    while any(worker.sleeps is not sleeping for worker in pool.workers.values()):
+        left = deadline - asyncio.get_running_loop().time()
+        if left <= 0:
+            return
+        await pool.wait_change(left)
+
+
+def _pool(request: Request) -> WorkerPool:
+    pool: WorkerPool = request.app.state.fleet.pool
+    return pool
+
+
+def _check_names(request: Request, *names: str) -> None:
+    """Raise InvalidParameter for a name that is not among ``names``."""
+    for name, value in request.query_params.items():
+        if name not in names:
+            allowed = f"only {', '.join(names)} may be asked" if names else "nothing may be asked"
+            raise InvalidParameter(name[:80], value, allowed)
+
+
+def _seconds(given: str) -> float:
+    try:
+        seconds = float(given[:32])
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= MAX_SLEEP_WAIT_S:
+        raise InvalidParameter("timeout", given, f"seconds from 0 to {MAX_SLEEP_WAIT_S:g}")
+    return seconds
+
+
+def _answer(reply: Reply) -> Response:
+    content = {
+        "ok": reply.ok,
+        "message": reply.message,
+        "workers": int(reply.values.get("engines", 0)),
+        "asleep": int(reply.values.get("asleep", 0)),
+        "freed_bytes": int(reply.values.get("freed_bytes", 0)),
+    }
+    return _json(content, status=200 if reply.ok else 503)
+
+
+def _json(content: object, *, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status_code=status, media_type="application/json")

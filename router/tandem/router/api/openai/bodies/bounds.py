@@ -1,0 +1,165 @@
+"""Bounds of the counts in one request, and the reading of a body within them.
+
+Counts are checked before the fields' types are: a list of a million wrong values would otherwise
+make a million messages. A body that may be large is checked in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pydantic_core
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from tandem.llm.beside import IN_LOOP
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.sampling import MAX_N, MAX_STOP_TOKEN_IDS
+from tandem.router.api.openai.bodies.body import Body, check_shape
+from tandem.router.api.openai.bodies.hints import Reading
+from tandem.router.api.openai.bodies.numbers import check_finite
+from tandem.router.config import RouterConfig
+from tandem.router.http.errors import (
+    MAX_NAME,
+    HttpProblem,
+    bad_request,
+    shortened,
+    written,
+)
+
+_AnyBody = TypeVar("_AnyBody", bound=Body)
+
+
+def parse(model: type[_AnyBody], body: bytes, reading: Reading) -> _AnyBody:
+    """Return the body as ``model``, checked. Raises HttpProblem 400 and InvalidParameter."""
+    try:
+        parsed = model.model_validate_json(body)
+    except ValidationError as error:
+        raise _problem(error, body, model) from error
+    parsed.check(reading)
+    check_finite(body)
+    return parsed
+
+
+def _problem(error: ValidationError, body: bytes, model: type[BaseModel]) -> HttpProblem:
+    first = error.errors(include_url=False, include_context=False)[0]
+    if first["type"] == "json_invalid":
+        return HttpProblem(bad_request(f"The body is not JSON: {first['msg']}", None))
+    param = shortened(_path(first, body, model), MAX_NAME)
+    if first["type"] == "missing":
+        return HttpProblem(bad_request(f"{param}: is required", param))
+    message = f"{param or 'body'}: {written(first['input'])} is not allowed; {first['msg']}"
+    return HttpProblem(bad_request(message, param or None))
+
+
+def _path(error: ErrorDetails, body: bytes, model: type[BaseModel]) -> str:
+    """Return the path of the error in the body: ``messages[2].role``."""
+    value = from_json(body)
+    path = ""
+    for step in error["loc"]:
+        if isinstance(step, int) and isinstance(value, list) and step < len(value):
+            path, value = f"{path}[{step}]", value[step]
+        elif isinstance(step, str) and isinstance(value, dict):
+            path = f"{path}.{step}" if path else step
+            value = value.get(step)
+            if step not in model.model_fields and value is None:
+                break
+        else:
+            break  # the rest names members of a union, not keys of the body
+    return path
+
+
+SMALL_BYTES = IN_LOOP
+"""Largest body that is parsed in the loop."""
+MAX_DOCUMENTS = 1_024
+MAX_INPUTS = 2_048
+"""Inputs of a call that are answered by vectors or scores, as OpenAI's servers take."""
+MAX_FIELDS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestBounds:
+    """Entries per field, and of the body as a whole."""
+
+    json_values: int
+    json_depth: int
+    prompts: int
+    sequences: int
+    entries: Mapping[str, int]
+    """Bounds of other fields that are lists or objects."""
+
+    @classmethod
+    def of(cls, config: RouterConfig) -> RequestBounds:
+        """Return the configured bounds."""
+        return cls(
+            json_values=config.max_json_values,
+            json_depth=config.max_json_depth,
+            prompts=config.max_prompts,
+            sequences=config.max_sequences,
+            entries={
+                "messages": config.max_messages,
+                "bad_words": config.max_bad_words,
+                "logit_bias": config.max_logit_bias,
+                "stop": 1_024,  # 16 are allowed, the sampling parameters say so
+                "stop_sequences": 1_024,
+                "stop_token_ids": MAX_STOP_TOKEN_IDS,
+                "tools": MAX_DOCUMENTS,
+                "documents": max(MAX_INPUTS, config.max_prompts),
+                "chat_template_kwargs": MAX_FIELDS,
+                "modalities": MAX_FIELDS,
+            },
+        )
+
+    def check(self, fields: Mapping[str, object]) -> None:
+        """Raise InvalidParameter that names the first field with too many entries."""
+        if len(fields) > MAX_FIELDS:
+            raise InvalidParameter("body", list(fields), f"at most {MAX_FIELDS} fields")
+        for name, most in self.entries.items():
+            value = fields.get(name)
+            if isinstance(value, list | dict) and len(value) > most:
+                raise too_many(name, value, most)
+        self._check_prompts(fields.get("prompt"), fields.get("prompt_embeds"), fields.get("n"))
+
+    def _check_prompts(self, prompt: object, embeds: object, n: object) -> None:
+        batch = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+        count = len(prompt) if batch and isinstance(prompt, list) else 1
+        name, value = "prompt", prompt
+        if isinstance(embeds, list) and embeds:
+            count, name, value = len(embeds) + (count if prompt else 0), "prompt_embeds", embeds
+        if count > self.prompts:
+            raise too_many(name, value, self.prompts)
+        if isinstance(n, int) and count * n > self.sequences:
+            allowed = f"prompts times n of at most {self.sequences}; it has {count} prompts"
+            most = min(self.sequences, MAX_N)
+            raise InvalidParameter("n", n, allowed if count > 1 else f"an integer, 1 to {most}")
+
+
+def too_many(name: str, value: object, most: int) -> InvalidParameter:
+    """Return the error for a list or an object that is too long."""
+    count = len(value) if isinstance(value, Sequence | Mapping) else 0
+    return InvalidParameter(name, value, f"at most {most} entries; it has {count}")
+
+
+def understand(
+    model: type[_AnyBody], body: bytes, bounds: RequestBounds, reading: Reading
+) -> _AnyBody:
+    """Return the body as ``model``. Raises HttpProblem and InvalidParameter that name the error."""
+    check_shape(body, max_values=bounds.json_values, max_depth=bounds.json_depth)
+    if len(body) > SMALL_BYTES:
+        _check_before(body, bounds)
+    parsed = parse(model, body, reading)
+    bounds.check({**parsed.__dict__, **(parsed.model_extra or {})})
+    return parsed
+
+
+def _check_before(body: bytes, bounds: RequestBounds) -> None:
+    """Check the counts of a body's fields; one that is not JSON is left to ``parse``, which
+    raises."""
+    try:
+        fields = pydantic_core.from_json(body)
+    except ValueError:
+        return
+    if isinstance(fields, dict):
+        bounds.check(fields)

@@ -1,0 +1,90 @@
+"""Prompts of embeddings in bodies: whether they are accepted, their bounds, their reading.
+
+Vectors are a thousand times as large as ids. They stay here as long as their request may have to be
+sent again, so all of them together are bounded. Their content is read outside the loop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tandem.llm.beside import Beside
+from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode, RequestRefused
+from tandem.router.config import RouterConfig
+from tandem.router.http.held_bytes import FREE_FACTOR
+from tandem.router.tenant import tenant_id
+from tandem.text.embeds import NO_EMBEDS, decoded, read_embeds
+from tandem.text.prompts import EmbedsPrompt
+
+NAME = "prompt_embeds"
+
+
+@dataclass(slots=True)
+class EmbedsIntake:
+    """One per app."""
+
+    enabled: bool = False
+    max_bytes: int = 16 << 20
+    """Bytes of one prompt's values."""
+    max_held_bytes: int = 512 << 20
+    """Bytes of all prompts that wait or run; one is accepted whatever its size."""
+    held_bytes: int = 0
+    _by_tenant: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, config: RouterConfig) -> EmbedsIntake:
+        """Return the configured limits."""
+        return cls(
+            config.enable_prompt_embeds,
+            config.max_prompt_embeds_bytes,
+            config.max_held_embeds_bytes,
+        )
+
+    @contextmanager
+    def holding(self, given: Sequence[str]) -> Iterator[None]:
+        """Reserve room for texts in base64 and for the values made of them, until the block ends.
+        Raises InvalidParameter if none are accepted, RequestRefused (capacity) if there is no
+        room."""
+        if given and not self.enabled:
+            raise InvalidParameter(NAME, given[0] if len(given) == 1 else list(given), NO_EMBEDS)
+        size = sum(map(len, given)) // 4 * 3
+        tenant = tenant_id()
+        if size and self.held_bytes and not self._has_room(tenant, size):
+            message = f"{self.held_bytes} bytes of {NAME} are held; with {size} more they are"
+            message = f"{message} over {self.max_held_bytes}, or over the part of this client"
+            raise RequestRefused(Refusal(code=RefusalCode.CAPACITY, message=message))
+        self._hold(tenant, size)
+        try:
+            yield
+        finally:
+            self._hold(tenant, -size)
+
+    def _has_room(self, tenant: str, size: int) -> bool:
+        """Return whether ``size`` more bytes may be held. A tenant leaves some to other tenants."""
+        free = self.max_held_bytes - self.held_bytes - size
+        return free >= 0 and (not tenant or self._by_tenant[tenant] + size <= FREE_FACTOR * free)
+
+    def _hold(self, tenant: str, size: int) -> None:
+        self.held_bytes += size
+        self._by_tenant[tenant] += size
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant]
+
+    async def read(self, given: list[str], beside: Beside) -> list[EmbedsPrompt]:
+        """Return the prompts; each text is released when it is read. Raises InvalidParameter that
+        names the first invalid one."""
+        several = len(given) > 1
+        prompts: list[EmbedsPrompt] = []
+        given.reverse()
+        while given:
+            text = given.pop()
+            param = f"{NAME}[{len(prompts)}]" if several else NAME
+            prompts.append(await beside.run(len(text), self._prompt, text, param))
+        return prompts
+
+    def _prompt(self, text: str, param: str) -> EmbedsPrompt:
+        data = decoded(text, param, max_bytes=self.max_bytes)
+        return EmbedsPrompt(read_embeds(data, param, max_bytes=self.max_bytes), param)

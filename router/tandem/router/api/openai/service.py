@@ -1,0 +1,252 @@
+"""The state that the endpoints share, and the first steps of each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from tandem.llm.async_llm import AsyncLLM
+from tandem.protocol.context import RequestContext
+from tandem.protocol.errors import InvalidParameter, RequestRefused
+from tandem.router.api.openai.answers.sse import ClientGone, EventStream, KeepAlives
+from tandem.router.api.openai.bodies.body import Body
+from tandem.router.api.openai.bodies.bounds import SMALL_BYTES, RequestBounds, understand
+from tandem.router.api.openai.bodies.embeds import EmbedsIntake
+from tandem.router.api.openai.bodies.hints import Reading, UnknownFields, note_ignored
+from tandem.router.api.openai.bodies.pooling_schemas import PooledBody
+from tandem.router.api.openai.bodies.schemas import GenerationBody
+from tandem.router.http.errors import HttpProblem, body_too_slow, unknown_model
+from tandem.router.http.middleware.trace import MAX_REQUEST_ID, is_request_id
+from tandem.router.metrics import RouterMetrics
+from tandem.text.input_processor import InputOptions, TruncationSide
+from tandem.text.parsers.model import ModelParsers
+from tandem.tracing.recording import current, marked
+
+MAX_CACHE_SALT = 1024
+MAX_PRIORITY = 2**31 - 1
+MAX_TIMEOUT = 86_400.0
+"""Seconds that a client's own deadline may be away; the server's ends a request before it."""
+TIMEOUT_HEADER = "X-Request-Timeout"
+
+_AnyBody = TypeVar("_AnyBody", bound=Body)
+
+
+class Identified(Protocol):
+    """A body that may name its request."""
+
+    request_id: str | None
+
+
+@dataclass(slots=True)
+class Service:
+    """One per app, at ``app.state.service``."""
+
+    llm: AsyncLLM
+    metrics: RouterMetrics
+    canary_metrics: RouterMetrics
+    """Metrics of canaries, counted apart."""
+    names: Callable[[], tuple[str, ...]]
+    """Names under which the model may be requested; empty while none is known."""
+    body_seconds: float
+    """Longest that a body may take to come."""
+    stream_seconds: float
+    """Longest that a stream may take to be written, its client's slowness included."""
+    bounds: RequestBounds
+    """Bounds of one request."""
+    is_served: Callable[[], bool]
+    """Returns whether a decode worker is up: then its card is known without waiting."""
+    parsers: ModelParsers = field(default_factory=ModelParsers)
+    """Parsers that separate reasoning and calls of tools from content."""
+    trust_request_chat_template: bool = False
+    allow_request_priority: bool = False
+    max_parallel_prompts: int = 64
+    embeds: EmbedsIntake = field(default_factory=EmbedsIntake)
+    """Limits of prompts of embeddings, and whether they are accepted."""
+    unknown_fields: UnknownFields = field(default_factory=UnknownFields)
+    keep_alives: KeepAlives = field(default_factory=lambda: KeepAlives(0.0))
+    """Sends comments in streams that are silent."""
+
+    def counters(self, context: RequestContext) -> RouterMetrics:
+        """Return the metrics that count a request."""
+        return self.metrics if context.route is None else self.canary_metrics
+
+    def model_name(self, asked: str | None) -> str:
+        """Return the name to answer with. Raises HttpProblem 404."""
+        names = self.names()
+        if asked is None:
+            return names[0] if names else ""
+        if names and asked not in names:
+            raise unknown_model(asked)
+        return asked
+
+
+async def read(model: type[_AnyBody], request: Request) -> _AnyBody:
+    """Return the request's body as ``model``. Raises HttpProblem, InvalidParameter, ClientGone."""
+    service = service_of(request)
+    with marked("read body"):
+        body = await read_body(request)
+    size = len(body) if len(body) > SMALL_BYTES else 0
+    request.scope["state"]["body_bytes"] = size
+    reading = Reading(service.unknown_fields)
+    with marked("parse"):
+        parsed = await service.llm.beside.run(
+            size, understand, model, body, service.bounds, reading
+        )
+    note_ignored(request.scope, reading.ignored)
+    return parsed
+
+
+async def read_body(request: Request) -> bytes:
+    """Return the whole body. Raises HttpProblem (408) when it comes too slowly, ClientGone."""
+    seconds = service_of(request).body_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            # Not request.body(): that keeps the bytes for as long as the answer takes.
+            return b"".join([part async for part in request.stream()])
+    except TimeoutError as error:
+        raise HttpProblem(body_too_slow(seconds)) from error
+    except ClientDisconnect as error:
+        raise ClientGone("the client left while it was sending") from error
+
+
+def service_of(request: Request) -> Service:
+    """Return the app's service."""
+    service: Service = request.app.state.service
+    return service
+
+
+def context_of(request: Request) -> RequestContext:
+    """Return the context that the middleware noted of a request."""
+    state: dict[str, Any] = request.scope["state"]
+    route = state.get("route")
+    return RequestContext(
+        arrived=state["arrived"],
+        route=route,
+        # A canary reads in its headers which workers have answered.
+        tells_accepted=route is None
+        and bool(state.get("streams"))
+        and service_of(request).keep_alives.are_sent,
+    )
+
+
+def event_stream(
+    service: Service, request: Request, events: AsyncGenerator[bytes, None]
+) -> EventStream:
+    """Return the answer that sends ``events``."""
+    return EventStream(
+        events,
+        seconds=service.stream_seconds,
+        gone=service.counters(context_of(request)).request_cancelled,
+        keep_alives=service.keep_alives,
+    )
+
+
+def checked_id(param: str, value: str) -> str:
+    """Return a client's id. Raises InvalidParameter."""
+    if not is_request_id(value):
+        raise InvalidParameter(param, value, f"1 to {MAX_REQUEST_ID} printable ASCII characters")
+    return value
+
+
+def request_id_of(request: Request, body: Identified) -> str:
+    """Return the client's id (header first, then body), or a new one; it is echoed in the answer.
+
+    The id is a name for logs and clients, not a key: calls with the same one may run concurrently.
+    """
+    state: dict[str, Any] = request.scope["state"]
+    given = request.headers.get("x-request-id")
+    param, value = ("X-Request-Id", given) if given else ("request_id", body.request_id)
+    if value is not None:
+        state["request_id"] = checked_id(param, value)
+        recording = current()
+        if recording is not None:
+            recording.request_id = value
+    request_id: str = state["request_id"]
+    return request_id
+
+
+def note_answer(request: Request, answer_id: str) -> None:
+    """Note the id of a request's answer, by which it may be ended, too
+    (``middleware/stopping``)."""
+    request.scope["state"]["answer_id"] = answer_id
+
+
+def input_options(body: GenerationBody | PooledBody, request: Request) -> InputOptions:
+    """Return the options of a body and of the deadline's header, but no sampling parameters."""
+    options = options_of(body, service_of(request))
+    given = request.headers.get(TIMEOUT_HEADER)
+    if given is None:
+        return options
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    limits = [each for each in (_budget(TIMEOUT_HEADER, seconds), options.budget_ms) if each]
+    return replace(options, budget_ms=min(limits))
+
+
+def options_of(body: GenerationBody | PooledBody, service: Service) -> InputOptions:
+    """Return the body's options, without the header of a deadline."""
+    if body.cache_salt is not None and len(body.cache_salt) > MAX_CACHE_SALT:
+        raise InvalidParameter(
+            "cache_salt", body.cache_salt, f"a text of at most {MAX_CACHE_SALT} characters"
+        )
+    side = TruncationSide(body.truncation_side) if body.truncation_side else None
+    return InputOptions(
+        add_special_tokens=body.add_special_tokens,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=side,
+        cache_salt=body.cache_salt,
+        priority=_priority(body.priority or 0, service),
+        budget_ms=None if body.timeout is None else _budget("timeout", body.timeout),
+        partial_on_timeout=isinstance(body, GenerationBody) and bool(body.partial_on_timeout),
+    )
+
+
+def _budget(param: str, seconds: float) -> int:
+    """Return the milliseconds of a client's own deadline. Raises InvalidParameter."""
+    if not 0.001 <= seconds <= MAX_TIMEOUT:
+        allowed = f"seconds, 0.001 to {MAX_TIMEOUT:g}"
+        raise InvalidParameter(param, None if math.isnan(seconds) else seconds, allowed)
+    return int(seconds * 1000)
+
+
+def _priority(asked: int, service: Service) -> int:
+    """Return the client's priority in the common queue, if clients may set one."""
+    if asked and not service.allow_request_priority:
+        raise InvalidParameter(
+            "priority", asked, "0: this server lets no request order the queue for all"
+        )
+    if not -MAX_PRIORITY - 1 <= asked <= MAX_PRIORITY:
+        raise InvalidParameter(
+            "priority", asked, f"an integer from {-MAX_PRIORITY - 1} to {MAX_PRIORITY}"
+        )
+    return asked
+
+
+@contextmanager
+def blaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Rename parameters in errors raised within: from this server's names to the client's."""
+    try:
+        yield
+    except InvalidParameter as error:
+        error.param = names.get(error.param, error.param)
+        for ours, theirs in names.items():
+            error.allowed = re.sub(rf"(?<![-\w]){ours}\b", theirs, error.allowed)
+        raise
+    except RequestRefused as error:
+        refusal = error.refusal
+        if refusal.param is None or refusal.param not in names:
+            raise
+        param = names[refusal.param]
+        message = refusal.message.replace(f"{refusal.param}:", f"{param}:", 1)
+        blamed = msgspec.structs.replace(refusal, message=message, param=param)
+        raise RequestRefused(blamed) from error

@@ -1,0 +1,302 @@
+"""The ends of HTTP connections, by an answer, a limit, or a router that stops.
+
+uvicorn closes the socket. An answer that is sent while its client still sends is lost with it (see
+``closing``). Of pipelined requests, uvicorn reports the disconnect to the last alone. So uvicorn
+has a transport whose ``close`` begins an orderly close, and all requests get the disconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from tandem.router.http.closing import Closing
+from tandem.router.http.limits import ConnectionLimits
+from tandem.router.http.parser import RequestParser
+
+
+class JoinedTransport(asyncio.Transport):
+    """Transport of one answer's beginning: it holds the headers until more is written, but never
+    beyond this turn of the loop (an answer to HEAD has no body).
+
+    ``done`` is called with the inner transport once nothing is held. What follows may be written
+    there, which saves a call for every token.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, done: Callable[[asyncio.Transport], None]
+    ) -> None:
+        super().__init__()
+        self._transport = transport
+        self._done = done
+        self._held: bytes | None = None
+        self._begun = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """See Transport."""
+        if not self._begun:
+            self._begun, self._held = True, bytes(data)
+            asyncio.get_running_loop().call_soon(self._release)
+        elif self._held is not None:
+            joined, self._held = self._held + data, None
+            self._transport.write(joined)
+            self._done(self._transport)
+        else:
+            self._transport.write(data)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """See Transport."""
+        return self._transport.get_extra_info(name, default)
+
+    def close(self) -> None:
+        """See Transport."""
+        self._release()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """See Transport."""
+        return self._transport.is_closing()
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self._transport.write(held)
+            self._done(self._transport)
+
+
+class UnchunkedCycle(RequestResponseCycle):
+    """Answer to HTTP/1.0. Without a known length it ends with the connection. The connection is
+    reset if it closes before that, so that no client takes a part for the whole."""
+
+    is_measured = False
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """See RequestResponseCycle."""
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", [])}
+            self.is_measured = b"content-length" in names
+            self.chunked_encoding = None if self.is_measured else False
+            if not self.is_measured:
+                self._reset_at_close(True)
+        elif message["type"] == "http.response.body" and not self.is_measured:
+            self.expected_content_length = len(message.get("body", b""))
+            if not message.get("more_body", False):
+                await self.flow.drain()
+                self._reset_at_close(False)
+        await super().send(message)
+
+    def would_seem_whole(self) -> bool:
+        """Return whether the client would take its part for the whole after an orderly close."""
+        return self.response_started and not self.response_complete and not self.is_measured
+
+    def _reset_at_close(self, is_reset: bool) -> None:
+        raw = self.transport.get_extra_info("socket")
+        if raw is not None and not self.transport.is_closing():
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", is_reset, 0))
+
+
+class JoinedProtocol(HttpToolsProtocol):
+    """Protocol for ``uvicorn.run(http=...)``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.parser: RequestParser = RequestParser(self)  # type: ignore[assignment]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Close the parser."""
+        self.parser.close()
+        super().connection_lost(exc)
+
+    def on_head_again(self) -> None:
+        """Do nothing: the parts of this head come a second time."""
+
+    def on_headers_complete(self) -> None:
+        """Prepare the answer to a request; its task has not run yet."""
+        super().on_headers_complete()
+        cycle = self.cycle
+        if cycle is not None:
+            if self.scope["http_version"] == "1.0":
+                cycle.__class__ = UnchunkedCycle
+            cycle.transport = JoinedTransport(
+                cycle.transport, lambda transport: setattr(cycle, "transport", transport)
+            )
+
+
+HEARD_BEHIND = 8
+"""Pipelined requests up to which the client is still read."""
+
+
+class Outlet(asyncio.Transport):
+    """Transport that uvicorn gets for a connection; closing it begins an orderly close."""
+
+    def __init__(
+        self, transport: asyncio.Transport, closing: Closing, end: Callable[[], None]
+    ) -> None:
+        super().__init__()
+        self._transport = transport
+        self._closing = closing
+        self._end = end
+        self.write = transport.write  # type: ignore[method-assign]  # no call more for a token
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """See Transport."""
+        return self._transport.get_extra_info(name, default)
+
+    def get_write_buffer_size(self) -> int:
+        """See Transport."""
+        return self._transport.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        """See Transport; of a connection that ends all is read."""
+        if not self._closing.has_begun:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """See Transport."""
+        self._transport.resume_reading()
+
+    def is_closing(self) -> bool:
+        """See Transport."""
+        return self._closing.is_over()
+
+    def close(self) -> None:
+        """See Transport."""
+        self._end()
+
+    def abort(self) -> None:
+        """See Transport."""
+        self._transport.abort()
+
+    def ended(self) -> None:
+        """Drop what is written from now on."""
+        self.write = _nowhere  # type: ignore[method-assign, assignment]
+
+    def lost(self) -> None:
+        """Drop the connection: there is nothing to close any more."""
+        self.ended()
+        self._end = _nothing
+
+
+class EndingProtocol(JoinedProtocol):
+    """A connection that ends in order."""
+
+    limits: ClassVar[ConnectionLimits] = ConnectionLimits()
+    ending: ClassVar[dict[EndingProtocol, None]] = {}
+    """Connections whose end has begun, the oldest first."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cycles: deque[RequestResponseCycle] = deque()
+        """Requests without their whole answer; the first is being answered, the rest wait."""
+        self._is_stopping = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin a connection of a client."""
+        self.closing = Closing(transport, self.limits.write_seconds)
+        self._outlet = Outlet(transport, self.closing, self.end)
+        super().connection_made(self._outlet)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the deadlines."""
+        self.closing.lost()
+        self.ending.pop(self, None)
+        self._outlet.lost()
+        self._give_up_requests()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        """Let the loop close once unsent bytes have gone: the client has closed its half."""
+        if self._breaks_off():
+            self._outlet.abort()
+        else:
+            self.closing.watch()
+
+    def on_headers_complete(self) -> None:
+        """Add a request to the cycles."""
+        super().on_headers_complete()
+        self.cycles.append(self.cycle)
+        # uvicorn reads nothing more where one waits behind another, and so of nobody who leaves.
+        waiting = [len(cycle.body) for cycle, _ in self.pipeline]
+        if 0 < len(waiting) <= HEARD_BEHIND and sum(waiting) < HIGH_WATER_LIMIT:
+            self.flow.resume_reading()
+
+    def on_response_complete(self) -> None:
+        """Remove the answered request."""
+        if self.cycles:
+            self.cycles.popleft()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """Watch the progress of writes: the client reads more slowly than it is sent to."""
+        super().pause_writing()
+        self.closing.watch()
+
+    def resume_writing(self) -> None:
+        """Stop the watch, since the client reads on; an ending connection is watched to its end."""
+        if not self.closing.is_over():
+            self.closing.disarm()
+        super().resume_writing()
+
+    def shutdown(self) -> None:
+        """Stop with the server, without waiting for clients that have yet to send something."""
+        self._is_stopping = True
+        super().shutdown()
+        self.closing.hurry()
+
+    def is_owed(self) -> bool:
+        """Return whether the client has yet to send the rest of a request."""
+        return False
+
+    def end(self) -> None:
+        """Write nothing more, and close after the client has received what was written. Close at
+        once if it would take a part for the whole."""
+        if self.closing.is_over():
+            return
+        breaks_off = self._breaks_off()
+        self.ending[self] = None
+        self._give_up_requests()
+        if breaks_off:
+            self._outlet.abort()
+        elif self.is_owed():
+            seconds = None if self._is_stopping else self.limits.unwanted_seconds
+            self.closing.begin(seconds, self.limits.unwanted_bytes)
+        else:
+            self.closing.begin()
+        self._outlet.ended()
+
+    def is_lingering(self) -> bool:
+        """Return whether all is written and only the client's close is awaited."""
+        return self.closing.is_lingering()
+
+    def _breaks_off(self) -> bool:
+        """Return whether an orderly close would make a part of an answer seem complete."""
+        answer = self.cycles[0] if self.cycles else None
+        return isinstance(answer, UnchunkedCycle) and answer.would_seem_whole()
+
+    def _give_up_requests(self) -> None:
+        """Disconnect all requests: no answer is read any more, and no next request is awaited."""
+        for cycle in self.cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.cycles.clear()
+        self.pipeline.clear()
+        self.flow.resume_writing()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
+
+
+def _nowhere(_: bytes | bytearray | memoryview) -> None:
+    """Discard the data."""
+
+
+def _nothing() -> None:
+    """Do nothing."""

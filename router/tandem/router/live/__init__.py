@@ -1,1 +1,0 @@
-"""Live views of the fleet: made on request, from state that is recorded anyway."""

@@ -1,0 +1,1 @@
+"""What the router reports: metrics, timelines, the live page."""

@@ -1,0 +1,96 @@
+"""Gauges of the router, each read from its source when ``/metrics`` is scraped."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+from tandem.router.dispatch.admission import AdmissionQueue
+from tandem.router.dispatch.fleet import Fleet
+from tandem.router.dispatch.hit_ceiling import HitCeiling
+from tandem.router.metrics import RouterMetrics, only
+from tandem.router.workers.pool import handoff_peers
+from tandem.router.workers.worker import Worker
+
+_Reading = Mapping[tuple[str, ...], float]
+
+
+def register_gauges(
+    metrics: RouterMetrics,
+    fleet: Fleet,
+    admission: AdmissionQueue,
+    ceiling: HitCeiling,
+    *,
+    ready_decode: int,
+) -> None:
+    """Register all of them; readiness requires ``ready_decode`` decode workers."""
+
+    def workers() -> _Reading:
+        return Counter((str(worker.role), _state(worker)) for worker in fleet.pool.workers.values())
+
+    def links() -> _Reading:
+        return Counter((str(state),) for state in fleet.pool.links().values())
+
+    def handoff_links() -> _Reading:
+        known = fleet.pool.workers
+        up = sum(
+            state.up for worker in known.values() for state in handoff_peers(worker, known).values()
+        )
+        return {("up",): up, ("quarantined",): len(fleet.quarantined())}
+
+    def hit_ceiling() -> _Reading:
+        share = ceiling.read()
+        return {} if share is None else only(share)
+
+    gauge = metrics.gauge
+    gauge(
+        "tandem:router_prefix_hit_ceiling",
+        "Share of the last 12 to 24 hours' prompt blocks that an unbounded cache would have had.",
+        (),
+        hit_ceiling,
+    )
+    gauge(
+        "vllm:num_requests_running",
+        "Requests dispatched and not finished.",
+        (),
+        lambda: only(admission.num_running),
+    )
+    gauge(
+        "vllm:num_requests_waiting",
+        "Requests in the router's queue.",
+        (),
+        lambda: only(admission.num_waiting),
+    )
+    gauge(
+        "tandem:router_oldest_queued_seconds",
+        "How long the oldest request of the router's queue has waited.",
+        (),
+        lambda: only(admission.oldest_wait(time.monotonic())),
+    )
+    gauge("tandem:router_workers", "Workers by role and state.", ("role", "state"), workers)
+    gauge(
+        "tandem:router_needs_decode",
+        "1 if requests require a decode worker, 0 if prefill workers answer them.",
+        (),
+        lambda: only(fleet.needs_decode(ready_decode)),
+    )
+    gauge("tandem:router_links", "Worker addresses by state of the link.", ("state",), links)
+    gauge(
+        "tandem:router_handoff_links",
+        "Links between prefill and decode workers, as decode workers report.",
+        ("state",),
+        handoff_links,
+    )
+    gauge(
+        "tandem:router_prefix_index_blocks",
+        "Block hashes known of all workers.",
+        (),
+        lambda: only(len(fleet.index)),
+    )
+
+
+def _state(worker: Worker) -> str:
+    if worker.draining:
+        return "draining"
+    return "asleep" if worker.sleeps else "up"

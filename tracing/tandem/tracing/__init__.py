@@ -1,0 +1,1 @@
+"""Records of a request's times, and their OpenTelemetry spans."""

@@ -1,0 +1,220 @@
+"""OpenTelemetry spans of one process: begun when work is passed on, written after its end.
+
+Spans are made by a thread of their own from times that were recorded anyway, so that no working
+thread waits for them. Only spans whose ids are sent to other processes are begun at once. Without
+an endpoint nothing here is imported, and no thread runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from queue import Full, Queue
+from typing import TYPE_CHECKING, Any
+
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.link import tandem_version
+from tandem.protocol.names import ENV_POD_NAME, ENV_POD_NAMESPACE
+from tandem.tracing.config import TracingConfig
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Span
+
+_PORT = re.compile(r":[0-9]+$")
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 4096
+"""Calls whose spans are not made yet; those of further ones are dropped."""
+CLOSE_SECONDS = 3.0
+"""Longest wait at the end for spans that cannot be sent: less than any grace before a kill."""
+
+Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
+
+
+class OpenSpan:
+    """Span that has begun, and that other spans may have as parent."""
+
+    __slots__ = ("_span", "_tracer")
+
+    def __init__(self, tracer: Any, span: Span) -> None:
+        self._tracer = tracer
+        self._span = span
+
+    @property
+    def sampled(self) -> bool:
+        """Return whether the span is recorded."""
+        return self._span.is_recording()
+
+    @property
+    def traceparent(self) -> str:
+        """Return W3C's traceparent header, which makes other spans children of this one."""
+        context = self._span.get_span_context()
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+    def child(
+        self, name: str, begin: float, kind: str = "internal", attributes: Attributes | None = None
+    ) -> OpenSpan:
+        """Begin a child span; ``begin`` in seconds on the wall clock."""
+        from opentelemetry.trace import SpanKind, set_span_in_context
+
+        span = self._tracer.start_span(
+            name,
+            set_span_in_context(self._span),
+            SpanKind[kind.upper()],
+            attributes=attributes,
+            start_time=_ns(begin),
+        )
+        return OpenSpan(self._tracer, span)
+
+    def event(self, name: str, at: float, attributes: Attributes | None = None) -> None:
+        """Record an event within the span."""
+        self._span.add_event(name, attributes, timestamp=_ns(at))
+
+    def end(
+        self, at: float, attributes: Attributes | None = None, error: str | None = None
+    ) -> None:
+        """End the span; with ``error`` it failed."""
+        if attributes:
+            self._span.set_attributes(attributes)
+        if error is not None:
+            from opentelemetry.trace import Status, StatusCode
+
+            self._span.set_status(Status(StatusCode.ERROR, error))
+        self._span.end(_ns(at))
+
+
+class Spans:
+    """One per process; ``close`` sends what is left."""
+
+    def __init__(
+        self,
+        config: TracingConfig,
+        service: str,
+        instance: str,
+        *,
+        ratio: float = 0.0,
+        namespace: str = "",
+    ) -> None:
+        """Start the thread. Raises InvalidParameter if the SDK is not installed. ``ratio``: share
+        of new traces that are sampled; calls of existing traces follow these. ``namespace``: of the
+        process's pod, if its environment does not have it."""
+        try:
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+            exporter = _exporter(config)
+        except ImportError as error:
+            allowed = "nothing, unless tandem-serving[tracing] is installed"
+            raise InvalidParameter(
+                "otlp_traces_endpoint", config.otlp_traces_endpoint, allowed
+            ) from error
+        root = TraceIdRatioBased(ratio)
+        named = {
+            "service.name": service,
+            "service.namespace": "tandem",
+            "service.version": tandem_version(),
+            "service.instance.id": instance,
+            **_pod(namespace),
+        }
+        self._provider = TracerProvider(
+            ParentBased(root), Resource.create(named), shutdown_on_exit=False
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("tandem", tandem_version())
+        self._work: Queue[Callable[[], None] | None] = Queue(MAX_WAITING)
+        self._thread = threading.Thread(target=self._run, name="tandem-spans", daemon=True)
+        self._thread.start()
+        self._ending: threading.Thread | None = None
+        self.dropped = 0
+        """Number of dropped calls, whose spans found no room in the queue."""
+
+    def begin(
+        self, name: str, begin: float, traceparent: str, tracestate: str = "", kind: str = "server"
+    ) -> OpenSpan:
+        """Begin a span under ``traceparent``, or the first span of a trace without one."""
+        from opentelemetry.trace import SpanKind
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        carrier = {"traceparent": traceparent, "tracestate": tracestate}
+        context = TraceContextTextMapPropagator().extract(carrier)
+        span = self._tracer.start_span(name, context, SpanKind[kind.upper()], start_time=_ns(begin))
+        return OpenSpan(self._tracer, span)
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Queue a call that makes spans for the thread. Never waits."""
+        try:
+            self._work.put_nowait(work)
+        except Full:
+            if not self.dropped:
+                logger.warning("spans of calls are dropped: %d wait to be made", MAX_WAITING)
+            self.dropped += 1
+
+    def close(self) -> None:
+        """Make and send the remaining spans, within CLOSE_SECONDS, whatever the collector does. The
+        SDK itself keeps no deadline of a flush. May be called twice."""
+        if self._ending is not None:
+            return
+        if self.dropped:
+            logger.warning("spans of %d calls were dropped: too many waited", self.dropped)
+        self._ending = threading.Thread(target=self._end, name="tandem-spans-end", daemon=True)
+        self._ending.start()
+        self._ending.join(CLOSE_SECONDS)
+        if self._ending.is_alive():
+            logger.warning("spans that could not be sent within %g s are lost", CLOSE_SECONDS)
+
+    def _end(self) -> None:
+        with suppress(Full):
+            self._work.put(None, timeout=CLOSE_SECONDS)
+        self._thread.join(CLOSE_SECONDS)
+        self._provider.shutdown()  # flushes first
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except Exception:
+                logger.exception("spans of a call could not be made")
+
+
+def _exporter(config: TracingConfig) -> SpanExporter:
+    endpoint = config.otlp_traces_endpoint
+    assert endpoint is not None, "asked for only where there is one"
+    if config.otlp_traces_protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+        return OTLPSpanExporter(with_port(endpoint), insecure=endpoint.startswith("http://"))
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
+        OTLPSpanExporter as HTTPExporter,
+    )
+
+    host = endpoint.partition("://")[2]
+    return HTTPExporter(endpoint if "/" in host else f"{endpoint}/v1/traces")
+
+
+def with_port(endpoint: str) -> str:
+    """Return a URL with its scheme's port if it names none. gRPC would dial 443 whatever the scheme
+    is, and network policies open the port that the URL means."""
+    scheme, _, rest = endpoint.rstrip("/").partition("://")
+    if _PORT.search(rest):
+        return endpoint
+    return f"{scheme}://{rest}:{80 if scheme == 'http' else 443}"
+
+
+def _pod(namespace: str) -> dict[str, str]:
+    """Return a pod's attributes from its environment, by the conventions' names; {} elsewhere."""
+    name = os.environ.get(ENV_POD_NAME, "")
+    if not name:
+        return {}
+    there = namespace or os.environ.get(ENV_POD_NAMESPACE, "")
+    return {"k8s.pod.name": name} | ({"k8s.namespace.name": there} if there else {})
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)

@@ -1,0 +1,327 @@
+"""Engine's KVConnector over a HandoffConsumer: the start of a prompt that a peer has cached.
+
+The router names the peer in the request (``Pull``). Asked for when the request's turn has come, so
+that a lease is short; what then goes wrong, or takes longer than computing would, is computed here:
+a pull costs time at most, and never fails a request. Called in the step loop, never blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+)
+
+from tandem.engine.request import Request
+from tandem.engine.scheduler.connector import (
+    Event,
+    Hold,
+    Loaded,
+    LoadMissed,
+    Lookup,
+    Remote,
+)
+from tandem.kvtransfer import events
+from tandem.kvtransfer.handoff.messages import MAX_PULLED_BLOCKS
+from tandem.protocol.errors import FailCause, Refusal
+from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
+from tandem.protocol.kv import (
+    Fence,
+    FirstToken,
+    LoadFailed,
+    Released,
+)
+
+if TYPE_CHECKING:
+    from tandem.kvtransfer.service.consumer import HandoffConsumer
+
+SECONDS_BUCKETS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
+    *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
+)
+
+
+class Fallback(StrEnum):
+    """Reasons to compute a prefix here that a peer should have, besides causes of failures."""
+
+    CACHED = "cached"
+    """The prefix is cached here by now, as far as the router knew of it at the peer."""
+    TIER = "tier"
+    """The start of the prefix lies in this worker's tier in host memory, which is nearer."""
+    NO_LINK = "no_link"
+    """No link to the peer is up."""
+    LESS = "less"
+    """The peer has no more of the prefix than this worker."""
+
+
+class PullMetrics:
+    """Metrics of pulls; counted by the engine's thread."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.pulls = Counter(
+            "tandem:kv_prefix_pulls",
+            "Prompts whose cached start came from a peer instead of being computed.",
+            registry=registry,
+        )
+        self.tokens = Counter(
+            "tandem:kv_prefix_pulled_tokens",
+            "Prompt tokens whose KV came from a peer's cache.",
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "tandem:kv_prefix_pull_seconds",
+            "From asking a peer for a cached prefix to having it.",
+            registry=registry,
+            buckets=SECONDS_BUCKETS,
+        )
+        self.fallbacks = Counter(
+            "tandem:kv_prefix_pull_fallbacks",
+            "Prefixes that were to be pulled and are computed, by why.",
+            ["reason"],
+            registry=registry,
+        )
+        self.lent = Counter(
+            "tandem:kv_prefix_lent_tokens",
+            "Tokens of cached prefixes that were lent to peers.",
+            registry=registry,
+        )
+        self.declined = Counter(
+            "tandem:kv_prefix_loans_declined",
+            "Peers that asked for a cached prefix and got none of it, by why.",
+            ["reason"],
+            registry=registry,
+        )
+        self.open = Gauge(
+            "tandem:kv_prefix_pulls_open",
+            "Requests here whose start was to be pulled: asked for, come, or computed after all.",
+            registry=registry,
+        )
+        self.lent_blocks = Gauge(
+            "tandem:kv_prefix_lent_blocks", "Blocks that are lent to peers.", registry=registry
+        )
+        for reason in (*Fallback, *FailCause):
+            self.fallbacks.labels(str(reason))
+        for declined in ("evicted", "leaving", "quota", "refused"):
+            self.declined.labels(declined)
+
+
+logger = logging.getLogger(__name__)
+
+_NOTHING = Remote(Lookup.NOTHING)
+_LATER = Remote(Lookup.LATER, lent=True)
+
+
+@dataclass(slots=True)
+class _Pull:
+    """Pull of one request; kept until the engine has freed the request and no write is pending."""
+
+    key: RequestKey
+    """Key of the request."""
+    holder: Incarnation
+    asked: int
+    """Tokens that were requested from the peer; 0 if no request was sent."""
+    since: float
+    ready: int | None = None
+    """Tokens that the holder lends."""
+    tokens: range | None = None
+    """Tokens that are loaded; None before ``begin_load``."""
+    over: bool = False
+    """Whether the load has ended: tokens that are not here are computed."""
+    settled: bool = False
+    """Whether the engine has its result."""
+    let_go: bool = False
+    """Whether the engine ended the request and left its blocks here."""
+
+
+class PullConnector:
+    """KVConnector of pulls, one per engine; requests without ``pull`` are ignored."""
+
+    def __init__(
+        self,
+        consumer: HandoffConsumer,
+        block_size: int,
+        metrics: PullMetrics,
+        *,
+        poll: Callable[[], Iterable[events.ConsumerEvent]],
+        has_tier: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``poll``: the consumer's events of pulls; ``has_tier``: what the blocks lack of that
+        which the router knows to be here lies in host memory; ``clock`` in seconds, monotonic."""
+        self._consumer = consumer
+        self._block_size = block_size
+        self._metrics = metrics
+        self._poll = poll
+        self._has_tier = has_tier
+        self._clock = clock
+        self._pulls: dict[RequestKey, _Pull] = {}
+        """Pulls by ``RequestKey.for_pull``."""
+        metrics.open.set_function(lambda: len(self._pulls))
+        self._missed: list[LoadMissed | Released] = []
+
+    def admit(self, request: Request) -> Refusal | None:
+        """Admit every request: tokens that are not pulled are computed."""
+        return None
+
+    def lookup(self, request: Request, num_local: int) -> Remote:
+        """Return the peer's answer so far; send the request to the peer on the first call."""
+        pull = self._pulls.get(request.key.for_pull)
+        if pull is None:
+            return self._ask(request, num_local)
+        if pull.over or pull.settled or pull.tokens is not None:
+            return _NOTHING
+        if pull.ready is None:
+            return _LATER
+        if pull.ready <= num_local:
+            self._give_up(pull, Fallback.LESS)
+            return _NOTHING
+        return Remote(Lookup.READY, pull.ready)
+
+    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
+        """Bring what the local cache lacks, unless the pull has ended since it was ready."""
+        pull = self._pulls[request.key.for_pull]
+        pull.tokens = tokens
+        if pull.over:
+            self._missed.append(self._answer_missed(pull))
+            return
+        wants = self._consumer.wants_hashes
+        hashes = request.hashes_upto(tokens.stop // self._block_size) if wants else ()
+        self._consumer.begin_load(pull.key.for_pull, block_ids, tokens.start, tokens.stop, hashes)
+
+    def started(self, request: Request) -> None:
+        """Do nothing: a pull exports no KV."""
+
+    def computed(
+        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
+    ) -> None:
+        """Do nothing: a pull exports no KV."""
+
+    def first_tokens(
+        self, request: Request, first: Sequence[FirstToken], finish: str | None
+    ) -> None:
+        """Do nothing: a pull exports no KV."""
+
+    def finished(self, request: Request, why: str) -> Hold:
+        """Stop a pull that has not ended; its blocks stay until nothing writes them."""
+        pull = self._pulls.get(request.key.for_pull)
+        if pull is None:
+            return Hold.FREE
+        writing = pull.tokens is not None and not pull.settled
+        if not (pull.over or pull.settled):
+            self._consumer.cancel(pull.key.for_pull)
+        if writing:
+            pull.let_go = True
+            return Hold.KEPT
+        del self._pulls[pull.key.for_pull]
+        return Hold.FREE
+
+    def cancelled(self, key: RequestKey) -> None:
+        """Do nothing: ``finished`` has stopped the pull already."""
+
+    def poll(self) -> list[Event]:
+        """Return the events of pulls for which the engine still waits."""
+        missed, self._missed = self._missed, []
+        return [*missed, *(told for event in self._poll() for told in self._told(event))]
+
+    def has_pending(self) -> bool:
+        """Return whether a pull has not ended."""
+        return any(not (each.over or each.settled) for each in self._pulls.values())
+
+    def _ask(self, request: Request, num_local: int) -> Remote:
+        wanted = request.source.pull
+        if wanted is None or len(request.group.live) != 1:
+            return _NOTHING
+        wished = min(wanted.num_tokens, request.max_cached_tokens) // self._block_size
+        most = min(wished, MAX_PULLED_BLOCKS)
+        pull = _Pull(request.key, wanted.holder, most * self._block_size, self._clock())
+        self._pulls[request.key.for_pull] = pull
+        if pull.asked <= num_local:
+            self._fall_back(pull, Fallback.CACHED)
+        elif self._has_tier and num_local + self._block_size <= wanted.have:
+            self._fall_back(pull, Fallback.TIER)
+        elif not self._consumer.peer_up(wanted.holder):
+            self._fall_back(pull, Fallback.NO_LINK)
+        else:
+            hashes: Sequence[BlockHash] = request.hashes_upto(most)
+            budget = max(1, wanted.budget_ms)
+            self._consumer.open(
+                request.key.for_pull, wanted.holder, budget_ms=budget, hashes=hashes
+            )
+            return _LATER
+        return _NOTHING
+
+    def _told(self, event: events.ConsumerEvent) -> Iterator[Event]:
+        pull = self._pulls.get(event.key)
+        if pull is None:
+            return
+        if isinstance(event, events.Ready):
+            if event.num_tokens > pull.asked:
+                self._give_up(pull, FailCause.IDENTITY)
+            else:
+                pull.ready = event.num_tokens
+        elif isinstance(event, events.BlocksFree):
+            yield self._answer_missed(pull)
+        elif isinstance(event, events.Loaded):
+            yield self._answer_loaded(pull, event)
+        else:
+            yield from self._ended(pull, event)
+
+    def _ended(
+        self, pull: _Pull, event: LoadFailed | events.Cancelled | events.FirstTokenEnded
+    ) -> Iterator[Event]:
+        if not (pull.over or pull.let_go):
+            cause = event.cause if isinstance(event, LoadFailed) else FailCause.IDENTITY
+            message = event.message if isinstance(event, LoadFailed) else ""
+            self._fall_back(pull, cause, message)
+        if pull.tokens is not None and event.blocks_free and not pull.settled:
+            yield self._answer_missed(pull)
+
+    def _answer_loaded(self, pull: _Pull, event: events.Loaded) -> Event:
+        assert pull.tokens is not None, "loaded without blocks"
+        pull.settled = True
+        if pull.let_go:
+            return self._released(pull)
+        seconds, count = self._clock() - pull.since, len(pull.tokens)
+        self._metrics.pulls.inc()
+        self._metrics.tokens.inc(count)
+        self._metrics.seconds.observe(seconds)
+        logger.debug(
+            "%s: %d tokens pulled from %s in %.1f ms",
+            *(pull.key, count, pull.holder.hex()[:8], seconds * 1e3),
+        )
+        return Loaded(pull.key, (), notes=event.notes)
+
+    def _answer_missed(self, pull: _Pull) -> LoadMissed | Released:
+        """Nothing writes the blocks any more, and they hold nothing."""
+        pull.settled = pull.over = True
+        return self._released(pull) if pull.let_go else LoadMissed(pull.key)
+
+    def _released(self, pull: _Pull) -> Released:
+        del self._pulls[pull.key.for_pull]
+        return Released(pull.key)
+
+    def _give_up(self, pull: _Pull, why: Fallback | FailCause) -> None:
+        self._consumer.cancel(pull.key.for_pull)
+        self._fall_back(pull, why)
+
+    def _fall_back(self, pull: _Pull, why: Fallback | FailCause, message: str = "") -> None:
+        pull.over = True
+        self._metrics.fallbacks.labels(str(why)).inc()
+        logger.info(
+            "%s: its first %d tokens are not pulled from %s but computed: %s",
+            *(pull.key, pull.asked, pull.holder.hex()[:8], message or str(why)),
+        )

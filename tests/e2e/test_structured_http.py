@@ -180,12 +180,12 @@ def test_free_text_with_a_part_that_has_a_form(client: openai.OpenAI, small_pair
     form |= {"at_least_one": True, "stop_after_first": True}
     wanted = {"type": "structural_tag", "format": form}
     said = [
-        chat(client, {"structural_tag": wanted}, seed=3),
-        chat(client, {"structural_tag": json.dumps(wanted)}, seed=3),
+        chat(client, {"structural_tag": wanted}, seed=3, max_tokens=200),
+        chat(client, {"structural_tag": json.dumps(wanted)}, seed=3, max_tokens=200),
         client.chat.completions.create(
             model="smol",
             messages=CHAT,
-            max_tokens=40,
+            max_tokens=200,
             seed=3,
             extra_body={"response_format": wanted},
         ),

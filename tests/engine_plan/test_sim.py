@@ -42,34 +42,3 @@ def test_a_sequence_is_introduced_once():
     """A second introduction without a drop is a bookkeeping error."""
     with pytest.raises(AssertionError, match="introduced twice"):
         prefilled().execute(SchedulerOutput(2, (), (new(),)))
-
-
-def test_draws_come_at_the_end():
-    """Sampling from the middle of a prompt is refused."""
-    row = StepRow(SeqId(0), 0, 10, (), (0,))
-    with pytest.raises(AssertionError, match="mid-prompt"):
-        started().execute(SchedulerOutput(1, (row,), (new(),)))
-
-
-def test_masked_ends_are_not_drawn():
-    """Before min_tokens neither end-of-sequence nor stop ids come."""
-    model = started().model
-    params = params_of(min_tokens=12, max_tokens=12, stop_token_ids=tuple(range(1, 49)))
-
-    tokens, finish = model.generate(range(5), params, eos=EOS, max_model_len=100)
-
-    assert set(tokens[:11]) <= {0, 49}
-    assert len(tokens) == 12
-    assert finish.reason in {"stop", "length"}
-
-
-def test_seeds_and_choices_matter_only_when_drawing():
-    """Greedy output is the same for every seed; drawn output differs by seed and choice."""
-    model = started().model
-
-    def out(temperature: float, seed: int, choice: int) -> list[int]:
-        params = params_of(temperature=temperature, seed=seed, ignore_eos=True, max_tokens=20)
-        return model.generate(range(5), params, choice=choice, max_model_len=100)[0]
-
-    assert out(0.0, 1, 0) == out(0.0, 2, 1)
-    assert len({tuple(out(1.0, seed, choice)) for seed in (1, 2) for choice in (0, 1)}) == 4

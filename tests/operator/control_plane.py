@@ -21,9 +21,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tandem.cli.serve.children import be_killed_with
 from tandem.cli.serve.listening import free_ports
 
 NEEDED = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "openssl")
@@ -147,7 +149,10 @@ class ControlPlane:
         command = [str(binary(name)), *arguments]
         # Go's collector takes a fifth of what an API server computes at its own 100.
         environ = {"GOGC": "400", **os.environ}
-        process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
+        killed_too = partial(be_killed_with, os.getpid())  # an API server computes for ever
+        process = subprocess.Popen(
+            command, env=environ, stdout=log, stderr=log, preexec_fn=killed_too
+        )
         log.close()
         self.processes.append(process)
         return process

@@ -102,8 +102,8 @@ async def test_some_prompts_equal_transformers_and_draws_agree(
 
 @pytest.mark.e2e
 @pytest.mark.timeout(300)
-@pytest.mark.full
-@pytest.mark.parametrize("prefill", [pytest.param(0, marks=pytest.mark.nightly), 1])
+@pytest.mark.nightly
+@pytest.mark.parametrize("prefill", [0, 1])
 async def test_preempted_prompts_equal_transformers(prefill: int, start_small: StackMaker) -> None:
     """Sequences that outgrow the blocks give way, come again, and lose or change no token."""
     with start_small(prefill=prefill, worker_flags=TIGHT) as stack:

@@ -35,9 +35,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "layout", ["16 and 64", pytest.param("64 and 16, shm", marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("layout", LAYOUTS)
 async def test_tokens_equal_transformers(layout: str, start_small: StackMaker) -> None:
     """Cold; with hits on both ends; while P is killed; with hits on D alone, of D's block size."""
     with start_small(**LAYOUTS[layout]) as stack:

@@ -17,8 +17,6 @@ from tests.operator.control_plane import binary
 
 from tandem.router.metrics import RouterMetrics
 
-pytestmark = pytest.mark.full
-
 RUNBOOKS = chart.ROOT / "docs" / "runbooks"
 TARGET = {"namespace", "pod", "container", "instance", "job", "service", "endpoint", "le"}
 TARGET |= {"tandem_dev_service", "tandem_dev_role", "tandem_dev_revision"}
@@ -161,6 +159,7 @@ def test_the_chart_renders_them():
     assert rendered == expected
 
 
+@pytest.mark.full
 @pytest.mark.skipif(promtool.find() is None, reason="promtool is not built (make rules)")
 def test_promtool_agrees():
     """Rules parse, and every case comes out as written."""

@@ -39,6 +39,7 @@ def test_a_seed_gives_the_same_run():
     assert [each.times for each in first] != [each.times for each in other]
 
 
+@pytest.mark.nightly
 def test_a_pair_under_load_does_what_was_measured():
     """First tokens and tokens at 18 a second within 15 %, for the same arrivals."""
     measured = KNOWN["load, default settings"]["18/s"]

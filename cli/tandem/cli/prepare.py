@@ -28,11 +28,13 @@ class PrepareConfig:
 
     model: str = required("A folder, a GGUF file, a hub id or package:NAME.")
     to: str = setting(
-        "", "Folder to fill, whole or not at all; none reads --model where it is, or the cache."
+        "",
+        "Folder to fill, completely or not at all. Default: read --model in place, or from "
+        "the cache.",
     )
     source_revision: str | None = setting(None, "Branch, tag or commit of a hub id.")
-    package_version: str | None = setting(None, "Version that a package: must have.")
-    report: str = setting("", "File for the report; none is standard output.")
+    package_version: str | None = setting(None, "Required version of a package.")
+    report: str = setting("", "File for the report. Default: standard output.")
 
 
 def run(argv: list[str]) -> int:

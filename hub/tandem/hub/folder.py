@@ -221,15 +221,15 @@ class ModelFiles:
     """Replacements of the model's own files; an empty text replaces nothing."""
 
     tokenizer: str = setting(
-        "", "Model source whose tokenizer and chat template are used in place of the model's."
+        "", "Model source of the tokenizer and the chat template. Default: the model."
     )
     chat_template: str = setting(
         "", "File with a chat template in Jinja, or the template itself, for all requests."
     )
     generation_config: str = setting(
         "",
-        "Folder or file with the sampling defaults (generation_config.json); auto is the model's "
-        "own, vllm or none is neutral ones.",
+        "Folder or file with sampling defaults (generation_config.json). auto: the model's; vllm"
+        " or none: neutral defaults.",
     )
     override_generation_config: str = setting(
         "", "JSON object of sampling defaults that replace those of generation_config.json."

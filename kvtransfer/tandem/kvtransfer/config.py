@@ -36,12 +36,12 @@ class KVTransferConfig:
     )
     kv_slot_bytes: int | None = setting(
         None,
-        "Size of a slot, at least one KV block. None: 128 MiB in GPU memory, 4 MiB in "
-        "host memory (GPU blocks: 32 MiB).",
+        "Size of a slot, at least one KV block. Default: 128 MiB in GPU memory, 4 MiB in host "
+        "memory (GPU blocks: 32 MiB).",
         unit="bytes",
     )
     kv_send_slots: int = setting(16, "Send slots of a worker that exports KV.", unit="slots")
-    kv_receive_slots: int = setting(16, "Receive slots of a worker that takes KV.", unit="slots")
+    kv_receive_slots: int = setting(16, "Receive slots of a worker that imports KV.", unit="slots")
     kv_slots_per_peer: int = 8
     """Slots of either kind that one peer may hold."""
     kv_credits: int | None = None
@@ -49,7 +49,8 @@ class KVTransferConfig:
     else 4."""
     kv_lease_seconds: float = setting(
         30.0,
-        "Hard cap of a lease after the prompt is done; the request's budget if less.",
+        "Maximum time of a lease after the end of its prompt, or the request's deadline if "
+        "earlier.",
         unit="s",
     )
     kv_lease_quota: float = setting(
@@ -96,7 +97,7 @@ class KVTransferConfig:
         unit="s",
     )
     kv_probe_bytes: int = setting(
-        1 << 20, "Known pattern that a new link must deliver; cut to the slot size.", unit="bytes"
+        1 << 20, "Size of the probe of a new link, at most a slot.", unit="bytes"
     )
     kv_preflight: str = setting(
         "warn",
@@ -106,22 +107,22 @@ class KVTransferConfig:
     )
     kv_min_megabytes_per_second: int | None = setting(
         None,
-        "Rate that a new link must reach in the best of three probes. None: any. A fast "
-        "link requires more --kv-probe-bytes.",
+        "Minimum rate of a new link, in the best of three probes. A fast link requires more "
+        "--kv-probe-bytes. Default: no minimum.",
         unit="MB/s",
     )
     kv_control_host: str = setting(
         "127.0.0.1",
-        "Address that the control socket binds; on the loopback KV stays on this machine, too.",
+        "Address of the control socket. On loopback, KV stays on this machine.",
     )
-    kv_control_port: int = setting(CONTROL_PORT, "Port of the control socket; 0 takes any free.")
+    kv_control_port: int = setting(CONTROL_PORT, "Port of the control socket. 0: any free port.")
     kv_advertise_host: str | None = setting(
-        None, "Address under which peers reach this worker; none is the control host."
+        None, "Address of this worker for its peers. Default: the control host."
     )
     kv_node_folder: str | None = setting(
         None,
-        "Folder that workers of one machine share for cuda_p2p and shm; auto then tries "
-        "these first. None: a folder of the user.",
+        "Folder that workers of one machine share for cuda_p2p and shm; auto then tries these "
+        "first. Default: a folder of the user.",
     )
     kv_node_copy: str = setting(
         "auto",
@@ -136,13 +137,13 @@ class KVTransferConfig:
         " may differ, KV goes through slots. One end suffices.",
         choices=tuple(WireDtype),
     )
-    kv_data_port: int = setting(0, "First port to try for the tcp connector; 0 takes any free.")
-    kv_data_ports: int = setting(16, "How many ports to try from the first on.", unit="ports")
+    kv_data_port: int = setting(0, "First port to try for the tcp connector. 0: any free port.")
+    kv_data_ports: int = setting(16, "Number of ports to try.", unit="ports")
     kv_tcp_streams: int | None = None
     """Sockets and threads of the tcp connector to each peer; None: 4 for the blocks of a GPU, 2 for
     those of a CPU."""
     kv_secret: str = setting(
-        "", "Shared by the workers of a service; peers without it are turned away."
+        "", "Secret that the workers of a service share. Peers without it are refused."
     )
 
     def __post_init__(self) -> None:

@@ -24,14 +24,14 @@ class OperatorSettings(TracingConfig):
         (), "Namespaces to serve; repeatable. Default: the whole cluster."
     )
     own_namespace: str = setting("", "Namespace of the operator itself, for its Lease.")
-    identity: str = setting("", "Name of this replica in the Lease; none is the pod's name.")
+    identity: str = setting("", "Name of this replica in the Lease. Default: the pod's name.")
     worker_image: str = setting(
         f"{IMAGES}/tandem-worker:0.1.0", "Image of workers, if a service names none."
     )
     router_image: str = setting(f"{IMAGES}/tandem-router:0.1.0", "Image of routers.")
     image_pull_policy: str = setting(
         "",
-        "Pull policy of the containers; none is Kubernetes' own default.",
+        "Pull policy of the containers. Default: Kubernetes' own.",
         choices=("", "Always", "IfNotPresent", "Never"),
     )
     service_pull_secrets: tuple[str, ...] = setting(
@@ -67,16 +67,16 @@ class OperatorSettings(TracingConfig):
         "Let LLMServices use Secrets without the label tandem.dev/llmservices=allowed: a user who "
         "may create one may then read any Secret of its namespace.",
     )
-    port: int = setting(8080, "Port of /livez, /readyz and /metrics; 0 takes any free.")
+    port: int = setting(8080, "Port of /livez, /readyz and /metrics. 0: any free port.")
     resync_seconds: float = setting(60.0, "Interval after which every service is reconciled again.")
-    workers: int = setting(4, "Services that are reconciled at the same time, at most.")
+    workers: int = setting(4, "Maximum number of services reconciled at a time.")
     lease_name: str = setting("tandem-operator", "Name of the Lease.")
-    lease_seconds: float = setting(15.0, "A Lease that was not renewed for this long is free.")
+    lease_seconds: float = setting(15.0, "Time after which a Lease without renewal is free.")
     renew_deadline: float = setting(
         10.0, "A leader that cannot renew the Lease for this long exits."
     )
-    retry_seconds: float = setting(2.0, "Time between two looks at the Lease.")
-    canary_seconds: float = setting(60.0, "Time between two canaries of a service that serves.")
+    retry_seconds: float = setting(2.0, "Interval between two attempts to take the Lease.")
+    canary_seconds: float = setting(60.0, "Interval between two canaries of a serving service.")
     key_publish_seconds: float = setting(
         90.0,
         "After this time, running pods count as having read new public keys without their report.",
@@ -86,7 +86,7 @@ class OperatorSettings(TracingConfig):
         "Silence after which a router leaves the Service, while a router of another node "
         "answers. 0: left to Kubernetes, 40 s or more.",
     )
-    model_jobs: int = setting(10, "Jobs that fetch or read models at the same time, at most.")
+    model_jobs: int = setting(10, "Maximum number of Jobs that fetch or read models at a time.")
     unschedulable_seconds: float = setting(60.0, "Pods pending this long count as unschedulable.")
 
     traces_sample_ratio: float = setting(

@@ -17,7 +17,7 @@ class PrefillConfig:
 
     prefill_chunk_tokens: int | None = setting(
         None,
-        "Prompt tokens of a step; KV of a chunk is sent while the next is computed. None:"
+        "Prompt tokens of a step; KV of a chunk is sent while the next is computed. Default:"
         f" {GPU_CHUNK} on a GPU, {CPU_CHUNK} on a CPU.",
         unit="tokens",
     )

@@ -73,68 +73,66 @@ class RouterConfig(TracingConfig, Limits):
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(ROUTER_PORT, "Port to listen on.")
     grpc_port: int = setting(0, "Port for gRPC, in addition to HTTP; 0: none.")
-    workers: tuple[str, ...] = setting(
-        (), "host:port of a prefill or decode worker; may be given more than once."
-    )
-    model: str = setting("", "Prepared model folder; its tokenizer and chat template are used.")
+    workers: tuple[str, ...] = setting((), "host:port of a prefill or decode worker; repeatable.")
+    model: str = setting("", "Prepared model folder, for its tokenizer and chat template.")
     served_model_name: tuple[str, ...] = setting(
-        (), "Names that clients may ask for; without one, the name that the workers serve."
+        (), "Names of the model in requests. Default: the workers' name."
     )
-    trust_request_chat_template: bool = setting(
-        False, "Allow requests to bring a chat template of their own."
-    )
+    trust_request_chat_template: bool = setting(False, "Allow chat templates in requests.")
     enable_tokenizer_info_endpoint: bool = setting(
         False, "Serve the tokenizer's settings and the chat template at GET /tokenizer_info."
     )
     tool_call_parser: str = setting(
         "auto",
-        "Format in which the model calls tools, in vLLM's names; auto: by its chat template, "
-        "none: calls are not looked for.",
+        "Format of tool calls, by vLLM's names. auto: from the chat template; none: calls stay "
+        "in the text.",
     )
     reasoning_parser: str = setting(
-        "auto", "Format in which the model marks its reasoning; auto and none as above."
+        "auto",
+        "Format of reasoning, by vLLM's names. auto: from the chat template; none: reasoning"
+        " stays in the text.",
     )
     enable_prompt_embeds: bool = setting(
         False,
-        "Take completions whose prompts are given as embeddings (prompt_embeds); the workers need "
-        "the same flag.",
+        "Accept prompts as embeddings (prompt_embeds). The workers require the same flag.",
     )
     allow_request_priority: bool = setting(
-        False, "Allow requests to set their priority in the queues that all share."
+        False, "Allow requests to set their priority in the queues."
     )
     ignore_unknown_fields: bool = setting(
-        False, "Let fields pass that no parameter has for a name, instead of answering 400."
+        False, "Accept fields with unknown names instead of answering 400."
     )
     allowed_origins: tuple[str, ...] = setting(
-        (), "Origin whose web pages may ask, or *; may be given more than once. None: no CORS."
+        (), "Origin of allowed web pages, or *; repeatable. Default: no CORS."
     )
     root_path: str = setting(
         "",
-        "Path prefix that a proxy in front passes on, as /llm: routes are served below it, too.",
+        "Path prefix that a proxy keeps, such as /llm. Routes are also served below it.",
     )
     allowed_host: tuple[str, ...] = setting(
         (),
-        "Host header that is accepted on a loopback address, next to that address's "
-        "names; may be given more than once.",
+        "Host header to accept on a loopback address, in addition to loopback names; repeatable.",
     )
-    allowed_methods: tuple[str, ...] = setting(("*",), "Method that such pages may use, or *.")
-    allowed_headers: tuple[str, ...] = setting(("*",), "Header that such pages may send, or *.")
+    allowed_methods: tuple[str, ...] = setting(
+        ("*",), "Method for allowed web pages, or *; repeatable."
+    )
+    allowed_headers: tuple[str, ...] = setting(
+        ("*",), "Header for allowed web pages, or *; repeatable."
+    )
     allow_credentials: bool = setting(
         False, "Let browsers send cookies; only with origins by name."
     )
-    api_key: tuple[str, ...] = setting(
-        (), "Bearer token that /v1 asks for; may be given more than once. None: no check."
-    )
+    api_key: tuple[str, ...] = setting((), "API key of clients; repeatable. Default: no check.")
     admin_api_key: tuple[str, ...] = setting(
         (),
-        "Bearer token of administration (/sleep, /wake_up, /abort_requests, "
-        "/start_profile and the like) and of all else; may be given more than once.",
+        "API key of administrators (/sleep, /abort_requests, /start_profile and others), valid "
+        "for all paths; repeatable.",
     )
     admin_api_keys_dir: str | None = setting(
-        None, "Folder whose files hold one such key each; a file that changes is read again."
+        None, "Folder with one administrators' key per file. Changed files are read again."
     )
     enable_admin_api: bool = setting(
-        False, "Open administration to everyone; only if there are no keys at all."
+        False, "Allow administration without a key; only if there are no keys at all."
     )
     share_prefix_cache: bool = setting(
         False,
@@ -166,21 +164,22 @@ class RouterConfig(TracingConfig, Limits):
         "Target of the time between tokens. Placement counts requests that miss it.",
     )
     limits_file: str | None = setting(
-        None, "YAML file that changes limits of requests, connections and answers (docs/http.md)."
+        None,
+        "YAML file with limits of requests, connections and answers (docs/reference/limits.md).",
     )
     max_inflight_requests: int = setting(
-        1024, "Requests dispatched at once; further ones wait in the queue."
+        1024, "Maximum number of running requests; more wait in the queue."
     )
     max_inflight_tokens: int = setting(
-        16_000_000, "Prompt tokens of the dispatched requests, all together."
+        16_000_000, "Maximum number of prompt tokens of running requests together."
     )
     max_queued_requests: int = setting(
-        2048, "Requests that may wait; beyond it a request is answered 429."
+        2048, "Maximum number of waiting requests; more are answered 429."
     )
     max_queued_tokens: int = setting(
-        32_000_000, "Prompt tokens of waiting requests; beyond it a request is answered 429."
+        32_000_000, "Maximum number of prompt tokens of waiting requests; more are answered 429."
     )
-    max_queue_age: float = setting(60.0, "A request that waited this long is answered 503.")
+    max_queue_age: float = setting(60.0, "Maximum wait of a request; after it the answer is 503.")
     health: str = setting(
         "auto",
         "Answer of /health. ready: 503 until the fleet is ready; live: 200 while the "
@@ -189,24 +188,20 @@ class RouterConfig(TracingConfig, Limits):
     )
     ready_prefill: int = setting(
         0,
-        "Prefill workers, linked to a decode worker, before /ready first answers 200; "
-        "without decode workers, those that are up.",
+        "Prefill workers with a link to a decode worker before /ready first answers 200. Without"
+        " decode workers, any prefill workers.",
     )
     ready_decode: int = setting(
         1,
         "Decode workers before /ready first answers 200. 0: one worker of either role, as"
         " for a model that samples no tokens.",
     )
-    drain_timeout: float = setting(
-        30.0, "How long requests under way may take to end after a signal to stop."
-    )
+    drain_timeout: float = setting(30.0, "Time for running requests after a signal to stop.")
     api_keys_dir: str | None = setting(
         None,
-        "Folder whose files hold one accepted API key each; a file that changes is read again.",
+        "Folder with one clients' key per file. Changed files are read again.",
     )
-    canary_token_file: str | None = setting(
-        None, "File with the token that lets the operator's canary choose its way."
-    )
+    canary_token_file: str | None = setting(None, "File with the token of the operator's canary.")
     discovery: str = setting(
         "static",
         "static: workers are those of --workers. kubernetes: the pods that the selector finds.",
@@ -215,18 +210,20 @@ class RouterConfig(TracingConfig, Limits):
     discovery_namespace: str = setting("", "Namespace of the worker pods.")
     discovery_selector: str = setting("", "Label selector of the worker pods.")
     curve_keys: str | None = setting(
-        None, "Folder with the router's CURVE key pair; none: links are neither checked nor hidden."
+        None,
+        "Folder with the router's CURVE key pair. Default: links without authentication and "
+        "encryption.",
     )
     curve_peers: str | None = setting(
-        None, "Folder with the public keys of all roles, ROLE.GENERATION.public each."
+        None, "Folder with the public keys of all roles, in files ROLE.GENERATION.public."
     )
     allow_plaintext: bool = setting(False, PLAINTEXT_HELP)
     ui: bool = setting(True, "Serve the live page at /ui; its data requires a key if there is one.")
-    access_log: bool = setting(False, "Log a line per request.")
+    access_log: bool = setting(False, "Log a line for each request.")
     traces_sample_ratio: float = setting(
         1.0,
-        "Share of calls that begin a trace, if there is an endpoint. A call that belongs "
-        "to a trace follows that trace's choice.",
+        "Share of calls to trace, if there is an endpoint. A call of an existing trace follows "
+        "its sampling.",
     )
 
     def __post_init__(self) -> None:
@@ -287,13 +284,13 @@ class RouterConfig(TracingConfig, Limits):
         hosts."""
         for name in ("api_key", "admin_api_key"):
             if not all(key.strip() for key in getattr(self, name)):
-                raise InvalidParameter(name, "", "a key of one character or more")
+                raise InvalidParameter(name, "", "a key of at least one character")
         for name in ("api_keys_dir", "admin_api_keys_dir", "canary_token_file"):
             if getattr(self, name) == "":
-                raise InvalidParameter(name, "", "a path; leave it out for none")
+                raise InvalidParameter(name, "", "a path, or unset")
         keys = (self.api_key, self.api_keys_dir, self.admin_api_key, self.admin_api_keys_dir)
         if self.enable_admin_api and any(keys):
-            allowed = "only without API keys; with them, give administrators a key of their own"
+            allowed = "only without API keys; otherwise set an administration key"
             raise InvalidParameter("enable_admin_api", True, allowed)
         curve = self.curve_keys is not None and self.curve_peers is not None
         if self.discovery == "kubernetes" and not (curve or self.allow_plaintext):

@@ -16,10 +16,10 @@ class TracingConfig:
     """Destination and protocol of spans; part of the settings of router and workers."""
 
     otlp_traces_endpoint: str | None = setting(
-        None, "URL that takes OpenTelemetry spans (OTLP); none: no spans are made."
+        None, "URL of an OpenTelemetry collector (OTLP). Default: no spans."
     )
     otlp_traces_protocol: str = setting(
-        "grpc", "How it takes them.", choices=("grpc", "http/protobuf")
+        "grpc", "Protocol of the collector.", choices=("grpc", "http/protobuf")
     )
 
     def __post_init__(self) -> None:

@@ -15,31 +15,34 @@ class ServerConfig(TracingConfig):
     """Settings of the shell around an EngineCore, the same for both roles."""
 
     host: str = setting(
-        "127.0.0.1", "Address to listen on, for routers and probes; others want CURVE keys."
+        "127.0.0.1",
+        "Address for routers and probes. Addresses other than loopback require CURVE keys.",
     )
     port: int = setting(WORKER_PORT, "Port for routers (ZMQ).")
     probe_port: int = setting(PROBE_PORT, "Port of /health, /ready, /metrics, /debug (HTTP).")
     drain_seconds: float = setting(
         30.0,
-        "After SIGTERM, time for running requests to end; those that do not go on at another "
-        "worker. A second signal ends at once.",
+        "Time for running requests after SIGTERM. The rest continue on other workers. A second "
+        "signal ends at once.",
         unit="s",
     )
     curve_keys: str | None = setting(
-        None, "Folder with this role's CURVE key pair; none: links are neither checked nor hidden."
+        None,
+        "Folder with this role's CURVE key pair. Default: links without authentication and "
+        "encryption.",
     )
     curve_peers: str | None = setting(
-        None, "Folder with the public keys of all roles, ROLE.GENERATION.public each."
+        None, "Folder with the public keys of all roles, in files ROLE.GENERATION.public."
     )
     allow_plaintext: bool = setting(False, PLAINTEXT_HELP)
     log_stats_interval: float = setting(
-        INTERVAL_S, "Time between two log lines of what the engine did; 0: none.", unit="s"
+        INTERVAL_S, "Interval of log lines with the engine's statistics. 0: none.", unit="s"
     )
     log_level: str = setting(
-        "info", "Least severe messages to log.", choices=("debug", "info", "warning", "error")
+        "info", "Lowest level of messages to log.", choices=("debug", "info", "warning", "error")
     )
     log_format: str = setting(
-        "text", "Lines of text, or a JSON object a line.", choices=("text", "json")
+        "text", "Format of log lines: text, or one JSON object each.", choices=("text", "json")
     )
 
     def __post_init__(self) -> None:

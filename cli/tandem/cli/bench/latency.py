@@ -21,11 +21,11 @@ from tandem.cli.settings.worker_settings import engine_config, engine_sections
 class LatencyConfig:
     """The batch and how often it runs."""
 
-    batch_size: int = setting(8, "Requests at once.", unit="requests")
+    batch_size: int = setting(8, "Number of concurrent requests.", unit="requests")
     input_len: int = setting(32, "Prompt length.", unit="tokens")
     output_len: int = setting(128, "Answer length.", unit="tokens")
-    num_iters_warmup: int = setting(2, "Runs that are not measured.")
-    num_iters: int = setting(5, "Runs that are.")
+    num_iters_warmup: int = setting(2, "Number of runs before the measured ones.")
+    num_iters: int = setting(5, "Number of measured runs.")
     output_json: str | None = setting(None, "JSON file to write.")
 
     def __post_init__(self) -> None:

@@ -99,7 +99,7 @@ class LoadConfig:
     """Data set and arrivals."""
 
     dataset_name: str = setting(
-        "random", "Where prompts come from.", choices=("random", "prefix", "trace")
+        "random", "Source of the prompts.", choices=("random", "prefix", "trace")
     )
     dataset_path: str | None = setting(
         None, "CSV of a trace: TIMESTAMP, ContextTokens, GeneratedTokens."
@@ -108,22 +108,24 @@ class LoadConfig:
     random_input_len: int = setting(1024, "Prompt length.", unit="tokens")
     random_output_len: int = setting(128, "Answer length.", unit="tokens")
     random_range_ratio: float = setting(
-        0.0, "Lengths are drawn from len * (1 - ratio) to len * (1 + ratio)."
+        0.0, "Range of random lengths: len * (1 - ratio) to len * (1 + ratio)."
     )
     prefix_len: int = setting(0, "Tokens that all prompts of a group share.", unit="tokens")
     num_prefixes: int = setting(1, "Groups of prompts with a common prefix.")
-    random_vocab: int = setting(30_000, "Ids of random prompts are below this.")
+    random_vocab: int = setting(30_000, "Upper bound of the ids of random prompts.")
     max_model_len: int = setting(
-        8192, "Longest prompt and answer together; a trace's are cut to it.", unit="tokens"
+        8192,
+        "Maximum length of prompt and answer together. Longer ones of a trace are cut.",
+        unit="tokens",
     )
     request_rate: float = setting(
-        0.0, "Requests per second, at random times; 0 sends as fast as --max-concurrency lets."
+        0.0, "Requests per second, at random times. 0: as fast as --max-concurrency allows."
     )
     burstiness: float = setting(
-        1.0, "Shape of the gaps between requests: 1 is a Poisson process, less comes in bursts."
+        1.0, "Shape of the gaps between requests. 1: a Poisson process; less: bursts."
     )
-    trace_speed: float = setting(1.0, "How many times faster than it happened a trace is played.")
-    seed: int = setting(0, "Of prompts, lengths and arrivals.")
+    trace_speed: float = setting(1.0, "Factor by which a trace is replayed faster.")
+    seed: int = setting(0, "Seed of prompts, lengths and arrivals.")
 
     def __post_init__(self) -> None:
         check_choices(self)

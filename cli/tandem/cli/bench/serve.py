@@ -262,23 +262,25 @@ class ServeConfig:
 
     base_url: str = setting("http://127.0.0.1:8000", "Server, without /v1.")
     endpoint: str = setting("/v1/completions", "Path of the completions endpoint.")
-    model: str | None = setting(None, "Model to ask for; the server's first, if not given.")
+    model: str | None = setting(None, "Model to request. Default: the server's first.")
     api_key: str | None = setting(None, "Bearer token.")
-    max_concurrency: int | None = setting(None, "Requests at once, at most.", unit="requests")
-    client_processes: int = setting(
-        1, "Processes that send and read; one reads some thousand tokens a second."
+    max_concurrency: int | None = setting(
+        None, "Maximum number of concurrent requests. Default: no limit.", unit="requests"
     )
-    num_warmups: int = setting(1, "Requests before the measured ones.", unit="requests")
-    ignore_eos: bool = setting(True, "Ask for answers of exactly the wanted length.")
+    client_processes: int = setting(
+        1, "Client processes. One reads some thousand tokens per second."
+    )
+    num_warmups: int = setting(1, "Number of requests before the measured ones.", unit="requests")
+    ignore_eos: bool = setting(True, "Request answers of exactly --random-output-len tokens.")
     temperature: float = setting(0.0, "Sampling temperature.")
-    timeout: float = setting(3600.0, "Longest that one request may take.", unit="s")
-    metric_percentiles: str = setting("90,99", "Ranks to show, in percent, with commas between.")
+    timeout: float = setting(3600.0, "Deadline of a request.", unit="s")
+    metric_percentiles: str = setting("90,99", "Percentiles to show, separated by commas.")
     goodput: tuple[str, ...] = setting(
-        (), "Bound in milliseconds, ttft:200, tpot:50 or e2el:5000; may be given more than once."
+        (), "Bound in milliseconds, such as ttft:200, tpot:50 or e2el:5000; repeatable."
     )
     result: str | None = setting(None, "JSON file to write.")
-    save_detailed: bool = setting(False, "Put the times of every request into it.")
-    plot: str | None = setting(None, "Picture of latencies over time to write (png, svg, pdf).")
+    save_detailed: bool = setting(False, "Add the times of every request to the result.")
+    plot: str | None = setting(None, "File for a plot of latencies over time (png, svg, pdf).")
 
     def __post_init__(self) -> None:
         check_place("result", self.result)

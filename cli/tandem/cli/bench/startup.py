@@ -32,8 +32,8 @@ class StartupConfig:
     worker_flags: tuple[str, ...] = setting(
         (), "Further arguments of the worker, e.g. --worker-flags=--load-format=dummy."
     )
-    num_iters: int = setting(3, "Starts.")
-    timeout: float = setting(600.0, "Longest that one start may take.", unit="s")
+    num_iters: int = setting(3, "Number of starts.")
+    timeout: float = setting(600.0, "Deadline of a start.", unit="s")
     output_json: str | None = setting(None, "JSON file to write.")
 
     def __post_init__(self) -> None:

@@ -112,12 +112,10 @@ class UpConfig:
     )
     revision: str | None = setting(None, "Revision of a hub id.")
     served_model_name: tuple[str, ...] = setting(
-        (), "Names under which the model is served, one or several; answers have the first."
+        (), "Names of the model in requests. Answers have the first."
     )
-    prefill: int = setting(1, "Prefill workers; 0 serves without hand-off.")
-    decode: int = setting(
-        1, "Decode workers; 0 gives vectors and scores alone, by prefill workers."
-    )
+    prefill: int = setting(1, "Prefill workers. 0: no hand-off.")
+    decode: int = setting(1, "Decode workers. 0: prefill workers serve vectors and scores only.")
     host: str = setting("127.0.0.1", "Address on which the router listens.")
     port: int = setting(ROUTER_PORT, "Port on which the router listens.")
     worker_flags: str = setting("", "Further flags for every worker, as one string.")
@@ -125,15 +123,15 @@ class UpConfig:
     decode_flags: str = setting("", "Further flags for decode workers, as one string.")
     router_flags: str = setting("", "Further flags for the router, as one string.")
     ready_seconds: float = setting(
-        300.0, "Give up if the processes, once started, cannot serve by then.", unit="s"
+        300.0, "Time in which started processes must be able to serve.", unit="s"
     )
     log_level: str = setting(
         "info",
-        "Least severe messages to show of the processes.",
+        "Lowest level of the processes' messages to show.",
         choices=("debug", "info", "warning", "error"),
     )
     log_format: str = setting(
-        "text", "Lines of text, or a JSON object a line.", choices=("text", "json")
+        "text", "Format of log lines: text, or one JSON object each.", choices=("text", "json")
     )
 
     def __post_init__(self) -> None:

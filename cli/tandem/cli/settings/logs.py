@@ -20,10 +20,10 @@ class LogConfig:
     """Settings of the log."""
 
     log_level: str = setting(
-        "info", "Least severe messages to log.", choices=("debug", "info", "warning", "error")
+        "info", "Lowest level of messages to log.", choices=("debug", "info", "warning", "error")
     )
     log_format: str = setting(
-        "text", "Lines of text, or a JSON object a line.", choices=("text", "json")
+        "text", "Format of log lines: text, or one JSON object each.", choices=("text", "json")
     )
 
 

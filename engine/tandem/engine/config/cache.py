@@ -27,17 +27,17 @@ class CacheConfig:
 
     block_size: int = setting(
         CPU_BLOCK_SIZE,
-        f"Tokens per KV block, a power of two from 16 to 256; {GPU_BLOCK_SIZE} on GPUs "
-        "unless given.",
+        "Tokens per KV block, a power of two from 16 to 256. Default on GPUs: "
+        f"{GPU_BLOCK_SIZE}.",
         unit="tokens",
     )
     num_gpu_blocks_override: int | None = setting(
         None,
-        "Blocks to allocate, whatever the memory; none is what memory allows.",
+        "Number of KV blocks. Default: as many as fit in memory.",
         unit="blocks",
     )
     kv_cache_memory_bytes: int | None = setting(
-        None, "Memory for KV per rank; wins over gpu_memory_utilization.", unit="bytes"
+        None, "Memory for KV per rank. It has precedence over gpu_memory_utilization.", unit="bytes"
     )
     gpu_memory_utilization: float = setting(
         0.9, "Share of a device's memory for weights, activations and KV together."
@@ -47,13 +47,13 @@ class CacheConfig:
     )
     kv_offloading_size: float | None = setting(
         None,
-        "Host memory for KV blocks that the cache evicts, over all ranks. Equal prefixes "
-        "are loaded from it. None: no offloading.",
+        "Host memory for evicted KV blocks, over all ranks. Equal prefixes are loaded from it. "
+        "Default: no offloading.",
         unit="GiB",
     )
     kv_cache_dtype: str = setting(
         "auto",
-        "Type in which KV is held: auto, or the model's (dtype) by name; kernels take no other.",
+        "Type of KV. auto, or the name of the model's type (dtype); kernels support no other.",
         choices=("auto", *DTYPES),
     )
 

@@ -93,8 +93,8 @@ class ProfilerConfig:
 
     torch_profiler_dir: str | None = setting(
         None,
-        "Folder for profiles by torch's profiler, a trace of Chrome's format each; none: no "
-        "profile can be started.",
+        "Folder for profiles of torch's profiler, in Chrome's trace format. Default: profiles "
+        "are disabled.",
     )
 
 
@@ -233,7 +233,7 @@ class EngineConfig:
 
     @property
     def layout(self) -> KVLayout:
-        """Return the layout of one rank's slab. An encoder's blocks are empty; they are counted."""
+        """Return the layout of one rank's KV cache. An encoder's blocks are empty; they are counted."""
         facts = self.facts
         group = KVGroup(
             num_layers=facts.num_layers if facts.encoder is None else 0,

@@ -14,24 +14,24 @@ class GPUConfig:
 
     attention_backend: str = setting(
         "auto",
-        "Whose attention kernels run; auto is the first choice of each for the device.",
+        "Attention kernels. auto: the preferred ones for the device.",
         choices=("auto", "torch", "triton"),
     )
-    enforce_eager: bool = setting(False, "Launch every kernel by itself instead of CUDA graphs.")
+    enforce_eager: bool = setting(False, "Launch single kernels instead of CUDA graphs.")
     max_cudagraph_capture_size: int | None = setting(
         None,
-        "Tokens of the largest step with a CUDA graph. None: 2048; for an encoder, the "
+        "Tokens of the largest step with a CUDA graph. Default: 2048; for an encoder, the "
         "largest step.",
         unit="tokens",
     )
     device_peak_flops: float | None = setting(
         None,
-        "Peak operations a second of the device, for MFU. None: of its data sheet, if the"
-        " device is known.",
+        "Peak operations per second of the device, for MFU. Default: its data sheet, if known.",
     )
     device_peak_bytes_per_second: float | None = setting(
         None,
-        "Bytes a second that a device's memory can give at most, for MBU; none as above.",
+        "Peak memory bandwidth of the device in bytes per second, for MBU. Default: its data "
+        "sheet, if known.",
     )
 
     def __post_init__(self) -> None:

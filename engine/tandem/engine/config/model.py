@@ -28,11 +28,11 @@ class ModelConfig:
     """The model's folder and the settings of its reading."""
 
     model: str = required(
-        "The model: a folder (config.json, tokenizer.json, safetensors files), a GGUF file, an id "
-        "on the Hugging Face hub, or package:NAME of an installed package."
+        "Folder (config.json, tokenizer.json, safetensors), GGUF file, id on the Hugging Face "
+        "hub, or package:NAME of an installed package."
     )
     served_model_name: str | None = setting(
-        None, "Name under which clients ask for the model; none is the folder's name."
+        None, "Name of the model in requests. Default: the folder's name."
     )
     dtype: str = setting(
         "auto",
@@ -42,36 +42,35 @@ class ModelConfig:
     )
     max_model_len: int | None = setting(
         None,
-        "Prompt and output together, at most; none is what the model was made for.",
+        "Maximum length of prompt and output together. Default: the model's.",
         unit="tokens",
     )
     seed: int = setting(
         0,
-        "Seed of dummy weights; in a program (LLM) also of requests that bring none, to which a "
-        "router gives random ones.",
+        "Seed of dummy weights. In a program (LLM) also of requests without a seed; routers give"
+        " those random seeds.",
     )
     load_format: str = setting(
         "auto",
-        "Where weights come from; dummy draws random ones from config.json alone.",
+        "Source of weights. dummy: random weights in the shapes of config.json.",
         choices=("auto", "safetensors", "dummy"),
     )
     max_logprobs: int = setting(
         DEFAULT_MAX_LOGPROBS,
-        "Most likely tokens per position that a request may ask for; -1 is the whole "
+        "Maximum number of log-probabilities per position in a request. -1: the whole "
         "vocabulary, which is expensive for the router.",
     )
     enable_prompt_embeds: bool = setting(
         False,
-        "Take prompts that are given as embeddings (prompt_embeds) in place of text or token ids; "
-        "the router needs the same flag.",
+        "Accept prompts as embeddings (prompt_embeds). The router requires the same flag.",
     )
     max_held_embeds_bytes: int = 1 << 30
     """Bytes of prompts of embeddings that wait or run, together; beyond it a request is refused,
     unless it is the only one."""
     logits_processors: tuple[str, ...] = setting(
         (),
-        "Class of a logits processor, as module:Class; again for several. Those of installed "
-        "packages (entry points tandem.logits_processors) are there in any case.",
+        "Class of a logits processor, as module:Class; repeatable. Entry points "
+        "tandem.logits_processors of installed packages are always loaded.",
     )
     revision: str | None = setting(
         None,

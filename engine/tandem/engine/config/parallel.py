@@ -16,8 +16,8 @@ class ParallelConfig:
 
     distributed_executor_backend: str = setting(
         "uni",
-        "Where ranks run: uni is the engine's own process, mp a child process for each, which on a "
-        "GPU excludes a hand-off.",
+        "Process of ranks. uni: the engine's; mp: a child process each, which on a GPU excludes "
+        "a hand-off.",
         choices=("uni", "mp"),
     )
 

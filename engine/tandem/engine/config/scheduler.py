@@ -47,20 +47,20 @@ class SchedulerConfig:
 
     max_num_seqs: int = setting(
         256,
-        "Sequences in one step, at most; a request with n choices counts n. "
-        f"{CPU_NUM_SEQS} on CPUs unless given.",
+        "Maximum number of sequences in a step; a request with n choices counts n. "
+        f"Default on CPUs: {CPU_NUM_SEQS}.",
         unit="sequences",
     )
     max_num_batched_tokens: int = setting(
         2048,
-        "Tokens computed in one step, over prefill chunks and decodes together; "
-        f"{GPU_BATCHED_TOKENS} on GPUs unless given.",
+        "Maximum number of tokens in a step, prefill chunks and decodes together. "
+        f"Default on GPUs: {GPU_BATCHED_TOKENS}.",
         unit="tokens",
     )
     max_num_mixed_tokens: int | None = setting(
         None,
-        "Tokens of a step with decodes. Fewer shorten gaps between tokens. None: "
-        f"{GPU_MIXED_TOKENS_PER_DECODE} a decode, at least {GPU_LEAST_MIXED_TOKENS} (GPU) "
+        "Tokens of a step with decodes. Fewer shorten gaps between tokens. Default: "
+        f"{GPU_MIXED_TOKENS_PER_DECODE} per decode, at least {GPU_LEAST_MIXED_TOKENS} (GPU) "
         f"or {CPU_LEAST_MIXED_TOKENS} (CPU).",
         unit="tokens",
     )
@@ -70,13 +70,13 @@ class SchedulerConfig:
     """Least tokens of a step with decodes that ``mixed_tokens_per_decode`` allows."""
     max_itl_ms: float | None = setting(
         None,
-        "Time of a step with decodes: it holds as many prompt tokens as fit by measured "
-        f"times, at least {LEAST_CHUNK_TOKENS}. None: --max-num-mixed-tokens.",
+        "Time of a step with decodes. It has as many prompt tokens as fit by measured "
+        f"times, at least {LEAST_CHUNK_TOKENS}. Default: --max-num-mixed-tokens.",
         unit="ms",
     )
     long_prefill_token_threshold: int | None = setting(
         None,
-        "Prompt tokens of one request in one step, at most; none is the whole budget.",
+        "Maximum number of prompt tokens of one request in a step. Default: no limit.",
         unit="tokens",
     )
     lone_prefill_token_threshold: int | None = None
@@ -92,13 +92,14 @@ class SchedulerConfig:
     )
     max_num_queued_reqs: int | None = setting(
         None,
-        "Requests that may wait for their first step; more are refused. None: no limit.",
+        "Maximum number of requests that wait for their first step; more are refused. Default: "
+        "no limit.",
         unit="requests",
     )
     max_num_queued_tokens: int | None = setting(
         None,
-        "Prompt tokens of requests that may wait for their first step; more are refused. None: no "
-        "limit.",
+        "Maximum number of prompt tokens that wait for their first step; more are refused. "
+        "Default: no limit.",
         unit="tokens",
     )
     replay_check_tokens: int = 16
@@ -106,13 +107,11 @@ class SchedulerConfig:
     (tandem:resume_replayed_tokens_total). The emitted tokens stand in any case."""
     watermark: float = setting(
         0.01,
-        "Share of the blocks kept free when a new request is taken, so that those that "
-        "run seldom preempt each other.",
+        "Share of the blocks kept free when a request is admitted, to avoid preemptions.",
     )
     async_scheduling: bool = setting(
         False,
-        "Plan and launch a step before the results of the one before are read; "
-        "true on GPUs unless given.",
+        "Launch a step before the results of the previous one are read. Default on GPUs: true.",
     )
     idle_poll_ms: int = 0
     """Time for which an idle step loop polls for the next request after a recent one, and around

@@ -18,8 +18,8 @@ class StructuredOutputsConfig:
 
     structured_outputs_backend: str = setting(
         "guidance",
-        "Library that follows the grammars of structured output, unless a request names another "
-        "one. All but guidance require tandem-serving[grammars].",
+        "Library for structured output, unless a request names another one. All but guidance "
+        "require tandem-serving[grammars].",
         choices=BACKENDS,
     )
 

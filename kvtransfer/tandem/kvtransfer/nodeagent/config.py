@@ -13,22 +13,20 @@ class NodeAgentConfig:
 
     kv_node_folder: str | None = setting(
         None,
-        "Folder that workers of this machine share with the agent. None: a folder of the "
-        "user among the temporary files.",
+        "Folder that workers of this machine share with the agent. Default: a temporary folder "
+        "of the user.",
     )
     agent_group: int | None = setting(
         None,
-        "Number of a group whose members may call the agent, too: workers of other users. None is "
-        "this user's workers alone.",
+        "Number of a group whose members may also call the agent. Default: only workers of this "
+        "user.",
     )
     host: str = setting("127.0.0.1", "Address of --probe-port; it serves counters only.")
     probe_port: int | None = setting(
         None,
         "Port of /health, /metrics, /debug (HTTP), 0 for any. Default: no port.",
     )
-    status: bool = setting(
-        False, "Ask the agent that runs here how it is going, and print its counters as JSON."
-    )
+    status: bool = setting(False, "Print the counters of the running agent as JSON.")
 
     def __post_init__(self) -> None:
         check_optional_integer("agent_group", self.agent_group, 0)

@@ -1,1 +1,1 @@
-"""What the router reports: metrics, timelines, the live page."""
+"""Reports of the router: metrics, timelines, the live page."""

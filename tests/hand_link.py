@@ -5,12 +5,12 @@ What tests hold the sessions of ``tandem.link`` against; also for saying what no
 
 from __future__ import annotations
 
-from tandem.protocol.ids import NOBODY, Incarnation
+from tandem.protocol.ids import NO_INCARNATION, Incarnation
 from tandem.protocol.link import Header, write_header
 
 
 class HandLink:
-    def __init__(self, me: Incarnation, peer: Incarnation = NOBODY) -> None:
+    def __init__(self, me: Incarnation, peer: Incarnation = NO_INCARNATION) -> None:
         self.me = me
         self.peer = peer
         self._sent = 0
@@ -18,7 +18,7 @@ class HandLink:
 
     @property
     def is_met(self) -> bool:
-        return self.peer != NOBODY
+        return self.peer != NO_INCARNATION
 
     def seal(self) -> bytes:
         """Header of the next frame; one that is not sent is a lost frame."""
@@ -28,12 +28,12 @@ class HandLink:
 
     def accept(self, header: Header) -> bool:
         """Note who speaks; whether the frame is the next one of that peer for this end."""
-        if header.destination not in (self.me, NOBODY):
+        if header.destination not in (self.me, NO_INCARNATION):
             return False
         if header.source != self.peer:
             if header.sequence != 0:
                 return False
-            if self.peer != NOBODY:
+            if self.peer != NO_INCARNATION:
                 self._sent = 0
             self.peer, self._expected = header.source, 0
         fits = header.sequence == self._expected
@@ -42,5 +42,5 @@ class HandLink:
 
     def restart(self) -> None:
         """Count from 0 again, both ways: before the next HELLO."""
-        self.peer = NOBODY
+        self.peer = NO_INCARNATION
         self._sent = self._expected = 0

@@ -19,7 +19,7 @@ NUM_LINKS = 400
 """Beyond the 341 that ZMQ's default of sockets allows, and beyond 1,023 descriptors."""
 
 
-class Crowd:
+class DecodeBatch:
     """``answer(me, payload)`` gives what each frame is answered with, or None."""
 
     def __init__(

@@ -14,7 +14,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.config.read import facts_of
 from tandem.engine.core.engine_core import EngineCore, StepOutputs
 from tandem.engine.executor.uniproc import UniProcExecutor
-from tandem.engine.worker import moments
+from tandem.engine.worker import device_events
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
@@ -125,14 +125,16 @@ class Rig:
 
     def _watch(self) -> None:
         """Count the seconds in waits for the device."""
-        plain, waited = moments.OnStream.wait, self.waited
+        plain, waited = device_events.OnStream.wait, self.waited
 
-        def wait(moment: moments.OnStream, seconds: float = moments.WAIT_SECONDS) -> None:
+        def wait(
+            moment: device_events.OnStream, seconds: float = device_events.WAIT_SECONDS
+        ) -> None:
             before = time.perf_counter()
             plain(moment, seconds)
             waited[0] += time.perf_counter() - before
 
-        moments.OnStream.wait = wait  # type: ignore[method-assign]
+        device_events.OnStream.wait = wait  # type: ignore[method-assign]
 
     def add(self, length: int, tokens: int, params: SamplingParams = GREEDY) -> RequestKey:
         """A random prompt that draws ``tokens`` tokens, whatever they are."""
@@ -167,9 +169,11 @@ class Rig:
         bound, planner._mixed = planner._mixed, lambda decodes: planner._budget
         for _ in range(batch):
             self.add(context, tokens, params)
-        roster = self.core.scheduler.roster
+        request_table = self.core.scheduler.request_table
         made = 0
-        while len(roster.running) < batch or any(r.num_generated < 2 for r in roster.running):
+        while len(request_table.running) < batch or any(
+            r.num_generated < 2 for r in request_table.running
+        ):
             made += sum(len(each) for each in self.step().outputs.values())
             assert made < batch * tokens, "they ended before the last had begun"
         planner._mixed = bound

@@ -53,7 +53,7 @@ def layers_for(lengths: list[int], blocks: int) -> int:
 def run_all(case: Case, out: torch.Tensor, tuning: Tuning) -> None:
     """A step: the plan, then every layer."""
     batch = replace(case.batch, memo={})
-    for layer in range(case.slab.shape[1]):
+    for layer in range(case.kv_cache.shape[1]):
         q, kv = case.q[layer], case.layer(layer)
         if isinstance(tuning, gluon.Tuning):
             gluon.launch(q, kv, batch, SCALE, out, None, tuning)
@@ -65,8 +65,8 @@ def measure(case: Case, tuning: Tuning) -> tuple[float, float]:
     """µs a layer and relative error; NaN in `out` before, so that an unwritten row shows."""
     out = torch.full_like(case.q[0], torch.nan)
     run_all(case, out, tuning)
-    gap = error(case, case.slab.shape[1] - 1, out, SCALE)
-    return replay_us(lambda: run_all(case, out, tuning), case.slab.shape[1]), gap
+    gap = error(case, case.kv_cache.shape[1] - 1, out, SCALE)
+    return replay_us(lambda: run_all(case, out, tuning), case.kv_cache.shape[1]), gap
 
 
 def _us(found: tuple[float, float, Tuning]) -> float:

@@ -68,7 +68,9 @@ def layer_ops(tokens: int) -> Iterator[Bench]:
     gates = [(rand(tokens, 2 * INTER),) for _ in range(sets)]
     yield Bench(f"silu_and_mul, {tokens}", each(silu_and_mul, gates), sets, tokens * INTER * 6)
     page, blocks = 64, -(-tokens // 64) + 8
-    slab = torch.empty(blocks, sets, 2, KV_HEADS, page, DIM, dtype=torch.bfloat16, device="cuda")
+    kv_cache = torch.empty(
+        blocks, sets, 2, KV_HEADS, page, DIM, dtype=torch.bfloat16, device="cuda"
+    )
     place = torch.randperm(blocks * page, device="cuda")[:tokens]
     angles = (
         Rotation(rand(tokens, DIM), rand(tokens, DIM)),
@@ -76,7 +78,7 @@ def layer_ops(tokens: int) -> Iterator[Bench]:
     )
     norm = QKNorm(rand(DIM), rand(DIM), 1e-6)
     heads = HEADS + 2 * KV_HEADS
-    layers = [(rand(tokens, heads, DIM), slab[:, i], *angles, norm) for i in range(sets)]
+    layers = [(rand(tokens, heads, DIM), kv_cache[:, i], *angles, norm) for i in range(sets)]
     moved = tokens * DIM * 2 * (heads + HEADS + KV_HEADS + 2 * KV_HEADS)
     yield Bench(f"rotary_kv with qk-norm, {tokens}", each(rotary_kv, layers), sets, moved)
 
@@ -117,16 +119,16 @@ def sampling_ops(rows: int, dtype: torch.dtype) -> Iterator[Bench]:
 def block_ops() -> Iterator[Bench]:
     """Moves and digest of 64-token blocks of Qwen3-8B, and of small blocks."""
     for width, count in ((9 << 20, 32), (64 << 10, 2048)):
-        slab = torch.randint(0, 256, (4 * count, width), dtype=torch.uint8, device="cuda")
+        kv_cache = torch.randint(0, 256, (4 * count, width), dtype=torch.uint8, device="cuda")
         ids = torch.randperm(4 * count, device="cuda")[:count]
         slot = torch.empty(count, width, dtype=torch.uint8, device="cuda")
         name = f"{count} blocks of {width >> 10} KiB"
 
-        def there(slab: Tensor = slab, ids: Tensor = ids, slot: Tensor = slot) -> None:
-            pack(slab, ids, slot)
+        def there(kv_cache: Tensor = kv_cache, ids: Tensor = ids, slot: Tensor = slot) -> None:
+            pack(kv_cache, ids, slot)
 
-        def back(slab: Tensor = slab, ids: Tensor = ids, slot: Tensor = slot) -> None:
-            unpack(slot, ids, slab)
+        def back(kv_cache: Tensor = kv_cache, ids: Tensor = ids, slot: Tensor = slot) -> None:
+            unpack(slot, ids, kv_cache)
 
         yield Bench(f"pack {name}", there, 1, 2 * count * width)
         yield Bench(f"unpack {name}", back, 1, 2 * count * width)

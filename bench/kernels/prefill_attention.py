@@ -49,7 +49,7 @@ def pairs(chunks: list[Chunk]) -> int:
 def measure(case: Case, launch: Callable[..., None], tuning: object) -> tuple[float, float]:
     """µs a layer and relative error; NaN in `out` before, so that an unwritten row shows."""
     out = torch.full_like(case.q[0], torch.nan)
-    layers = case.slab.shape[1]
+    layers = case.kv_cache.shape[1]
 
     def step() -> None:
         batch = replace(case.batch, memo={})

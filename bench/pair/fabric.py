@@ -92,14 +92,14 @@ class Worker:
         else:
             torch.cuda.set_device(asked.gpu)
             flat = MappedAllocator(torch.device("cuda", asked.gpu))(size)[:size]
-        self.slab = flat.view(self.num_blocks, -1)
+        self.kv_cache = flat.view(self.num_blocks, -1)
         if role == "producer":
             numbers = torch.arange(self.num_blocks, dtype=torch.int32, device=flat.device)
-            self.slab.view(torch.int32)[:] = numbers[:, None] + 1
+            self.kv_cache.view(torch.int32)[:] = numbers[:, None] + 1
         kind: Any = {"producer": HandoffProducer, "consumer": HandoffConsumer}[role]
         self.service = kind(
             config,
-            slab=self.slab,
+            kv_cache=self.kv_cache,
             layout=LAYOUT,
             num_blocks=self.num_blocks,
             fingerprint=Fingerprint(revision="bench", dtype="bfloat16", layout=LAYOUT),
@@ -177,7 +177,7 @@ class Worker:
         self.until(lambda: self._sum("load", "count") > counted)  # behind the engine's word
         phases = [self._sum(phase) - was for phase, was in zip(PHASES, before, strict=True)]
         theirs = torch.tensor(table(name, count // BLOCK, self.num_blocks), dtype=torch.int32)
-        seen = self.slab.view(torch.int32)[mine]
+        seen = self.kv_cache.view(torch.int32)[mine]
         wanted = (theirs + 1).to(seen.device)[:, None]
         right = bool((seen == wanted).all())
         assert right, "other bytes came"

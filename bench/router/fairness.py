@@ -90,7 +90,7 @@ def measure(client: httpx.Client, count: int) -> Row:
     return Row(times, failures, parts_of(slowest))
 
 
-def beside(name: str, url: str, rpc_port: int, client: httpx.Client, count: int) -> Row:
+def cpu_pool(name: str, url: str, rpc_port: int, client: httpx.Client, count: int) -> Row:
     """Measure while a hog runs."""
     hog = multiprocessing.Process(target=be, args=(name, url, rpc_port, HOG), daemon=True)
     hog.start()
@@ -152,7 +152,7 @@ def main() -> int:
                 if name == "(alone)":
                     row = measure(client, options.count)
                 else:
-                    row = beside(name, url, rpc_port, client, options.count)
+                    row = cpu_pool(name, url, rpc_port, client, options.count)
                 lost = client.get(f"/v1/responses/{stored}").status_code != 200
                 kept = kept and not lost
                 words = "   stored response lost" if lost else ""

@@ -22,7 +22,7 @@ from tandem.router.placement.policy import PlacementPolicy
 from tandem.router.placement.snapshot import (
     Exclusions,
     FleetSnapshot,
-    LinkPace,
+    LinkThroughput,
     PromptFacts,
     WorkerView,
 )
@@ -64,7 +64,8 @@ def fleet_of(size: int, load: str) -> FleetSnapshot:
     }
     pulls = pulls if load == "pulls" else set()
     paces = {
-        each: LinkPace(12e9, random_.randrange(100_000_000)) for each in sorted({*links, *pulls})
+        each: LinkThroughput(12e9, random_.randrange(100_000_000))
+        for each in sorted({*links, *pulls})
     }
     workers = (*prefill, *decode)
     return FleetSnapshot(workers, frozenset(links), paces, pull_links=frozenset(pulls))
@@ -91,7 +92,7 @@ def worker(number: int, role: WorkerRole, load: str, random_: random.Random) -> 
         decode_steps=tuple((1 << at, slow * (0.004 + 5e-5 * (1 << at))) for at in range(9)),
         context_s=4.5e-8,
         prompt_steps=tuple((64 << at, slow * (0.004 + 2e-5 * (64 << at))) for at in range(8)),
-        beside_steps=tuple((64 << at, slow * 2.2e-5 * (64 << at)) for at in range(6)),
+        mixed_steps=tuple((64 << at, slow * 2.2e-5 * (64 << at)) for at in range(6)),
         steepness=4.2e-5,
         chunk_tokens=2_048 if role is WorkerRole.PREFILL else 700,
         mixed_chunk_tokens=700,

@@ -5,8 +5,8 @@ Shapes after published figures of such traffic: 195,000 tokens of context in the
 which a turn reuses 90 % and more, some 630 new tokens a turn, answers of 300, pauses of 5 s in
 the median and 81 s at the 99th percentile, a context that is thrown away on 3 % of turns, and
 sub-agents, which begin with a part of their parent's context and end after some turns. Contexts
-are ``scale`` of that, and pauses ``pace`` of theirs, so that a small fleet is filled by sessions
-that its memory holds.
+are ``scale`` of that, and pauses ``throughput`` of theirs, so that a small fleet is filled by
+sessions that its memory holds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Agents:
     sessions: int
     seconds: float = 90.0
     scale: float = 1 / 24
-    pace: float = 0.25
+    throughput: float = 0.25
 
 
 def agents(plan: Agents, seed: int) -> Load:
@@ -49,12 +49,12 @@ def agents(plan: Agents, seed: int) -> Load:
 
     def run(stack: Stack) -> list[Seen]:
         start = warm(stack)
-        crowd = _Crowd(stack, plan, start, seed)
-        crowd.begin()
+        decode_batch = _Crowd(stack, plan, start, seed)
+        decode_batch.begin()
         stack.clock.run()
-        if crowd.open:
-            raise RuntimeError(f"{crowd.open} turns never ended")
-        return crowd.seen
+        if decode_batch.open:
+            raise RuntimeError(f"{decode_batch.open} turns never ended")
+        return decode_batch.seen
 
     return run
 
@@ -113,7 +113,7 @@ class _Crowd:
     def _goes_on(self, draw: random.Random, context: list[int], turns: int | None) -> None:
         if turns == 1:
             return
-        pause = PAUSE * math.exp(draw.gauss(0.0, PAUSE_SIGMA)) * self._plan.pace
+        pause = PAUSE * math.exp(draw.gauss(0.0, PAUSE_SIGMA)) * self._plan.throughput
         now = self._stack.clock.now
         self._later(draw, now + pause, context, None if turns is None else turns - 1)
         if turns is None and draw.random() < SPAWNS:

@@ -10,7 +10,7 @@ from typing import Protocol
 from bench.sim.times import Device, StepTimes
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator, StepSize
+from tandem.engine.kv_memory import Capacity, KVCacheAllocator, KVRegion, StepSize
 from tandem.engine.step import FenceDone, ModelRunnerOutput, Sampled, SchedulerOutput, TokenMasks
 from tandem.engine.timing.step_times import Padding
 from tandem.engine.worker.gpu import MOST_CAPTURED
@@ -57,7 +57,7 @@ class SimExecutor:
         self.busy = 0.0
         """Seconds of all steps."""
 
-    def start(self, config: EngineConfig, allocate: SlabAllocator | None = None) -> Capacity:
+    def start(self, config: EngineConfig, allocate: KVCacheAllocator | None = None) -> Capacity:
         """No weights and no slab, but blocks that are counted, and steps padded as a GPU's are."""
         sizes = step_sizes(config)
         self._times = StepTimes(config.facts, self._device, Padding(sizes))

@@ -158,7 +158,7 @@ class SimRouter:
             for worker in self._pool.workers.values()
         }
         facts = job.facts(self.fleet.hits(hashes))
-        placement = self._policy.place(facts, self.fleet.snapshot(now), job.ladder.exclusions)
+        placement = self._policy.place(facts, self.fleet.snapshot(now), job.retry_policy.exclusions)
         if placement is None:
             raise Unserved(f"no worker takes a prompt of {facts.num_tokens} tokens")
         if job.num_dispatched == 0:

@@ -50,7 +50,7 @@ class Device:
     """Of any step with prompt tokens, beside its arithmetic: launches, sampling."""
     row: float = 7e-6
     """Of each decode in a step without prompts."""
-    beside: float = 1.3
+    cpu_pool: float = 1.3
     """What attention of prompts takes in steps with decodes, whose chunks are small, over alone."""
     launch: float = 30e-3
     """Of the host, which launches a step of prompts and decodes that no graph holds."""
@@ -131,7 +131,7 @@ class StepTimes:
         padded = self._padding.tokens(decodes, tokens, chunks)
         multiplied = self._device.step + (padded or decodes + tokens) * self.token
         both = self.floor**SHARPNESS + multiplied**SHARPNESS
-        looked = seen * self.seen * (self._device.beside if decodes else 1.0)
+        looked = seen * self.seen * (self._device.cpu_pool if decodes else 1.0)
         took: float = both ** (1 / SHARPNESS) + context * self.context + looked
         if padded is None and decodes and self._padding.has_beside(1):
             return max(took, self._device.launch)

@@ -55,7 +55,7 @@ BOARD = Board(
                     "short",
                     "Attempts after the first. Many: see their failures beside.",
                     (
-                        rate("tandem:router_attempts_total", "rung", f'{SERVED},rung!="first"'),
+                        rate("tandem:router_attempts_total", "kind", f'{SERVED},rung!="first"'),
                         "{{rung}}",
                     ),
                 ),

@@ -108,7 +108,7 @@ class Strikes:
         elif fault.kind is Kind.PULL_CANCEL:
             return leave() + self._baits.leave() > 0
         else:
-            await self._evict(crowd=fault.kind is Kind.PULL_CROWD, seed=fault.at)
+            await self._evict(decode_batch=fault.kind is Kind.PULL_CROWD, seed=fault.at)
         return True
 
     def _flip(self, held: Held) -> bool:
@@ -119,11 +119,11 @@ class Strikes:
         assert isinstance(message, Ready), f"{message} says of no KV"
         return flipper.flip_tag(message.blocks[0][-1])  # the first may be cached by who pulls
 
-    async def _evict(self, *, crowd: bool, seed: int) -> None:
+    async def _evict(self, *, decode_batch: bool, seed: int) -> None:
         """Have every worker forget what nobody holds; or have a crowd want all blocks, for as long
         as a frame may be held."""
         async with httpx.AsyncClient(base_url=self._url, timeout=60.0) as http:
-            if not crowd:
+            if not decode_batch:
                 with suppress(httpx.HTTPError):  # a worker that is down does not answer
                     await http.post("/reset_prefix_cache")
                 return

@@ -165,7 +165,7 @@ def test_a_puller_that_is_short_of_blocks_is_preempted_behind_its_pull(
         line.peers.until(lambda: bool(line.peers[0].tokens("other")))
         held, key = line.hold("final", "a", max_tokens=40)
         line.peers.until(lambda: len(line.peers[0].tokens("other")) > 60)
-        groups = line.peers[0].core.scheduler.roster.groups
+        groups = line.peers[0].core.scheduler.request_table.groups
         assert not any(each.num_preemptions for each in groups.values())
         line.peers.standing.add(0)  # or the other is short of blocks before this one runs
         held.release()

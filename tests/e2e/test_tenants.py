@@ -51,7 +51,7 @@ def test_a_tenants_prefixes_are_handed_over_and_found_by_it_alone(stack: Stack) 
     answers = {tuple(each["choices"][0]["token_ids"]) for each in (first, again, other)}
     assert len(answers) == 1
     sent = stack.metrics("router")
-    handed = 'tandem:router_attempts_total{rung="first",shape="handoff"}'
+    handed = 'tandem:router_attempts_total{kind="first",shape="handoff"}'
     assert sent[handed] == 4
 
 

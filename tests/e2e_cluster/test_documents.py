@@ -1,4 +1,5 @@
-"""The commands of docs/install.md and operations.md as they stand there, in the order in which one needs them."""
+"""The commands of docs/install.md and operations.md as they stand there, in the order in which one
+needs them."""
 
 from __future__ import annotations
 

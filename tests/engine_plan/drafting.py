@@ -38,21 +38,21 @@ class Drafter:
 
     def propose(self, guess: Guess | None) -> None:
         """Before the coming step; without a guess whoever was held is let go."""
-        roster = self._core.scheduler.roster
+        request_table = self._core.scheduler.request_table
         known = [each for each in self._held if not self._waits(each)]
         self._held = [each for each in self._held if self._waits(each)]
         for request in known:
             request.plan_limit = request.max_len
         if guess is None:
             return
-        for request in roster.running:
+        for request in request_table.running:
             if request.num_generated == 0 or request.constraint is not None:
                 continue
             if not self._waits(request):
-                self.taken += roster.drafts.propose(request, guess(request))
+                self.taken += request_table.drafts.propose(request, guess(request))
             elif request.plan_limit:
                 request.plan_limit = 0
                 self._held.append(request)
 
     def _waits(self, request: Request) -> bool:
-        return request.num_pending > 0 and request.state is RequestState.RUNNING
+        return request.num_output_placeholders > 0 and request.state is RequestState.RUNNING

@@ -111,7 +111,7 @@ class HandCompiler:
         """Until every grammar that was begun is compiled, and every mask made."""
         for begun in list(gate._begun.values()):
             begun.constraint.exception(SECONDS)
-        for request in list(engine.core.scheduler.roster.constrained._requests.values()):
+        for request in list(engine.core.scheduler.request_table.constrained._requests.values()):
             assert request.constraint is not None
             request.constraint.is_ready(SECONDS)
 

@@ -127,10 +127,16 @@ class Line:
     @property
     def first(self) -> Request | None:
         """Of all that want blocks and may have them: who came first (or goes first)."""
-        roster = self.harness.core.scheduler.roster
-        parked = [each for each in roster.by_seq.values() if each.state is RequestState.REMOTE]
+        request_table = self.harness.core.scheduler.request_table
+        parked = [
+            each
+            for each in request_table.by_seq.values()
+            if each.state is RequestState.WAITING_FOR_REMOTE_KVS
+        ]
         ready = [each for each in parked if each.key in self.side.ready]
-        return min([*roster.waiting.in_order(), *ready], key=lambda each: each.order, default=None)
+        return min(
+            [*request_table.waiting.in_order(), *ready], key=lambda each: each.order, default=None
+        )
 
     def _deliver(self, key: RequestKey) -> None:
         """The bytes that a right producer would have sent, and its first token."""

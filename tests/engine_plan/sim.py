@@ -16,20 +16,20 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from tests.engine_plan.sim_host import HostMemory, Slab, StoreFence
+from tests.engine_plan.sim_host import HostMemory, KVCacheMemory, StoreFence
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
+from tandem.engine.kv_memory import Capacity, KVCacheAllocator, KVRegion
 from tandem.engine.step import (
     BlockTransfers,
     DraftSampled,
     FenceDone,
     ModelRunnerOutput,
     NewSequence,
-    RowDraft,
     Sampled,
     SchedulerOutput,
     SeqId,
+    SpecTokens,
     StepRow,
     TokenMasks,
 )
@@ -162,7 +162,7 @@ class SimExecutor:
         self._verify = verify
         self._make_fence = make_fence
         self._rows: dict[SeqId, _Row] = {}
-        self.slab: Slab = []
+        self.kv_cache: KVCacheMemory = []
         self._block_size = 0
         self.model = SimModel(0)
         self.memory = HostMemory(num_cpu_blocks)
@@ -172,10 +172,10 @@ class SimExecutor:
         self._open: _Open | None = None
         """The step that awaits its masks."""
 
-    def start(self, config: EngineConfig, allocate: SlabAllocator | None = None) -> Capacity:
+    def start(self, config: EngineConfig, allocate: KVCacheAllocator | None = None) -> Capacity:
         """An empty slab of the config's block size."""
         self._block_size = config.cache.block_size
-        self.slab = [[None] * self._block_size for _ in range(self._num_blocks)]
+        self.kv_cache = [[None] * self._block_size for _ in range(self._num_blocks)]
         self.model = SimModel(config.facts.vocab_size)
         return Capacity(self._num_blocks, config.layout, self.memory.num_blocks)
 
@@ -209,11 +209,11 @@ class SimExecutor:
         fence = FenceDone() if self._make_fence is None else self._make_fence(plan)
         memory = self.memory
         if not plan.rows:
-            memory.store(self.slab, memory.num_begun - memory.num_stored)
+            memory.store(self.kv_cache, memory.num_begun - memory.num_stored)
         if memory.num_begun > memory.num_stored:
-            fence = StoreFence(memory, self.slab, fence, memory.num_begun)
+            fence = StoreFence(memory, self.kv_cache, fence, memory.num_begun)
         future: Future[ModelRunnerOutput] = Future()
-        report = self.memory.report(self.slab, wait=not plan.rows)
+        report = self.memory.report(self.kv_cache, wait=not plan.rows)
         output = ModelRunnerOutput(
             plan.step, (), fence, prompt_logprobs, report, pooled, tuple(drafted)
         )
@@ -228,9 +228,9 @@ class SimExecutor:
         for new in plan.new:
             assert new.seq not in self._rows, f"sequence {new.seq} is introduced twice"
             self._rows[new.seq] = _Row(new, new.token_ids.copy(), new.block_ids.copy())
-        self.memory.begin(self.slab, plan.transfers or BlockTransfers(), self._written(plan))
+        self.memory.begin(self.kv_cache, plan.transfers or BlockTransfers(), self._written(plan))
         for source, destination in plan.block_copies:
-            self.slab[destination] = self.slab[source].copy()
+            self.kv_cache[destination] = self.kv_cache[source].copy()
 
     def _written(self, plan: SchedulerOutput) -> set[int]:
         size, written = self._block_size, {to for _, to in plan.block_copies}
@@ -253,9 +253,9 @@ class SimExecutor:
 
     def sleep(self, level: int) -> int:
         """Forget the slab; a step before it is there again fails."""
-        self.memory.store(self.slab, self.memory.num_begun - self.memory.num_stored)
+        self.memory.store(self.kv_cache, self.memory.num_begun - self.memory.num_stored)
         self.slept.append(level)
-        given, self.slab = len(self.slab), []
+        given, self.kv_cache = len(self.kv_cache), []
         return given
 
     def wake_up(self, tags: Sequence[SleepTag]) -> None:
@@ -264,7 +264,7 @@ class SimExecutor:
             raise self.fails_to_wake
         self.woken += tags
         if SleepTag.KV_CACHE in tags:
-            self.slab = [[None] * self._block_size for _ in range(self._num_blocks)]
+            self.kv_cache = [[None] * self._block_size for _ in range(self._num_blocks)]
 
     def profile(self, folder: str | None) -> str:
         """A pretended model's steps do nothing that could be recorded."""
@@ -282,13 +282,13 @@ class SimExecutor:
     def read(self, block_ids: Sequence[int], tokens: range) -> list[int | None]:
         """What the slots of ``tokens`` hold, as a peer would fetch them."""
         size = self._block_size
-        return [self.slab[block_ids[at // size]][at % size] for at in tokens]
+        return [self.kv_cache[block_ids[at // size]][at % size] for at in tokens]
 
     def fill(self, block_ids: Sequence[int], tokens: range, content: Sequence[int | None]) -> None:
         """Write slots from outside, as a transport would."""
         for at, value in zip(tokens, content, strict=True):
             self.memory.check_written(block_ids[at // self._block_size])
-            self.slab[block_ids[at // self._block_size]][at % self._block_size] = value
+            self.kv_cache[block_ids[at // self._block_size]][at % self._block_size] = value
 
     def _write(self, row: _Row, each: StepRow) -> list[int]:
         """Write the row's tokens; the digests, first to last."""
@@ -332,7 +332,7 @@ class SimExecutor:
         return Sampled(each.seq, each.sample_choices, tuple((token,) for token in tokens), told)
 
     def _sample_drafted(
-        self, row: _Row, each: StepRow, states: Sequence[int], draft: RowDraft
+        self, row: _Row, each: StepRow, states: Sequence[int], draft: SpecTokens
     ) -> DraftSampled:
         """Draw behind the row's last tokens, and keep what stands; the row then goes on by that."""
         new, (choice,) = row.new, each.sample_choices

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tandem.engine.step import BlockTransfers, TransferReport
 from tandem.protocol.kv import Fence
 
-Slab = list[list[int | None]]
+KVCacheMemory = list[list[int | None]]
 """By block, by slot."""
 
 
@@ -37,7 +37,7 @@ class HostMemory:
     def num_begun(self) -> int:
         return self.num_stored + len(self._stores)
 
-    def begin(self, slab: Slab, transfers: BlockTransfers, written: set[int]) -> None:
+    def begin(self, kv_cache: KVCacheMemory, transfers: BlockTransfers, written: set[int]) -> None:
         """What a step moves that is about to write the blocks ``written``."""
         first = [each for each in transfers.stores if each[0] in written]
         hosts = {host for _, host in first}
@@ -46,31 +46,31 @@ class HostMemory:
             for at, (block, host) in enumerate(self._stores)
             if block in written or host in hosts
         ]
-        self.store(slab, max(behind, default=0))
+        self.store(kv_cache, max(behind, default=0))
         for block, host in first:
-            self._read(slab, block, host)
+            self._read(kv_cache, block, host)
         self._stores += [each for each in transfers.stores if each[0] not in written]
         if transfers.loads:
-            self.store(slab, len(self._stores))
+            self.store(kv_cache, len(self._stores))
         for load in transfers.loads:
             read = {block: self._blocks[host].copy() for host, block in load.blocks}
             self._loads.append((self.steps_to_land, load.ticket, None if self.broken else read))
 
-    def store(self, slab: Slab, count: int) -> None:
+    def store(self, kv_cache: KVCacheMemory, count: int) -> None:
         """Read the next ``count`` blocks that are to be stored."""
         for _ in range(count):
-            self._read(slab, *self._stores.popleft())
+            self._read(kv_cache, *self._stores.popleft())
 
     def check_written(self, block: int) -> None:
         """Nobody may write a block that is yet to be read."""
         assert all(block != each for each, _ in self._stores), f"block {block} is yet to be stored"
 
-    def _read(self, slab: Slab, block: int, host: int) -> None:
+    def _read(self, kv_cache: KVCacheMemory, block: int, host: int) -> None:
         assert host < self.num_blocks
-        self._blocks[host] = slab[block].copy()
+        self._blocks[host] = kv_cache[block].copy()
         self.num_stored += 1
 
-    def report(self, slab: Slab, *, wait: bool) -> TransferReport | None:
+    def report(self, kv_cache: KVCacheMemory, *, wait: bool) -> TransferReport | None:
         loaded, failed = [], []
         later = []
         for left, ticket, content in self._loads:
@@ -82,7 +82,7 @@ class HostMemory:
                 loaded.append(ticket)
                 for block, states in content.items():
                     self.check_written(block)
-                    slab[block] = states
+                    kv_cache[block] = states
         self._loads = later
         return TransferReport(tuple(loaded), tuple(failed)) if loaded or failed else None
 
@@ -90,7 +90,7 @@ class HostMemory:
 @dataclass(frozen=True, slots=True)
 class StoreFence:
     memory: HostMemory
-    slab: Slab
+    kv_cache: KVCacheMemory
     own: Fence
     stores: int
 
@@ -102,5 +102,5 @@ class StoreFence:
             if memory.asked <= memory.asks_to_store:
                 return False
             memory.asked = 0
-            memory.store(self.slab, left)
+            memory.store(self.kv_cache, left)
         return self.own.done()

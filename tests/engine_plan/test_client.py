@@ -163,12 +163,12 @@ async def test_a_choice_may_end_in_the_step_that_refuses_its_request(monkeypatch
 
     def refusing() -> StepOutputs:
         said = step()
-        roster = core.scheduler.roster
+        request_table = core.scheduler.request_table
         if any(each.finish is not None for told in said.outputs.values() for each in told):
-            for group in list(roster.groups.values()):
-                roster.refuse(group, refusal, 0.0)
-            roster.sweep()
-            said.refused = roster.outbox.take_refused()
+            for group in list(request_table.groups.values()):
+                request_table.refuse(group, refusal, 0.0)
+            request_table.sweep()
+            said.refused = request_table.outbox.take_refused()
         return said
 
     monkeypatch.setattr(core, "step", refusing)

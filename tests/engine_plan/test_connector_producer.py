@@ -10,7 +10,7 @@ from tests.engine_plan.builders import params_of, request_of
 from tests.engine_plan.handoff import ConsumerSide
 from tests.engine_plan.pair import Pair, consume, produce
 
-from tandem.engine.executor.base import WrittenAhead
+from tandem.engine.executor.base import OnKVWritten
 from tandem.engine.step import FenceDone, ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.kv import Fence
@@ -109,7 +109,7 @@ def test_kv_is_announced_before_the_result_of_its_step_is_read():
     assert upto == [16, 32, 40]
     assert export.fences == fences
     assert export.first is not None
-    assert isinstance(KnowsWritten(Future(), FenceDone(), lambda: None), WrittenAhead)
+    assert isinstance(KnowsWritten(Future(), FenceDone(), lambda: None), OnKVWritten)
 
 
 def test_who_ended_while_a_step_computed_announces_nothing():
@@ -275,6 +275,6 @@ def test_what_was_handed_over_is_let_go_of_when_nobody_wants_it(who):
     else:
         assert core.abort_router(mine.key.router) == 0
     pair.p.step()
-    assert list(core.scheduler.roster.held) == [other.key]
+    assert list(core.scheduler.request_table.held) == [other.key]
     pair.producer.release(other.key)
     pair.check_empty()

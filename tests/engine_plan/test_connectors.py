@@ -43,7 +43,7 @@ NOTHING, READY = Remote(Lookup.NOTHING), Remote(Lookup.READY, 16)
 def request_() -> Request:
     harness = Harness()
     harness.add(request_of("a"))
-    (group,) = harness.core.scheduler.roster.groups.values()
+    (group,) = harness.core.scheduler.request_table.groups.values()
     return group.live[0]
 
 

@@ -121,7 +121,7 @@ def test_a_preempted_answer_goes_on_where_it_was(compiler: HandCompiler):
     for name in "abc":
         params = constrained(" ".join(map(str, answer)), max_tokens=100)
         engine.add(request_of(name, 8, params=params))
-    groups = list(engine.core.scheduler.roster.groups.values())
+    groups = list(engine.core.scheduler.request_table.groups.values())
     run(engine)
 
     assert any(group.num_preemptions for group in groups)

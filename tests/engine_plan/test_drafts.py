@@ -7,7 +7,7 @@ from tests.engine_plan.builders import VOCAB, Harness, params_of, request_of
 from tests.engine_plan.drafting import Drafter, guesses
 from tests.engine_plan.plans import next_plan
 
-from tandem.engine.step import RowDraft, SeqId
+from tandem.engine.step import SeqId, SpecTokens
 
 
 def run_drafted(harness, outputs, *, most=3, wrong_every=4, limit=500):
@@ -96,11 +96,11 @@ def test_a_row_with_drafts_is_in_no_step_until_it_is_settled():
     for name in "ab":
         harness.add(request_of(name, params=params_of(max_tokens=30, ignore_eos=True)))
     next_plan(harness)
-    first, second = scheduler.roster.running
-    assert scheduler.roster.drafts.propose(first, (1, 2))
+    first, second = scheduler.request_table.running
+    assert scheduler.request_table.drafts.propose(first, (1, 2))
     plan = planned(harness)
     assert [(row.seq, row.num_tokens) for row in plan.rows] == [(second.seq, 1), (first.seq, 3)]
-    assert plan.drafts == (RowDraft(first.seq, (1, 2)),)
+    assert plan.drafts == (SpecTokens(first.seq, (1, 2)),)
     ahead = planned(harness)
     assert [row.seq for row in ahead.rows] == [second.seq]
     assert ahead.drafts == ()
@@ -112,18 +112,18 @@ def test_a_row_with_drafts_is_in_no_step_until_it_is_settled():
 def test_proposals_that_cannot_be_are_not_taken():
     """Before the first token, with a token on its way, at the end, twice, or none at all."""
     harness = Harness()
-    drafts = harness.core.scheduler.roster.drafts
+    drafts = harness.core.scheduler.request_table.drafts
     harness.add(request_of("a", params=params_of(max_tokens=3, ignore_eos=True)))
     scheduler = harness.core.scheduler
     plan = planned(harness)
-    (request,) = scheduler.roster.running
+    (request,) = scheduler.request_table.running
     assert not drafts.propose(request, (1,))
     scheduler.update_from_output(harness.executor.execute(plan).result())
     assert not drafts.propose(request, ())
     assert drafts.propose(request, (1, 2, 3))
     assert not drafts.propose(request, (1,))
     plan = planned(harness)
-    assert plan.drafts == (RowDraft(request.seq, (1,)),), "one of three tokens left is the draw's"
+    assert plan.drafts == (SpecTokens(request.seq, (1,)),), "one of three tokens left is the draw's"
     scheduler.update_from_output(harness.executor.execute(plan).result())
     assert not drafts.propose(request, (1,)) or request.num_output == 2
 
@@ -169,9 +169,9 @@ def test_a_proposal_of_one_that_is_aborted_is_forgotten():
     harness.add(request)
     next_plan(harness)
     scheduler = harness.core.scheduler
-    assert scheduler.roster.drafts.propose(scheduler.roster.running[0], (1, 2))
+    assert scheduler.request_table.drafts.propose(scheduler.request_table.running[0], (1, 2))
     scheduler.abort(request.key)
-    assert not scheduler.roster.drafts
+    assert not scheduler.request_table.drafts
     assert scheduler.plan() is None
     harness.core.check_integrity()
 
@@ -183,8 +183,8 @@ def test_drafts_of_one_step_are_bounded():
         params = params_of(max_tokens=900, ignore_eos=True)
         harness.add(request_of(name, 8, params=params))
     next_plan(harness)
-    first, second = harness.core.scheduler.roster.running
-    drafts = harness.core.scheduler.roster.drafts
+    first, second = harness.core.scheduler.request_table.running
+    drafts = harness.core.scheduler.request_table.drafts
     assert drafts.propose(first, [1] * 100)
     assert drafts.propose(second, [1] * 100)
     plan = next_plan(harness)
@@ -193,11 +193,11 @@ def test_drafts_of_one_step_are_bounded():
 
 def test_kept_tokens_are_the_prefix_that_was_drawn_and_one_more():
     """Forced ones stand: only the last draw counts."""
-    drafted = RowDraft(SeqId(0), (5, 6, 7))
+    drafted = SpecTokens(SeqId(0), (5, 6, 7))
     assert drafted.kept([5, 6, 7, 8]) == (5, 6, 7, 8)
     assert drafted.kept([5, 9, 7, 8]) == (5, 9)
     assert drafted.kept([4, 6, 7, 8]) == (4,)
-    assert RowDraft(SeqId(0), (5, 6, 7), forced=True).kept([4, 6, 7, 8]) == (8,)
+    assert SpecTokens(SeqId(0), (5, 6, 7), forced=True).kept([4, 6, 7, 8]) == (8,)
 
 
 def test_who_loses_its_blocks_while_drafts_are_planned_is_in_no_row():
@@ -210,8 +210,8 @@ def test_who_loses_its_blocks_while_drafts_are_planned_is_in_no_row():
     for request in requests:
         harness.add(request)
     next_plan(harness)
-    first, second = harness.core.scheduler.roster.running
-    drafts = harness.core.scheduler.roster.drafts
+    first, second = harness.core.scheduler.request_table.running
+    drafts = harness.core.scheduler.request_table.drafts
     assert drafts.propose(second, (1, 2))
     plan = next_plan(harness)
     assert [row.seq for row in plan.rows] == [first.seq]

@@ -62,15 +62,15 @@ def test_a_preempted_request_goes_before_hand_offs_that_came_later():
     late = consume("late", 16)
     harness.add(late)
     harness.step()
-    while not len(harness.core.scheduler.roster.waiting):
+    while not len(harness.core.scheduler.request_table.waiting):
         harness.step()
     side.ready[late.key] = 16
-    (preempted,) = harness.core.scheduler.roster.waiting.in_order()
+    (preempted,) = harness.core.scheduler.request_table.waiting.in_order()
     assert preempted.state is RequestState.PREEMPTED
-    while preempted in harness.core.scheduler.roster.waiting:
+    while preempted in harness.core.scheduler.request_table.waiting:
         assert late.key not in side.loads
         harness.step()
-    assert preempted in harness.core.scheduler.roster.running
+    assert preempted in harness.core.scheduler.request_table.running
 
 
 def test_who_is_behind_a_hand_off_that_finds_no_room_is_not_looked_up(monkeypatch):
@@ -167,7 +167,7 @@ class Overtaking(Turns):
 
     def may_reserve(self, request, hits, count, extra):
         """As long as there is a seat and blocks, the watermark's included."""
-        manager = self._roster.manager
+        manager = self._request_table.manager
         return self._free_seats > 0 and manager.can_start(hits, count, extra=extra)
 
     def may_start(self, request):

@@ -52,7 +52,7 @@ def test_an_open_gate_gives_the_place_that_the_arrival_gives(compiler: HandCompi
     engine.add(request_of("b", params=params_of(max_tokens=30, ignore_eos=True)))
     engine.step()
     engine.add(request_of("c"))
-    ((gated, _),) = engine.core.scheduler.roster.gates.waiting.values()
+    ((gated, _),) = engine.core.scheduler.request_table.gates.waiting.values()
     compiler.may.set()
     wait_for(lambda: gate.ready(gated))
     run(engine)
@@ -90,7 +90,7 @@ def test_tokens_of_who_waits_at_a_gate_are_queued(compiler: HandCompiler, how: s
     run(engine)
     assert engine.add(request_of("b", 40)) is None
     run(engine)
-    assert engine.core.scheduler.roster.gates.num_tokens == 0
+    assert engine.core.scheduler.request_table.gates.num_tokens == 0
 
 
 def test_a_compile_has_a_deadline(compiler: HandCompiler):
@@ -192,7 +192,7 @@ def test_a_text_has_its_whole_time_once_it_is_begun(compiler: HandCompiler):
     engine.add(request_of("a", params=constrained("1 2")))
     wait_for(lambda: not gate.is_preparing)
     engine.add(request_of("b", params=constrained("3 4")))
-    waiting = engine.core.scheduler.roster.gates.waiting.values()
+    waiting = engine.core.scheduler.request_table.gates.waiting.values()
     first, behind = [each for each, _ in waiting]
     engine.step()
     engine.clock.now += 0.9 * COMPILE_SECONDS
@@ -293,9 +293,9 @@ def test_a_request_without_one_passes_at_once(compiler: HandCompiler):
     request = request_of("a")
     engine.add(request)
 
-    group = engine.core.scheduler.roster.groups[request.key]
+    group = engine.core.scheduler.request_table.groups[request.key]
     assert group.gates == ()
-    assert len(engine.core.scheduler.roster.waiting) == 1
+    assert len(engine.core.scheduler.request_table.waiting) == 1
     engine.run()
     engine.check(request)
 

@@ -28,7 +28,7 @@ def cached(harness: Harness, count: int = 48) -> tuple[CachedPrefixes, list[Bloc
     """An engine that has computed a prompt: its cache, and the hashes of the prompt's blocks."""
     request = request_of("before", count, params=params_of(max_tokens=1))
     harness.add(request)
-    (made,) = harness.core.scheduler.roster.by_seq.values()
+    (made,) = harness.core.scheduler.request_table.by_seq.values()
     hashes = list(made.hashes_upto(count // SIZE))
     harness.run()
     return CachedPrefixes(harness.core.scheduler), hashes
@@ -51,7 +51,7 @@ def test_a_loan_is_of_the_longest_run_and_holds_it() -> None:
     assert [scheduler.manager.pool.find(each) for each in hashes[:2]] == list(loan.block_ids)
     harness.core.check_integrity()
 
-    assert scheduler.roster.released(KEY)
+    assert scheduler.request_table.released(KEY)
     assert scheduler.manager.num_free == 8
     harness.core.check_integrity()
 
@@ -64,7 +64,7 @@ def test_nothing_is_held_where_nothing_is_lent() -> None:
     assert cache.lend(KEY, []) is None
     assert cache.lend(KEY, hashes) is not None
     assert cache.lend(KEY, hashes) is None, "it would be held twice"
-    assert harness.core.scheduler.roster.released(KEY)
+    assert harness.core.scheduler.request_table.released(KEY)
     assert harness.core.manager.num_free == 8
 
     off = Harness(num_blocks=8, enable_prefix_caching=False)
@@ -77,7 +77,7 @@ def test_a_leaked_loan_is_found() -> None:
     harness = Harness(num_blocks=8)
     cache, hashes = cached(harness)
     assert cache.lend(KEY, hashes) is not None
-    harness.core.scheduler.roster.held.pop(KEY)
+    harness.core.scheduler.request_table.held.pop(KEY)
     with pytest.raises(IntegrityError):
         harness.core.check_integrity()
 

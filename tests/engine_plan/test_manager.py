@@ -175,11 +175,11 @@ def test_blocks_handed_out_come_back_once():
     manager = KVCacheManager(4, BLOCK)
     request = computed(manager, sequence_of(list(range(10))))
 
-    blocks = manager.hand_out(request)
+    blocks = manager.pin_for_transfer(request)
     assert request.block_ids == []
     manager.check([blocks])
     assert manager.num_free == 1
-    manager.take_back(blocks)
+    manager.unpin(blocks)
     assert manager.num_free == 4
 
 

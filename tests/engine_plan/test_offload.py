@@ -61,7 +61,7 @@ def test_what_the_cache_loses_comes_back():
 
 def _entered(harness: Harness, request: EngineCoreRequest):
     assert harness.add(request) is None
-    (sequence,) = harness.core.scheduler.roster.groups[request.key].live.values()
+    (sequence,) = harness.core.scheduler.request_table.groups[request.key].live.values()
     return sequence
 
 
@@ -213,7 +213,7 @@ def test_routers_hear_of_what_is_in_neither():
     )
     told = []
     for digest in (b"a" * 16, b"b" * 16, b"c" * 16):
-        tier.evicting(0, BlockHash(digest))
+        tier.on_evict(0, BlockHash(digest))
         events = log.drain()
         assert events is not None
         told.append((events.stored, events.removed))
@@ -234,7 +234,7 @@ def test_nothing_is_loaded_twice_for_a_request_whose_load_failed():
     assert stats_of(harness).num_failed_loads == 1
     tier = harness.core._offload
     assert tier is not None
-    tier.evicting(0, again.hashes_upto(1)[0])
+    tier.on_evict(0, again.hashes_upto(1)[0])
     assert tier.lookup(again, 0).lookup is Lookup.NOTHING
     assert tier.transfers(idle=False) is not None
     harness.run()

@@ -11,7 +11,7 @@ from tests.engine_plan.pair import Pair, produce
 from tests.engine_plan.plans import next_plan
 
 from tandem.engine.metrics import EngineMetrics
-from tandem.engine.step import RowDraft
+from tandem.engine.step import SpecTokens
 
 DRAWN = params_of(temperature=1.0, max_tokens=40, ignore_eos=True)
 
@@ -24,7 +24,7 @@ def compared(harness):
 
 def run(harness):
     """Plans until nothing is left; all that had drafts."""
-    drafts: list[RowDraft] = []
+    drafts: list[SpecTokens] = []
     while harness.core.has_work:
         drafts += next_plan(harness).drafts
     return drafts

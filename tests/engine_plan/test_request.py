@@ -8,10 +8,10 @@ from tests.engine_plan.builders import EOS, params_of, request_of
 from tandem.engine import request as requests
 from tandem.engine.request import Request, RequestGroup
 from tandem.engine.scheduler.planner import choose_victim
-from tandem.engine.scheduler.roster import WaitingQueue
+from tandem.engine.scheduler.request_table import WaitingQueue
 from tandem.engine.step import SeqId
 from tandem.protocol.hashing import hash_blocks, root_hash
-from tandem.protocol.ids import NOBODY
+from tandem.protocol.ids import NO_INCARNATION
 from tandem.protocol.outputs import TokenLogprobs
 from tandem.protocol.requests import Produce
 
@@ -47,7 +47,7 @@ def test_counts_follow_the_tokens():
     """Known, pending, computed and output tokens are told apart."""
     request = made(1, emitted=((3, 4),))
 
-    request.num_computed, request.num_pending = 12, 1
+    request.num_computed, request.num_output_placeholders = 12, 1
 
     assert (request.num_tokens, request.num_output, request.num_prefill) == (13, 2, 12)
     assert request.num_uncomputed == 1
@@ -94,7 +94,7 @@ def test_enders_are_what_may_stop_it():
 
 def test_producers_are_not_preempted_and_end_with_token_one():
     """A producer plans no second token, and neither does a prompt before its fork."""
-    producer, forking = made(1, kv=Produce(NOBODY)), made(2, (0, 1))
+    producer, forking = made(1, kv=Produce(NO_INCARNATION)), made(2, (0, 1))
 
     assert (producer.preemptible, producer.plan_limit) == (False, 11)
     assert (forking.preemptible, forking.plan_limit) == (True, 11)
@@ -125,7 +125,7 @@ def test_the_queue_is_ordered_and_forgets_what_left():
 def test_the_last_preemptible_goes():
     """Blocks are taken from the one that goes last, never from a producer or from those before."""
     first, second, third = made(1), made(2), made(3)
-    producer = made(4, kv=Produce(NOBODY))
+    producer = made(4, kv=Produce(NO_INCARNATION))
 
     assert choose_victim([first, second, third], 0) == 2
     assert choose_victim([first, second, producer], 0) == 1
@@ -142,11 +142,11 @@ OWNERS = {
         "scheduler/constrained.py",
         "scheduler/planner.py",
         "scheduler/remote.py",
-        "scheduler/roster.py",
+        "scheduler/request_table.py",
         "scheduler/updater.py",
     },
     "num_generated": {"scheduler/updater.py"},
-    "state": {"scheduler/roster.py", "scheduler/remote.py"},
+    "state": {"scheduler/request_table.py", "scheduler/remote.py"},
 }
 
 

@@ -8,7 +8,7 @@ from msgspec import structs
 from tests.engine_plan.builders import Harness, request_of
 from tests.engine_plan.plans import long_running, next_plan
 
-from tandem.engine.scheduler.roster import SLACK
+from tandem.engine.scheduler.request_table import SLACK
 from tandem.protocol.errors import FailCause, RefusalCode
 
 
@@ -77,7 +77,7 @@ def test_aborted_requests_leave_the_queue_wholly():
     harness.add(request_of("run", 8, params=long_running(max_tokens=40)))
     next_plan(harness)
     harness.add(request_of("first"))
-    waiting = harness.core.scheduler.roster.waiting
+    waiting = harness.core.scheduler.request_table.waiting
     for number in range(400):
         request = request_of(f"gone{number}")
         prompt = Prompt(request.prompt_token_ids)
@@ -102,7 +102,7 @@ def test_discards_do_not_disturb_who_reads_the_queue():
     keys = [request_of(f"r{number}") for number in range(200)]
     for request in keys:
         harness.add(request)
-    reading = harness.core.scheduler.roster.waiting.in_order()
+    reading = harness.core.scheduler.request_table.waiting.in_order()
     assert next(reading).request_id == "r0"
 
     for request in keys[1:-1]:
@@ -115,14 +115,14 @@ def test_deadlines_go_with_their_requests():
     """Requests that end early leave no deadline behind until it comes, and a key that is used again
     has its own."""
     harness = Harness()
-    roster = harness.core.scheduler.roster
+    request_table = harness.core.scheduler.request_table
     for _ in range(200):
         harness.add(request_of("a", 4, budget_ms=600_000))
         harness.core.abort(request_of("a").key)
     harness.add(request_of("b", 4, params=long_running(), budget_ms=600_000))
     harness.add(request_of("a", 4, params=long_running(), budget_ms=1000))
 
-    assert len(roster._deadlines) <= 2 * len(roster.groups) + SLACK + 1
+    assert len(request_table._deadlines) <= 2 * len(request_table.groups) + SLACK + 1
     harness.clock.now += 1.0
     harness.step()
     assert [(each.request, each.cause) for each in harness.failed] == [("a", FailCause.TIMEOUT)]

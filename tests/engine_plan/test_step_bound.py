@@ -11,7 +11,7 @@ from tests.engine_plan.test_mixed_steps import harness_of
 
 from tandem.engine.kv_memory import StepSize
 from tandem.engine.timing.step_times import MISSES, WIDEST, Margin, MeasuredSteps, Padding, StepRoom
-from tandem.protocol.steps import Crowd
+from tandem.protocol.steps import DecodeBatch
 
 SIZES = tuple(StepSize(d, n, 8) for n in (64, 128, 256, 512, 768, 1024) for d in (64, 128))
 BOUND = 0.021
@@ -67,7 +67,7 @@ def test_prompts_wait_for_a_step_with_room() -> None:
         harness.add(request_of(f"p{number}", 60))
     plan = next_plan(harness)
     assert sum(row.num_tokens > 1 for row in plan.rows) == 1
-    assert len(harness.core.scheduler.roster.running) == 5
+    assert len(harness.core.scheduler.request_table.running) == 5
 
 
 def device(draw: random.Random, decodes: int, context: int, tokens: int) -> float:
@@ -88,12 +88,12 @@ def test_the_bound_is_kept_by_all_but_one_of_a_hundred_steps(seed: int) -> None:
     for number in range(6_000):
         decodes = draw.randint(10, 40)
         context = decodes * draw.randint(500, 2_000)
-        crowd, tokens = Crowd(decodes, context), 0
+        decode_batch, tokens = DecodeBatch(decodes, context), 0
         if number % 2:
-            budget = steps.prompt_tokens_within(crowd, BOUND, 4096)
+            budget = steps.prompt_tokens_within(decode_batch, BOUND, 4096)
             tokens = StepRoom(graphs, decodes, budget, 0.0).most(0, draw.choice((200, 2048)))
         seconds = device(draw, decodes, context, tokens)
-        steps.note(crowd, graphs.weight(decodes, tokens, 1) if tokens else 0, seconds)
+        steps.note(decode_batch, graphs.weight(decodes, tokens, 1) if tokens else 0, seconds)
         if tokens and number > 3_000:
             over += seconds > BOUND
             wide += tokens >= 512
@@ -109,14 +109,14 @@ def test_the_first_steps_of_both_keep_within_the_bound() -> None:
     took: list[float] = []
     wide = 0
     for _ in range(20):
-        steps.note(Crowd(12), 0, 0.0064)
+        steps.note(DecodeBatch(12), 0, 0.0064)
     for _ in range(40):
-        budget = steps.prompt_tokens_within(Crowd(12), BOUND, 4096)
+        budget = steps.prompt_tokens_within(DecodeBatch(12), BOUND, 4096)
         tokens = StepRoom(graphs, 12, budget, 0.0).most(0, 2048)
         weight = graphs.weight(12, tokens, 1)
         multiplied = 0.0015 + (12 + weight) * 2.2e-5
         took.append((0.0064**4 + multiplied**4) ** 0.25)
-        steps.note(Crowd(12), weight, took[-1])
+        steps.note(DecodeBatch(12), weight, took[-1])
         wide = max(wide, tokens)
     assert sum(seconds > BOUND for seconds in took) <= 1
     assert max(took) < 1.2 * BOUND
@@ -127,21 +127,21 @@ def test_the_first_steps_of_both_keep_within_the_bound() -> None:
 def test_a_width_that_seemed_too_slow_is_tried_again(held_up: str) -> None:
     """Its first step was held up, or everything was four times as slow for fifty steps: the graph
     within reach is the one that seems too slow, and no step would ever show that it is not."""
-    steps, graphs, crowd = MeasuredSteps(), padding(), Crowd(22, 22_000)
+    steps, graphs, decode_batch = MeasuredSteps(), padding(), DecodeBatch(22, 22_000)
     draw = random.Random(5)
     slow = 4.0 if held_up == "all steps" else 1.0
     for _ in range(40):
         for tokens in (0, 64, 128, 256) if held_up == "one step" else (0, 64, 128, 256, 512):
             weight = graphs.weight(22, tokens, 1) if tokens else 0
-            steps.note(crowd, weight, device(draw, 22, crowd.context, tokens))
+            steps.note(decode_batch, weight, device(draw, 22, decode_batch.context, tokens))
     if held_up == "one step":
-        steps.note(crowd, graphs.weight(22, 512, 1), 0.2)
+        steps.note(decode_batch, graphs.weight(22, 512, 1), 0.2)
     sizes: list[int] = []
     for number in range(1_000):
-        budget = steps.prompt_tokens_within(crowd, BOUND, 4096)
+        budget = steps.prompt_tokens_within(decode_batch, BOUND, 4096)
         sizes.append(StepRoom(graphs, 22, budget, 0.0).most(0, 2048))
-        seconds = device(draw, 22, crowd.context, sizes[-1]) * (slow if number < 50 else 1.0)
-        steps.note(crowd, graphs.weight(22, sizes[-1], 1), seconds)
+        seconds = device(draw, 22, decode_batch.context, sizes[-1]) * (slow if number < 50 else 1.0)
+        steps.note(decode_batch, graphs.weight(22, sizes[-1], 1), seconds)
     assert min(sizes[:100]) <= 256, "it does seem too slow"
     assert set(sizes[-500:]) == {512}
 
@@ -177,12 +177,12 @@ def test_the_engine_learns_by_what_ranks_pad_to() -> None:
     core = harness.core
     core.scheduler.measured.steepness = 0.0  # of so small a model it is none of a large one's
     for _ in range(20):
-        core.scheduler.measured.note(Crowd(1), 0, 0.005)
-        core.scheduler.measured.note(Crowd(1), 600, 0.020)
+        core.scheduler.measured.note(DecodeBatch(1), 0, 0.005)
+        core.scheduler.measured.note(DecodeBatch(1), 600, 0.020)
     core.scheduler.measured.refresh()
     load = core.load_report()
     assert load.mixed_chunk_tokens == 512
-    ((tokens, seconds),) = load.beside_steps
+    ((tokens, seconds),) = load.mixed_steps
     assert tokens == 600
     assert seconds == pytest.approx(0.015)
     harness.add(request_of("prompt", 3000))

@@ -11,7 +11,7 @@ from tests.engine_plan.test_mixed_steps import harness_of
 from tandem.engine.config.scheduler import LEAST_CHUNK_TOKENS
 from tandem.engine.scheduler.stats import PromptLoad
 from tandem.engine.timing.step_times import MeasuredSteps, Padding, StepRoom, cost_behind
-from tandem.protocol.steps import Crowd, decode_seconds, seconds_at
+from tandem.protocol.steps import DecodeBatch, decode_seconds, seconds_at
 
 
 def measured(times: int = 20) -> MeasuredSteps:
@@ -19,18 +19,18 @@ def measured(times: int = 20) -> MeasuredSteps:
     steps = MeasuredSteps()
     for _ in range(times):
         for decodes in (1, 10, 100):
-            steps.note(Crowd(decodes), 0, 0.005 + decodes * 5e-5)
+            steps.note(DecodeBatch(decodes), 0, 0.005 + decodes * 5e-5)
         for tokens in (100, 1_000, 2_000):
-            steps.note(Crowd(0), tokens, tokens / 40_000)
-            steps.note(Crowd(10), tokens, 0.0055 + tokens / 40_000)
+            steps.note(DecodeBatch(0), tokens, tokens / 40_000)
+            steps.note(DecodeBatch(10), tokens, 0.0055 + tokens / 40_000)
     steps.refresh()
     return steps
 
 
 def test_medians_of_either_kind() -> None:
     steps = measured()
-    steps.note(Crowd(10), 0, 30.0)
-    steps.note(Crowd(0), 1_000, 30.0)
+    steps.note(DecodeBatch(10), 0, 30.0)
+    steps.note(DecodeBatch(0), 1_000, 30.0)
     steps.refresh()
     assert decode_seconds(steps.decode_steps, 10) == pytest.approx(0.0055)
     assert seconds_at(steps.prompt_steps, 1_000) == pytest.approx(0.025)
@@ -51,12 +51,12 @@ def test_how_long_requests_stay() -> None:
 
 def test_prompt_tokens_that_fit() -> None:
     """As many as keep the step within its time; none before a prompt was measured."""
-    assert MeasuredSteps().prompt_tokens_within(Crowd(10), 0.025, 2048) == 0
+    assert MeasuredSteps().prompt_tokens_within(DecodeBatch(10), 0.025, 2048) == 0
     steps = measured()
-    fit = steps.prompt_tokens_within(Crowd(10), 0.025, 2048)
+    fit = steps.prompt_tokens_within(DecodeBatch(10), 0.025, 2048)
     assert fit == pytest.approx((0.025 - 0.0055) * 40_000, abs=2)
-    assert steps.prompt_tokens_within(Crowd(10), 0.025, 300) == 300
-    assert steps.prompt_tokens_within(Crowd(10), 0.001, 2048) == 0
+    assert steps.prompt_tokens_within(DecodeBatch(10), 0.025, 300) == 300
+    assert steps.prompt_tokens_within(DecodeBatch(10), 0.001, 2048) == 0
 
 
 def test_max_itl_ms_bounds_mixed_steps() -> None:
@@ -65,26 +65,26 @@ def test_max_itl_ms_bounds_mixed_steps() -> None:
     scheduler = harness.core.scheduler
     planner = scheduler._planner
     planner._measured = MeasuredSteps()
-    assert planner.mixed_prompt_tokens(Crowd(4)) == LEAST_CHUNK_TOKENS
+    assert planner.mixed_prompt_tokens(DecodeBatch(4)) == LEAST_CHUNK_TOKENS
     planner._measured = measured()
-    assert planner.mixed_prompt_tokens(Crowd(0)) == scheduler.config.max_num_batched_tokens
-    assert planner.mixed_prompt_tokens(Crowd(4)) == pytest.approx(780, abs=15)
-    assert planner.mixed_prompt_tokens(Crowd(500)) == LEAST_CHUNK_TOKENS
+    assert planner.mixed_prompt_tokens(DecodeBatch(0)) == scheduler.config.max_num_batched_tokens
+    assert planner.mixed_prompt_tokens(DecodeBatch(4)) == pytest.approx(780, abs=15)
+    assert planner.mixed_prompt_tokens(DecodeBatch(500)) == LEAST_CHUNK_TOKENS
 
 
 def test_who_has_made_no_decodes_alone_goes_by_its_shortest_prompts() -> None:
     """A worker whose prompts never end learns what decodes take from mixed steps."""
     steps = MeasuredSteps()
     for _ in range(20):
-        steps.note(Crowd(0), 100, 0.006)
-        steps.note(Crowd(0), 1000, 0.022)
+        steps.note(DecodeBatch(0), 100, 0.006)
+        steps.note(DecodeBatch(0), 1000, 0.022)
     assert not steps.decode_steps
-    unknown = steps.prompt_tokens_within(Crowd(8), 0.022, 2048)
+    unknown = steps.prompt_tokens_within(DecodeBatch(8), 0.022, 2048)
     assert unknown == pytest.approx(662, abs=3)  # 6 ms are taken for decodes, and 16 are left
     for _ in range(20):
-        steps.note(Crowd(8), 1000, 0.034)
+        steps.note(DecodeBatch(8), 1000, 0.034)
     assert dict(steps.decode_steps)[8] == pytest.approx(0.012)
-    assert steps.prompt_tokens_within(Crowd(8), 0.022, 2048) < unknown
+    assert steps.prompt_tokens_within(DecodeBatch(8), 0.022, 2048) < unknown
 
 
 def took(streams: int, tokens: int) -> float:
@@ -98,7 +98,7 @@ def prefilled() -> MeasuredSteps:
     steps = MeasuredSteps()
     for _ in range(20):
         for tokens in (16, 128, 512, 2048):
-            steps.note(Crowd(0), tokens, took(0, tokens))
+            steps.note(DecodeBatch(0), tokens, took(0, tokens))
     return steps
 
 
@@ -107,30 +107,32 @@ def test_what_decodes_seem_to_need_beside_prompts_is_forgotten_once_some_were_al
     to the decode. By that and one step of two, six would need 30 ms, no step would have room for
     a prompt, and none would show that they need 7."""
     steps = prefilled()
-    steps.note(Crowd(1), 512, took(1, 512))
-    assert steps.decode_seconds(Crowd(1)) == pytest.approx(0.006, rel=0.02), "weights are read"
-    steps.note(Crowd(2), 0, took(2, 0))
+    steps.note(DecodeBatch(1), 512, took(1, 512))
+    assert steps.decode_seconds(DecodeBatch(1)) == pytest.approx(0.006, rel=0.02), (
+        "weights are read"
+    )
+    steps.note(DecodeBatch(2), 0, took(2, 0))
     steps.refresh()
     for _ in range(20):
-        fit = steps.prompt_tokens_within(Crowd(6), 0.021, 2048)
-        steps.note(Crowd(6), max(64, fit), took(6, max(64, fit)))
-    assert steps.decode_seconds(Crowd(6)) == pytest.approx(0.0062, rel=0.05)
-    assert steps.prompt_tokens_within(Crowd(6), 0.021, 2048) > 600
+        fit = steps.prompt_tokens_within(DecodeBatch(6), 0.021, 2048)
+        steps.note(DecodeBatch(6), max(64, fit), took(6, max(64, fit)))
+    assert steps.decode_seconds(DecodeBatch(6)) == pytest.approx(0.0062, rel=0.05)
+    assert steps.prompt_tokens_within(DecodeBatch(6), 0.021, 2048) > 600
 
 
 def test_decodes_that_seemed_long_are_refuted_by_shorter_steps_of_both() -> None:
     """Two steps that were held up, of other sizes, say that eight decodes need 40 ms: no prompt
     has room, and a worker whose prompts never end makes no step of decodes alone again."""
     steps = prefilled()
-    steps.note(Crowd(1), 0, 0.006)
-    steps.note(Crowd(2), 0, 0.012)
+    steps.note(DecodeBatch(1), 0, 0.006)
+    steps.note(DecodeBatch(2), 0, 0.012)
     steps.refresh()
-    assert steps.decode_seconds(Crowd(8)) > 0.04
+    assert steps.decode_seconds(DecodeBatch(8)) > 0.04
     for _ in range(20):
-        fit = steps.prompt_tokens_within(Crowd(8), 0.021, 2048)
-        steps.note(Crowd(8), max(64, fit), took(8, max(64, fit)))
-    assert steps.decode_seconds(Crowd(8)) < 0.010
-    assert steps.prompt_tokens_within(Crowd(8), 0.021, 2048) > 500
+        fit = steps.prompt_tokens_within(DecodeBatch(8), 0.021, 2048)
+        steps.note(DecodeBatch(8), max(64, fit), took(8, max(64, fit)))
+    assert steps.decode_seconds(DecodeBatch(8)) < 0.010
+    assert steps.prompt_tokens_within(DecodeBatch(8), 0.021, 2048) > 500
 
 
 def test_what_prompts_take_of_the_time() -> None:
@@ -154,10 +156,10 @@ def test_contexts_are_told_from_numbers() -> None:
         streams = draw.randint(1, 60)
         context = sum(draw.randint(100, 8_000) for _ in range(streams))
         seconds = (0.005 + streams * 5e-5 + context * 5e-8) * draw.gauss(1.0, 0.03)
-        steps.note(Crowd(streams, context), 0, seconds)
+        steps.note(DecodeBatch(streams, context), 0, seconds)
     steps.refresh()
     assert steps.context_s == pytest.approx(5e-8, rel=0.1)
-    short, long = Crowd(40, 40 * 500), Crowd(40, 40 * 8_000)
+    short, long = DecodeBatch(40, 40 * 500), DecodeBatch(40, 40 * 8_000)
     assert steps.decode_seconds(short) == pytest.approx(0.008, rel=0.05)
     assert steps.decode_seconds(long) == pytest.approx(0.023, rel=0.05)
 
@@ -168,12 +170,12 @@ def test_what_contexts_do_not_show_is_not_made_up() -> None:
     for number in range(400):
         strays = number % 50 == 0
         context = 4_000 * 8 if strays else draw.randint(100, 2_000) * 8
-        steps.note(Crowd(8, context), 0, 5.0 if strays else draw.gauss(0.005, 0.0002))
+        steps.note(DecodeBatch(8, context), 0, 5.0 if strays else draw.gauss(0.005, 0.0002))
         if number == 100:
             steps.refresh()
             assert steps.context_s == 0.0
     steps.refresh()
-    assert steps.decode_seconds(Crowd(8, 8 * 4_000)) == pytest.approx(0.005, rel=0.1)
+    assert steps.decode_seconds(DecodeBatch(8, 8 * 4_000)) == pytest.approx(0.005, rel=0.1)
 
 
 def test_a_worker_that_became_slower_is_learned_anew() -> None:
@@ -182,9 +184,9 @@ def test_a_worker_that_became_slower_is_learned_anew() -> None:
     for scale in (1.0, 4.0):
         for _ in range(4_000):
             context = draw.randint(100, 8_000) * 8
-            steps.note(Crowd(8, context), 0, scale * (0.004 + context * 5e-8))
+            steps.note(DecodeBatch(8, context), 0, scale * (0.004 + context * 5e-8))
         steps.refresh()
-    assert steps.decode_seconds(Crowd(8, 8 * 6_000)) == pytest.approx(4 * 0.0064, rel=0.05)
+    assert steps.decode_seconds(DecodeBatch(8, 8 * 6_000)) == pytest.approx(4 * 0.0064, rel=0.05)
 
 
 def test_chunks_behind_a_long_context_are_shorter() -> None:
@@ -206,23 +208,23 @@ def test_max_itl_ms_counts_contexts() -> None:
     planner = harness.core.scheduler._planner
     planner._measured = measured()
     planner._measured.context_s = 5e-8
-    free = planner.mixed_prompt_tokens(Crowd(4, 0))
-    assert planner.mixed_prompt_tokens(Crowd(4, 100_000)) == pytest.approx(free - 200, abs=4)
+    free = planner.mixed_prompt_tokens(DecodeBatch(4, 0))
+    assert planner.mixed_prompt_tokens(DecodeBatch(4, 100_000)) == pytest.approx(free - 200, abs=4)
 
 
 def test_steps_that_vary_keep_within_their_bound() -> None:
     """Nearly all of them: half would not by medians. What did something else narrows nothing."""
     rng, steps, bound, late = random.Random(0), MeasuredSteps(), 0.025, []
     for number in range(3_000):
-        crowd = Crowd(rng.randrange(5, 20))
-        fit = max(64, steps.prompt_tokens_within(crowd, bound, 2048))
+        decode_batch = DecodeBatch(rng.randrange(5, 20))
+        fit = max(64, steps.prompt_tokens_within(decode_batch, bound, 2048))
         padded = -(-fit // 256) * 256  # as sizes of a device's graphs are
         varied = rng.uniform(0.9, 1.2)
-        steps.note(crowd, 0, 0.005 + crowd.streams * 5e-5)
-        took = (0.005 + crowd.streams * 5e-5 + padded / 40_000) * varied
-        steps.note(crowd, fit, 40 * took if number % 40 == 0 else took)
+        steps.note(decode_batch, 0, 0.005 + decode_batch.streams * 5e-5)
+        took = (0.005 + decode_batch.streams * 5e-5 + padded / 40_000) * varied
+        steps.note(decode_batch, fit, 40 * took if number % 40 == 0 else took)
         if number > 500:
             late.append(took > bound)
     assert sum(late) / len(late) < 0.04
     assert 1.05 < steps.margin < 1.5
-    assert steps.prompt_tokens_within(Crowd(10), bound, 2048) > 400
+    assert steps.prompt_tokens_within(DecodeBatch(10), bound, 2048) > 400

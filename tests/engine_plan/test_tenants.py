@@ -7,7 +7,7 @@ from tests.engine_plan.builders import Harness, params_of, request_of
 
 from tandem.engine.request import Request
 from tandem.engine.scheduler.planner import RECENT_SECONDS
-from tandem.engine.scheduler.roster import WaitingQueue
+from tandem.engine.scheduler.request_table import WaitingQueue
 from tandem.protocol.requests import EngineCoreRequest
 
 
@@ -18,7 +18,7 @@ def long_request(name: str, tenant: str, prompt: int = 20, tokens: int = 60) -> 
 
 
 def running(harness: Harness) -> list[str]:
-    return [each.request_id for each in harness.core.scheduler.roster.running]
+    return [each.request_id for each in harness.core.scheduler.request_table.running]
 
 
 def finish(harness: Harness, requests: list[EngineCoreRequest]) -> None:
@@ -69,10 +69,12 @@ def test_a_tenant_takes_a_seat_of_choices() -> None:
     harness = Harness(num_blocks=800, max_num_seqs=8, max_num_batched_tokens=256)
     params = params_of(max_tokens=30, ignore_eos=True, n=24)
     harness.add(request_of("hog", 20, params=params, tenant="hog"))
-    roster = harness.core.scheduler.roster
-    while not roster.running or not all(each.num_preemptions for each in roster.running):
+    request_table = harness.core.scheduler.request_table
+    while not request_table.running or not all(
+        each.num_preemptions for each in request_table.running
+    ):
         harness.step()
-    assert len(roster.running) == 8
+    assert len(request_table.running) == 8
     victim = long_request("victim", "victim", tokens=4)
     harness.add(victim)
     for _ in range(3):
@@ -117,7 +119,7 @@ def test_prompt_tokens_of_a_step_are_divided() -> None:
     harness.add(short)
     harness.step()
     (first,) = [
-        each for each in harness.core.scheduler.roster.running if each.request_id == "short"
+        each for each in harness.core.scheduler.request_table.running if each.request_id == "short"
     ]
     assert first.num_computed >= 30
     finish(harness, [long, short])
@@ -129,12 +131,12 @@ def test_a_step_with_prompts_of_several_tenants_is_a_short_one() -> None:
     long = long_request("long", "hog", prompt=2000, tokens=2)
     harness.add(long)
     harness.step()
-    (running,) = harness.core.scheduler.roster.running
+    (running,) = harness.core.scheduler.request_table.running
     before = running.num_computed
     assert before >= 512
     short = long_request("short", "victim", prompt=30, tokens=2)
     harness.add(short)
-    while harness.core.scheduler.roster.waiting.peek() is not None:
+    while harness.core.scheduler.request_table.waiting.peek() is not None:
         before = running.num_computed
         harness.step()
     assert running.num_computed - before <= 80
@@ -147,7 +149,7 @@ def test_steps_stay_short_while_another_tenant_may_send_more() -> None:
     long = long_request("long", "hog", prompt=2000, tokens=2)
     harness.add(long)
     computed = [0]
-    (request,) = harness.core.scheduler.roster.waiting.in_order()
+    (request,) = harness.core.scheduler.request_table.waiting.in_order()
 
     def step() -> int:
         harness.step()
@@ -156,7 +158,7 @@ def test_steps_stay_short_while_another_tenant_may_send_more() -> None:
 
     assert step() == 512
     harness.add(long_request("short", "victim", prompt=30, tokens=1))
-    while len(harness.core.scheduler.roster.tenants) > 1:
+    while len(harness.core.scheduler.request_table.tenants) > 1:
         step()
     assert step() == 80
     harness.clock.now += RECENT_SECONDS
@@ -169,7 +171,7 @@ def test_a_tenant_that_computes_little_has_full_steps() -> None:
     harness.add(long_request("short", "victim", prompt=30, tokens=1))
     harness.run()
     harness.add(long_request("long", "hog", prompt=500, tokens=2))
-    (request,) = harness.core.scheduler.roster.waiting.in_order()
+    (request,) = harness.core.scheduler.request_table.waiting.in_order()
     harness.step()
     assert request.num_computed == 500
 
@@ -184,10 +186,10 @@ def test_a_cached_prompt_counts_by_what_is_left_of_it() -> None:
     long = long_request("long", "hog", prompt=2000, tokens=2)
     harness.add(long)
     harness.step()
-    (running,) = harness.core.scheduler.roster.running
+    (running,) = harness.core.scheduler.request_table.running
     harness.add(request_of("again", cached, params=params, tenant="victim"))
     before = running.num_computed
-    while harness.core.scheduler.roster.waiting.peek() is not None:
+    while harness.core.scheduler.request_table.waiting.peek() is not None:
         before = running.num_computed
         harness.step()
     assert running.num_computed - before <= 80
@@ -202,7 +204,7 @@ def test_what_a_tenant_does_not_need_goes_to_the_other() -> None:
         harness.add(each)
     harness.step()
     computed = {
-        each.request_id: each.num_computed for each in harness.core.scheduler.roster.running
+        each.request_id: each.num_computed for each in harness.core.scheduler.request_table.running
     }
     assert computed == {"long": 54, "short": 10}
     finish(harness, [long, short])
@@ -221,8 +223,8 @@ def test_one_tenant_is_served_by_arrival_whatever_it_costs() -> None:
         seen = []
         while harness.core.scheduler.has_requests:
             harness.step()
-            roster = harness.core.scheduler.roster
-            seen.append([(each.request_id, each.num_computed) for each in roster.running])
+            request_table = harness.core.scheduler.request_table
+            seen.append([(each.request_id, each.num_computed) for each in request_table.running])
         plans.append(seen)
     assert plans[0] == plans[1]
 
@@ -232,7 +234,7 @@ def test_a_queue_of_several_tenants_is_read_in_one_order() -> None:
     harness = Harness(max_num_seqs=1)
     for name, tenant in (("a0", "a"), ("a1", "a"), ("b0", "b"), ("c0", "c")):
         harness.add(long_request(name, tenant))
-    queue: WaitingQueue = harness.core.scheduler.roster.waiting
+    queue: WaitingQueue = harness.core.scheduler.request_table.waiting
 
     def name_of(request: Request | None) -> str:
         return "" if request is None else request.request_id

@@ -32,10 +32,10 @@ from tandem.engine.step import (
     FenceDone,
     ModelRunnerOutput,
     NewSequence,
-    RowDraft,
     Sampled,
     SchedulerOutput,
     SeqId,
+    SpecTokens,
     StepRow,
     TransferReport,
 )
@@ -61,7 +61,7 @@ PLAN = SchedulerOutput(
     block_copies=((1, 2),),
     awaits_masks=True,
     transfers=BlockTransfers(stores=((5, 0),), loads=(BlockLoad(1, ((0, 6), (1, 7))),)),
-    drafts=(RowDraft(SeqId(3), (5, 6)), RowDraft(SeqId(4), (39,), forced=True)),
+    drafts=(SpecTokens(SeqId(3), (5, 6)), SpecTokens(SeqId(4), (39,), forced=True)),
 )
 SCORE = TokenLogprobs(5, -0.25, 1, (5, 6), (-0.25, -2.0))
 

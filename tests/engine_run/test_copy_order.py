@@ -18,9 +18,9 @@ from tests.engine_run.tiny_models import folder_of
 
 from tandem.engine.step import BlockLoad, BlockTransfers, SchedulerOutput
 from tandem.engine.worker import offload, runner
+from tandem.engine.worker.device_events import DeviceEvent
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.launched import LaunchedStep
-from tandem.engine.worker.moments import Moment
 from tandem.engine.worker.offload import STORES_AT_ONCE, HostBlocks, blocks_written
 from tandem.memory import streams
 from tandem.protocol.ids import RequestKey
@@ -93,7 +93,7 @@ class Device:
 
     def begin(
         self, stores: Sequence[tuple[int, int]] = (), *, loads: Any = (), writes: Sequence[int] = ()
-    ) -> Moment | None:
+    ) -> DeviceEvent | None:
         return self.host.begin(BlockTransfers(tuple(stores), tuple(loads)), frozenset(writes))
 
 
@@ -188,9 +188,9 @@ def test_a_step_writes_the_blocks_that_it_says(monkeypatch: pytest.MonkeyPatch) 
     launch, seen = runner.ModelRunner.launch, set[str]()
 
     def looked(self: runner.ModelRunner, plan: SchedulerOutput) -> LaunchedStep:
-        before = self.slab.blocks.clone()
+        before = self.kv_cache.blocks.clone()
         step = launch(self, plan)
-        changed = (self.slab.blocks != before).any(1).nonzero().flatten().tolist()
+        changed = (self.kv_cache.blocks != before).any(1).nonzero().flatten().tolist()
         written = blocks_written(plan, self.batch)
         assert set(changed) <= written
         most = sum(row.num_tokens // 16 + 2 for row in plan.rows) + len(plan.block_copies)

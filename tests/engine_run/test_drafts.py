@@ -130,8 +130,11 @@ def test_drafts_beside_scored_prompts_and_forks():
                 request = EngineCoreRequest(key=key, prompt_token_ids=PROMPTS[1], params=other)
                 assert each.core.add(request) is None
             if guess is not None:
-                drafts, roster = each.core.scheduler.roster.drafts, each.core.scheduler.roster
-                for running in roster.running:
+                drafts, request_table = (
+                    each.core.scheduler.request_table.drafts,
+                    each.core.scheduler.request_table,
+                )
+                for running in request_table.running:
                     if running.request_id == "r0" and running.num_generated:
                         assert drafts.propose(running, guess(running)) or running.num_output > 28
             outputs += step(each)

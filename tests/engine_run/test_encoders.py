@@ -65,7 +65,7 @@ def test_vectors_are_those_of_transformers(name: str, ahead: bool) -> None:
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
     engine.core.check_integrity()
     assert engine.core.stats()["cached_blocks"] == 0
-    assert engine.executor.worker.slab_blocks().numel() == 0  # type: ignore[attr-defined]
+    assert engine.executor.worker.kv_cache_blocks().numel() == 0  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", [name for name, each in MODELS.items() if "num_labels" in each[2]])

@@ -14,9 +14,9 @@ from tests.engine_run.tiny_models import folder_of
 from tests.kernels.locking import Locks
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.worker import offload, rest
+from tandem.engine.worker import offload, sleep_mode
 from tandem.engine.worker.offload import Available, HostBlocks
-from tandem.engine.worker.rest import ParkedWeights, ParkingRoom
+from tandem.engine.worker.sleep_mode import OffloadedWeights, WeightBuffer
 from tandem.memory import page_locked
 from tandem.memory.page_locked import HostMemoryError
 from tandem.protocol.commands import Command, CommandName, Reply
@@ -50,8 +50,8 @@ def call(engine: CPUEngine, name: CommandName, **args: object) -> Reply:
 
 def test_a_tier_locks_its_blocks_and_no_more(locks: Locks) -> None:
     """Rows of one range, until it is closed."""
-    slab = torch.arange(12, dtype=torch.uint8).view(4, 3)
-    host = HostBlocks(slab, 11)
+    kv_cache = torch.arange(12, dtype=torch.uint8).view(4, 3)
+    host = HostBlocks(kv_cache, 11)
     assert host.blocks.shape == (11, 3)
     assert locks.held == {host.blocks.data_ptr(): 33}
     assert host.close() == 33
@@ -88,8 +88,8 @@ def test_what_woke_up_sleeps_again(
     assert call(engine, CommandName.WAKE_UP, tags=tag).ok
     give_back, given = page_locked.give_back, list[int]()
 
-    def noted(slab: torch.Tensor) -> int:
-        given.append(give_back(slab))
+    def noted(kv_cache: torch.Tensor) -> int:
+        given.append(give_back(kv_cache))
         return given[-1]
 
     with monkeypatch.context() as looked:
@@ -125,9 +125,9 @@ def test_parked_weights_share_one_range_that_is_kept() -> None:
     locks, cpu = Locks(), torch.device("cpu")
     model = {"a": torch.arange(1000.0), "b": torch.arange(7), "c": torch.arange(300.0)}
     want = {name: each.clone() for name, each in model.items()}
-    room = ParkingRoom(locks)
+    room = WeightBuffer(locks)
     for _ in range(2):
-        parked = ParkedWeights(model, cpu, room)
+        parked = OffloadedWeights(model, cpu, room)
         assert parked.nbytes == sum(each.nbytes for each in want.values())
         assert list(locks.held.values()) == [4096 + 256 + 1280]
         assert all(not each.untyped_storage().nbytes() for each in model.values())
@@ -141,20 +141,20 @@ def test_parked_weights_share_one_range_that_is_kept() -> None:
 def test_weights_that_find_no_room_stay_where_they_are() -> None:
     model = [torch.arange(1000.0), torch.arange(7)]
     with pytest.raises(HostMemoryError, match="cannot be page-locked"):
-        ParkedWeights(model, torch.device("cpu"), ParkingRoom(Locks(most=100)))
+        OffloadedWeights(model, torch.device("cpu"), WeightBuffer(Locks(most=100)))
     assert torch.equal(model[0], torch.arange(1000.0))
 
 
 def test_weights_that_find_no_room_again_stay_parked(monkeypatch: pytest.MonkeyPatch) -> None:
     """None takes a device's memory, and they come back when there is some."""
     model = [torch.arange(1000.0), torch.arange(7)]
-    parked = ParkedWeights(model, torch.device("cpu"), ParkingRoom(None))
+    parked = OffloadedWeights(model, torch.device("cpu"), WeightBuffer(None))
 
     def short(_storage: torch.UntypedStorage) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as full:
-        full.setattr("tandem.engine.worker.rest._bytes", short)
+        full.setattr("tandem.engine.worker.sleep_mode._bytes", short)
         with pytest.raises(RuntimeError, match="out of memory"):
             parked.restore()
     assert all(not each.untyped_storage().nbytes() for each in model)
@@ -168,6 +168,6 @@ def test_weights_are_not_parked_beyond_what_a_pod_may_have(
     """It would be killed; level 2 keeps nothing in the host."""
     own = engine.executor.worker.rest  # type: ignore[attr-defined]
     own._check_room()
-    monkeypatch.setattr(rest, "available", lambda: Available(0, "the cgroup of 1.0 GiB"))
+    monkeypatch.setattr(sleep_mode, "available", lambda: Available(0, "the cgroup of 1.0 GiB"))
     with pytest.raises(InvalidParameter, match=r"level: 1 .*2: weights.*the cgroup of 1.0 GiB has"):
         own._check_room()

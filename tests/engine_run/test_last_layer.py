@@ -47,7 +47,7 @@ class Watched:
         if form == "dense":
             monkeypatch.setattr(registry, "select_method", lambda *_: DenseMethod())
         self.driver = Driver(folder_of(name), **settings)
-        self.driver.runner.slab.memory.zero_()
+        self.driver.runner.kv_cache.memory.zero_()
         self.steps: list[Step] = []
         of_runner = type(self.driver.runner)
         self._hidden = of_runner.hidden
@@ -68,8 +68,8 @@ class Watched:
         return noted
 
     def _both(self, inputs):
-        runner, memory = self.driver.runner, self.driver.runner.slab.memory
-        kind = runner.slab.layers[0].dtype
+        runner, memory = self.driver.runner, self.driver.runner.kv_cache.memory
+        kind = runner.kv_cache.layers[0].dtype
         before = memory.clone()
         self.steps.append(Step(-1))
         of_all = replace(inputs, sequences=replace(inputs.sequences, logits_rows=None))

@@ -35,7 +35,7 @@ class Late:
     def __init__(self) -> None:
         self.count = 0
         """Rows that a step went without."""
-        self._make, self._take_back = constraint.make_mask, Constrained._take_back
+        self._make, self._unpin = constraint.make_mask, Constrained._unpin
         self._draw = random.Random(0)
         self._without: Counter[int] = Counter()
         """Steps that went without the mask that is being made, by its grammar."""
@@ -54,11 +54,11 @@ class Late:
             self._passed.discard(id(grammar))
         return self._make(grammar, *rest)
 
-    def take_back(self, owner: Constrained, request: Request, now: float) -> None:
+    def unpin(self, owner: Constrained, request: Request, now: float) -> None:
         """A step went without a request's mask."""
         assert isinstance(request.constraint, constraint.Constraint)
         with self._changed:
-            self._take_back(owner, request, now)
+            self._unpin(owner, request, now)
             self.count += 1
             self._without[id(request.constraint._grammar)] += 1
             if request.seq in owner._late:
@@ -104,7 +104,7 @@ def test_late_rows_draw_the_same_later(small: Path, monkeypatch: pytest.MonkeyPa
     with time_for_grammars(), LLM(str(small), **settings) as llm:
         expected = answers(llm)
         monkeypatch.setattr(constraint, "make_mask", late.make)
-        monkeypatch.setattr(Constrained, "_take_back", lambda *args: late.take_back(*args))
+        monkeypatch.setattr(Constrained, "_unpin", lambda *args: late.unpin(*args))
         found = answers(llm)
 
     assert found == expected

@@ -118,12 +118,12 @@ def test_a_copy_that_is_refused_fails_its_load_alone():
 
 def test_stores_come_before_loads_and_before_what_the_step_writes():
     """One step's transfers over one host block: what was in the cache comes back elsewhere."""
-    slab = torch.arange(12, dtype=torch.uint8).view(4, 3)
-    host = HostBlocks(slab, 2)
+    kv_cache = torch.arange(12, dtype=torch.uint8).view(4, 3)
+    host = HostBlocks(kv_cache, 2)
     load = BlockLoad(7, ((1, 0), (0, 2)))
     host.begin(BlockTransfers(stores=((3, 1), (1, 0)), loads=(load,)), frozenset())
-    slab[3] = 0
-    assert slab.tolist() == [[9, 10, 11], [3, 4, 5], [3, 4, 5], [0, 0, 0]]
+    kv_cache[3] = 0
+    assert kv_cache.tolist() == [[9, 10, 11], [3, 4, 5], [3, 4, 5], [0, 0, 0]]
     assert host.report(wait=False) == TransferReport(loaded=(7,))
     assert host.report(wait=True) is None
 
@@ -175,4 +175,4 @@ def test_without_a_size_there_is_no_tier():
     assert made.executor.worker.runner.host is None
     assert made.core.capacity.num_cpu_blocks == 0
     assert made.core._offload is None
-    assert made.core.manager.pool.evicting is None
+    assert made.core.manager.pool.on_evict is None

@@ -8,9 +8,9 @@ from tests.engine_run.tiny_models import folder_of, judged
 from tandem.engine.sample import SamplingKind
 from tandem.engine.sample.bounds import BoundsStage
 from tandem.engine.step import NewSequence, SchedulerOutput, SeqId, StepRow
-from tandem.engine.worker.graphs import ChoiceGraphs, StepGraphs, decode_sizes, step_shapes
+from tandem.engine.worker.graphs import SamplerGraphs, StepGraphs, decode_sizes, step_shapes
 from tandem.engine.worker.inputs import StepStager
-from tandem.engine.worker.slab import Slab
+from tandem.engine.worker.kv_cache import KVCacheMemory
 from tandem.engine.worker.staging import StepShape
 from tandem.protocol.sampling import SamplingParams
 
@@ -32,7 +32,7 @@ class Uncaptured(StepGraphs):
         return self.hidden
 
 
-class UncapturedChoices(ChoiceGraphs):
+class UncapturedChoices(SamplerGraphs):
     """Choices that are drawn, when they are replayed, from what the step's class has left."""
 
     def __init__(self, runner) -> None:
@@ -54,8 +54,8 @@ def padded():
     """An engine whose steps are padded; its block behind the last is full of NaN."""
     driver = Driver(folder_of("llama"), num_blocks=120, max_num_seqs=8)
     runner, layout = driver.runner, driver.config.layout
-    runner.slab = Slab(layout, 120, torch.device("cpu"), spare=1)
-    runner.slab.memory.view(torch.float32).fill_(torch.nan)
+    runner.kv_cache = KVCacheMemory(layout, 120, torch.device("cpu"), spare=1)
+    runner.kv_cache.memory.view(torch.float32).fill_(torch.nan)
     runner.stager = StepStager(
         runner.batch, torch.device("cpu"), max_tokens=600, max_len=512, spare_block=120
     )
@@ -116,7 +116,7 @@ def test_choices_of_a_class_are_those_of_the_sampler(choosing, params, kind):
     asked = [SamplingParams(**{**fields, "seed": seed}) for seed in range(3)]
     made = generated(choosing, asked)
     assert set(choosing.runner.choices.replayed) == {(kind, False)}
-    choosing.runner.choices = ChoiceGraphs()
+    choosing.runner.choices = SamplerGraphs()
     assert made == generated(choosing, asked) == generated(choosing, asked, at_once=False)
 
 
@@ -132,7 +132,7 @@ def test_choices_within_grammars_are_those_of_the_sampler(choosing, params, boun
     assert any(within for _, within in choosing.runner.choices.replayed)
     for tokens, ids in zip(made, allowed, strict=False):
         assert set(tokens) <= set(ids)
-    choosing.runner.choices = ChoiceGraphs()
+    choosing.runner.choices = SamplerGraphs()
     choosing.runner.batch.sampling.bounds = None
     assert made == generated(choosing, asked, allowed=allowed)
     assert made != generated(choosing, asked)
@@ -180,7 +180,7 @@ def test_rows_that_draw_otherwise_go_through_the_sampler(choosing, asked):
     # The last steps of the longest prompt, whose row is the only one.
     alone = {(SamplingKind.FILTERED, False)}
     assert set(choosing.runner.choices.replayed) <= alone
-    choosing.runner.choices = ChoiceGraphs()
+    choosing.runner.choices = SamplerGraphs()
     assert made == generated(choosing, asked, at_once=False)
 
 

@@ -7,7 +7,7 @@ from tests.engine_run.cpu_engine import ROUTER, CPUEngine
 from tests.engine_run.tiny_models import folder_of, judge_of, judged
 
 from tandem.engine.executor.multiproc import MultiprocExecutor
-from tandem.engine.scheduler.roster import Roster
+from tandem.engine.scheduler.request_table import RequestTable
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.outputs import FinishReason
@@ -83,13 +83,13 @@ def test_a_cached_prefix_changes_no_vector(params):
 def test_preempted_and_cancelled_ones_leave_nothing_behind(monkeypatch):
     """Too few blocks for all at once, and a prompt that is given up between its chunks."""
     preempted = []
-    preempt = Roster.preempt
+    preempt = RequestTable.preempt
 
-    def noted(roster, request):
+    def noted(request_table, request):
         preempted.append((request.request_id, request.num_computed))
-        preempt(roster, request)
+        preempt(request_table, request)
 
-    monkeypatch.setattr(Roster, "preempt", noted)
+    monkeypatch.setattr(RequestTable, "preempt", noted)
     engine = CPUEngine(
         folder_of("qwen3"), num_gpu_blocks_override=12, max_num_batched_tokens=24, watermark=0.0
     )

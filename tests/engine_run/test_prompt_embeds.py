@@ -15,9 +15,9 @@ from tests.engine_run.tiny_models import MODELS, folder_of, judge_of, judged
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.multiproc import MultiprocExecutor
-from tandem.engine.scheduler.roster import Roster
+from tandem.engine.scheduler.request_table import RequestTable
 from tandem.engine.worker.inputs import StepStager
-from tandem.engine.worker.slab import Slab
+from tandem.engine.worker.kv_cache import KVCacheMemory
 from tandem.engine.worker.staging import StepShape
 from tandem.protocol.embeds import PLACEHOLDER
 from tandem.protocol.errors import InvalidParameter, RefusalCode
@@ -49,13 +49,13 @@ def test_the_tables_rows_give_the_tokens_of_ids(name):
 def test_mixed_batches_chunks_and_preemptions(monkeypatch, caching, overlap):
     """Beside prompts of ids, in chunks that end within blocks, and computed again where blocks
     were too few."""
-    preempted, preempt = [], Roster.preempt
+    preempted, preempt = [], RequestTable.preempt
 
-    def noted(roster, request):
+    def noted(request_table, request):
         preempted.append(request.source.prompt_embeds is not None)
-        preempt(roster, request)
+        preempt(request_table, request)
 
-    monkeypatch.setattr(Roster, "preempt", noted)
+    monkeypatch.setattr(RequestTable, "preempt", noted)
     made = engine(
         num_gpu_blocks_override=12,
         max_num_batched_tokens=24,
@@ -276,7 +276,7 @@ def test_steps_with_vectors_run_beside_graphs():
     that decode behind it are."""
     driver = Driver(FOLDER, num_blocks=120, max_num_seqs=8)
     runner = driver.runner
-    runner.slab = Slab(driver.config.layout, 120, torch.device("cpu"), spare=1)
+    runner.kv_cache = KVCacheMemory(driver.config.layout, 120, torch.device("cpu"), spare=1)
     runner.stager = StepStager(
         runner.batch, torch.device("cpu"), max_tokens=600, max_len=512, spare_block=120
     )

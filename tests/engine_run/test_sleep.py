@@ -15,7 +15,7 @@ from tandem.engine.executor.multiproc import MultiprocExecutor
 from tandem.engine.executor.uniproc import UniProcExecutor
 from tandem.engine.loader import open_weights
 from tandem.engine.models import load_model
-from tandem.engine.worker.rest import ParkedWeights, ParkingRoom, lies_on, storages_of
+from tandem.engine.worker.sleep_mode import OffloadedWeights, WeightBuffer, lies_on, storages_of
 from tandem.memory import page_locked
 from tandem.memory.shared import SharedMemory, shared_tensor
 from tandem.protocol.commands import Command, CommandName, Reply
@@ -49,8 +49,8 @@ def test_memory_falls_and_tokens_stay(smollm2: Path, level: int) -> None:
     engine = engine_of(smollm2)
     try:
         before = engine.generate(PROMPTS, 12)
-        slab = engine.executor.worker.runner.slab.memory  # type: ignore[attr-defined]
-        slab.fill_(1)
+        kv_cache = engine.executor.worker.runner.kv_cache.memory  # type: ignore[attr-defined]
+        kv_cache.fill_(1)
         engine.core.manager.reset_prefix_cache()
         awake = rss()
         reply = call(engine, CommandName.SLEEP, level=level)
@@ -64,7 +64,7 @@ def test_memory_falls_and_tokens_stay(smollm2: Path, level: int) -> None:
 
         woken = call(engine, CommandName.WAKE_UP)
         assert woken.ok, woken.message
-        assert not slab[4096:-4096].any(), "pages that were given back are zero"
+        assert not kv_cache[4096:-4096].any(), "pages that were given back are zero"
         assert engine.generate(PROMPTS, 12) == before
         assert not call(engine, CommandName.IS_SLEEPING).values["asleep"]
     finally:
@@ -189,8 +189,8 @@ def test_parked_weights_come_back_as_they_were(smollm2: Path) -> None:
         device = torch.device("cpu")
         sizes = [each.nbytes() for each in storages_of(model, device)]
         assert sum(sizes) > 200 * MIB, "all of the weights are found"
-        room = ParkingRoom(None)
-        parked = ParkedWeights(model, device, room)
+        room = WeightBuffer(None)
+        parked = OffloadedWeights(model, device, room)
         assert parked.nbytes == sum(sizes)
         assert room.nbytes < sum(sizes) + 256 * len(sizes), "what they take, and no more"
         assert not list(storages_of(model, device)), "none has memory any more"
@@ -208,9 +208,9 @@ def test_a_model_reaches_its_weights_and_nothing_else(smollm2: Path) -> None:
         with open_weights(config) as weights:
             model = load_model(config.facts, weights)
         found = {each.data_ptr() for each in storages_of(model, torch.device("cpu"))}
-        slab = engine.executor.worker.runner.slab.memory  # type: ignore[attr-defined]
+        kv_cache = engine.executor.worker.runner.kv_cache.memory  # type: ignore[attr-defined]
         assert found
-        assert slab.data_ptr() not in found
+        assert kv_cache.data_ptr() not in found
     finally:
         engine.core.close()
 

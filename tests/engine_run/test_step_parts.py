@@ -16,9 +16,9 @@ from tandem.engine.quant.dense import DenseMethod, DenseProduct
 from tandem.engine.sample.batch import SamplingKind
 from tandem.engine.step import NewSequence, SchedulerOutput, SeqId, StepRow
 from tandem.engine.worker import inputs as inputs_module
+from tandem.engine.worker.device_events import PAST, moment
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepRows, StepStager, unpadded
-from tandem.engine.worker.moments import PAST, moment
 from tandem.engine.worker.staging import KEPT_TAILS, StepShape
 from tandem.memory.device import DeviceMemoryError, MappedAllocator
 from tandem.protocol.pooling import NO_SAMPLING, ModelPooling, PoolingParams

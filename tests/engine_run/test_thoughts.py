@@ -16,7 +16,7 @@ from tests.engine_run.test_drafts import engine, step
 from tests.engine_run.thinkers import thinker_of
 from tests.engine_run.tiny_models import folder_of
 
-from tandem.engine.sample.rules import OPENS_WITHIN, Thought
+from tandem.engine.sample.rules import OPENS_WITHIN, ThinkingBudget
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams, ThinkingMarks
 from tandem.protocol.structured import ReasoningSpan, StructuredOutputsParams
@@ -73,11 +73,11 @@ def test_a_thought_told_in_parts_is_that_told_at_once(
     """And it never has to end before tokens are known that it says are not needed."""
     for marks in (BEGUN, UNBEGUN):
         at = cut.draw(st.integers(0, len(output)))
-        parts = Thought(marks, budget, output[:at]).copy()
+        parts = ThinkingBudget(marks, budget, output[:at]).copy()
         ahead = [parts.copy() for _ in range(2)]
         unseen = parts.may_end_unseen
         parts.extend(output[at:])
-        whole = Thought(marks, budget, output)
+        whole = ThinkingBudget(marks, budget, output)
         assert (parts.is_over, parts.forced is None) == (whole.is_over, whole.forced is None)
         for count, each in enumerate(ahead, 1):
             each.extend(output[at : at + count])

@@ -18,7 +18,7 @@ from tandem.engine.step import NewSequence, SchedulerOutput, SeqId, StepRow
 from tandem.engine.threads import SPIN_COUNT, WAIT_POLICY, StepThreads, spin_briefly
 from tandem.engine.worker import gpu, worker
 from tandem.engine.worker.input_batch import BlockTable
-from tandem.engine.worker.slab import Slab
+from tandem.engine.worker.kv_cache import KVCacheMemory
 from tandem.kernels import Backend
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams
@@ -73,12 +73,12 @@ def test_the_slab_lies_as_the_layout_says():
     """A block is one row of bytes: [layer][K|V][kv_head][token][head_dim]."""
     layout = config().layout
     group = layout.groups[0]
-    slab = Slab(layout, 4, CPU)
-    slab.memory.zero_()
-    slab.layers[2][3, 1, 1, 5] = torch.arange(1.0, group.head_dim + 1)
-    block = slab.blocks[3].view(torch.float32).view(group.block_shape)
+    kv_cache = KVCacheMemory(layout, 4, CPU)
+    kv_cache.memory.zero_()
+    kv_cache.layers[2][3, 1, 1, 5] = torch.arange(1.0, group.head_dim + 1)
+    block = kv_cache.blocks[3].view(torch.float32).view(group.block_shape)
     assert block[2, 1, 1, 5].tolist() == list(range(1, group.head_dim + 1))
-    assert slab.blocks[:3].count_nonzero() == 0
+    assert kv_cache.blocks[:3].count_nonzero() == 0
 
 
 def test_the_slab_takes_injected_memory():
@@ -90,14 +90,14 @@ def test_the_slab_takes_injected_memory():
         given.append(torch.zeros(size + 100, dtype=torch.uint8))
         return given[0]
 
-    slab = Slab(layout, 3, CPU, allocate)
-    slab.layers[0].fill_(1.0)
+    kv_cache = KVCacheMemory(layout, 3, CPU, allocate)
+    kv_cache.layers[0].fill_(1.0)
     assert given[0].count_nonzero() > 0
-    assert slab.memory.data_ptr() == given[0].data_ptr()
+    assert kv_cache.memory.data_ptr() == given[0].data_ptr()
     with pytest.raises(AssertionError, match="allocator gave 5 of"):
-        Slab(layout, 3, CPU, lambda size: torch.zeros(5, dtype=torch.uint8))
+        KVCacheMemory(layout, 3, CPU, lambda size: torch.zeros(5, dtype=torch.uint8))
     with pytest.raises(InvalidParameter, match="kv_cache_dtype"):
-        Slab(type(layout)((replace_group(layout.groups[0]),)), 3, CPU)
+        KVCacheMemory(type(layout)((replace_group(layout.groups[0]),)), 3, CPU)
 
 
 def replace_group(group):
@@ -113,12 +113,12 @@ def test_an_executor_starts_once_and_stops_twice():
     held = executor.start(config(num_gpu_blocks_override=4))
     assert held.num_blocks == 4
     assert held.layout == config().layout
-    blocks = executor.worker.slab_blocks()
+    blocks = executor.worker.kv_cache_blocks()
     assert blocks.shape == (4, held.layout.block_bytes)
     executor.stop()
     executor.stop()
     with pytest.raises(AssertionError, match="not started"):
-        executor.worker.slab_blocks()
+        executor.worker.kv_cache_blocks()
 
 
 def test_what_a_step_raises_is_in_its_future():

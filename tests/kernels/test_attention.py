@@ -18,7 +18,7 @@ def slab_with(lens, *, block_size, kv_heads, dim, dtype=torch.float32, layers=3,
     torch.manual_seed(seed)
     needed = [-(-n // block_size) for n in lens]
     total = sum(needed) + 2
-    slab = torch.full((total, layers, 2, kv_heads, block_size, dim), torch.nan, dtype=dtype)
+    kv_cache = torch.full((total, layers, 2, kv_heads, block_size, dim), torch.nan, dtype=dtype)
     order = torch.randperm(total).tolist()
     tables = torch.full((len(lens), max(needed, default=0) + 1), 10**6, dtype=torch.int32)
     keys, values = [], []
@@ -28,11 +28,11 @@ def slab_with(lens, *, block_size, kv_heads, dim, dtype=torch.float32, layers=3,
         for b in range(needed[s]):
             tables[s, b] = block = order.pop()
             part = slice(b * block_size, min(length, (b + 1) * block_size))
-            slab[block, 1, 0, :, : part.stop - part.start] = k[part].transpose(0, 1)
-            slab[block, 1, 1, :, : part.stop - part.start] = v[part].transpose(0, 1)
+            kv_cache[block, 1, 0, :, : part.stop - part.start] = k[part].transpose(0, 1)
+            kv_cache[block, 1, 1, :, : part.stop - part.start] = v[part].transpose(0, 1)
         keys.append(k)
         values.append(v)
-    return slab[:, 1], tables, keys, values
+    return kv_cache[:, 1], tables, keys, values
 
 
 def batch_of(query_lens, lens, tables):

@@ -40,11 +40,11 @@ def slow_digest(data: bytes) -> int:
 @given(st.lists(st.integers(0, 11), unique=True, max_size=12), st.sampled_from([8, 24, 4096]))
 def test_pack_then_unpack_restores_the_blocks(ids, block_bytes):
     """What was packed and unpacked elsewhere is the same bytes, and nothing else is touched."""
-    slab = random_bytes(12, block_bytes)
+    kv_cache = random_bytes(12, block_bytes)
     index = torch.tensor(ids, dtype=torch.int64)
     packed = torch.empty(len(ids), block_bytes, dtype=torch.uint8)
-    pack(slab, index, packed)
-    assert torch.equal(packed, slab[index])
+    pack(kv_cache, index, packed)
+    assert torch.equal(packed, kv_cache[index])
     other = random_bytes(12, block_bytes, seed=1)
     want = other.clone()
     want[index] = packed
@@ -54,24 +54,24 @@ def test_pack_then_unpack_restores_the_blocks(ids, block_bytes):
 
 def test_copy_moves_whole_blocks():
     """A fork's copy leaves its source and every other block alone."""
-    slab = random_bytes(6, 64)
-    want = slab.clone()
+    kv_cache = random_bytes(6, 64)
+    want = kv_cache.clone()
     want[4], want[5] = want[0], want[2]
-    copy(slab, torch.tensor([0, 2]), torch.tensor([4, 5]))
-    assert torch.equal(slab, want)
+    copy(kv_cache, torch.tensor([0, 2]), torch.tensor([4, 5]))
+    assert torch.equal(kv_cache, want)
 
 
 def test_moves_name_what_does_not_fit():
     """Ids of the wrong type, rows of the wrong size and gaps are refused."""
-    slab = random_bytes(6, 64)
+    kv_cache = random_bytes(6, 64)
     with pytest.raises(BadTensor, match=r"ids is torch\.int32"):
-        pack(slab, torch.tensor([1], dtype=torch.int32), slab[:1])
+        pack(kv_cache, torch.tensor([1], dtype=torch.int32), kv_cache[:1])
     with pytest.raises(BadTensor, match="packed has shape"):
-        unpack(slab[:1, :32], torch.tensor([1]), slab)
-    with pytest.raises(BadTensor, match="slab has strides"):
-        pack(slab[:, ::2], torch.tensor([1]), slab[:1, :32])
+        unpack(kv_cache[:1, :32], torch.tensor([1]), kv_cache)
+    with pytest.raises(BadTensor, match="kv_cache has strides"):
+        pack(kv_cache[:, ::2], torch.tensor([1]), kv_cache[:1, :32])
     with pytest.raises(BadTensor, match="strides"):
-        digest(slab[:, ::2])
+        digest(kv_cache[:, ::2])
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 8191, 8192, 8193, 3 * 8192, 70_001])

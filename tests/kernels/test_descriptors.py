@@ -9,8 +9,8 @@ from tandem.kernels.attention.descriptors import TokenRows
 @pytest.mark.parametrize("layer", [0, 2])
 def test_rows_are_the_tokens_of_a_strided_slab(layer):
     """Of each block, K or V, head and token of a layer; the last row is the last there is."""
-    slab = torch.rand(4, 3, 2, 5, 64, 64).to(torch.bfloat16)
-    kv = slab[:, layer]
+    kv_cache = torch.rand(4, 3, 2, 5, 64, 64).to(torch.bfloat16)
+    kv = kv_cache[:, layer]
     rows = TokenRows.of(kv)
     boxes = rows.boxes(16)
     assert boxes.block_shape == [16, 64]

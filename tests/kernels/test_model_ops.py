@@ -83,7 +83,7 @@ def test_rotary_kv_rotates_and_writes(tokens, with_norm, block_size, heads):
     """q, if any, comes back rotated; K (rotated) and V are in their slots and nowhere else."""
     kv_heads, dim = 2, 16
     qkv = torch.randn(tokens, heads + 2 * kv_heads, dim)
-    slab = torch.zeros(5, 3, 2, kv_heads, block_size, dim)
+    kv_cache = torch.zeros(5, 3, 2, kv_heads, block_size, dim)
     places = torch.randperm(5 * block_size)[:tokens]
     slot_mapping = SlotMapping(places // block_size, places % block_size)
     positions = torch.randint(0, 1000, (tokens,)).float()
@@ -93,12 +93,12 @@ def test_rotary_kv_rotates_and_writes(tokens, with_norm, block_size, heads):
         norm = QKNorm(torch.randn(dim), torch.randn(dim), 1e-6)
         q = normed(q, norm.q_weight, 1e-6).float()
         k = normed(k, norm.k_weight, 1e-6).float()
-    got = rotary_kv(qkv, slab[:, 1], rotation_of(positions, dim), slot_mapping, norm)
+    got = rotary_kv(qkv, kv_cache[:, 1], rotation_of(positions, dim), slot_mapping, norm)
     torch.testing.assert_close(got, rotated(q, positions), atol=2e-5, rtol=1e-4)
-    want = torch.zeros_like(slab)
+    want = torch.zeros_like(kv_cache)
     want[slot_mapping.blocks, 1, 0, :, slot_mapping.offsets] = rotated(k, positions)
     want[slot_mapping.blocks, 1, 1, :, slot_mapping.offsets] = v
-    torch.testing.assert_close(slab, want, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(kv_cache, want, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 9])

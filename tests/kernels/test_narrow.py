@@ -77,16 +77,16 @@ def test_tensors_that_do_not_fit_are_refused(values, packed, words):
 def test_parts_of_blocks_are_gathered_and_scattered(parts):
     """Each run gives an equal share of its bytes; nothing else is touched."""
     rows, width = 6, 8
-    slab = torch.randint(0, 256, (5, rows * width), dtype=torch.uint8)
+    kv_cache = torch.randint(0, 256, (5, rows * width), dtype=torch.uint8)
     ids = torch.tensor([3 * parts, 1, 4 * parts + parts - 1])
     packed = torch.empty((3, rows * width // parts), dtype=torch.uint8)
-    pack_parts(slab, ids, packed, rows)
-    runs, share = slab.view(5, rows, width), width // parts
+    pack_parts(kv_cache, ids, packed, rows)
+    runs, share = kv_cache.view(5, rows, width), width // parts
     for row, at in zip(packed, ids.tolist(), strict=True):
         block, part = divmod(at, parts)
         wanted = runs[block, :, part * share : (part + 1) * share]
         assert torch.equal(row.view(rows, share), wanted)
-    other = torch.zeros_like(slab)
+    other = torch.zeros_like(kv_cache)
     unpack_parts(packed, ids, other, rows)
     again = torch.empty_like(packed)
     pack_parts(other, ids, again, rows)
@@ -96,7 +96,7 @@ def test_parts_of_blocks_are_gathered_and_scattered(parts):
 
 def test_parts_that_do_not_divide_are_refused():
     """A run is never cut inside a token's share."""
-    slab, ids = torch.zeros((2, 48), dtype=torch.uint8), torch.tensor([0])
+    kv_cache, ids = torch.zeros((2, 48), dtype=torch.uint8), torch.tensor([0])
     for size, rows in ((36, 6), (24, 7)):
         with pytest.raises(BadTensor, match="parts of"):
-            pack_parts(slab, ids, torch.zeros((1, size), dtype=torch.uint8), rows)
+            pack_parts(kv_cache, ids, torch.zeros((1, size), dtype=torch.uint8), rows)

@@ -254,7 +254,7 @@ def test_steps_of_any_size_run_the_same_kernels(builds: Callable[[], list[str]])
     """Each op is built once, whatever the counts are and wherever numbers begin: for Hopper, though
     nothing runs."""
     vocab, counts = 512, (1, 16, 17, 31)
-    slab, keys = torch.zeros(40, 4096, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
+    kv_cache, keys = torch.zeros(40, 4096, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
     with building_ahead():
         for count in counts:
             ids = torch.arange(count)
@@ -267,9 +267,9 @@ def test_steps_of_any_size_run_the_same_kernels(builds: Callable[[], list[str]])
             filters = Filters(zeros, ids, zeros)
             thresholds(torch.zeros(count, vocab), filters, temperature=None, backend=Backend.TRITON)
             for numbers in (ids, behind(ids)):
-                packed = torch.zeros(count, slab.shape[1], dtype=torch.uint8)
-                pack(slab, numbers, packed, backend=Backend.TRITON)
-                unpack(packed, numbers, slab, backend=Backend.TRITON)
+                packed = torch.zeros(count, kv_cache.shape[1], dtype=torch.uint8)
+                pack(kv_cache, numbers, packed, backend=Backend.TRITON)
+                unpack(packed, numbers, kv_cache, backend=Backend.TRITON)
             data = torch.zeros(count * 8, dtype=torch.uint8)
             add_digest(data, keys[count % 2 :][:1], backend=Backend.TRITON)
         for rows in (1, 2, 15, 16):

@@ -110,7 +110,7 @@ class _Worker:
         self.incarnation: Incarnation = named[0] if named else new_incarnation()
         self.registry = CollectorRegistry()
         self.config = config
-        self.slab = slab_for(config, layout)
+        self.kv_cache = slab_for(config, layout)
         self.woken = threading.Event()
         self.seen: list[Any] = []
 
@@ -159,7 +159,7 @@ class Producer(_Worker):
         super().__init__(config, more["transports"] or {}, layout)
         self.service = HandoffProducer(
             self.config,
-            slab=self.slab,
+            kv_cache=self.kv_cache,
             layout=layout,
             num_blocks=NUM_BLOCKS,
             fingerprint=more.pop("fingerprint", None) or fingerprint_of(layout),
@@ -187,7 +187,7 @@ class Producer(_Worker):
         kv = kv_of(key.request, num_tokens)
         for stop in [*range(chunk, num_tokens, chunk), num_tokens]:
             used = blocks[: blocks_for(stop, BLOCK)]
-            self.slab[used] = kv[: len(used)]
+            self.kv_cache[used] = kv[: len(used)]
             self.service.computed(key, used, stop, Switch(done=True))
 
     def end(self, key: RequestKey, finish: str | None = None) -> None:
@@ -210,7 +210,7 @@ class Consumer(_Worker):
         super().__init__(config, more["transports"] or {}, layout)
         self.service = HandoffConsumer(
             self.config,
-            slab=self.slab,
+            kv_cache=self.kv_cache,
             layout=layout,
             num_blocks=NUM_BLOCKS,
             fingerprint=more.pop("fingerprint", None) or fingerprint_of(layout),
@@ -237,4 +237,4 @@ class Consumer(_Worker):
         self.service.begin_load(key, blocks, hit, ready.num_tokens)
 
     def holds(self, name: str, num_tokens: int, blocks: list[int]) -> bool:
-        return bool(torch.equal(self.slab[blocks].cpu(), kv_of(name, num_tokens)))
+        return bool(torch.equal(self.kv_cache[blocks].cpu(), kv_of(name, num_tokens)))

@@ -120,7 +120,7 @@ class Chaos:
             return
         each.computed = min(each.tokens, each.computed + 8)
         used = each.home[: blocks_for(each.computed, BLOCK)]
-        each.producer.slab[used] = kv_of(each.key.request, each.tokens)[: len(used)]
+        each.producer.kv_cache[used] = kv_of(each.key.request, each.tokens)[: len(used)]
         each.producer.service.computed(each.key, used, each.computed, Switch(done=True))
         if each.computed == each.tokens:
             each.finished = True

@@ -10,14 +10,14 @@ from tandem.kvtransfer.handoff import export as p
 from tandem.kvtransfer.handoff import pull as d
 from tandem.kvtransfer.handoff.actions import (
     Action,
-    Blame,
     Count,
+    EmitEvent,
     Millis,
     Pack,
+    QuarantinePeer,
     Read,
     Send,
     Tag,
-    Tell,
     Unpack,
     Untag,
 )
@@ -107,7 +107,7 @@ class Face:
         self.packs: list[Pack] = []
         self.reads: list[Read] = []
         self.unpacks: list[Unpack] = []
-        self.blamed: list[Blame] = []
+        self.blamed: list[QuarantinePeer] = []
         self.p_told: list[Any] = []
         self.d_told: list[Any] = []
         self.counted: list[str] = []
@@ -126,7 +126,7 @@ class Face:
         for action in actions:
             if isinstance(action, Send):
                 messages.append(action.message)
-            elif isinstance(action, Tell):
+            elif isinstance(action, EmitEvent):
                 told.append(action.event)
             elif isinstance(action, Count):
                 self.counted.append(action.what)
@@ -135,7 +135,7 @@ class Face:
                     Pack: self.packs,
                     Read: self.reads,
                     Unpack: self.unpacks,
-                    Blame: self.blamed,
+                    QuarantinePeer: self.blamed,
                     Tag: self.tags,
                     Untag: self.tags,
                 }
@@ -164,10 +164,10 @@ class Face:
         self.d(d.Load(key, (blocks,), hit, num_tokens))
 
     def deliver_p(self, message) -> None:
-        self.p(p.Asked(message.key, D_INC, message))
+        self.p(p.ConsumerMessage(message.key, D_INC, message))
 
     def deliver_d(self, message) -> None:
-        self.d(d.Told(message.key, P_INC, message))
+        self.d(d.PeerMessage(message.key, P_INC, message))
 
     def read_done(self, read: Read, fault: FailCause | None = None) -> None:
         if read.slot is None:

@@ -76,8 +76,8 @@ class MemoryTransport:
         self._here = self._regions(memory, blocks)
 
     def _regions(self, memory: SlotMemory, blocks: Blocks | None) -> _Regions:
-        if blocks is not None and blocks.slab.device.type != "cpu":
-            where = blocks.slab.device
+        if blocks is not None and blocks.kv_cache.device.type != "cpu":
+            where = blocks.kv_cache.device
             raise TransportError(f"{self.traits.name}: the slab is on {where}, allowed is cpu")
         return _Regions(memory, blocks)
 
@@ -103,7 +103,7 @@ class MemoryTransport:
             return Progress.FAILED
         tagged = [each.remote.offset for each in extents if each.check is Check.TAG]
         blocks = source.blocks
-        numbers = [] if blocks is None else [each // blocks.slab.shape[1] for each in tagged]
+        numbers = [] if blocks is None else [each // blocks.kv_cache.shape[1] for each in tagged]
         turns = [] if blocks is None else [blocks.tags.turn(each) for each in numbers]
         for each in extents:
             _copy(source, here, each)
@@ -137,7 +137,7 @@ def _has(source: _Regions, extent: Extent) -> bool:
     if extent.remote.region is Region.SLOTS:
         return source.slots.is_within_a_slot(extent.remote.offset, extent.nbytes)
     offset, size = extent.remote.offset, extent.nbytes
-    return source.blocks is not None and 0 <= offset <= source.blocks.slab.numel() - size
+    return source.blocks is not None and 0 <= offset <= source.blocks.kv_cache.numel() - size
 
 
 def _copy(source: _Regions, here: _Regions, extent: Extent) -> None:
@@ -147,8 +147,8 @@ def _copy(source: _Regions, here: _Regions, extent: Extent) -> None:
     else:
         assert source.blocks is not None
         assert here.blocks is not None, "a transport of blocks is given some"
-        target = here.blocks.slab.view(-1)[extent.local.offset :][: extent.nbytes]
-        target.copy_(source.blocks.slab.view(-1)[extent.remote.offset :][: extent.nbytes])
+        target = here.blocks.kv_cache.view(-1)[extent.local.offset :][: extent.nbytes]
+        target.copy_(source.blocks.kv_cache.view(-1)[extent.remote.offset :][: extent.nbytes])
 
 
 _NAMES = ("memory", "memory_blocks")

@@ -15,7 +15,7 @@ from tandem.kvtransfer import events
 from tandem.kvtransfer.control import client
 from tandem.kvtransfer.control.mail import Say
 from tandem.kvtransfer.handoff.messages import Final, ProbeReady
-from tandem.kvtransfer.mover.items import Rest
+from tandem.kvtransfer.mover.items import SleepState
 from tandem.link.wake_queue import WakeQueue
 
 
@@ -40,7 +40,7 @@ def held_up(mover: Any, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         return work(now) if go_on.wait(60) else []
 
     monkeypatch.setattr(mover, "work", held)
-    mover.inbox.put(Rest(asleep=False))
+    mover.inbox.put(SleepState(asleep=False))
     assert stuck.wait(30)
     return go_on
 

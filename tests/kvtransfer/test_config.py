@@ -60,7 +60,7 @@ def test_every_duration_reaches_what_it_bounds():
         for mover in (producer.service._mover, consumer.service._mover):
             policy = mover.table.policy
             assert (policy.tombstone_ms, policy.wait_ms) == (7_000, 11_000)
-        assert consumer.service._mover.pace._slow_seconds == 3
+        assert consumer.service._mover.throughput._slow_seconds == 3
         for service in (producer.service, consumer.service):
             assert service._channel.terms.times.stall_timeout == 13
         assert producer.service._quota.limit * 3 == producer.service._quota.backlog

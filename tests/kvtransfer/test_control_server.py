@@ -31,7 +31,7 @@ from tandem.link.liveness import LinkTimes
 from tandem.link.session import Terms
 from tandem.link.sockets import MAX_LINKS
 from tandem.protocol.card import HANDOFF_VERSION
-from tandem.protocol.ids import NOBODY, Incarnation, new_incarnation
+from tandem.protocol.ids import NO_INCARNATION, Incarnation, new_incarnation
 from tandem.protocol.link import read_header
 from tandem.protocol.messages import Beat, Reset, Welcome, encode
 
@@ -141,7 +141,7 @@ def test_nobody_and_too_many_are_turned_away(
     server: Server, dealer: Dealer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An incarnation of zeros is no process; links are bounded."""
-    nobody = Dealer(server, NOBODY)
+    nobody = Dealer(server, NO_INCARNATION)
     assert isinstance(nobody.hello(), Reset)
     nobody.socket.close()
     monkeypatch.setattr("tandem.link.listener.MAX_LINKS", 0)

@@ -21,8 +21,8 @@ KEY, NEXT = make_key("one"), make_key("two")
 def pair(workers, monkeypatch):
     """A linked pair whose slots are a device's on the host."""
 
-    def make(count, slot_bytes, slab, traits):
-        return HostSlotsOfDevice(count, slot_bytes, slab, HandStream())
+    def make(count, slot_bytes, kv_cache, traits):
+        return HostSlotsOfDevice(count, slot_bytes, kv_cache, HandStream())
 
     monkeypatch.setattr(make_slots, "make_slots", make)
     config = make_config(kv_slots_per_peer=2, kv_credits=2)

@@ -50,7 +50,7 @@ def test_blocks_that_a_dead_transfer_thread_had_leased_are_never_used(
     producer.service.cancel(make_key("any"))
     producer.wait_for(events.Released, KEY)
     assert all(mover.blocks.tags.read(block) == CLEARED for block in range(64))
-    producer.slab.fill_(9)
+    producer.kv_cache.fill_(9)
     if hears:
         failed = consumer.wait_for(events.LoadFailed, KEY)
         assert failed.cause is FailCause.PEER

@@ -98,18 +98,18 @@ def test_copies_reach_only_blocks_that_the_peer_has():
     slots, size, peer = SlotMemory(1, SIZE), 64, new_incarnation()
     theirs, mine = (Blocks(torch.zeros(4, size, dtype=torch.uint8), BlockTags(4)) for _ in "pd")
     producer, consumer = MemoryTransport(direct=True), MemoryTransport(direct=True)
-    theirs.slab.add_(torch.arange(1, 5, dtype=torch.uint8)[:, None])
+    theirs.kv_cache.add_(torch.arange(1, 5, dtype=torch.uint8)[:, None])
     theirs.tags.set(RequestKey(b"R" * 16, "a", 0), 3, b"t" * 16)
     consumer.receive(slots, mine)
     consumer.connect(peer, "", producer.serve(slots, theirs))
     ticket = consumer.read(peer, BlockExtents([0, 2], [3, 1], size))
     assert consumer.poll(ticket) is Progress.DONE
     assert consumer.tags_of(ticket) == b"t" * 16 + CLEARED
-    assert mine.slab[:, 0].tolist() == [4, 0, 2, 0]
+    assert mine.kv_cache[:, 0].tolist() == [4, 0, 2, 0]
     for wrong in ([4], [-1]):
         ticket = consumer.read(peer, BlockExtents([1], wrong, size))
         assert consumer.poll(ticket) is Progress.FAILED
-    assert mine.slab[:, 0].tolist() == [4, 0, 2, 0]
+    assert mine.kv_cache[:, 0].tolist() == [4, 0, 2, 0]
     producer.stop()
     assert consumer.poll(consumer.read(peer, BlockExtents([1], [0], size))) is Progress.FAILED
 

@@ -25,7 +25,7 @@ from tandem.kvtransfer.control.mail import LinkNumber
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.handoff.pull import Cancel, Opened, Pull
-from tandem.kvtransfer.memory.allocator import slab_allocator
+from tandem.kvtransfer.memory.allocator import kv_cache_allocator
 from tandem.kvtransfer.mover.consumer import ConsumerMover
 from tandem.kvtransfer.service.parts import make_parts
 from tandem.kvtransfer.transports import choose
@@ -131,9 +131,9 @@ def test_a_way_that_cannot_serve_is_left_out_where_there_are_others(workers, fol
 def test_a_slab_can_be_mapped_where_auto_may_choose_shm(folder):
     """Not on a GPU, whose memory the engine gives; nor where nobody meets."""
     config = make_config(kv_connector="auto", kv_node_folder=str(folder))
-    assert slab_allocator(config) is shared_tensor
-    assert slab_allocator(config, on_gpu=True) is None
-    assert slab_allocator(make_config(kv_connector="auto")) is None
+    assert kv_cache_allocator(config) is shared_tensor
+    assert kv_cache_allocator(config, on_gpu=True) is None
+    assert kv_cache_allocator(make_config(kv_connector="auto")) is None
 
 
 def test_a_link_of_one_machine_goes_by_shm(workers, folder):
@@ -203,7 +203,7 @@ def alone(folder: Path) -> ConsumerMover:
     parts = make_parts(
         config,
         "consumer",
-        slab=slab_for(config),
+        kv_cache=slab_for(config),
         layout=LAYOUT,
         num_blocks=NUM_BLOCKS,
         fingerprint=FINGERPRINT,

@@ -141,13 +141,13 @@ def test_hole_17_only_what_the_cache_lacks_is_asked_for(pair):
     """Pinned hits are not sent again, and not written."""
     producer, consumer = pair
     key = make_key("hole17")
-    consumer.slab[30] = 7
+    consumer.kv_cache[30] = 7
     consumer.open(key, producer.incarnation)
     producer.hand_over(key, 12, [0, 1, 2], consumer.incarnation)
     consumer.load(key, [30, 31, 32], hit=4)
     consumer.wait_for(events.Loaded, key)
-    assert bool((consumer.slab[30] == 7).all())
-    assert bool((consumer.slab[[31, 32]] == builders.kv_of("hole17", 12)[1:]).all())
+    assert bool((consumer.kv_cache[30] == 7).all())
+    assert bool((consumer.kv_cache[[31, 32]] == builders.kv_of("hole17", 12)[1:]).all())
 
 
 def test_hole_17_a_full_hit_wants_token_1_and_no_commit():

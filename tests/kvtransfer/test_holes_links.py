@@ -104,7 +104,7 @@ def test_hole_27_one_wrong_digest_or_identity_quarantines_the_link(workers, spoi
     transport.hold.clear()
     cause = FailCause.DIGEST if spoilt == "payload" else FailCause.IDENTITY
     assert consumer.wait_for(events.LoadFailed, key).cause is cause
-    assert bool((consumer.slab[1] == 0).all())
+    assert bool((consumer.kv_cache[1] == 0).all())
     consumer.until(lambda: not consumer.service.peer_up(producer.incarnation))
     assert "quarantined" in consumer.service.why_down(producer.incarnation)
 

@@ -247,7 +247,7 @@ def test_hole_14_reads_of_earlier_links_end_too_and_their_slots_let_the_next_lin
     standing.go_on()
     consumer.until(lambda: consumer.service.peer_up(peer))
     consumer.until(lambda: ring.free == len(ring))
-    assert peer not in mover.pace._links, "the link that stands has brought no KV"
+    assert peer not in mover.throughput._links, "the link that stands has brought no KV"
     assert peer in mover.prober._unused
 
 

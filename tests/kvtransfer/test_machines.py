@@ -157,7 +157,7 @@ def test_another_consumer_gets_nothing():
     face = Face()
     face.admit(A, 4)
     face.compute(A, 4)
-    stranger = p.Asked(A, P_INC, Open(A, None))
+    stranger = p.ConsumerMessage(A, P_INC, Open(A, None))
     face.p(stranger)
     assert face.to_d == [Gone(A, GoneReason.UNKNOWN)]
     assert face.counted == ["p:wrong consumer"]
@@ -168,7 +168,7 @@ def test_another_producer_is_not_believed():
     """COMMITTED from somebody else is counted."""
     face = Face()
     face.open(A)
-    face.d(d.Told(A, D_INC, ready(A, 4, 4, direct=Face.direct)))
+    face.d(d.PeerMessage(A, D_INC, ready(A, 4, 4, direct=Face.direct)))
     assert face.counted == ["d:wrong producer"]
 
 

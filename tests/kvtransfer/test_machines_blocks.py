@@ -16,7 +16,7 @@ from tests.kvtransfer.machines import (
 from tandem.kvtransfer import events
 from tandem.kvtransfer.handoff import export as p
 from tandem.kvtransfer.handoff import pull as d
-from tandem.kvtransfer.handoff.actions import Blame, Tag, Untag
+from tandem.kvtransfer.handoff.actions import QuarantinePeer, Tag, Untag
 from tandem.kvtransfer.handoff.messages import (
     Committed,
     Done,
@@ -90,7 +90,7 @@ def test_a_wrong_tag_fails_the_hand_off(copying):
     copying.deliver_d(copying.to_d.pop())
     assert copying.d_told[-1].cause is FailCause.IDENTITY
     assert not copying.d_told[-1].blocks_free
-    assert copying.blamed == [Blame(P_INC, "another's tag")]
+    assert copying.blamed == [QuarantinePeer(P_INC, "another's tag")]
 
 
 DOUBTED = {

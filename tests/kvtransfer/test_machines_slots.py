@@ -5,7 +5,7 @@ from tests.kvtransfer.machines import P_INC, A, Face
 
 from tandem.kvtransfer.handoff import export as p
 from tandem.kvtransfer.handoff import pull as d
-from tandem.kvtransfer.handoff.actions import Blame
+from tandem.kvtransfer.handoff.actions import QuarantinePeer
 from tandem.protocol.errors import FailCause
 
 
@@ -42,6 +42,6 @@ def test_a_wrong_slot_is_blamed_on_the_link_only_if_p_says_that_its_lease_stood(
         face.break_link()
     (ending,) = face.d_told[told:]
     assert (ending.cause, ending.blocks_free) == (fault if stood else FailCause.PEER, True)
-    assert face.blamed == ([Blame(P_INC, "another's")] if stood else [])
+    assert face.blamed == ([QuarantinePeer(P_INC, "another's")] if stood else [])
     face.read_done(face.reads.pop())
     assert face.is_free()

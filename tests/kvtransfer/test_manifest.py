@@ -117,13 +117,13 @@ def test_done_without_an_item_is_answered_gone():
         p.Launched(A, ((0, 1), (2,)), 8),
         p.Fenced(A, 8),
         p.First(A, TOKEN, None),
-        p.Asked(A, D_INC, Open(A, None)),
-        p.Asked(A, D_INC, Want(A, 0, 1, (2, 1), BLOCK)),
+        p.ConsumerMessage(A, D_INC, Open(A, None)),
+        p.ConsumerMessage(A, D_INC, Want(A, 0, 1, (2, 1), BLOCK)),
         p.Packed(A, 0, ok=True),
-        p.Asked(A, D_INC, Taken(A, 0)),
+        p.ConsumerMessage(A, D_INC, Taken(A, 0)),
     ):
         actions += table.apply(event, Millis(0))
     packs = [each for each in actions if isinstance(each, Pack)]
     assert [(each.group, each.block_ids) for each in packs] == [(0, (0, 1)), (1, (2,))]
-    (told,) = table.apply(p.Asked(A, D_INC, Done(A, ok=True)), Millis(0))[:1]
+    (told,) = table.apply(p.ConsumerMessage(A, D_INC, Done(A, ok=True)), Millis(0))[:1]
     assert told == Send(D_INC, Gone(A, GoneReason.PROTOCOL))

@@ -13,7 +13,7 @@ import zmq
 from prometheus_client import CollectorRegistry
 from tests.kvtransfer.builders import make_config
 from tests.kvtransfer.test_control_server import Dealer, Server, links
-from tests.many_links import NUM_LINKS, Crowd, resident_kib
+from tests.many_links import NUM_LINKS, DecodeBatch, resident_kib
 from tests.waiting import wait_for
 
 from tandem.kvtransfer.control.client import ControlClient
@@ -36,7 +36,7 @@ def welcome(me: Incarnation, payload: bytes) -> bytes | None:
 @pytest.mark.timeout(180)
 def test_a_decode_worker_keeps_links_to_four_hundred_prefill_workers():
     """Each takes three of ZMQ's sockets and five descriptors."""
-    crowd = Crowd(welcome)
+    decode_batch = DecodeBatch(welcome)
     told: list[object] = []
     client = ControlClient(
         make_config(kv_connect_seconds=120.0, kv_beat_timeout=120.0),
@@ -49,14 +49,14 @@ def test_a_decode_worker_keeps_links_to_four_hundred_prefill_workers():
     before = resident_kib()
     client.start()
     try:
-        client.post(SetPeers(tuple(crowd.endpoints)))
+        client.post(SetPeers(tuple(decode_batch.endpoints)))
         wait_for(lambda: len(told) >= NUM_LINKS or client.problem, 150, seen=lambda: len(told))
         assert client.problem is None
         assert all(isinstance(each, LinkUp) for each in told)
         print(f"\n{(resident_kib() - before) / NUM_LINKS:.0f} KiB a link, both ends")
     finally:
         client.stop()
-        crowd.stop()
+        decode_batch.stop()
 
 
 @pytest.fixture

@@ -115,7 +115,7 @@ def test_an_agent_keeps_nothing_of_a_producer_that_it_has_no_descriptors_for(
 ):
     """Who registers again every two seconds would cost it those that others give back."""
     worker = AgentWorker(folder, 0)
-    slab, size = HostCopier().share(worker.slab)
+    kv_cache, size = HostCopier().share(worker.kv_cache)
     slots, room = HostCopier().share(worker.slots.rows)
     before, dup, asked = of_memory(), os.dup, []
 
@@ -128,8 +128,8 @@ def test_an_agent_keeps_nothing_of_a_producer_that_it_has_no_descriptors_for(
     monkeypatch.setattr(os, "dup", first_only)
     said = Give(VERSION, new_incarnation(), b"s" * 32, (size, room, room), 4096, "host")
     with pytest.raises(OSError, match="Too many open files"):
-        Registered(said, [slab, slots, slots])
+        Registered(said, [kv_cache, slots, slots])
     assert len(asked) == 2
     assert of_memory() <= before
-    for each in (slab, slots):
+    for each in (kv_cache, slots):
         os.close(each)

@@ -33,10 +33,10 @@ def refuse(monkeypatch: pytest.MonkeyPatch, error: DeviceMemoryError) -> None:
     """No memory that others can map is given."""
     made = make_slots.make_slots
 
-    def make(count: int, slot_bytes: int, slab: Any, traits: Any) -> Any:
+    def make(count: int, slot_bytes: int, kv_cache: Any, traits: Any) -> Any:
         if any(each.maps_memory for each in traits):
             raise error
-        return made(count, slot_bytes, slab, traits)
+        return made(count, slot_bytes, kv_cache, traits)
 
     monkeypatch.setattr(make_slots, "make_slots", make)
 

@@ -19,11 +19,11 @@ from tandem.kvtransfer.handoff.pull import Flight, Pull
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.memory.slots import slot_sizes
 from tandem.kvtransfer.metrics import metrics_of
-from tandem.kvtransfer.mover.pace import (
+from tandem.kvtransfer.mover.throughput import (
     IDLE_SECONDS,
     PHASES_OF_WAITING,
     WARN_SECONDS,
-    Pace,
+    Throughput,
     phase_of,
 )
 from tandem.protocol.ids import RequestKey
@@ -56,7 +56,7 @@ class Watched:
         self.registry = CollectorRegistry()
         self.book = PeerBook()
         self.book.mark(P_INC, up=True, transport="tcp")
-        self.pace = Pace(
+        self.throughput = Throughput(
             metrics_of(self.registry),
             self.book,
             token_bytes=TOKEN_BYTES,
@@ -68,13 +68,13 @@ class Watched:
     def begin(self, each: Pull) -> None:
         """Its prompt is done from here on."""
         self.pulls[each.key] = each
-        self.pace.begin(each.key)
-        self.pace.final(each.key)
+        self.throughput.begin(each.key)
+        self.throughput.final(each.key)
 
     def wait(self, seconds: float) -> None:
         for _ in range(round(seconds * 10)):
             self.now += 0.1
-            self.pace.look(self.pulls)
+            self.throughput.look(self.pulls)
 
     def slow(self, phase: str) -> float:
         found = self.registry.get_sample_value("tandem:kv_slow_handoffs_total", {"phase": phase})
@@ -87,7 +87,7 @@ def test_a_links_pace_is_bytes_over_the_time_in_which_some_waited():
     seen.wait(5)
     seen.begin(pull())
     for _ in range(10):
-        seen.pace.moved(P_INC, 50_000, 0.001)
+        seen.throughput.moved(P_INC, 50_000, 0.001)
         seen.wait(0.1)
     health = seen.book.snapshot()[0]
     assert health.bytes_per_s == pytest.approx(500_000, rel=0.3)
@@ -96,7 +96,7 @@ def test_a_links_pace_is_bytes_over_the_time_in_which_some_waited():
     assert health.transport == "tcp"
     waiting = seen.registry.get_sample_value("tandem:kv_waiting_bytes")
     assert waiting == 640 * TOKEN_BYTES
-    seen.pace.end(A)
+    seen.throughput.end(A)
     seen.wait(5)
     health = seen.book.snapshot()[0]
     assert health.bytes_per_s == pytest.approx(500_000, rel=0.3)
@@ -106,16 +106,16 @@ def test_a_links_pace_is_bytes_over_the_time_in_which_some_waited():
 def test_a_link_that_came_to_rest_is_told_once_more():
     """Else it would go on as one with KV that waits, until the next hand-off."""
     seen = Watched()
-    assert seen.pace.rest() is None
+    assert seen.throughput.rest() is None
     seen.begin(pull())
     seen.wait(1)
-    seen.pace.end(A)
-    assert seen.pace.rest() is not None
+    seen.throughput.end(A)
+    assert seen.throughput.rest() is not None
     seen.wait(0.1)
     assert seen.book.snapshot()[0].waiting_bytes == 0
-    assert seen.pace.rest() is None
-    seen.pace.end(A)
-    assert seen.pace.rest() is None
+    assert seen.throughput.rest() is None
+    seen.throughput.end(A)
+    assert seen.throughput.rest() is None
 
 
 def test_a_wait_for_blocks_of_ones_own_says_nothing_of_the_link():
@@ -123,9 +123,9 @@ def test_a_wait_for_blocks_of_ones_own_says_nothing_of_the_link():
     seen = Watched()
     seen.begin(pull())
     for _ in range(10):
-        seen.pace.moved(P_INC, 50_000, 0.001)
+        seen.throughput.moved(P_INC, 50_000, 0.001)
         seen.wait(0.1)
-    seen.pace.end(A)
+    seen.throughput.end(A)
     paced = seen.book.snapshot()[0].bytes_per_s
     waits = pull(make_key("full"), state=DState.WAITING, start=None)
     seen.begin(waits)
@@ -144,25 +144,25 @@ def test_a_pace_is_forgotten_when_nothing_has_used_the_link_for_minutes():
     seen = Watched()
     seen.begin(pull())
     for _ in range(10):
-        seen.pace.moved(P_INC, 50, 0.001)
+        seen.throughput.moved(P_INC, 50, 0.001)
         seen.wait(0.1)
-    seen.pace.end(A)
+    seen.throughput.end(A)
     seen.wait(0.1)
     assert seen.book.snapshot()[0].bytes_per_s == pytest.approx(500, rel=0.3)
-    rest = seen.pace.rest() or 0.0
+    rest = seen.throughput.rest() or 0.0
     assert rest == pytest.approx(IDLE_SECONDS, abs=1)
     seen.now += rest - 1
-    assert seen.pace.look(seen.pulls) == []
+    assert seen.throughput.look(seen.pulls) == []
     assert seen.book.snapshot()[0].bytes_per_s
     seen.now += 1
-    assert seen.pace.look(seen.pulls) == [P_INC]
+    assert seen.throughput.look(seen.pulls) == [P_INC]
     assert seen.book.snapshot()[0].bytes_per_s == 0
-    assert seen.pace.rest() is None
+    assert seen.throughput.rest() is None
     seen.wait(1)
-    assert seen.pace.look(seen.pulls) == []
+    assert seen.throughput.look(seen.pulls) == []
     seen.begin(pull())
     for _ in range(10):
-        seen.pace.moved(P_INC, 500_000, 0.001)
+        seen.throughput.moved(P_INC, 500_000, 0.001)
         seen.wait(0.1)
     assert seen.book.snapshot()[0].bytes_per_s == pytest.approx(5_000_000, rel=0.3)
 
@@ -204,7 +204,7 @@ def test_large_hand_offs_over_slow_links_are_not_slow(caplog):
     """A link that never did better than 100 kB/s is given 4 x 6.4 s for 640 kB."""
     caplog.set_level(logging.WARNING)
     seen = Watched()
-    seen.pace.moved(P_INC, 100_000, 1.0)
+    seen.throughput.moved(P_INC, 100_000, 1.0)
     seen.begin(pull())
     seen.wait(25)
     assert not caplog.records
@@ -216,7 +216,7 @@ def test_prompts_that_are_still_computed_are_not_slow():
     """Only from the end of the prompt on does anybody owe KV."""
     seen = Watched()
     seen.pulls[A] = msgspec.structs.replace(pull(), final=None, upto=64)
-    seen.pace.begin(A)
+    seen.throughput.begin(A)
     seen.wait(30)
     assert not any(map(seen.slow, PHASES_OF_WAITING))
 

@@ -13,7 +13,7 @@ from tests.kvtransfer.memory_transport import MemoryTransport
 from tandem.kvtransfer import events
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control.channel import now_ms
-from tandem.kvtransfer.mover import pace, prober
+from tandem.kvtransfer.mover import prober, throughput
 from tandem.kvtransfer.mover.prober import RATE_READS
 from tandem.kvtransfer.transports.base import Check, Extent, Progress, Ticket
 from tandem.protocol.errors import InvalidParameter
@@ -225,9 +225,9 @@ def test_a_link_that_was_used_long_ago_is_probed_again(workers, at_will, monkeyp
     consumer.load(key, [5, 6, 7])
     consumer.wait_for(events.Loaded, key)
     mover = consumer.service._mover
-    mover.pace._links[producer.incarnation].pace = 1.0
+    mover.throughput._links[producer.incarnation].throughput = 1.0
     assert not mover.prober._unused
-    monkeypatch.setattr(pace, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(throughput, "IDLE_SECONDS", 0.3)
     consumer.until(lambda: mover.prober._unused)
     probe_again(consumer, best=1.0)
     consumer.until(lambda: consumer.service.peer_health()[0].probed_bytes_per_s > 1.0)
@@ -254,7 +254,7 @@ def test_a_link_that_is_up_stays_so_though_a_later_probe_hangs(workers, at_will)
     consumer.until(lambda: ring.free == len(ring))
     assert consumer.service.peer_up(producer.incarnation)
     assert mover.prober._unused, "no KV has come by the link"
-    assert not mover.pace._links
+    assert not mover.throughput._links
 
 
 def test_a_link_that_is_up_stays_so_though_others_hold_all_slots(workers, at_will):

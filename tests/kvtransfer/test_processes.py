@@ -229,7 +229,7 @@ def test_a_stopped_producer_is_lost_by_its_beats_and_comes_back(met):
     consumer.until(lambda: ring.free == len(ring))
     consumer.until(lambda: consumer.service.peer_up(child.incarnation))
     hand_over(child, consumer)
-    assert len(consumer.slab) == NUM_BLOCKS
+    assert len(consumer.kv_cache) == NUM_BLOCKS
 
 
 @pytest.mark.slow

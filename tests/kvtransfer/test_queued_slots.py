@@ -33,28 +33,28 @@ def slab_of(blocks: int) -> torch.Tensor:
     return torch.randint(0, 256, (blocks, BLOCK_BYTES), dtype=torch.uint8)
 
 
-def slots_of(kind, slab: torch.Tensor, stream: HandStream):
-    return kind(3, slot_bytes_for(0, 3 * BLOCK_BYTES), slab, stream)
+def slots_of(kind, kv_cache: torch.Tensor, stream: HandStream):
+    return kind(3, slot_bytes_for(0, 3 * BLOCK_BYTES), kv_cache, stream)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_part_goes_through_a_slot(kind):
     """With its header and digest, which are seen as they arrived; trying it out leaves no trace."""
-    slab, stream = slab_of(16), HandStream()
-    before = slab.clone()
-    slots = slots_of(kind, slab, stream)
-    assert torch.equal(slab, before)
+    kv_cache, stream = slab_of(16), HandStream()
+    before = kv_cache.clone()
+    slots = slots_of(kind, kv_cache, stream)
+    assert torch.equal(kv_cache, before)
     with pytest.raises(WireError):
         read_header(slots.read(0, HEADER_BYTES))
-    assert slots.pack(slab, [3, 11, 5], 1, HEADER).done()
+    assert slots.pack(kv_cache, [3, 11, 5], 1, HEADER).done()
     found = digest(before[[3, 11, 5]])
     assert read_header(slots.read(1, HEADER_BYTES)) == HEADER._replace(digest=found)
     inspected = slots.inspect(1, HEADER.nbytes)
     assert inspected.done()
     assert read_header(inspected.found().header).digest == inspected.found().digest == found
-    assert slots.unpack(1, [0, 7, 15], slab).done()
+    assert slots.unpack(1, [0, 7, 15], kv_cache).done()
     before[[0, 7, 15]] = before[[3, 11, 5]]
-    assert torch.equal(slab, before)
+    assert torch.equal(kv_cache, before)
 
 
 @pytest.mark.parametrize("narrow", [False, True])
@@ -65,27 +65,27 @@ def test_numbers_of_parts_stay_on_the_host(kind, narrow):
     noted = []
 
     class Noting(PartPacking):
-        def pack(self, slab, ids, payload):
+        def pack(self, kv_cache, ids, payload):
             noted.append(ids)
-            super().pack(slab, ids, payload)
+            super().pack(kv_cache, ids, payload)
 
-        def unpack(self, payload, ids, slab):
+        def unpack(self, payload, ids, kv_cache):
             noted.append(ids)
-            super().unpack(payload, ids, slab)
+            super().unpack(payload, ids, kv_cache)
 
-    slab = torch.randn(16, 512).to(torch.float16).view(torch.uint8)
-    slots = slots_of(kind, slab, HandStream())
+    kv_cache = torch.randn(16, 512).to(torch.float16).view(torch.uint8)
+    slots = slots_of(kind, kv_cache, HandStream())
     packing: Packing = Noting(parts=2, rows=2)
     if narrow:
-        slab.zero_()  # which float8 holds as it is
+        kv_cache.zero_()  # which float8 holds as it is
         packing = NarrowPacking(packing, 2, torch.float16)
-    before = slab.clone()
-    assert slots.pack(slab, [3], 1, HEADER, packing).done()
-    assert slots.unpack(1, [0], slab, packing).done()
-    halves = slab.view(16, 2, 2, -1)
+    before = kv_cache.clone()
+    assert slots.pack(kv_cache, [3], 1, HEADER, packing).done()
+    assert slots.unpack(1, [0], kv_cache, packing).done()
+    halves = kv_cache.view(16, 2, 2, -1)
     assert torch.equal(halves[0, :, 0], before.view(16, 2, 2, -1)[1, :, 1])
     assert [ids.tolist() for ids in noted] == [[3], [0]]
-    there = getattr(slots, "_ids_there", slab)
+    there = getattr(slots, "_ids_there", kv_cache)
     assert all(ids.untyped_storage().data_ptr() != there.data_ptr() for ids in noted)
 
 
@@ -93,27 +93,27 @@ def test_numbers_of_parts_stay_on_the_host(kind, narrow):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_slot_holds_as_many_blocks_as_fit_it_as_fp8(kind, dtype):
     """More than fit it as they are held: parts are cut by what they come to on the way."""
-    slab = torch.randn(32, 2048 // dtype.itemsize).to(dtype).view(torch.uint8)
+    kv_cache = torch.randn(32, 2048 // dtype.itemsize).to(dtype).view(torch.uint8)
     packing = NarrowPacking(WHOLE, 2, dtype)
-    slots = kind(2, slot_bytes_for(0, 3 * slab.shape[1]), slab, HandStream())
-    count = (slots.slot_bytes - HEADER_BYTES) // packing.block_bytes(slab)
+    slots = kind(2, slot_bytes_for(0, 3 * kv_cache.shape[1]), kv_cache, HandStream())
+    count = (slots.slot_bytes - HEADER_BYTES) // packing.block_bytes(kv_cache)
     ids = list(range(count))
-    assert count * slab.shape[1] > slots.slot_bytes
-    before = slab.view(dtype).clone()
-    assert slots.pack(slab, ids, 1, HEADER, packing).done()
-    slab.zero_()
-    assert slots.unpack(1, ids[::-1], slab, packing).done()
-    found, wanted = slab.view(dtype)[ids[::-1]].float(), before[:count].float()
+    assert count * kv_cache.shape[1] > slots.slot_bytes
+    before = kv_cache.view(dtype).clone()
+    assert slots.pack(kv_cache, ids, 1, HEADER, packing).done()
+    kv_cache.zero_()
+    assert slots.unpack(1, ids[::-1], kv_cache, packing).done()
+    found, wanted = kv_cache.view(dtype)[ids[::-1]].float(), before[:count].float()
     assert torch.allclose(found, wanted, rtol=1 / 16, atol=float(wanted.abs().amax()) * 2**-17)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_done_before_the_device_is(kind):
     """A packed slot on the host has no header that could be read until then."""
-    slab, stream = slab_of(16), HandStream()
-    slots = slots_of(kind, slab, stream)
+    kv_cache, stream = slab_of(16), HandStream()
+    slots = slots_of(kind, kv_cache, stream)
     stream.hold.set()
-    packed = slots.pack(slab, [1], 0, HEADER)
+    packed = slots.pack(kv_cache, [1], 0, HEADER)
     assert not packed.done()
     if kind is HostSlotsOfDevice:
         with pytest.raises(WireError):
@@ -121,7 +121,7 @@ def test_nothing_is_done_before_the_device_is(kind):
     stream.hold.clear()
     assert packed.done()
     assert read_header(slots.read(0, HEADER_BYTES)).part == 3
-    for ask in (lambda: slots.inspect(0, HEADER.nbytes), lambda: slots.unpack(0, [2], slab)):
+    for ask in (lambda: slots.inspect(0, HEADER.nbytes), lambda: slots.unpack(0, [2], kv_cache)):
         stream.hold.set()
         asked = ask()
         assert not asked.done()
@@ -131,9 +131,9 @@ def test_nothing_is_done_before_the_device_is(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_byte_gives_another_digest_than_the_headers(kind):
-    slab, stream = slab_of(16), HandStream()
-    slots = slots_of(kind, slab, stream)
-    assert slots.pack(slab, [4, 5], 2, HEADER).done()
+    kv_cache, stream = slab_of(16), HandStream()
+    slots = slots_of(kind, kv_cache, stream)
+    assert slots.pack(kv_cache, [4, 5], 2, HEADER).done()
     slots.rows[2, HEADER_BYTES + 1500] ^= 1
     found = slots.inspect(2, HEADER_BYTES + 2 * BLOCK_BYTES).found()
     assert read_header(found.header).digest != found.digest
@@ -141,17 +141,17 @@ def test_a_changed_byte_gives_another_digest_than_the_headers(kind):
 
 def test_more_parts_than_stages_are_unpacked_from_their_own_bytes():
     """Between the host and a slab, what was summed may be another's by the time it is wanted."""
-    slab, stream = slab_of(32), HandStream()
-    slots = HostSlotsOfDevice(6, slot_bytes_for(0, 3 * BLOCK_BYTES), slab, stream)
-    before = slab.clone()
+    kv_cache, stream = slab_of(32), HandStream()
+    slots = HostSlotsOfDevice(6, slot_bytes_for(0, 3 * BLOCK_BYTES), kv_cache, stream)
+    before = kv_cache.clone()
     for slot in range(6):
-        assert slots.pack(slab, [slot], slot, HEADER).done()
+        assert slots.pack(kv_cache, [slot], slot, HEADER).done()
     for slot in range(6):
         slots.inspect(slot, HEADER_BYTES + BLOCK_BYTES)
     for slot in (5, 0, 4, 1, 3, 2):
-        slots.unpack(slot, [16 + slot], slab)
+        slots.unpack(slot, [16 + slot], kv_cache)
     before[16:22] = before[:6]
-    assert torch.equal(slab, before)
+    assert torch.equal(kv_cache, before)
 
 
 @pytest.fixture
@@ -159,9 +159,9 @@ def queued(workers, monkeypatch):
     """Make a linked pair whose slots are a device's on the host, and the queue of each end."""
     streams = []
 
-    def make(count, slot_bytes, slab, traits):
+    def make(count, slot_bytes, kv_cache, traits):
         streams.append(HandStream())
-        return HostSlotsOfDevice(count, slot_bytes, slab, streams[-1])
+        return HostSlotsOfDevice(count, slot_bytes, kv_cache, streams[-1])
 
     monkeypatch.setattr(make_slots, "make_slots", make)
     config = make_config(kv_slots_per_peer=2, kv_credits=2)

@@ -26,13 +26,13 @@ def blocks(size: int) -> list[int]:
 def test_every_token_lies_in_its_place(workers, connector, sizes):
     """And nothing else is written: neither cached blocks nor those of others."""
     pair = Pair(workers, make_config(kv_connector=connector), sizes)
-    pair.consumer.slab.fill_(1)
+    pair.consumer.kv_cache.fill_(1)
     mine, hit = blocks(sizes[1]), 16
     pair.hand_over("a", TOKENS, blocks(sizes[0]), mine, hit)
     found, wanted = pair.found(mine, TOKENS), kv_of("a", TOKENS, pair.layouts[0])
     assert torch.equal(found[:, :, :, hit:], wanted[:, :, :, hit:])
     untouched = [at for at in range(64) if at not in mine] + mine[: hit // sizes[1]]
-    assert bool((pair.consumer.slab[untouched] == 1).all())
+    assert bool((pair.consumer.kv_cache[untouched] == 1).all())
     committed = {"role": "producer", "outcome": "committed"}
     pair.producer.until(lambda: pair.producer.metric("tandem:kv_handoffs_total", **committed))
 

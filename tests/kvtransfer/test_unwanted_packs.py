@@ -20,12 +20,12 @@ def test_a_part_that_waits_as_its_hand_off_ends_is_never_packed(workers):
     mover = producer.service._mover
     pack, packed = mover.memory.pack, []
 
-    def packs(slab, block_ids, *args):
+    def packs(kv_cache, block_ids, *args):
         packed.append(tuple(block_ids))
         if len(packed) == 1:
             assert mover._packs.waits, "others wait behind the first"
             mover.inbox.put(p_events.Cancel(KEY))  # before the next turn
-        return pack(slab, block_ids, *args)
+        return pack(kv_cache, block_ids, *args)
 
     mover.memory.pack = packs
     consumer.open(KEY, producer.incarnation)

@@ -63,7 +63,7 @@ def _read_under_way(mover: ConsumerMover, number: int) -> Read:
     ready = Ready(key, 4, 4, manifest(groups, 4, size), ((number,),))
     for each in (
         pull.Opened(key, PEER, None, link_up=True, direct=True),
-        pull.Told(key, PEER, ready),
+        pull.PeerMessage(key, PEER, ready),
         pull.Load(key, ((20 + number,),), 0, 4),
     ):
         mover._carry_out(mover.table.apply(each, NOW), NOW)

@@ -22,10 +22,10 @@ def layout_of(block_size: int, dtype: str = "float32", **changes: int) -> KVLayo
     )
 
 
-def as_tokens(slab: torch.Tensor, layout: KVLayout) -> torch.Tensor:
+def as_tokens(kv_cache: torch.Tensor, layout: KVLayout) -> torch.Tensor:
     """The slab as [block, layer, K|V, head, token, head_dim] numbers."""
     group = layout.groups[0]
-    return slab.view(getattr(torch, group.dtype)).view(-1, *group.block_shape)
+    return kv_cache.view(getattr(torch, group.dtype)).view(-1, *group.block_shape)
 
 
 def kv_of(name: str, num_tokens: int, layout: KVLayout) -> torch.Tensor:
@@ -54,8 +54,8 @@ class Pair:
 
     def found(self, blocks: list[int], num_tokens: int) -> torch.Tensor:
         """What D holds of so many tokens, [layer, K|V, head, token, head_dim]."""
-        size, slab = self.sizes[1], as_tokens(self.consumer.slab, self.layouts[1])
-        tokens = [slab[blocks[at // size], :, :, :, at % size] for at in range(num_tokens)]
+        size, kv_cache = self.sizes[1], as_tokens(self.consumer.kv_cache, self.layouts[1])
+        tokens = [kv_cache[blocks[at // size], :, :, :, at % size] for at in range(num_tokens)]
         return torch.stack(tokens, dim=3)
 
     def load(self, name: str, blocks: list[int], hit: int = 0) -> None:
@@ -73,18 +73,18 @@ class Pair:
         cuts = [*range(0, num_tokens, 24), num_tokens]
         spans = list(pairwise(cuts))
         kv = kv_of(name, num_tokens, self.layouts[0]) if kv is None else kv
-        slab = as_tokens(self.producer.slab, self.layouts[0])
-        slab[theirs] = 7  # what lies behind the last token is nobody's
-        self.write(slab, kv, theirs)
+        kv_cache = as_tokens(self.producer.kv_cache, self.layouts[0])
+        kv_cache[theirs] = 7  # what lies behind the last token is nobody's
+        self.write(kv_cache, kv, theirs)
         self.announce(name, theirs, spans[:1])
         self.load(name, mine, hit)
         self.announce(name, theirs, spans[1:])
         self.producer.end(key)
         self.consumer.wait_for((events.Loaded,), key)
 
-    def write(self, slab: torch.Tensor, kv: torch.Tensor, blocks: list[int]) -> None:
+    def write(self, kv_cache: torch.Tensor, kv: torch.Tensor, blocks: list[int]) -> None:
         for token in range(kv.shape[3]):
-            slab[blocks[token // self.sizes[0]], :, :, :, token % self.sizes[0]] = kv[
+            kv_cache[blocks[token // self.sizes[0]], :, :, :, token % self.sizes[0]] = kv[
                 :, :, :, token
             ]
 

@@ -41,7 +41,7 @@ class ProducerChild(Producer):
     def do_admit(self, name: str, num_tokens: str, consumer: str) -> str:
         count = int(num_tokens)
         refusal = self.admit(make_key(name), count, incarnation_of(consumer))
-        blocks = [(self._next + n) % len(self.slab) for n in range(blocks_for(count, BLOCK))]
+        blocks = [(self._next + n) % len(self.kv_cache) for n in range(blocks_for(count, BLOCK))]
         self._next = blocks[-1] + 1
         self._tokens[name] = (count, blocks)
         return "ok" if refusal is None else f"refused {refusal.message}"
@@ -49,8 +49,8 @@ class ProducerChild(Producer):
     def do_compute(self, name: str, upto: str) -> str:
         count, blocks = self._tokens[name]
         used = blocks[: blocks_for(int(upto), BLOCK)]
-        self.slab[used] = kv_of(name, count)[: len(used)].to(self.slab.device)
-        if self.slab.is_cuda:
+        self.kv_cache[used] = kv_of(name, count)[: len(used)].to(self.kv_cache.device)
+        if self.kv_cache.is_cuda:
             torch.cuda.synchronize()  # what the fence says has been written
         self.service.computed(make_key(name), used, int(upto), Switch(done=True))
         return "ok"

@@ -12,7 +12,7 @@ from tandem.link.liveness import LinkTimes
 from tandem.link.session import LinkState, Session, Terms, Verdict
 from tandem.link.sockets import decode_to_router
 from tandem.protocol.errors import WireError
-from tandem.protocol.ids import NOBODY, Incarnation, new_incarnation
+from tandem.protocol.ids import NO_INCARNATION, Incarnation, new_incarnation
 from tandem.protocol.link import HEADER_BYTES, Header, read_header, write_header
 from tandem.protocol.messages import Beat, Draining, Frame, Hello, Reset, Welcome, encode
 
@@ -67,7 +67,7 @@ def greeting() -> Session:
 @pytest.mark.parametrize(
     ("source", "sequence", "message"),
     [
-        (NOBODY, 0, Welcome("card")),
+        (NO_INCARNATION, 0, Welcome("card")),
         (TERMS.me, 1, Welcome("card")),
         (TERMS.me, 0, Draining(1)),
         (TERMS.me, 0, Beat()),
@@ -111,7 +111,7 @@ def test_frames_that_do_not_follow_end_the_link() -> None:
         assert session.take(Header(source, session.me, number), Draining(1), 0.0) is verdict
         assert session.state is LinkState.DOWN
     session = up()
-    assert session.take(Header(TERMS.me, NOBODY, 1), Draining(1), 0.0) is Verdict.BROKEN
+    assert session.take(Header(TERMS.me, NO_INCARNATION, 1), Draining(1), 0.0) is Verdict.BROKEN
 
 
 @pytest.mark.parametrize("forgiving", [True, False])

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tandem.llm.async_llm import AsyncLLM
-from tandem.llm.beside import IN_LOOP
+from tandem.llm.cpu_pool import IN_LOOP
 from tandem.llm.outputs import RequestOutput
 from tandem.llm.sampling import Params
 from tandem.protocol.commands import CommandName

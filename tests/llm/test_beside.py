@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from tests.waiting import wait_for
 
-from tandem.llm.beside import IN_LOOP, LARGE, Beside
+from tandem.llm.cpu_pool import IN_LOOP, LARGE, CpuPool
 from tandem.protocol.errors import RequestRefused
 
 tenant: ContextVar[str] = ContextVar("tenant", default="")
@@ -20,8 +20,8 @@ tenant: ContextVar[str] = ContextVar("tenant", default="")
 class Works:
     """Work that is done when it is told, and the order in which it began."""
 
-    def __init__(self, beside: Beside) -> None:
-        self.beside = beside
+    def __init__(self, cpu_pool: CpuPool) -> None:
+        self.cpu_pool = cpu_pool
         self.begun: list[str] = []
         self.ends: dict[str, threading.Event] = {}
 
@@ -29,7 +29,7 @@ class Works:
         """Work of the tenant that is the first letter of its name."""
         tenant.set(name[0])
         self.ends[name] = threading.Event()
-        return asyncio.create_task(self.beside.run(size, self._do, name))
+        return asyncio.create_task(self.cpu_pool.run(size, self._do, name))
 
     def _do(self, name: str) -> None:
         self.begun.append(name)
@@ -47,10 +47,10 @@ class Works:
 
 @pytest_asyncio.fixture
 async def works() -> AsyncIterator[Works]:
-    made = Works(Beside(2, tenant=tenant.get))
+    made = Works(CpuPool(2, tenant=tenant.get))
     yield made
     made.end(*made.ends)
-    made.beside.close()
+    made.cpu_pool.close()
 
 
 async def test_large_texts_of_one_tenant_leave_a_thread_to_others(works: Works) -> None:
@@ -78,14 +78,14 @@ async def test_tenants_take_turns_by_size(works: Works) -> None:
 
 
 async def test_without_tenants_all_threads_are_taken_in_the_order_of_asking() -> None:
-    works = Works(Beside(2))
+    works = Works(CpuPool(2))
     tasks = [works.ask(f"h{number}", LARGE) for number in range(4)]
     await works.until("h0", "h1")
     works.end("h0", "h1")
     await works.until("h0", "h1", "h2", "h3")
     works.end(*works.ends)
     await asyncio.gather(*tasks)
-    works.beside.close()
+    works.cpu_pool.close()
 
 
 async def test_work_that_left_keeps_no_other_work_waiting(works: Works) -> None:
@@ -97,15 +97,15 @@ async def test_work_that_left_keeps_no_other_work_waiting(works: Works) -> None:
     await works.until("h0", "h2")
     works.end("h0", "h2")
     await asyncio.gather(first, third)
-    assert works.beside._num_free == 2
-    assert works.beside._num_free_for_large == 1
-    assert not works.beside._queues
+    assert works.cpu_pool._num_free == 2
+    assert works.cpu_pool._num_free_for_large == 1
+    assert not works.cpu_pool._queues
 
 
 async def test_a_refusal_says_how_long_it_waited(works: Works) -> None:
-    works.beside._wait_seconds = 0.01
+    works.cpu_pool._wait_seconds = 0.01
     refused: list[int] = []
-    works.beside.on_refused = lambda: refused.append(1)
+    works.cpu_pool.on_refused = lambda: refused.append(1)
     tasks = [works.ask("h0", IN_LOOP), works.ask("h1", IN_LOOP)]
     await works.until("h0", "h1")
     with pytest.raises(RequestRefused, match=r"no thread was free for this one within 0\.01 s"):

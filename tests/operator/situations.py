@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from tests.operator.test_judging import NEW_NAME, OLD, OLD_NAME, decided, picture, verdict
+from tests.operator.test_judging import NEW_NAME, OLD, OLD_NAME, decided, inputs, verdict
 
 from tandem.operator.api.service import Task
 from tandem.operator.api.status import Links, ModelStatus, Reason
@@ -14,7 +14,7 @@ from tandem.operator.decide.modelcheck import ModelVerdict
 from tandem.operator.decide.observe import Problem
 from tandem.operator.decide.rollout import Phase
 from tandem.operator.decide.scaling import Wanted
-from tandem.operator.decide.status import Picture
+from tandem.operator.decide.status import StatusInputs
 from tandem.operator.desired.naming import Role
 
 GOOD = verdict(OLD_NAME, Reason.CANARY_OK, "came back")
@@ -23,11 +23,11 @@ STABLE = decided(Phase.STABLE, targets=OLD, servable=OLD_NAME)
 FIRST = decided(Phase.FIRST, targets=OLD, stable={})
 
 
-def serving(**more: Any) -> Picture:
-    return picture(STABLE, **{"canary": GOOD, "links": UP, **more})
+def serving(**more: Any) -> StatusInputs:
+    return inputs(STABLE, **{"canary": GOOD, "links": UP, **more})
 
 
-def down(base: Picture, *roles: Role, problem: Problem | None = None) -> Picture:
+def down(base: StatusInputs, *roles: Role, problem: Problem | None = None) -> StatusInputs:
     """The same with pods of these roles not ready, for a reason."""
     pods = [
         msgspec.structs.replace(pod, ready=False, problem=problem) if pod.role in roles else pod
@@ -36,8 +36,8 @@ def down(base: Picture, *roles: Role, problem: Problem | None = None) -> Picture
     return msgspec.structs.replace(base, pods=pods)
 
 
-def first(**more: Any) -> Picture:
-    return picture(FIRST, **more)
+def first(**more: Any) -> StatusInputs:
+    return inputs(FIRST, **more)
 
 
 def model(reason: Reason, *, non_retryable: bool = False) -> ModelVerdict:
@@ -51,11 +51,11 @@ def model(reason: Reason, *, non_retryable: bool = False) -> ModelVerdict:
     )
 
 
-def gone(base: Picture) -> Picture:
+def gone(base: StatusInputs) -> StatusInputs:
     return msgspec.structs.replace(base, pods=[])
 
 
-def embedding() -> Picture:
+def embedding() -> StatusInputs:
     base = serving(wanted=NO_DECODE, links=None)
     workers = [pod for pod in base.pods if pod.role is not Role.DECODE]
     spec = msgspec.structs.replace(base.spec, task=Task.EMBED)
@@ -71,7 +71,7 @@ NO_PREFILL = {role: Wanted(replicas=0 if role is Role.PREFILL else 1) for role i
 NO_DECODE = {role: Wanted(replicas=0 if role is Role.DECODE else 1) for role in Role}
 WORKERS_AND_ROUTER = tuple(Role)
 
-SITUATIONS: dict[str, Callable[[], Picture]] = {
+SITUATIONS: dict[str, Callable[[], StatusInputs]] = {
     "serves": serving,
     "serves, aggregated as asked": lambda: serving(wanted=NO_PREFILL),
     "serves vectors, as asked": lambda: embedding(),
@@ -105,14 +105,14 @@ SITUATIONS: dict[str, Callable[[], Picture]] = {
         canary=verdict(OLD_NAME, Reason.CANARY_QUEUED, "HTTP 429"), links=UP
     ),
     "the canary fails": lambda: serving(canary=FAILED),
-    "a new revision is tried": lambda: picture(decided(Phase.PILOT), canary=GOOD, links=UP),
-    "a new revision's canary fails": lambda: picture(
+    "a new revision is tried": lambda: inputs(decided(Phase.PILOT), canary=GOOD, links=UP),
+    "a new revision's canary fails": lambda: inputs(
         decided(Phase.PILOT),
         canary=GOOD,
         links=UP,
         pilot=verdict(NEW_NAME, Reason.CANARY_FAILED, "HTTP 503"),
     ),
-    "a new revision was given up": lambda: picture(decided(Phase.FAILED), canary=GOOD, links=UP),
+    "a new revision was given up": lambda: inputs(decided(Phase.FAILED), canary=GOOD, links=UP),
     "the spec is refused, nothing served": lambda: gone(
         first(accepted=("False", Reason.UNSUPPORTED, "not supported"))
     ),
@@ -122,14 +122,14 @@ SITUATIONS: dict[str, Callable[[], Picture]] = {
     "a name is taken": lambda: gone(
         first(accepted=("False", Reason.NAME_TAKEN, "Service demo is there already"))
     ),
-    "the rollout is paused": lambda: picture(
+    "the rollout is paused": lambda: inputs(
         decided(Phase.PAUSED, targets=OLD, servable=OLD_NAME), canary=GOOD, links=UP
     ),
     "new keys are being read": lambda: serving(key_wait=30.0),
     "suspended": lambda: gone(
-        picture(decided(Phase.SUSPENDED, targets=OLD, servable=OLD_NAME), links=UP)
+        inputs(decided(Phase.SUSPENDED, targets=OLD, servable=OLD_NAME), links=UP)
     ),
     "suspended before it ever started": lambda: gone(
-        picture(decided(Phase.SUSPENDED, targets=OLD, stable={}), model=model(Reason.SUSPENDED))
+        inputs(decided(Phase.SUSPENDED, targets=OLD, stable={}), model=model(Reason.SUSPENDED))
     ),
 }

@@ -73,7 +73,7 @@ def test_watches_need_no_dns(
     woken: list[tuple[str, str]] = []
     stop = threading.Event()
     settings = OperatorSettings(namespaces=(namespace,))
-    heard = watch.Heard(woken.append, lambda *_, **__: None, Store(), OperatorMetrics())
+    heard = watch.WatchEvents(woken.append, lambda *_, **__: None, Store(), OperatorMetrics())
     arguments = (settings, heard, stop, lambda: (namespace,))
     watching = threading.Thread(target=watch.run, args=arguments)
     watching.start()

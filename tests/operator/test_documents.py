@@ -42,7 +42,7 @@ def test_every_name_that_pods_share_is_documented(name: str):
 
 
 def test_every_command_of_the_manual_is_run_or_marked():
-    """A block of docs/install.md or operations.md is run by the cluster's suite, or says that it is not."""
+    """A block of docs/install.md or operations.md is run by the cluster's suite, or is marked."""
     blocks = sections()
     assert {kind for each in blocks.values() for kind, _ in each} == {RUN, NOT_RUN}
     run = {title for title, each in blocks.items() if RUN in {kind for kind, _ in each}}

@@ -117,8 +117,8 @@ def test_the_jobs_container_is_spoken_of_by_its_name(changes: dict[str, Any]):
     [
         (Role.DECODE, {"args": ["x"]}, r"decode.*\[fetch\].args"),
         (Role.DECODE, {"env": [{"name": "X", "value": "1"}]}, r"\[fetch\].env.*proxies"),
-        (Role.PREFILL, {"resources": LESS}, "goes by spec.decode.podTemplate"),
-        (Role.ROUTER, {"resources": LESS}, "goes by spec.decode.podTemplate"),
+        (Role.PREFILL, {"resources": LESS}, "uses spec.decode.podTemplate"),
+        (Role.ROUTER, {"resources": LESS}, "uses spec.decode.podTemplate"),
     ],
 )
 def test_what_the_job_cannot_be_told_is_refused(role: Role, item: Manifest, said: str):

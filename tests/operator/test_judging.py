@@ -25,7 +25,7 @@ from tandem.operator.decide.observe import PodView, Problem
 from tandem.operator.decide.plan import judged, serving
 from tandem.operator.decide.rollout import Decision, Phase
 from tandem.operator.decide.scaling import Wanted
-from tandem.operator.decide.status import Picture, status_of
+from tandem.operator.decide.status import StatusInputs, status_of
 from tandem.operator.decide.words import Verdict
 from tandem.operator.desired.naming import Identity, Role
 from tandem.operator.desired.revision import service_revision
@@ -100,7 +100,7 @@ def question(port: int, targets: str) -> Question:
     )
 
 
-def picture(decision: Decision, **more: Any) -> Picture:
+def inputs(decision: Decision, **more: Any) -> StatusInputs:
     """A service whose old pods are all up."""
     pods = [
         PodView(
@@ -119,7 +119,7 @@ def picture(decision: Decision, **more: Any) -> Picture:
         )
         for role, name in OLD.items()
     ]
-    whole = Picture(
+    whole = StatusInputs(
         owner=Identity("ns", "demo", "uid"),
         spec=msgspec.convert(spec(), LLMServiceSpec),
         generation=2,
@@ -155,7 +155,7 @@ def test_a_pilot_that_fails_leaves_the_service_ready():
     """What serves is Ready; the new revision's trouble is told by Progressing."""
     good = verdict(OLD_NAME, Reason.CANARY_OK, "came back")
     bad = verdict(NEW_NAME, Reason.CANARY_FAILED, "HTTP 503: no worker")
-    found = words(status_of(picture(decided(Phase.PILOT), canary=good, pilot=bad), memory()))
+    found = words(status_of(inputs(decided(Phase.PILOT), canary=good, pilot=bad), memory()))
     assert found[ConditionType.READY].status == "True"
     assert found[ConditionType.SERVABLE].status == "True"
     progressing = found[ConditionType.PROGRESSING]
@@ -173,9 +173,9 @@ def test_another_leader_does_not_make_a_service_unready():
         last_transition_time=time_text(NOW - 100),
     )
     stable = decided(Phase.STABLE, targets=OLD, servable=OLD_NAME)
-    found = words(status_of(picture(stable), memory(conditions=[said])))
+    found = words(status_of(inputs(stable), memory(conditions=[said])))
     assert found[ConditionType.READY].status == "True"
-    fresh = words(status_of(picture(stable), memory()))
+    fresh = words(status_of(inputs(stable), memory()))
     assert fresh[ConditionType.SERVABLE].reason == Reason.CANARY_PENDING
 
 
@@ -190,19 +190,19 @@ def test_a_model_that_is_looked_at_first_is_a_rollout_under_way():
     )
     good = verdict(OLD_NAME, Reason.CANARY_OK, "came back")
     stable = decided(Phase.STABLE, targets=OLD, servable=OLD_NAME)
-    found = words(status_of(picture(stable, model=checking, canary=good), memory()))
+    found = words(status_of(inputs(stable, model=checking, canary=good), memory()))
     progressing = found[ConditionType.PROGRESSING]
     assert (progressing.status, progressing.reason) == ("True", Reason.CHECKING)
     assert found[ConditionType.READY].status == "True"
     suspended = decided(Phase.SUSPENDED, targets=OLD, servable=OLD_NAME)
-    found = words(status_of(picture(suspended, model=checking), memory()))
+    found = words(status_of(inputs(suspended, model=checking), memory()))
     assert found[ConditionType.PROGRESSING].status == "False"
 
 
 def test_why_a_revision_was_taken_back_is_told_for_as_long_as_it_is():
     """Its pods go with it, and its canary is asked no more; the words stay while it is failed."""
     failed = decided(Phase.FAILED, failed=NEW_NAME)
-    base = picture(failed, canary=verdict(OLD_NAME, Reason.CANARY_OK, "came back"))
+    base = inputs(failed, canary=verdict(OLD_NAME, Reason.CANARY_OK, "came back"))
     pilot = msgspec.structs.replace(
         base.pods[1],
         revision="d2",
@@ -230,7 +230,7 @@ def test_why_a_revision_was_taken_back_is_told_for_as_long_as_it_is():
 def test_why_a_revision_was_taken_back_is_its_own_trouble():
     """Not that of the pods of the stable one, which come up again."""
     crash = Problem(Reason.CRASH_LOOP, "an old worker crashes")
-    base = picture(decided(Phase.FAILED, failed=NEW_NAME))
+    base = inputs(decided(Phase.FAILED, failed=NEW_NAME))
     pods = [msgspec.structs.replace(each, ready=False, problem=crash) for each in base.pods[:2]]
     found = words(status_of(msgspec.structs.replace(base, pods=pods), memory()))
     assert "an old worker" not in found[ConditionType.DEGRADED].message
@@ -243,7 +243,7 @@ def test_routers_that_clients_do_not_reach_make_nothing_ready():
     rolling = decided(Phase.PILOT)
     for routers, ready in (("r", "True"), ("another", "False")):
         decision = msgspec.structs.replace(rolling, routers=routers)
-        status = status_of(picture(decision, canary=good), memory())
+        status = status_of(inputs(decision, canary=good), memory())
         assert words(status)[ConditionType.READY].status == ready
         assert words(status)[ConditionType.ROUTER_READY].status == ready
         assert (status.mode is None, status.summary.router) == (

@@ -13,7 +13,7 @@ from tests.operator.test_decisions import pod
 
 from tandem.cli.serve.listening import free_ports
 from tandem.operator.desired.naming import Role
-from tandem.operator.probes.keywatch import Door, read_keys
+from tandem.operator.probes.keywatch import PodAccess, read_keys
 
 
 class _Worker(BaseHTTPRequestHandler):
@@ -41,8 +41,8 @@ def test_a_worker_of_another_port_is_asked_at_its_own(listening: int):
     """The spec's port is that of pods to come: those that run may have another until they go."""
     (silent,) = free_ports(1)
     worker = msgspec.structs.replace(pod("old"), ip="127.0.0.1")
-    for door in (
-        Door(silent, {(Role.DECODE, "r"): listening}, ""),
-        Door(listening, {(Role.DECODE, "another"): silent}, ""),
+    for access in (
+        PodAccess(silent, {(Role.DECODE, "r"): listening}, ""),
+        PodAccess(listening, {(Role.DECODE, "another"): silent}, ""),
     ):
-        assert read_keys(worker, door) == frozenset({"router.2"})
+        assert read_keys(worker, access) == frozenset({"router.2"})

@@ -15,7 +15,7 @@ from tests.waiting import wait_for
 from tandem.operator import look
 from tandem.operator.api.values import API_VERSION
 from tandem.operator.cluster import ClusterError
-from tandem.operator.look import MAX_CALLS, Key, LookRecord, Why
+from tandem.operator.look import MAX_CALLS, Key, LookRecord, Trigger
 from tandem.operator.reconcile.traced import Target, Tracer, target_of
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol.errors import InvalidParameter
@@ -54,9 +54,9 @@ def traced(receiver: Receiver) -> Iterator[Callable[..., Tracer]]:
         each.close()
 
 
-def because(key: Key) -> list[Why]:
+def because(key: Key) -> list[Trigger]:
     assert key == KEY
-    return [Why.SERVICE, Why.CHILD]
+    return [Trigger.SERVICE, Trigger.CHILD]
 
 
 def called(method: str, path: str, status: int = 200, **given: Any) -> None:
@@ -226,7 +226,7 @@ def test_a_share_of_looks_leaves_traces(receiver: Receiver, traced: Callable[...
 def test_a_repair_is_a_trace_of_its_own(receiver: Receiver, traced: Callable[..., Tracer]) -> None:
     """Beside looks, with what it wrote right under it."""
     tracer = traced()
-    with tracer.beside("repair", KEY, [Why.CHILD]):
+    with tracer.beside("repair", KEY, [Trigger.CHILD]):
         called("POST", DEPLOYMENTS, 201)
     tracer.close()
     (root,), (made,) = receiver.named("repair"), receiver.named("create Deployment")
@@ -254,7 +254,7 @@ def test_without_an_endpoint_nothing_is_recorded() -> None:
     """The queue calls the looks themselves, and nothing of OpenTelemetry is imported."""
     tracer = Tracer(None)
     assert tracer.looks(quiet, because) is quiet
-    with tracer.beside("repair", KEY, [Why.CHILD]):
+    with tracer.beside("repair", KEY, [Trigger.CHILD]):
         called("POST", DEPLOYMENTS, 201)
     tracer.close()
     code = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from tandem.operator.cluster import ClusterError
-from tandem.operator.look import Why
+from tandem.operator.look import Trigger
 from tandem.operator.loop.queue import LAST_BACKOFF, WorkQueue, work
 from tandem.operator.metrics import OperatorMetrics
 from tandem.operator.run import ended
@@ -29,7 +29,7 @@ def queue() -> tuple[WorkQueue, Clock]:
 def test_a_key_is_taken_once_however_often_it_was_added():
     work, _ = queue()
     for _ in range(5):
-        work.add(A, why=Why.SERVICE)
+        work.add(A, why=Trigger.SERVICE)
     assert work.take(0) == A
     assert work.take(0) is None
 
@@ -37,10 +37,10 @@ def test_a_key_is_taken_once_however_often_it_was_added():
 def test_a_key_is_never_with_two_workers():
     """What changes during a look is looked at after it, not beside it."""
     work, _ = queue()
-    work.add(A, why=Why.SERVICE)
+    work.add(A, why=Trigger.SERVICE)
     assert work.take(0) == A
-    work.add(A, why=Why.SERVICE)
-    work.add(B, why=Why.SERVICE)
+    work.add(A, why=Trigger.SERVICE)
+    work.add(B, why=Trigger.SERVICE)
     assert work.take(0) == B
     assert work.take(0) is None
     work.done(A)
@@ -50,9 +50,9 @@ def test_a_key_is_never_with_two_workers():
 def test_an_earlier_date_wins():
     """A look that is due later does not hold up one that is due now."""
     work, clock = queue()
-    work.add(A, 30, why=Why.SERVICE)
-    work.add(A, 5, why=Why.SERVICE)
-    work.add(A, 60, why=Why.SERVICE)
+    work.add(A, 30, why=Trigger.SERVICE)
+    work.add(A, 5, why=Trigger.SERVICE)
+    work.add(A, 60, why=Trigger.SERVICE)
     assert work.take(0) is None
     clock.now = 5
     assert work.take(0) == A
@@ -64,7 +64,7 @@ def test_failures_back_off_and_success_forgets_them():
     """One second, two, four, up to a minute; then from the start again."""
     work, clock = queue()
     waits = []
-    work.add(A, why=Why.SERVICE)
+    work.add(A, why=Trigger.SERVICE)
     for _ in range(8):
         assert work.take(0) == A
         waits.append(work.failed(A))
@@ -74,7 +74,7 @@ def test_failures_back_off_and_success_forgets_them():
     assert waits[:4] == [1, 2, 4, 8]
     assert max(waits) == LAST_BACKOFF
     work.done(A)
-    work.add(A, why=Why.SERVICE)
+    work.add(A, why=Trigger.SERVICE)
     assert work.take(0) == A
     assert work.failed(A) == 1
 
@@ -83,11 +83,11 @@ def test_a_look_that_fails_for_days_ends_no_worker():
     """A thousand failures in a row are a minute's wait like the tenth, and the thread that looks
     goes on with other services."""
     waiting, clock = queue()
-    waiting.add(A, why=Why.SERVICE)
+    waiting.add(A, why=Trigger.SERVICE)
     for _ in range(1100):
         assert waiting.take(0) == A
         clock.now += waiting.failed(A)
-    waiting.add(B, why=Why.SERVICE)
+    waiting.add(B, why=Trigger.SERVICE)
     looked = []
 
     def look(key: tuple[str, str]) -> None:
@@ -119,7 +119,7 @@ def test_an_operator_without_one_of_its_threads_is_told_of():
 def test_a_stopped_queue_gives_nothing():
     """Workers end when the queue does."""
     work, _ = queue()
-    work.add(A, why=Why.SERVICE)
+    work.add(A, why=Trigger.SERVICE)
     work.stop()
     assert work.take(0) is None
 
@@ -127,15 +127,15 @@ def test_a_stopped_queue_gives_nothing():
 def test_a_service_rests_as_long_as_a_look_takes():
     """What was asked for during a look waits for the rest; what comes later does not."""
     work, clock = queue()
-    work.add(A, why=Why.SERVICE)
+    work.add(A, why=Trigger.SERVICE)
     assert work.take(0) == A
-    work.add(A, why=Why.SERVICE)
+    work.add(A, why=Trigger.SERVICE)
     work.done(A, rest=2)
     assert work.take(0) is None
     clock.now = 2
     assert work.take(0) == A
     work.done(A, rest=2)
-    work.add(A, why=Why.SERVICE)
+    work.add(A, why=Trigger.SERVICE)
     assert work.take(0) == A
 
 
@@ -143,18 +143,18 @@ def test_a_look_knows_what_it_is_taken_for():
     """All reasons whose date has come, each once; not what would have been due later, which the
     look meets with it."""
     work, clock = queue()
-    work.add(A, 30, why=Why.RESYNC)
-    work.add(A, why=Why.CHILD)
-    work.because(Why.CANARY)(A)
-    work.add(A, why=Why.CHILD)
+    work.add(A, 30, why=Trigger.RESYNC)
+    work.add(A, why=Trigger.CHILD)
+    work.because(Trigger.CANARY)(A)
+    work.add(A, why=Trigger.CHILD)
     assert work.take(0) == A
-    assert sorted(work.why(A)) == [Why.CANARY, Why.CHILD]
-    work.add(A, 10, why=Why.RESYNC)  # asked for while the look goes on: for the next one
+    assert sorted(work.why(A)) == [Trigger.CANARY, Trigger.CHILD]
+    work.add(A, 10, why=Trigger.RESYNC)  # asked for while the look goes on: for the next one
     work.done(A, again=5)
     assert work.why(A) == ()
     clock.now = 5
     assert work.take(0) == A
-    assert work.why(A) == (Why.AGAIN,)
+    assert work.why(A) == (Trigger.AGAIN,)
     clock.now += work.failed(A)
     assert work.take(0) == A
-    assert work.why(A) == (Why.RETRY,)
+    assert work.why(A) == (Trigger.RETRY,)

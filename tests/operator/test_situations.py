@@ -9,11 +9,11 @@ import lupa
 import msgspec
 import pytest
 from tests.operator.situations import NO_PREFILL, SITUATIONS, UP, serving
-from tests.operator.test_judging import OLD, OLD_NAME, decided, picture
+from tests.operator.test_judging import OLD, OLD_NAME, decided, inputs
 
 from tandem.operator.api.status import ConditionType, Links, LLMServiceStatus, Reason
 from tandem.operator.decide.rollout import Phase
-from tandem.operator.decide.status import Picture, status_of
+from tandem.operator.decide.status import StatusInputs, status_of
 from tandem.operator.desired.naming import Role
 from tandem.operator.probes.fleet import links_of
 
@@ -94,7 +94,7 @@ def test_what_no_operator_has_looked_at_is_not_healthy():
     assert health({"metadata": {"generation": 1}}) == "Progressing"
 
 
-def many_decode(base: Picture, number: int) -> Picture:
+def many_decode(base: StatusInputs, number: int) -> StatusInputs:
     """The same with this many decode workers, of equal names."""
     others = [pod for pod in base.pods if pod.role is not Role.DECODE]
     pods = [pod for pod in base.pods if pod.role is Role.DECODE] * number
@@ -120,7 +120,7 @@ def test_a_count_of_links_does_not_outlive_the_workers(situation: str):
 def test_a_suspended_service_has_no_links_while_its_pods_go():
     """Pods that were ready a moment ago are not asked any more."""
     asleep = decided(Phase.SUSPENDED, targets=OLD, servable=OLD_NAME)
-    status = status_of(picture(asleep, links=UP), LLMServiceStatus())
+    status = status_of(inputs(asleep, links=UP), LLMServiceStatus())
     assert (status.links, fabric(status)[0]) == (Links(healthy=0, total=0), "Unknown")
 
 

@@ -11,7 +11,7 @@ from tests.router.fake_worker import FakeWorker
 from tests.waiting import until
 
 from tandem.link.liveness import LinkTimes
-from tandem.llm.beside import Beside
+from tandem.llm.cpu_pool import CpuPool
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.context import ORDINARY, RequestContext
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
@@ -86,7 +86,7 @@ class Stack:
         self.pool = WorkerPool(new_incarnation(), times=times, counter=self.metrics, curve=curve)
         self.fleet = Fleet(self.pool, PrefixIndex(1 << 20))
         self.admission = AdmissionQueue(LIMITS, self.metrics)
-        self.beside = Beside()
+        self.cpu_pool = CpuPool()
         waits = {"request_timeout": 10.0, "worker_wait": 0.3, "resume_wait": 0.3}
         self.dispatcher = Dispatcher(
             self.pool,
@@ -96,7 +96,7 @@ class Stack:
             self.metrics,
             DispatchLimits(**{**waits, **limits}),
             turns=Turns(),
-            beside=self.beside,
+            cpu_pool=self.cpu_pool,
         )
         self.pool.start(self.fleet)
         self.dispatcher.start()
@@ -150,7 +150,7 @@ class Stack:
         return asyncio.get_running_loop().time()
 
     async def close(self) -> None:
-        self.beside.close()
+        self.cpu_pool.close()
         await self.dispatcher.close()
         await self.pool.close()
 

@@ -350,8 +350,8 @@ class FakeWorker:
 
     def _beat(self) -> None:
         up, mover = self.links_up, "tcp" if self.links_up else ""
-        pace = (self.bytes_per_s, self.waiting_bytes, self.probed_bytes_per_s)
-        peers = tuple(PeerHealth(peer, up, "", mover, *pace) for peer in self.peers.values())
+        throughput = (self.bytes_per_s, self.waiting_bytes, self.probed_bytes_per_s)
+        peers = tuple(PeerHealth(peer, up, "", mover, *throughput) for peer in self.peers.values())
         self.send_now(WorkerBeat(Beat(has_work=self.has_work), self.load, peers))
 
     def _receive(self, parts: list[bytes]) -> None:

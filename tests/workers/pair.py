@@ -14,9 +14,9 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.executor.base import Executor
 from tandem.engine.executor.factory import make_executor
-from tandem.engine.kv_memory import Capacity, SlabAllocator
+from tandem.engine.kv_memory import Capacity, KVCacheAllocator
 from tandem.engine.scheduler.connector import KVConnector
-from tandem.kvtransfer.memory.allocator import slab_allocator
+from tandem.kvtransfer.memory.allocator import kv_cache_allocator
 from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.protocol.embeds import PromptEmbeds
@@ -36,7 +36,7 @@ class Half:
     def __init__(
         self,
         connect: Callable[[EngineConfig, Executor], KVConnector],
-        allocate: SlabAllocator | None = None,
+        allocate: KVCacheAllocator | None = None,
         **settings: Any,
     ) -> None:
         flat: dict[str, Any] = {
@@ -97,7 +97,7 @@ class Pair:
         self.p_id, self.d_id = new_incarnation(), new_incarnation()
         self.decode_stands = False
         """D's engine takes no step."""
-        allocate = slab_allocator(self.kv)
+        allocate = kv_cache_allocator(self.kv)
         own = ({**(engine or {}), "block_size": size} for size in block_sizes)
         self.prefill = Half(self._producer, allocate, **next(own))
         self.decode = Half(self._consumer, allocate, **next(own))
@@ -120,7 +120,7 @@ class Pair:
     ) -> dict[str, object]:
         (region,) = executor.regions()
         return {
-            "slab": region.blocks,
+            "kv_cache": region.blocks,
             "layout": config.layout,
             "num_blocks": region.blocks.shape[0],
             "fingerprint": config.fingerprint(),

@@ -15,7 +15,7 @@ from tandem.engine.kv_memory import Capacity
 from tandem.engine.scheduler.connector import KVConnector
 from tandem.engine.scheduler.lending import CachedPrefixes
 from tandem.kvtransfer.config import KVTransferConfig
-from tandem.kvtransfer.memory.allocator import slab_allocator
+from tandem.kvtransfer.memory.allocator import kv_cache_allocator
 from tandem.protocol.ids import RequestKey, new_incarnation
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce, Pull
 from tandem.protocol.sampling import SamplingParams
@@ -39,7 +39,7 @@ class Peer(Half):
         self.me = new_incarnation()
         self.registry = CollectorRegistry()
         self._decodes = decodes
-        super().__init__(self._connect, slab_allocator(kv), **settings)
+        super().__init__(self._connect, kv_cache_allocator(kv), **settings)
         lend_from = self.parts.lend_from
         assert lend_from is not None
         lend_from(CachedPrefixes(self.core.scheduler, closed=lambda: self.core.takes_nothing))

@@ -20,9 +20,9 @@ from tests.workers.proc_worker import Worker, frames, submit
 from tandem.engine import naps
 from tandem.engine.core.engine_core import StepOutputs
 from tandem.engine.naps import AHEAD_SECONDS, LATE_SECONDS, IdlePoll
+from tandem.worker.cache_snapshots import CacheSnapshots
 from tandem.worker.engine_proc import IDLE_SECONDS, PARKED_SECONDS, EngineCoreProc
 from tandem.worker.inbox import Inbox
-from tandem.worker.pictures import Pictures
 
 
 class Clock:
@@ -79,7 +79,7 @@ def loop_of(idle: IdlePoll, attend: Any, *, has_work: bool, expected: float = ma
     """As much of a step loop as being idle takes."""
     core: Any = SimpleNamespace(has_work=has_work)
     return SimpleNamespace(
-        _pictures=Pictures(core),
+        _cache_snapshots=CacheSnapshots(core),
         _handoff=SimpleNamespace(expected=lambda: expected),
         _idle=idle,
         _inbox=Inbox(),

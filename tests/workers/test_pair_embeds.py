@@ -12,7 +12,7 @@ from tests.engine_run.tiny_models import folder_of, judge_of, judged
 from tests.workers.pair import PROMPT, Pair
 
 from tandem.engine.request import Request
-from tandem.engine.scheduler.roster import Roster
+from tandem.engine.scheduler.request_table import RequestTable
 from tandem.protocol.requests import Consume
 
 pytestmark = pytest.mark.full
@@ -77,13 +77,13 @@ def test_a_preempted_one_is_computed_again_by_who_decodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """D has too few blocks for two: it takes vectors of its own, KV of P's is gone by then."""
-    preempted, preempt = [], Roster.preempt
+    preempted, preempt = [], RequestTable.preempt
 
-    def noted(roster: Roster, request: Request) -> None:
+    def noted(request_table: RequestTable, request: Request) -> None:
         preempted.append(isinstance(request.kv, Consume))
-        preempt(roster, request)
+        preempt(request_table, request)
 
-    monkeypatch.setattr(Roster, "preempt", noted)
+    monkeypatch.setattr(RequestTable, "preempt", noted)
     pair = Pair(engine={**TAKES, "num_gpu_blocks_override": 12, "watermark": 0.0})
     try:
         other = [7, *IDS[1:]]

@@ -14,8 +14,8 @@ from tandem.protocol.ids import BlockHash, Incarnation
 from tandem.protocol.messages import Frame, encode
 from tandem.protocol.outputs import BlockEvents
 from tandem.router.placement.prefix_index import PrefixIndex
-from tandem.worker import pictures
-from tandem.worker.pictures import PART_BLOCKS, PAUSE_SECONDS, Pictures
+from tandem.worker import cache_snapshots
+from tandem.worker.cache_snapshots import PART_BLOCKS, PAUSE_SECONDS, CacheSnapshots
 
 ROUTER, OTHER = Incarnation(b"r" * 16), Incarnation(b"o" * 16)
 WORKER = Incarnation(b"w" * 16)
@@ -50,7 +50,7 @@ class Cache:
 def test_parts_are_small_and_come_one_by_one() -> None:
     """However large the cache is: streams of the router wait for one of them at most."""
     cache = Cache(3 * PART_BLOCKS + 1)
-    told = Pictures(cache)
+    told = CacheSnapshots(cache)
     parts = [told.begin(ROUTER, 0.0)]
     assert told.seconds(0.0) == PAUSE_SECONDS
     assert not [*told.parts(PAUSE_SECONDS / 2)]
@@ -65,7 +65,7 @@ def test_parts_are_small_and_come_one_by_one() -> None:
 
 def test_each_router_has_its_own_and_who_is_gone_none() -> None:
     """One that comes again hears all of it again."""
-    told = Pictures(Cache(3 * PART_BLOCKS))
+    told = CacheSnapshots(Cache(3 * PART_BLOCKS))
     told.begin(ROUTER, 0.0)
     told.begin(OTHER, 0.0)
     assert [router for router, _ in told.parts(1.0)] == [ROUTER, OTHER]
@@ -82,9 +82,9 @@ def test_what_changes_meanwhile_is_known_as_it_is(
 ) -> None:
     """A router's index has in the end what is cached, in whatever order steps and parts are told;
     what is in no log yet will be."""
-    monkeypatch.setattr(pictures, "PART_BLOCKS", 3)
+    monkeypatch.setattr(cache_snapshots, "PART_BLOCKS", 3)
     choose, cache, index = random.Random(seed), Cache(40), PrefixIndex(1 << 20)
-    told = Pictures(cache)
+    told = CacheSnapshots(cache)
     index.apply(WORKER, told.begin(ROUTER, 0.0))
     for turn in range(100):
         for _ in range(choose.randrange(3)):
@@ -106,7 +106,7 @@ def test_a_router_hears_all_of_an_idle_worker_in_parts(
     worker: Worker, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though no step wakes its loop."""
-    monkeypatch.setattr(pictures, "PART_BLOCKS", 1)
+    monkeypatch.setattr(cache_snapshots, "PART_BLOCKS", 1)
     submit(router, "a", prompt=100)
     frames(router, "a")
     newcomer = Router(worker.proc.endpoint)

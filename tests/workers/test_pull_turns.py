@@ -114,7 +114,7 @@ def _hashes_of(peers: Peers, at: int, prompt: list[int]) -> tuple[BlockHash, ...
     """Of the full blocks of a prompt that the worker has computed now."""
     name = f"of {prompt[0]}"
     peers.ask(at, name, prompt, max_tokens=1)
-    (request,) = peers[at].core.scheduler.roster.by_seq.values()
+    (request,) = peers[at].core.scheduler.request_table.by_seq.values()
     hashes = tuple(request.hashes_upto(len(prompt) // 16))
     peers.until(lambda: peers[at].finished(name))
     return hashes

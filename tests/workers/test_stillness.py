@@ -8,22 +8,22 @@ from collections.abc import Iterator
 import pytest
 from tests.waiting import wait_for
 
-from tandem.worker.stillness import STILL_SECONDS, TICK_SECONDS, Stillness
+from tandem.worker.stall_watchdog import STILL_SECONDS, TICK_SECONDS, StallWatchdog
 
 LATE_SECONDS = STILL_SECONDS + 2 * TICK_SECONDS
 
 
 @pytest.fixture
-def stillness() -> Iterator[Stillness]:
+def stillness() -> Iterator[StallWatchdog]:
     """Not started: as a thread that the machine lets nowhere."""
-    made = Stillness()
+    made = StallWatchdog()
     yield made
     made.stop()
     if made.ident is not None:
         made.join(10)
 
 
-def test_a_stop_before_the_first_tick_is_noticed(stillness: Stillness) -> None:
+def test_a_stop_before_the_first_tick_is_noticed(stillness: StallWatchdog) -> None:
     """A request came, and the process stood still before the thread that watches woke."""
     asked_at = time.monotonic()
     stillness.watch()
@@ -37,7 +37,7 @@ def test_a_stop_before_the_first_tick_is_noticed(stillness: Stillness) -> None:
         assert each.end - each.begin >= LATE_SECONDS - TICK_SECONDS
 
 
-def test_nobody_stood_still_while_nobody_was_watched(stillness: Stillness) -> None:
+def test_nobody_stood_still_while_nobody_was_watched(stillness: StallWatchdog) -> None:
     """The thread waits for who asks, and that is no stop."""
     stillness.start()
     time.sleep(LATE_SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.factory import make_executor
 from tandem.kvtransfer.config import KVTransferConfig
-from tandem.kvtransfer.memory.allocator import slab_allocator
+from tandem.kvtransfer.memory.allocator import kv_cache_allocator
 from tandem.protocol.card import WorkerRole
 from tandem.worker.connectors.consumer import DecodeConnector
 from tandem.worker.connectors.role import (
@@ -41,5 +41,5 @@ def run(config: EngineConfig, server: ServerConfig, kv: KVTransferConfig) -> int
         WorkerRole.DECODE,
         executor=executor,
         make_role=make_role,
-        allocate=slab_allocator(kv, on_gpu=config.device != "cpu"),
+        allocate=kv_cache_allocator(kv, on_gpu=config.device != "cpu"),
     )

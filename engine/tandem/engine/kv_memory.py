@@ -45,6 +45,6 @@ class KVRegion:
     """uint8 [num_blocks, block_bytes], dense, on the rank's device."""
 
 
-SlabAllocator = Callable[[int], Any]
+KVCacheAllocator = Callable[[int], Any]
 """Bytes to a writable flat uint8 tensor of that many bytes; owns the memory. Injected by roles
-that register the slab with a transport; the engine alone uses ``torch.empty``."""
+that register the KV cache with a transport; the engine alone uses ``torch.empty``."""

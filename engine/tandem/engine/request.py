@@ -2,9 +2,9 @@
 
 A prompt with n choices starts as one Request that samples n first tokens and is then forked; a
 resumed one starts as a Request for each choice that has not ended. Each field is written by its
-owners only. ``KVCacheManager`` writes those of blocks and ``Updater`` tokens; ``Roster`` and
+owners only. ``KVCacheManager`` writes those of blocks and ``Updater`` tokens; ``RequestTable`` and
 ``RemoteKV`` write state and place. ``num_computed`` is written by ``Planner`` as it drafts, by
-``RemoteKV`` as KV comes, by ``Updater`` for a fork, by ``Roster`` for a preemption, and by
+``RemoteKV`` as KV comes, by ``Updater`` for a fork, by ``RequestTable`` for a preemption, and by
 ``Constrained`` for a late mask.
 """
 
@@ -39,7 +39,7 @@ class RequestState(Enum):
     """Queued, never computed."""
     GATED = "gated"
     """Waiting for a resource that is made or fetched for it; in no queue, nothing is reserved."""
-    REMOTE = "remote"
+    WAITING_FOR_REMOTE_KVS = "remote"
     """Parked: its KV comes from elsewhere, nothing is reserved."""
     LOADING = "loading"
     """Blocks are reserved and being written by the connector."""
@@ -217,7 +217,7 @@ class Request:
         "num_cached_blocks",
         "num_computed",
         "num_generated",
-        "num_pending",
+        "num_output_placeholders",
         "num_preemptions",
         "num_prefill",
         "num_prompt",
@@ -269,7 +269,7 @@ class Request:
         self.num_generated = 0
         self.num_computed = 0
         """Tokens whose KV is written once all planned steps are done."""
-        self.num_pending = 0
+        self.num_output_placeholders = 0
         """Tokens that planned steps will sample, not yet known here."""
         self.max_len = max_len
         """Tokens of prompt and output at which it ends: by max_tokens or by the context."""
@@ -345,7 +345,7 @@ class Request:
     @property
     def num_tokens(self) -> int:
         """Return the number of known tokens and those that steps in flight will sample."""
-        return len(self.token_ids) + self.num_pending
+        return len(self.token_ids) + self.num_output_placeholders
 
     @property
     def num_output(self) -> int:
@@ -355,7 +355,7 @@ class Request:
     @property
     def num_uncomputed(self) -> int:
         """Return the number of tokens that no planned step computes."""
-        return len(self.token_ids) + self.num_pending - self.num_computed
+        return len(self.token_ids) + self.num_output_placeholders - self.num_computed
 
     @property
     def finished(self) -> bool:

@@ -66,8 +66,8 @@ class BlockLoad(msgspec.Struct, frozen=True, gc=False):
 
 
 class BlockTransfers(msgspec.Struct, frozen=True, gc=False):
-    """Transfers of a step between a rank's slab and its host memory. Stores of a step run first,
-    then its loads. Stores of the next step wait for no load and use none of its blocks."""
+    """Transfers of a step between a rank's KV cache and its host memory. Stores of a step run
+    first, then its loads. Stores of the next step wait for no load and use none of its blocks."""
 
     stores: tuple[tuple[int, int], ...] = ()
     """(device block, host block) to copy before this step, or a later one, writes the device block.
@@ -100,7 +100,7 @@ class StepRow(msgspec.Struct, frozen=True, gc=False):
     usually, all n at the end of a prompt that forks. The first goes on as this very sequence."""
 
 
-class RowDraft(msgspec.Struct, frozen=True, gc=False):
+class SpecTokens(msgspec.Struct, frozen=True, gc=False):
     """Tokens of a row after its first sampled position, known before the row is computed. The row
     samples at that position and at each of them, and so has at least one token more."""
 
@@ -157,7 +157,7 @@ class SchedulerOutput:
     awaits_masks: bool = False
     """True if rows under a grammar sample: the step computes, and samples after its
     ``TokenMasks``."""
-    drafts: tuple[RowDraft, ...] = ()
+    drafts: tuple[SpecTokens, ...] = ()
     """Drafts of the rows that have some. They are not in the rows, since most steps have none."""
 
     @property
@@ -178,7 +178,7 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
 
 
 class DraftSampled(msgspec.Struct, frozen=True, gc=False):
-    """Samples of a row with drafts: the tokens that its ``RowDraft`` keeps."""
+    """Samples of a row with drafts: the tokens that its ``SpecTokens`` keeps."""
 
     sampled: Sampled
     replayed: tuple[int, ...] = ()

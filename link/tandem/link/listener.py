@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from tandem.link.session import Session, Terms, Verdict
 from tandem.link.sockets import MAX_LINKS
 from tandem.protocol.errors import WireError
-from tandem.protocol.ids import NOBODY, Incarnation
+from tandem.protocol.ids import NO_INCARNATION, Incarnation
 from tandem.protocol.link import Header, read_header, write_header
 from tandem.protocol.messages import Hello, Reset, Welcome, encode
 
@@ -144,7 +144,7 @@ class Listener:
             self._end(known, "greeted again", tell=False)
         session = Session(self._terms, now)
         refusal = session.answer(header, hello)
-        if refusal is None and (header.source == NOBODY or len(self.by_peer) >= MAX_LINKS):
+        if refusal is None and (header.source == NO_INCARNATION or len(self.by_peer) >= MAX_LINKS):
             refusal = "no more links"
         welcome = self._host.welcome(hello) if refusal is None else refusal
         if isinstance(welcome, str):

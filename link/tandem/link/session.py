@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from tandem.link.liveness import LinkTimes, Liveness
 from tandem.protocol.errors import WireError
-from tandem.protocol.ids import NOBODY, Incarnation
+from tandem.protocol.ids import NO_INCARNATION, Incarnation
 from tandem.protocol.link import HEADER, MAGIC, Header, read_header
 from tandem.protocol.messages import Beat, Hello, Reset, Welcome
 
@@ -105,7 +105,7 @@ class Session:
     def __init__(self, terms: Terms, now: float = 0.0) -> None:
         self.terms = terms
         self.me = terms.me
-        self.peer = NOBODY
+        self.peer = NO_INCARNATION
         """Incarnation of the other end, after its first frame."""
         self.state = LinkState.DOWN
         self.why = ""
@@ -116,7 +116,7 @@ class Session:
 
     def greet(self, now: float) -> bytes:
         """Begin again; return the header of the HELLO."""
-        self.peer = NOBODY
+        self.peer = NO_INCARNATION
         self._sent = self._expected = 0
         self.state = LinkState.GREETING
         self.alive.restart(now)
@@ -125,7 +125,7 @@ class Session:
     def answer(self, header: Header, hello: Hello) -> str | None:
         """Take a HELLO: return None if the link is up (send WELCOME), else why not (send RESET)."""
         self.peer = header.source
-        if header.destination not in (self.me, NOBODY):
+        if header.destination not in (self.me, NO_INCARNATION):
             return "HELLO for another process"
         refusal = self.terms.refusal(header.source, hello)
         if refusal is None:
@@ -152,7 +152,7 @@ class Session:
             return Verdict.REFUSED
         if self.state is not LinkState.GREETING or not isinstance(message, Welcome):
             return Verdict.STRAY
-        if header.destination != self.me or header.sequence != 0 or header.source == NOBODY:
+        if header.destination != self.me or header.sequence != 0 or header.source == NO_INCARNATION:
             return Verdict.STRAY
         self.peer = header.source
         self._expected = 1

@@ -26,7 +26,7 @@ from typing import (
     cast,
 )
 
-from tandem.llm.beside import Beside
+from tandem.llm.cpu_pool import CpuPool
 from tandem.llm.outputs import PooledRequestOutput, RequestOutput, rendered
 from tandem.llm.prepared import PreparedRequest, Running
 from tandem.llm.sampling import Params, defaults_of, params_from
@@ -126,16 +126,16 @@ _Result = TypeVar("_Result")
 class Texts:
     """Tokenizer calls of one model. All methods belong to one event loop."""
 
-    def __init__(self, tokenizer: Tokenizer, beside: Beside) -> None:
+    def __init__(self, tokenizer: Tokenizer, cpu_pool: CpuPool) -> None:
         self.tokenizer = tokenizer
-        self.beside = beside
+        self.cpu_pool = cpu_pool
         """Executor of long work."""
 
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], chat: ChatOptions | None = None
     ) -> str:
         """Return a chat's text, as ``chat`` would tokenize it. Raises InvalidParameter."""
-        return await self.beside.run(
+        return await self.cpu_pool.run(
             chat_weight(messages, chat), self.tokenizer.render_chat, messages, chat
         )
 
@@ -151,7 +151,7 @@ class Texts:
         """Return the ids of two texts as one prompt, joined as the tokenizer joins pairs. Also
         return the position at which tokens of the second text's type begin. The second text is cut
         to fit ``keep`` ids of both. InvalidParameter names a text by ``params``."""
-        return await self.beside.run(
+        return await self.cpu_pool.run(
             len(first) + len(second),
             self.tokenizer.encode_pair,
             first,
@@ -163,7 +163,7 @@ class Texts:
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text. A long one is tokenized outside the event loop."""
-        return await self.beside.run(
+        return await self.cpu_pool.run(
             len(text), self.tokenizer.encode, text, add_special_tokens=add_special_tokens
         )
 
@@ -181,7 +181,7 @@ class Texts:
             text = tokenizer.render_chat(messages, chat)
             return tokenizer.encode(text, add_special_tokens=add_special_tokens, param="messages")
 
-        return await self.beside.run(chat_weight(messages, chat), encoded)
+        return await self.cpu_pool.run(chat_weight(messages, chat), encoded)
 
     async def decode(
         self, ids: Sequence[int], *, skip_special_tokens: bool = True, param: str | None = None
@@ -196,24 +196,24 @@ class Texts:
                 self.tokenizer.check_known(ids, param)
             return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
-        return await self.beside.run(len(ids), decoded)
+        return await self.cpu_pool.run(len(ids), decoded)
 
     async def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each id."""
         tokenizer = self.tokenizer
-        return await self.beside.run(
+        return await self.cpu_pool.run(
             len(ids) * 4, lambda: [tokenizer.token_text(token) for token in ids]
         )
 
     async def _tokenized(self, size: int, work: Callable[[], _Result]) -> _Result:
         """Return the result of ``work``, which tokenizes and has that ``size``."""
         with marked("tokenize"):
-            return await self.beside.run(size, work)
+            return await self.cpu_pool.run(size, work)
 
 
 class EngineCoreClient(Protocol):
     """Implemented by ``InprocClient`` (engine in this process) and the router's ``Dispatcher``
-    (many workers, hand-off, failure ladder)."""
+    (many workers, hand-off, failure retry policy)."""
 
     def stream(
         self, request: EngineCoreRequest, context: RequestContext = ORDINARY
@@ -257,15 +257,15 @@ class AsyncLLM(Texts):
         tokenizer: Tokenizer,
         *,
         incarnation: Incarnation | None = None,
-        beside: Beside | None = None,
+        cpu_pool: CpuPool | None = None,
         draw_seed: Callable[[], int] | None = random_seed,
         salt: Callable[[str | None], str | None] | None = None,
     ) -> None:
         """``incarnation`` is part of request keys. A router passes its own, and its client shares
-        ``beside``. ``draw_seed`` returns the seeds of requests without one; None leaves that to the
-        client. ``salt`` returns the cache salt of a request from the one that it asks for. Without
-        it, that one is used."""
-        super().__init__(tokenizer, Beside() if beside is None else beside)
+        ``cpu_pool``. ``draw_seed`` returns the seeds of requests without one; None leaves that to
+        the client. ``salt`` returns the cache salt of a request from the one that it asks for.
+        Without it, that one is used."""
+        super().__init__(tokenizer, CpuPool() if cpu_pool is None else cpu_pool)
         self.num_outputs = 0
         """Number of outputs received from the engine for ``stream``, yielded to callers or not."""
         self._client = client
@@ -369,7 +369,7 @@ class AsyncLLM(Texts):
                         shown = state.feed(output)
                     else:
                         size = len(output.prompt_logprobs) * LOGPROBS_COST
-                        shown = await self.beside.run(size, state.feed, output)
+                        shown = await self.cpu_pool.run(size, state.feed, output)
                     if state.finished:
                         # Whoever sees the last output may use the id again at once.
                         self._running.free(prepared)
@@ -462,7 +462,7 @@ class AsyncLLM(Texts):
             for prompt, name in zip(prompts, names, strict=True):
                 inputs.check_pooling(prompt, param=name)
 
-        await self.beside.run(sum(map(prompt_weight, prompts)), check)
+        await self.cpu_pool.run(sum(map(prompt_weight, prompts)), check)
 
     async def pool(
         self, prepared: PreparedRequest, context: RequestContext = ORDINARY
@@ -489,7 +489,7 @@ class AsyncLLM(Texts):
         """Return the prompt as it is shown before its answer, and the positions of its tokens."""
         processed = prepared.processed
         ids = processed.request.prompt_token_ids
-        return await self.beside.run(
+        return await self.cpu_pool.run(
             8 * len(ids), echoed_prompt, self.tokenizer, processed.prompt, ids
         )
 
@@ -529,7 +529,7 @@ class AsyncLLM(Texts):
 
     async def close(self) -> None:
         """Abort running requests and close the client. May be called twice."""
-        self.beside.close()
+        self.cpu_pool.close()
         await self._client.close()
 
     def _next_key(self) -> RequestKey:

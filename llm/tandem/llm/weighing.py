@@ -1,12 +1,12 @@
 """Estimated cost of preparing a request, in characters of text. Long requests are prepared outside
-the event loop (``beside``)."""
+the event loop (``cpu_pool``)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tandem.llm.beside import IN_LOOP, weight
+from tandem.llm.cpu_pool import IN_LOOP, weight
 from tandem.llm.sampling import Params
 from tandem.text.chat_template import ChatOptions
 from tandem.text.prompts import EmbedsPrompt, PromptLike, TextPrompt, TokensPrompt

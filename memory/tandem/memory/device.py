@@ -114,7 +114,7 @@ class _Mapping:
 
 
 class MappedAllocator:
-    """A ``SlabAllocator`` on one device, whose memory ``descriptor_of`` finds."""
+    """A ``KVCacheAllocator`` on one device, whose memory ``descriptor_of`` finds."""
 
     def __init__(self, device: torch.device) -> None:
         """Make an allocator. Raises DeviceMemoryError if driver or device lack the functions."""

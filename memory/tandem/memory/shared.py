@@ -108,7 +108,7 @@ class SharedMemory:
 
 def shared_tensor(size: int) -> Tensor:
     """Return a flat uint8 tensor of ``size`` bytes, all zero, whose memory ``descriptor_of`` finds.
-    A ``SlabAllocator``. Raises OSError if there is not enough memory."""
+    A ``KVCacheAllocator``. Raises OSError if there is not enough memory."""
     import torch
 
     memory = SharedMemory.make(size)

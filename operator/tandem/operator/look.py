@@ -22,7 +22,7 @@ MAX_CALLS = 256
 READS = frozenset({"GET"})
 
 
-class Why(StrEnum):
+class Trigger(StrEnum):
     """Reasons for a look."""
 
     SERVICE = "service changed"

@@ -31,7 +31,7 @@ from tandem.operator.cluster.mirror import Mirror
 from tandem.operator.cluster.repair import Repairs
 from tandem.operator.cluster.store import CHILDREN, Store
 from tandem.operator.cluster.undeclared import Undeclared
-from tandem.operator.look import Why
+from tandem.operator.look import Trigger
 from tandem.operator.loop import queue as queues
 from tandem.operator.loop import watch
 from tandem.operator.loop.leader import LONGEST_CALL, Leader
@@ -149,7 +149,7 @@ class Operator:
         self._tracer = Tracer(_spans(settings, self._leader.identity))
         because = self._queue.because
         self._resync = Resync(
-            self._cluster, self._store, settings, because(Why.RESYNC), self._metrics
+            self._cluster, self._store, settings, because(Trigger.RESYNC), self._metrics
         )
         self._stop = threading.Event()
         self._server = Server(settings.port, self._metrics, self._alive, self._ready)
@@ -179,16 +179,20 @@ class Operator:
         self._await_crds()
         because = self._queue.because
         beside = self._tracer.beside
-        probes = Probes(self._settings.canary_seconds, because(Why.CANARY))
+        probes = Probes(self._settings.canary_seconds, because(Trigger.CANARY))
         applier = Applier(self._cluster)
         repairs = Repairs(
-            self._cluster, applier, because(Why.CHILD), self._metrics, partial(beside, "repair")
+            self._cluster, applier, because(Trigger.CHILD), self._metrics, partial(beside, "repair")
         )
-        keywatch = KeyWatch(self._cluster, because(Why.KEYS))
-        refusals = Refusals(because(Why.REFUSALS))
+        keywatch = KeyWatch(self._cluster, because(Trigger.KEYS))
+        refusals = Refusals(because(Trigger.REFUSALS))
         silence = self._settings.router_silence_seconds
         reach = Reach(
-            self._cluster, because(Why.REACH), self._metrics, silence, partial(beside, "take out")
+            self._cluster,
+            because(Trigger.REACH),
+            self._metrics,
+            silence,
+            partial(beside, "take out"),
         )
         reconciler = Reconciler(
             self._cluster,
@@ -211,7 +215,9 @@ class Operator:
             for _ in range(self._settings.workers)
         ]
         working.append(listing)
-        heard = watch.Heard(because(Why.SERVICE), repairs.heard, self._store, self._metrics)
+        heard = watch.WatchEvents(
+            because(Trigger.SERVICE), repairs.heard, self._store, self._metrics
+        )
         watching = _thread(watch.run, self._settings, heard, self._stop, self._resync.served)
         try:
             while not self._stop.wait(0.2):

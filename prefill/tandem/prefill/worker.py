@@ -5,7 +5,7 @@ from __future__ import annotations
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.factory import make_executor
 from tandem.kvtransfer.config import KVTransferConfig
-from tandem.kvtransfer.memory.allocator import slab_allocator
+from tandem.kvtransfer.memory.allocator import kv_cache_allocator
 from tandem.prefill.config import PrefillConfig, chunked
 from tandem.protocol.card import WorkerRole
 from tandem.worker.connectors.producer import PrefillConnector
@@ -40,5 +40,5 @@ def run(
         WorkerRole.PREFILL,
         executor=executor,
         make_role=make_role,
-        allocate=slab_allocator(kv, on_gpu=config.device != "cpu"),
+        allocate=kv_cache_allocator(kv, on_gpu=config.device != "cpu"),
     )

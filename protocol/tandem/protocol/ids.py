@@ -20,7 +20,7 @@ MAX_REQUEST_NAME = 256
 """Maximum number of characters of a name. Tens of thousands of ended keys are kept in memory."""
 _PULL = "<"
 """Prefix of pull keys. No router's name of a request begins with it."""
-NOBODY = Incarnation(bytes(INCARNATION_BYTES))
+NO_INCARNATION = Incarnation(bytes(INCARNATION_BYTES))
 """Destination of a first frame, before the peer's incarnation is known."""
 
 
@@ -37,7 +37,7 @@ class RequestKey(msgspec.Struct, frozen=True, array_like=True, order=True):
     request: Annotated[str, Meta(max_length=MAX_REQUEST_NAME)]
     """Id that the router gave to the request (never the client's)."""
     attempt: Annotated[int, Meta(ge=0, le=1 << 40)]
-    """0 for the first dispatch; each walk of the failure ladder adds one."""
+    """0 for the first dispatch; each walk of the failure retry policy adds one."""
 
     def __str__(self) -> str:
         return f"{self.request}/{self.attempt}@{self.router.hex()[:8]}"

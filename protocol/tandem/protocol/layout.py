@@ -1,6 +1,6 @@
 """Memory layout of KV blocks, as a value that both ends of a hand-off can compare.
 
-One slab per rank, block-major with all layers of a block contiguous:
+One KV cache per rank, block-major with all layers of a block contiguous:
 ``[block][layer][K|V][kv_head][token][head_dim]``. A block is one extent for transfer and offload;
 head slices are contiguous for unequal tensor parallelism.
 """
@@ -90,7 +90,7 @@ class Shard(msgspec.Struct, frozen=True):
 
 
 class KVLayout(msgspec.Struct, frozen=True):
-    """The groups of one rank's slab, in slab order."""
+    """The groups of one rank's KV cache, in KV cache order."""
 
     groups: tuple[KVGroup, ...]
 

@@ -89,7 +89,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds for each token of a decode's context; 0 while unknown."""
     prompt_steps: StepTimes = ()
     """Seconds of prompt tokens by their number, alone or added to a step, at a prompt's start."""
-    beside_steps: StepTimes = ()
+    mixed_steps: StepTimes = ()
     """Seconds that prompt tokens add to a step of decodes, which has already read the weights."""
     steepness: float = 0.0
     """Relative increase in the time of a prompt token for each token before it."""

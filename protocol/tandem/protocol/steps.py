@@ -27,16 +27,16 @@ StepTimes = Annotated[tuple[tuple[int, float], ...], Meta(max_length=32)]
 """(size of a step, seconds), by size in decodes or prompt tokens; empty is unknown."""
 
 
-class Crowd(NamedTuple):
+class DecodeBatch(NamedTuple):
     """The decodes of one step."""
 
     streams: int
     context: int = 0
     """Tokens of context over all streams."""
 
-    def joined(self, tokens: int) -> Crowd:
+    def joined(self, tokens: int) -> DecodeBatch:
         """Return a copy with one more stream that has ``tokens`` of context."""
-        return Crowd(self.streams + 1, self.context + tokens)
+        return DecodeBatch(self.streams + 1, self.context + tokens)
 
 
 def seconds_at(points: Sequence[tuple[int, float]], size: int) -> float:
@@ -73,8 +73,10 @@ def decode_seconds(points: Sequence[tuple[int, float]], decodes: int) -> float:
     return last[1] + slope * (decodes - last[0])
 
 
-def crowd_seconds(points: Sequence[tuple[int, float]], context_s: float, crowd: Crowd) -> float:
+def decode_batch_seconds(
+    points: Sequence[tuple[int, float]], context_s: float, decode_batch: DecodeBatch
+) -> float:
     """Return the seconds of a step of these decodes. ``points`` exclude contexts; each token of a
     context takes ``context_s``. 0 while nothing is known."""
-    own = decode_seconds(points, crowd.streams)
-    return own + context_s * crowd.context if own else 0.0
+    own = decode_seconds(points, decode_batch.streams)
+    return own + context_s * decode_batch.context if own else 0.0

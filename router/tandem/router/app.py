@@ -21,7 +21,7 @@ from starlette.responses import Response
 from tandem.link.liveness import LinkTimes
 from tandem.link.sockets import raise_descriptor_limit
 from tandem.llm.async_llm import AsyncLLM
-from tandem.llm.beside import Beside
+from tandem.llm.cpu_pool import CpuPool
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.ids import new_incarnation
@@ -147,10 +147,10 @@ class Router:
             total_backlog=config.max_backlog_bytes,
         )
         policy = config.placement_policy()
-        turns, beside = Turns(tenant=tenant_id), Beside(tenant=tenant_id)
-        beside.on_refused = metrics.too_large_now
+        turns, cpu_pool = Turns(tenant=tenant_id), CpuPool(tenant=tenant_id)
+        cpu_pool.on_refused = metrics.too_large_now
         dispatcher = Dispatcher(
-            pool, fleet, policy, admission, metrics, limits, turns=turns, beside=beside
+            pool, fleet, policy, admission, metrics, limits, turns=turns, cpu_pool=cpu_pool
         )
         tokenizer = Tokenizer.load(config.model)
         tokenizer.max_text_chars = config.max_text_chars
@@ -161,7 +161,7 @@ class Router:
             dispatcher,
             tokenizer,
             incarnation=pool.me,
-            beside=beside,
+            cpu_pool=cpu_pool,
             salt=None if config.share_prefix_cache else salted,
         )
         ceiling = dispatcher.hit_ceiling
@@ -192,7 +192,7 @@ class Router:
             finding.cancel()
             rating.cancel()
             await asyncio.gather(finding, rating, return_exceptions=True)
-            self.llm.beside.close()
+            self.llm.cpu_pool.close()
             self.templates.close()
             await self.dispatcher.close()
             await self.pool.close()

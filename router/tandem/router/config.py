@@ -35,8 +35,8 @@ def check_beats(interval: float, timeout: float) -> None:
         patience = f"a worker takes {WORKER_PATIENCE_SECONDS:g} s of silence for the router's end"
         raise InvalidParameter("beat_interval", interval, f"at most {MAX_INTERVAL:g}: {patience}")
     if timeout < MIN_TIMEOUT:
-        pace = f"a worker beats every {WORKER_BEAT_SECONDS:g} s"
-        raise InvalidParameter("beat_timeout", timeout, f"at least {MIN_TIMEOUT:g}: {pace}")
+        throughput = f"a worker beats every {WORKER_BEAT_SECONDS:g} s"
+        raise InvalidParameter("beat_timeout", timeout, f"at least {MIN_TIMEOUT:g}: {throughput}")
     if timeout <= interval:
         raise InvalidParameter("beat_timeout", timeout, f"more than beat_interval, {interval}")
 

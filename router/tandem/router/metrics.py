@@ -116,8 +116,8 @@ _TOKENS = tuple(
 DROPS = ("garbage", "reset", "stale", "unexpected")
 """Reasons for dropping a worker's frame."""
 SHAPES = ("whole", "handoff")
-RUNGS = ("first", "another_prefill", "local_prefill", "another_decode", "same")
-"""Kinds of attempts: the names of the ladder's ``Rung``."""
+ATTEMPT_KINDS = ("first", "another_prefill", "local_prefill", "another_decode", "same")
+"""Kinds of attempts: the names of the retry policy's ``AttemptKind``."""
 _CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 STATUSES = (200, 429, 500, 503, 504)
 """Counted statuses of answers that workers give, or fail to give; not a client's mistakes."""
@@ -278,9 +278,9 @@ class RouterMetrics:
         """Count a failure to list or watch pods."""
         self._discovery_failed.inc()
 
-    def attempt(self, shape: str, rung: str) -> None:
+    def attempt(self, shape: str, attempt_kind: str) -> None:
         """Count an attempt that was sent to its workers."""
-        self._attempts.labels(shape, rung).inc()
+        self._attempts.labels(shape, attempt_kind).inc()
 
     def forecast(self, way: str, error: float) -> None:
         """Observe a first token that came ``error`` seconds from the forecast of placement."""
@@ -291,7 +291,8 @@ class RouterMetrics:
         self._attempt_failures.labels(kind, reason).inc()
 
     def request_failed(self, reason: str) -> None:
-        """Count a failure: the ladder gave up, the deadline passed, or no worker was available."""
+        """Count a failure: the retry policy gave up, the deadline passed, or no worker was
+        available."""
         self._failures.labels(reason).inc()
 
     def request_cancelled(self) -> None:
@@ -374,7 +375,9 @@ class RouterMetrics:
             buckets=_TTFT,
         )
         self._attempts = self._counter(
-            "tandem:router_attempts", "Dispatches by shape and ladder rung.", ("shape", "rung")
+            "tandem:router_attempts",
+            "Dispatches by shape and retry policy kind of attempt.",
+            ("shape", "kind"),
         )
         self._attempt_failures = self._counter(
             "tandem:router_attempt_failures", "Attempts that did not finish.", ("kind", "reason")
@@ -406,8 +409,8 @@ class RouterMetrics:
             if code not in MISTAKES:
                 self._failures.labels(str(code))
             self._attempt_failures.labels("refused", str(code))
-        for shape, rung in product(SHAPES, RUNGS):
-            self._attempts.labels(shape, rung)
+        for shape, attempt_kind in product(SHAPES, ATTEMPT_KINDS):
+            self._attempts.labels(shape, attempt_kind)
         for reason in DROPS:
             self._dropped.labels(reason)
         for role in WorkerRole:

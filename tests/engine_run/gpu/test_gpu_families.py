@@ -10,7 +10,7 @@ from tests.engine_run.tiny_models import MODELS, folder_of, judge_of
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.uniproc import UniProcExecutor
-from tandem.engine.worker.graphs import ChoiceGraphs
+from tandem.engine.worker.graphs import SamplerGraphs
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams
 
@@ -52,12 +52,12 @@ def test_graphs_change_no_token():
     assert same >= len(PROMPTS) - 1  # padding may change how a product is cut, and so the last bit
 
 
-class Counted(ChoiceGraphs):
+class Counted(SamplerGraphs):
     """An engine's graphs, and how often one was replayed."""
 
     replayed = 0
 
-    def take(self, others: ChoiceGraphs) -> None:
+    def take(self, others: SamplerGraphs) -> None:
         self._graphs = others._graphs
 
     def replay(self, shape, kind, *, bounded):
@@ -77,7 +77,7 @@ def test_choices_in_graphs_are_those_of_the_sampler(asked):
     engine.runner.choices = choices
     made = engine.generate(PROMPTS, 24, params)
     assert choices.replayed > 12
-    engine.runner.choices = ChoiceGraphs()
+    engine.runner.choices = SamplerGraphs()
     again = engine.generate(PROMPTS, 24, params)
     same = sum(a == b for a, b in zip(again, made, strict=True))
     assert same >= len(PROMPTS) - 1  # padding may change how the head is cut
@@ -94,7 +94,7 @@ def test_choices_within_grammars_in_graphs_are_those_of_the_sampler(asked):
     choices = Counted()
     choices.take(driver.runner.choices)
 
-    def generated(graphs: ChoiceGraphs) -> list[list[int]]:
+    def generated(graphs: SamplerGraphs) -> list[list[int]]:
         driver.runner.choices = graphs
         seqs = [driver.add(prompt, params, choice=at) for at, prompt in enumerate(PROMPTS)]
         for at, seq in enumerate(seqs[1:]):
@@ -108,7 +108,7 @@ def test_choices_within_grammars_in_graphs_are_those_of_the_sampler(asked):
     assert choices.replayed > 8
     for at, tokens in enumerate(made[1:]):
         assert set(tokens) <= set(range(at * 7, at * 7 + 30))
-    same = sum(a == b for a, b in zip(generated(ChoiceGraphs()), made, strict=True))
+    same = sum(a == b for a, b in zip(generated(SamplerGraphs()), made, strict=True))
     assert same >= len(PROMPTS) - 1  # padding may change how the head is cut
 
 

@@ -12,7 +12,7 @@ from tests.engine_run.tiny_models import folder_of
 from tandem.engine.config import EngineConfig
 from tandem.engine.step import BlockTransfers
 from tandem.engine.worker import offload
-from tandem.engine.worker.moments import moment
+from tandem.engine.worker.device_events import moment
 from tandem.engine.worker.offload import HostBlocks
 from tandem.memory.page_locked import DriverRegistrar, HostMemory, HostMemoryError
 from tandem.protocol.commands import Command, CommandName, Reply
@@ -117,8 +117,8 @@ def test_a_tier_of_a_gpu_is_locked_as_it_is(
     device: torch.device, registered: dict[int, int]
 ) -> None:
     """All of its blocks, and nothing when it is closed."""
-    slab = torch.zeros(4, 3 * MIB + 512, dtype=torch.uint8, device=device)
-    host = HostBlocks(slab, 5)
+    kv_cache = torch.zeros(4, 3 * MIB + 512, dtype=torch.uint8, device=device)
+    host = HostBlocks(kv_cache, 5)
     assert host.blocks.is_pinned()
     assert list(registered.values()) == [5 * (3 * MIB + 512)]
     host.close()
@@ -131,20 +131,20 @@ def test_a_step_goes_on_beside_stores_of_blocks_that_it_leaves_alone(
     """Though they are held up; what it writes is stored before, and a later step waits for its own.
     The host has what was there each time."""
     count, size = 200, MIB + 512
-    slab = torch.randint(0, 255, (count, size), dtype=torch.uint8, device=device)
-    want = slab.cpu().flip(0)
-    host = HostBlocks(slab, count)
+    kv_cache = torch.randint(0, 255, (count, size), dtype=torch.uint8, device=device)
+    want = kv_cache.cpu().flip(0)
+    host = HostBlocks(kv_cache, count)
     stores = BlockTransfers(tuple((block, count - 1 - block) for block in range(count)))
     with torch.cuda.stream(host._queue._stores):
         torch.cuda._sleep(2_000_000_000)  # cycles of the device
     stored = host.begin(stores, frozenset({count - 1}))
-    slab[count - 1].zero_()
+    kv_cache[count - 1].zero_()
     moment(device).wait()
     assert stored is not None
     assert not stored.done(), "the step is through before what goes on beside it"
     assert host.is_storing
     assert host.begin(BlockTransfers(), frozenset(range(40, 45))) is stored
-    slab[40:45].zero_()
+    kv_cache[40:45].zero_()
     torch.cuda.synchronize()
     assert stored.done()
     assert not host.is_storing
@@ -196,7 +196,7 @@ def test_a_wake_that_failed_at_the_tier_succeeds_later(monkeypatch: pytest.Monke
 
     assert call(engine, CommandName.SLEEP).ok
     with monkeypatch.context() as full:
-        full.setattr("tandem.engine.worker.rest.HostBlocks", short)
+        full.setattr("tandem.engine.worker.sleep_mode.HostBlocks", short)
         for _ in range(2):
             reply = call(engine, CommandName.WAKE_UP)
             assert not reply.ok
@@ -217,7 +217,7 @@ def test_a_tier_that_cannot_be_locked_says_so(monkeypatch: pytest.MonkeyPatch) -
             super().register(first.tensor.data_ptr(), nbytes)
 
     monkeypatch.setattr(offload, "registrar_for", Twice)
-    slab = torch.zeros(4, MIB, dtype=torch.uint8, device=device)
+    kv_cache = torch.zeros(4, MIB, dtype=torch.uint8, device=device)
     with pytest.raises(HostMemoryError, match="cannot be page-locked: cuMemHostRegister_v2 failed"):
-        HostBlocks(slab, 1)
+        HostBlocks(kv_cache, 1)
     first.free()

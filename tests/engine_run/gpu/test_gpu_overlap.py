@@ -56,5 +56,5 @@ def test_no_token_is_wrong_under_pressure(overlap):
     assert len(whole) > 80
     assert worst < CLOSE * 8
     assert engine.core.stats()["free_blocks"] == 24
-    assert engine.core.scheduler.roster.stats.preemptions >= 0
+    assert engine.core.scheduler.request_table.stats.preemptions >= 0
     engine.core.check_integrity()

@@ -7,7 +7,7 @@ import torch
 from tests.engine_run.gpu.gpu_engine import GPUEngine
 from tests.engine_run.tiny_models import folder_of
 
-from tandem.engine.worker.rest import weight_bytes
+from tandem.engine.worker.sleep_mode import weight_bytes
 from tandem.protocol.commands import Command, CommandName
 
 pytestmark = [

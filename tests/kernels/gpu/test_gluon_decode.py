@@ -60,13 +60,13 @@ def paged(lengths, queries, dtype, *, kv_heads=8, group=4, dim=128, page=64, lay
     torch.manual_seed(len(lengths))
     needed = [-(-n // page) for n in lengths]
     size = (sum(needed) + 2, layers, 2, kv_heads, page, dim)
-    slab = torch.full(size, torch.nan, dtype=dtype, device="cuda")
+    kv_cache = torch.full(size, torch.nan, dtype=dtype, device="cuda")
     order = torch.randperm(size[0]).tolist()
     tables = torch.full((len(lengths), max(needed) + 1), 2**30, dtype=torch.int32)
     for s, n in enumerate(lengths):
         for b in range(needed[s]):
             tables[s, b] = block = order.pop()
-            slab[block, :, :, :, : min(page, n - b * page)].normal_()
+            kv_cache[block, :, :, :, : min(page, n - b * page)].normal_()
     heads = kv_heads * group
     q = torch.randn(sum(queries), heads + 2 * kv_heads, dim, device="cuda").to(dtype)[:, :heads]
     batch = PagedBatch(
@@ -76,7 +76,7 @@ def paged(lengths, queries, dtype, *, kv_heads=8, group=4, dim=128, page=64, lay
         max(queries),
         max(lengths),
     )
-    return q, slab, batch
+    return q, kv_cache, batch
 
 
 def launched(q, kv, batch, **tuning):
@@ -93,10 +93,10 @@ def launched(q, kv, batch, **tuning):
 @pytest.mark.parametrize("lengths", MIXES.values(), ids=MIXES.keys())
 def test_decode_agrees_with_float64(lengths, dtype):
     """Whole and cut pairs, tails of pages unread, empty sequences zero; again and again."""
-    q, slab, batch = paged(lengths, [1] * len(lengths), dtype)
-    want = dense(q, slab[:, 1], batch, SCALE)
+    q, kv_cache, batch = paged(lengths, [1] * len(lengths), dtype)
+    want = dense(q, kv_cache[:, 1], batch, SCALE)
     for _ in range(3):
-        assert gap(launched(q, slab[:, 1], batch), want) < ERROR[dtype]
+        assert gap(launched(q, kv_cache[:, 1], batch), want) < ERROR[dtype]
 
 
 @hopper
@@ -112,18 +112,18 @@ def test_decode_agrees_with_float64(lengths, dtype):
 )
 def test_heads_and_pages_of_other_sizes(shape):
     """Groups that are no power of two, one KV head, two tiles a page."""
-    q, slab, batch = paged(RAGGED * 3, [1] * 21, torch.bfloat16, **shape)
-    got = launched(q, slab[:, 0], batch)
-    assert gap(got, dense(q, slab[:, 0], batch, SCALE)) < ERROR[torch.bfloat16]
+    q, kv_cache, batch = paged(RAGGED * 3, [1] * 21, torch.bfloat16, **shape)
+    got = launched(q, kv_cache[:, 0], batch)
+    assert gap(got, dense(q, kv_cache[:, 0], batch, SCALE)) < ERROR[torch.bfloat16]
 
 
 @hopper
 def test_a_few_queries_a_sequence():
     """Ragged and causal among themselves, some of them over a border of tiles."""
     lengths, queries = [900, 4, 400, 64, 1300, 66, 130] * 4, [3, 1, 4, 0, 2, 4, 4] * 4
-    q, slab, batch = paged(lengths, queries, torch.bfloat16)
-    got = launched(q, slab[:, 1], batch)
-    assert gap(got, dense(q, slab[:, 1], batch, SCALE)) < ERROR[torch.bfloat16]
+    q, kv_cache, batch = paged(lengths, queries, torch.bfloat16)
+    got = launched(q, kv_cache[:, 1], batch)
+    assert gap(got, dense(q, kv_cache[:, 1], batch, SCALE)) < ERROR[torch.bfloat16]
 
 
 @hopper
@@ -131,10 +131,10 @@ def test_ragged_batches_are_those_of_the_plain_kernel():
     """Sequences of any length, a row over no key among them, which is zero."""
     from tandem.kernels.attention.decode import triton
 
-    q, slab, batch = paged(RAGGED * 2, [1] * 14, torch.bfloat16)
+    q, kv_cache, batch = paged(RAGGED * 2, [1] * 14, torch.bfloat16)
     want = torch.empty(q.shape, dtype=q.dtype, device="cuda")
-    triton.launch(q, slab[:, 1], batch, SCALE, want, triton.DEFAULT)
-    assert gap(launched(q, slab[:, 1], batch), want.double().cpu()) < ERROR[torch.bfloat16]
+    triton.launch(q, kv_cache[:, 1], batch, SCALE, want, triton.DEFAULT)
+    assert gap(launched(q, kv_cache[:, 1], batch), want.double().cpu()) < ERROR[torch.bfloat16]
 
 
 @hopper
@@ -142,20 +142,20 @@ def test_ragged_batches_are_those_of_the_plain_kernel():
 def test_no_ring_is_filled_with_what_the_kernel_ahead_still_writes(lengths):
     """Layer by layer in a graph, each one's newest keys and values written just before it."""
     layers, n = 8, len(lengths)
-    _, slab, batch = paged(lengths, [1] * n, torch.bfloat16, layers=layers)
+    _, kv_cache, batch = paged(lengths, [1] * n, torch.bfloat16, layers=layers)
     last = torch.tensor(lengths).cuda() - 1
     slot_mapping = SlotMapping(batch.block_tables[torch.arange(n), last // 64].long(), last % 64)
     rotation = Rotation(*torch.rand(2, n, 128, device="cuda").to(torch.bfloat16))
-    slab[slot_mapping.blocks, :, :, :, slot_mapping.offsets] = torch.nan
-    before = slab.clone()
+    kv_cache[slot_mapping.blocks, :, :, :, slot_mapping.offsets] = torch.nan
+    before = kv_cache.clone()
     rows = torch.randn(layers, n, 48, 128, dtype=torch.bfloat16, device="cuda")
 
     def run():
         step = replace(batch, memo={})
         queries, outs = [], []
         for i, x in enumerate(rows):
-            queries.append(rotary_kv(x, slab[:, i], rotation, slot_mapping))
-            outs.append(launched(queries[-1], slab[:, i], step))
+            queries.append(rotary_kv(x, kv_cache[:, i], rotation, slot_mapping))
+            outs.append(launched(queries[-1], kv_cache[:, i], step))
         return queries, outs
 
     run()
@@ -163,22 +163,22 @@ def test_no_ring_is_filled_with_what_the_kernel_ahead_still_writes(lengths):
     with torch.cuda.graph(graph):
         queries, outs = run()
     for _ in range(3):
-        slab.copy_(before)
+        kv_cache.copy_(before)
         rows.normal_()
         graph.replay()
         for i, (q, out) in enumerate(zip(queries, outs, strict=True)):
-            assert gap(out, dense(q, slab[:, i], batch, SCALE)) < ERROR[torch.bfloat16]
+            assert gap(out, dense(q, kv_cache[:, i], batch, SCALE)) < ERROR[torch.bfloat16]
 
 
 @hopper
 def test_one_graph_serves_any_lengths():
     """Other lengths and tables on the device, other answers; rows of padding have no page."""
-    q, slab, batch = paged([3000, 100, 700] * 4, [1] * 12, torch.bfloat16)
-    decode(q, slab[:, 1], batch, SCALE)
+    q, kv_cache, batch = paged([3000, 100, 700] * 4, [1] * 12, torch.bfloat16)
+    decode(q, kv_cache[:, 1], batch, SCALE)
     batch.memo.clear()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = decode(q, slab[:, 1], batch, SCALE, backend=Backend.GLUON)
+        out = decode(q, kv_cache[:, 1], batch, SCALE, backend=Backend.GLUON)
     tables = batch.block_tables.clone()
     for lengths in ([3000, 100, 700], [64, 90, 1], [2999, 0, 650]):
         batch.seq_lens.copy_(torch.tensor(lengths * 4))
@@ -186,4 +186,4 @@ def test_one_graph_serves_any_lengths():
         batch.block_tables[batch.seq_lens == 0] = 2**30
         out.fill_(torch.nan)
         graph.replay()
-        assert gap(out, dense(q, slab[:, 1], batch, SCALE)) < ERROR[torch.bfloat16]
+        assert gap(out, dense(q, kv_cache[:, 1], batch, SCALE)) < ERROR[torch.bfloat16]

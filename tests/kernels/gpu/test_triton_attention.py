@@ -31,13 +31,13 @@ def paged(lengths, queries, dtype, *, page=PAGE, heads=HEADS, layers=2, seed=0):
     torch.manual_seed(seed)
     needed = [-(-n // page) for n in lengths]
     total = sum(needed) + 2
-    slab = torch.full((total, layers, 2, KV_HEADS, page, DIM), torch.nan, dtype=dtype)
+    kv_cache = torch.full((total, layers, 2, KV_HEADS, page, DIM), torch.nan, dtype=dtype)
     order = torch.randperm(total).tolist()
     tables = torch.full((len(lengths), max(needed) + 1), 2**30, dtype=torch.int32)
     for s, n in enumerate(lengths):
         for b in range(needed[s]):
             tables[s, b] = block = order.pop()
-            slab[block, :, :, :, : min(page, n - b * page)] = torch.randn(
+            kv_cache[block, :, :, :, : min(page, n - b * page)] = torch.randn(
                 layers, 2, KV_HEADS, min(page, n - b * page), DIM
             ).to(dtype)
     starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
@@ -49,7 +49,7 @@ def paged(lengths, queries, dtype, *, page=PAGE, heads=HEADS, layers=2, seed=0):
         max(queries),
         max(lengths),
     )
-    return q, slab.to(DEVICE)[:, 1], batch
+    return q, kv_cache.to(DEVICE)[:, 1], batch
 
 
 def dense(q, kv, batch, scale):

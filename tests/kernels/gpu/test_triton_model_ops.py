@@ -55,13 +55,13 @@ def test_rotation_and_kv_write_agree_with_the_reference(heads, kv_heads, dim, no
     """q (if any), k and v end where the reference puts them, and no other slot is touched."""
     tokens, blocks, page = 6, 5, 4
     qkv = random(tokens, heads + 2 * kv_heads, dim, dtype=dtype)
-    slab = random(blocks, 3, 2, kv_heads, page, dim, dtype=dtype)
+    kv_cache = random(blocks, 3, 2, kv_heads, page, dim, dtype=dtype)
     angles = torch.rand(tokens, dim, dtype=torch.float64) * 6
     rotation = Rotation(angles.cos().to(dtype).to(DEVICE), angles.sin().to(dtype).to(DEVICE))
     places = torch.randperm(blocks * page)[:tokens]
     slot_mapping = SlotMapping((places // page).to(DEVICE), (places % page).to(DEVICE))
     norm = QKNorm(random(dim, dtype=dtype), random(dim, dtype=dtype) + 1, 1e-6) if normed else None
-    hold(ROTARY_KV, Backend.TRITON, qkv, slab[:, 1], rotation, slot_mapping, norm)
+    hold(ROTARY_KV, Backend.TRITON, qkv, kv_cache[:, 1], rotation, slot_mapping, norm)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -81,13 +81,13 @@ def test_rotation_of_queries_alone_agrees_with_the_reference(tokens, heads, dim,
 @pytest.mark.parametrize("width", [24, 4096, size(1 << 20, 40_000), 37])
 def test_block_moves_agree_with_the_reference(width):
     """Rows of words and rows of odd bytes go where the ids say, and other rows stay."""
-    slab = torch.randint(0, 256, (9, width), dtype=torch.uint8).to(DEVICE)
+    kv_cache = torch.randint(0, 256, (9, width), dtype=torch.uint8).to(DEVICE)
     ids = torch.tensor([7, 0, 3], device=DEVICE)
     rows = torch.randint(0, 256, (3, width), dtype=torch.uint8).to(DEVICE)
-    hold(PACK, Backend.TRITON, slab, ids, torch.zeros_like(rows))
-    hold(UNPACK, Backend.TRITON, rows, ids, slab)
-    hold(COPY, Backend.TRITON, slab, ids, torch.tensor([1, 8, 2], device=DEVICE))
-    hold(PACK, Backend.TRITON, slab, ids[:0], rows[:0])
+    hold(PACK, Backend.TRITON, kv_cache, ids, torch.zeros_like(rows))
+    hold(UNPACK, Backend.TRITON, rows, ids, kv_cache)
+    hold(COPY, Backend.TRITON, kv_cache, ids, torch.tensor([1, 8, 2], device=DEVICE))
+    hold(PACK, Backend.TRITON, kv_cache, ids[:0], rows[:0])
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 8191, 8192, 8193, size(10_000_001, 50_001)])
@@ -101,11 +101,11 @@ def test_the_digest_is_the_same_on_every_backend(count):
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
 def test_blocks_move_between_a_gpu_and_host_memory():
     """Slots of the hand-off may lie in host memory, with ids on the host."""
-    slab = torch.randint(0, 256, (6, 1024), dtype=torch.uint8)
-    out, back = torch.zeros(2, 1024, dtype=torch.uint8), torch.zeros_like(slab, device="cuda")
+    kv_cache = torch.randint(0, 256, (6, 1024), dtype=torch.uint8)
+    out, back = torch.zeros(2, 1024, dtype=torch.uint8), torch.zeros_like(kv_cache, device="cuda")
     ids = torch.tensor([4, 1])
-    pack(slab.cuda(), ids, out)
+    pack(kv_cache.cuda(), ids, out)
     unpack(out, ids, back)
-    assert torch.equal(out, slab[ids])
-    assert torch.equal(back.cpu()[ids], slab[ids])
+    assert torch.equal(out, kv_cache[ids])
+    assert torch.equal(back.cpu()[ids], kv_cache[ids])
     assert digest(back) == digest(back.cpu())

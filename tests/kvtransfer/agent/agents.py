@@ -64,8 +64,8 @@ class AgentWorker:
         copier: Copier | None = None,
     ) -> None:
         self.incarnation = new_incarnation()
-        self.slab = shared_tensor(BLOCKS * BYTES).fill_(fill).view(BLOCKS, BYTES)
-        self.blocks = Blocks(self.slab, SharedTags(BLOCKS))
+        self.kv_cache = shared_tensor(BLOCKS * BYTES).fill_(fill).view(BLOCKS, BYTES)
+        self.blocks = Blocks(self.kv_cache, SharedTags(BLOCKS))
         self.slots = SharedSlots(4, BYTES)
         config = KVTransferConfig(
             kv_slot_bytes=SLOT, kv_receive_slots=slots, kv_slots_per_peer=per_peer

@@ -51,14 +51,14 @@ def test_blocks_come_through_landing_slots_with_their_tags(
 ) -> None:
     """More blocks than the slots hold, scattered at both ends, and each one's tag."""
     peer = linked(consumer, producer)
-    producer.slab[:] = torch.arange(BLOCKS, dtype=torch.uint8)[:, None] + 1
+    producer.kv_cache[:] = torch.arange(BLOCKS, dtype=torch.uint8)[:, None] + 1
     producer.blocks.tags.set(KEY, 4, TAG)
     pairs = [(0, 5), (7, 4), (1, 3), (2, 0), (6, 6)]
     ticket = consumer.transport.read(peer, [block(*each) for each in pairs])
     assert ended(consumer.transport, ticket) is Progress.DONE
     assert consumer.transport.tags_of(ticket) == b"".join([CLEARED, TAG, CLEARED, CLEARED, CLEARED])
     assert not consumer.transport.tags_of(ticket)
-    assert consumer.slab[:, 0].tolist() == [6, 4, 1, 0, 0, 0, 7, 5]
+    assert consumer.kv_cache[:, 0].tolist() == [6, 4, 1, 0, 0, 0, 7, 5]
     assert running.agent.counts["bytes"] == len(pairs) * BYTES
 
 
@@ -94,7 +94,7 @@ def test_what_lies_outside_is_not_touched(
     those of the read is written; the link goes on."""
     peer = linked(consumer, producer)
     assert read(consumer, peer, block(1, 1), extent) is Progress.FAILED
-    assert not consumer.slab[[0, *range(2, BLOCKS)]].any()
+    assert not consumer.kv_cache[[0, *range(2, BLOCKS)]].any()
     assert not consumer.slots.rows.any()
     assert read(consumer, peer, block(0, 0)) is Progress.DONE
 
@@ -140,7 +140,7 @@ def test_a_slot_that_nobody_wants_is_not_used_before_its_copy_has_ended(
     assert consumer.transport._landing.ring.quarantined == 1
     held.through = True
     assert ended(consumer.transport, late) is Progress.DONE
-    assert consumer.slab[:, 0].tolist() == [0, 0, 0, 0, 9, 9, 9, 0]
+    assert consumer.kv_cache[:, 0].tolist() == [0, 0, 0, 0, 9, 9, 9, 0]
     until(lambda: moved(consumer) and consumer.transport._landing.ring.free == 2)
     other.transport.stop()
     consumer.transport.stop()
@@ -160,12 +160,12 @@ def test_an_agent_that_ends_fails_what_it_has_not_answered(
     old = consumer.transport._asker.memory
     first.stop()
     assert ended(consumer.transport, ticket) is Progress.FAILED
-    assert not consumer.slab.any()
+    assert not consumer.kv_cache.any()
     held.through = True
     second = Running(folder)
     assert read(consumer, peer, block(0, 0)) is Progress.DONE
     assert consumer.transport._asker.memory is not old
-    assert consumer.slab[0].all()
+    assert consumer.kv_cache[0].all()
     second.stop()
     third = Running(folder)  # nothing was asked of the second as it ended
     assert read(consumer, peer, block(1, 1)) is Progress.DONE
@@ -275,7 +275,7 @@ def test_memory_stays_while_it_is_copied_from(
     assert all(each.descriptor >= 0 for each in known.sources.values())  # type: ignore[attr-defined]
     held.through = True
     assert ended(consumer.transport, ticket) is Progress.DONE
-    assert consumer.slab[0].all()
+    assert consumer.kv_cache[0].all()
     until(lambda: all(each.descriptor < 0 for each in known.sources.values()))  # type: ignore[attr-defined]
     running.stop()
 
@@ -328,7 +328,7 @@ def test_who_asked_nothing_for_long_does_not_find_the_agent_silent(
     """Its silence counts from a request on."""
     peer = linked(consumer, producer)
     assert read(consumer, peer, block(0, 0)) is Progress.DONE
-    consumer.transport._asker._heard_at -= 10 * asking.AGENT_SECONDS
+    consumer.transport._asker._received_at -= 10 * asking.AGENT_SECONDS
     assert read(consumer, peer, block(1, 1)) is Progress.DONE
 
 

@@ -16,7 +16,7 @@ from tandem.kvtransfer import events
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control import client
 from tandem.kvtransfer.errors import TransportError
-from tandem.kvtransfer.memory.allocator import slab_allocator
+from tandem.kvtransfer.memory.allocator import kv_cache_allocator
 from tandem.kvtransfer.transports.agent.sizes import GPU_FACTOR, LandingSizes
 from tandem.kvtransfer.transports.choose import make_transports
 from tandem.protocol.errors import InvalidParameter
@@ -120,7 +120,7 @@ def test_a_name_wants_memory_where_it_reaches(folder):
         config = make_config(kv_connector=name, kv_node_folder=str(folder))
         with pytest.raises(TransportError, match="kv_connector"):
             make_transports(config, new_incarnation(), "consumer", on_gpu=on_gpu)
-    assert slab_allocator(make_config(kv_connector="shm_agent")) is not None
+    assert kv_cache_allocator(make_config(kv_connector="shm_agent")) is not None
 
 
 def test_without_direct_copies_the_agent_is_next(workers, folder, running, monkeypatch):
@@ -221,11 +221,11 @@ def test_the_way_is_named(workers, folder, running):
 
 def test_landing_slots_of_a_gpu_are_larger_and_fewer_unless_their_size_is_set():
     """In all as many bytes as its receive slots, for a consumer and for each peer."""
-    slab = torch.zeros(1, dtype=torch.uint8)
+    kv_cache = torch.zeros(1, dtype=torch.uint8)
     for size, factor in ((None, GPU_FACTOR), (1 << 20, 1)):
         config = KVTransferConfig(kv_slot_bytes=size, kv_receive_slots=7, kv_slots_per_peer=5)
         host, gpu = LandingSizes(config), LandingSizes(config, on_gpu=True)
-        slot_bytes, slots = host.of(4096, slab)
+        slot_bytes, slots = host.of(4096, kv_cache)
         assert (slots, host.per_peer) == (7, 5)
-        assert gpu.of(4096, slab) == (slot_bytes * factor, -(-slots // factor))
+        assert gpu.of(4096, kv_cache) == (slot_bytes * factor, -(-slots // factor))
         assert gpu.per_peer == -(-5 // factor)

@@ -61,15 +61,17 @@ def test_a_producer_of_a_gpu_that_cannot_be_used_is_rejected(
     """GPUs are counted without CUDA, and may be there where it cannot begin; others are served."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", fails)
-    slab, size = HostCopier().share(producer.slab)
+    kv_cache, size = HostCopier().share(producer.kv_cache)
     line = Line(folder)
     assert isinstance(heard(line), Hello)
-    line.say(Give(VERSION, new_incarnation(), b"s" * 32, (size, 4096, 4096), 4096, GPU), [slab] * 3)
+    line.say(
+        Give(VERSION, new_incarnation(), b"s" * 32, (size, 4096, 4096), 4096, GPU), [kv_cache] * 3
+    )
     answer = heard(line)
     assert isinstance(answer, Rejected)
     assert "cannot use its GPUs: CUDA error" in answer.reason
     line.close()
-    os.close(slab)
+    os.close(kv_cache)
     assert read(consumer, linked(consumer, producer), block(0, 0)) is Progress.DONE
 
 
@@ -112,7 +114,7 @@ def test_a_copy_of_a_gpu_that_has_failed_is_refused(
     counts = running.agent.counts
     assert (counts["copies"], counts["refused: failed"]) == (0, 1)
     assert read(consumer, peer, block(0, 0)) is Progress.DONE
-    assert torch.equal(consumer.slab[0], producer.slab[0])
+    assert torch.equal(consumer.kv_cache[0], producer.kv_cache[0])
     assert running.agent.status()["under way"] == 0
 
 

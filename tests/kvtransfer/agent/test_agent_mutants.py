@@ -115,7 +115,7 @@ def a_producer_that_another_would_be(_: Any) -> None:
         other.transport.serve(other.slots, other.blocks)
         until(lambda: running.agent.counts["rejected"] > 0)
         assert test_agent.read(consumer, peer, block(0, 0)) is Progress.DONE
-        assert consumer.slab[0, 0] == 7
+        assert consumer.kv_cache[0, 0] == 7
         other.transport.stop()
         running.stop()
 

@@ -94,7 +94,7 @@ SLABS: dict[str, Callable[[], int]] = {
 }
 
 
-@pytest.mark.parametrize("at", range(3), ids=["slab", "slots", "tags"])
+@pytest.mark.parametrize("at", range(3), ids=["kv_cache", "slots", "tags"])
 @pytest.mark.parametrize("kind", SLABS)
 def test_a_producer_gives_sealed_memory_of_the_said_sizes(
     running: Running, folder: Path, kind: str, at: int

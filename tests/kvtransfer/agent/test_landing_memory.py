@@ -111,7 +111,7 @@ def test_an_agent_that_ends_takes_no_memory_from_under_a_copy(
     assert consumer.transport.poll(ticket) is Progress.PENDING
     copier.through = True
     assert ended(consumer.transport, ticket) is Progress.DONE
-    assert torch.equal(consumer.slab[0], producer.slab[0])
+    assert torch.equal(consumer.kv_cache[0], producer.kv_cache[0])
     assert not is_mapped(memory)
 
 
@@ -176,5 +176,5 @@ def test_a_transport_that_stops_waits_with_the_memory(
     assert is_mapped(memory)
     copier.through = True
     consumer.transport.stop()
-    assert torch.equal(consumer.slab[0], producer.slab[0])
+    assert torch.equal(consumer.kv_cache[0], producer.kv_cache[0])
     assert not is_mapped(memory)

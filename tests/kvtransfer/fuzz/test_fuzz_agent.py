@@ -60,7 +60,7 @@ def producer(running: Running, folder: Path) -> Iterator[AgentWorker]:
     made = AgentWorker(folder, 7)
     made.card = wire.decode_card(made.serve())  # type: ignore[attr-defined]
     yield made
-    assert (made.slab == 7).all()
+    assert (made.kv_cache == 7).all()
     made.transport.stop()
 
 
@@ -156,9 +156,9 @@ _COPY = st.builds(
         max_size=4,
     )
 )
-@example(messages=[(wire.Take(2, ME, 1 << 40, 256, 1, "host", FRESH), None, 0, None, ["slab"])])
+@example(messages=[(wire.Take(2, ME, 1 << 40, 256, 1, "host", FRESH), None, 0, None, ["kv_cache"])])
 @example(
-    messages=[(wire.Give(2, ME, FRESH, (1 << 47,) * 3, 1, "host"), None, 0, None, ["slab"] * 3)]
+    messages=[(wire.Give(2, ME, FRESH, (1 << 47,) * 3, 1, "host"), None, 0, None, ["kv_cache"] * 3)]
 )
 @example(messages=[(wire.Give(2, ME, FRESH, (1, 1, 1), 1, "host"), None, 0, None, ["pipe"] * 3)])
 @example(messages=[(wire.Take(2, ME, 4096, 1, 1, "host", FRESH), None, 0, None, ["unsealed"])])
@@ -366,7 +366,7 @@ def test_whatever_an_agent_without_the_key_says_reads_fail_and_write_nothing(
         how = ended(taker.transport, read)
         taker.transport.stop()
         assert how is Progress.FAILED
-        assert (taker.slab == 5).all()
+        assert (taker.kv_cache == 5).all()
     del taker, agent, odd
     if descriptors() > before:  # a look at all objects takes long in a process that has many
         gc.collect()

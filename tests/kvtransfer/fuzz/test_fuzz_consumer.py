@@ -71,8 +71,8 @@ class Liar:
         self.connector = connector
         config = make_config(kv_connector=connector)
         self.transports: dict[str, Transport] = make_transports(config, self.me, "producer")
-        slab = shared_tensor(NUM_BLOCKS * LAYOUT.block_bytes).fill_(7).view(NUM_BLOCKS, -1)
-        self.slots, blocks = SharedSlots(SLOTS + 1, SLOT), Blocks(slab, SharedTags(NUM_BLOCKS))
+        kv_cache = shared_tensor(NUM_BLOCKS * LAYOUT.block_bytes).fill_(7).view(NUM_BLOCKS, -1)
+        self.slots, blocks = SharedSlots(SLOTS + 1, SLOT), Blocks(kv_cache, SharedTags(NUM_BLOCKS))
         self.slots.write(SLOTS, pattern(self.me, SLOT))
         self.card = self.transports[connector].serve(self.slots, blocks)
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
@@ -151,8 +151,8 @@ class Stage:
         consumer.until(lambda: ring.free == len(ring))
         consumer.seen.clear()
         others = [block for block in range(NUM_BLOCKS) if block not in TARGET]
-        assert (consumer.slab[others] == CANARY).all()
-        consumer.slab[TARGET] = CANARY
+        assert (consumer.kv_cache[others] == CANARY).all()
+        consumer.kv_cache[TARGET] = CANARY
 
     def meet(self, liar: Liar) -> None:
         self.consumer.service.set_peers([f"127.0.0.1:{liar.port}"])
@@ -164,7 +164,7 @@ def stage(request) -> Iterator[Stage]:
     """Kept over all examples: what one leaves behind the next one meets."""
     config = make_config(kv_connector=request.param, kv_beat_timeout=20.0, kv_commit_seconds=0.2)
     consumer = Consumer(config)
-    consumer.slab.fill_(CANARY)
+    consumer.kv_cache.fill_(CANARY)
     yield Stage(consumer, request.param)
     consumer.service.close()
 
@@ -309,8 +309,8 @@ def _is_message(payload: bytes) -> bool:
 
 def test_the_canary_is_seen(stage: Stage) -> None:
     """What the examples look at is D's real slab: a byte elsewhere is found."""
-    stage.consumer.slab[0, 0] = 1
+    stage.consumer.kv_cache[0, 0] = 1
     with pytest.raises(AssertionError):
         stage.check(None)
-    stage.consumer.slab[0, 0] = CANARY
-    assert torch.count_nonzero(stage.consumer.slab != CANARY) == 0
+    stage.consumer.kv_cache[0, 0] = CANARY
+    assert torch.count_nonzero(stage.consumer.kv_cache != CANARY) == 0

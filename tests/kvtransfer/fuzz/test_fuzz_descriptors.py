@@ -121,7 +121,7 @@ def test_who_greets_with_anything_else_is_given_nothing(
     assert SIZES.unpack(data)[0] == MAGIC
     wait_for(lambda: descriptors() <= before, seen=lambda: descriptors() - before)
     assert giver.garbage == counted + bool(said.right or said.pieces)
-    assert (giver.slab == 7).all()
+    assert (giver.kv_cache == 7).all()
 
 
 def _memory(size: int) -> int:
@@ -148,7 +148,7 @@ def _pipe() -> int:
 
 
 KINDS: dict[str, Callable[[], int]] = {
-    "slab": lambda: _memory(BLOCKS * BYTES),
+    "kv_cache": lambda: _memory(BLOCKS * BYTES),
     "less": lambda: _memory(BYTES // 2),
     "tags": lambda: _memory(BLOCKS * (TAG_BYTES + TURN_BYTES)),
     "writable": lambda: _writable(BLOCKS * BYTES),
@@ -182,12 +182,12 @@ _SIZES = st.builds(lambda a, b, c: SIZES.pack(MAGIC, a, b, c), _SIZE, _SIZE, _SI
     kinds=st.lists(st.sampled_from(sorted(KINDS)), max_size=5),
     cut=st.integers(0, 60),
 )
-@example(answer=SIZES.pack(MAGIC, BLOCKS * BYTES, BYTES, 64), kinds=["slab"] * 3, cut=0)
-@example(answer=SIZES.pack(MAGIC, *_RIGHT), kinds=["slab", "slab", "tags"], cut=0)
-@example(answer=SIZES.pack(MAGIC, *_RIGHT), kinds=["slab", "writable", "tags"], cut=0)
-@example(answer=SIZES.pack(MAGIC, 1 << 63, BYTES, 64), kinds=["slab"] * 3, cut=0)
-@example(answer=SIZES.pack(MAGIC, BYTES, BYTES, (1 << 64) - 1), kinds=["slab"] * 3, cut=0)
-@example(answer=SIZES.pack(MAGIC, BYTES, BYTES, 64), kinds=["unsealed", "slab", "tags"], cut=0)
+@example(answer=SIZES.pack(MAGIC, BLOCKS * BYTES, BYTES, 64), kinds=["kv_cache"] * 3, cut=0)
+@example(answer=SIZES.pack(MAGIC, *_RIGHT), kinds=["kv_cache", "kv_cache", "tags"], cut=0)
+@example(answer=SIZES.pack(MAGIC, *_RIGHT), kinds=["kv_cache", "writable", "tags"], cut=0)
+@example(answer=SIZES.pack(MAGIC, 1 << 63, BYTES, 64), kinds=["kv_cache"] * 3, cut=0)
+@example(answer=SIZES.pack(MAGIC, BYTES, BYTES, (1 << 64) - 1), kinds=["kv_cache"] * 3, cut=0)
+@example(answer=SIZES.pack(MAGIC, BYTES, BYTES, 64), kinds=["unsealed", "kv_cache", "tags"], cut=0)
 def test_whatever_is_given_is_refused_or_read_within_its_bounds(
     taker: Worker, folder: Path, answer: bytes, kinds: list[str], cut: int
 ) -> None:
@@ -219,6 +219,6 @@ def test_whatever_is_given_is_refused_or_read_within_its_bounds(
         assert len(kinds) == 3
         assert not {"unsealed", "writable", "ring"} & set(kinds)
     for place in range(BLOCKS):
-        assert place == 2 or not taker.slab[place].any()
-    taker.slab.zero_()
+        assert place == 2 or not taker.kv_cache[place].any()
+    taker.kv_cache.zero_()
     assert descriptors() <= before

@@ -98,7 +98,7 @@ class Stage:
         admitted = self.producer.admit(self.theirs, 12, self.consumer.incarnation, 600_000)
         assert admitted is None
         self.producer.compute(self.theirs, 12, [60, 61, 62])
-        self.slab = self.producer.slab.clone()
+        self.kv_cache = self.producer.kv_cache.clone()
 
     def close(self) -> None:
         self.consumer.service.close()
@@ -120,7 +120,7 @@ class Stage:
         assert export.consumer == self.consumer.incarnation
         ring = mover.table.ring
         producer.until(lambda: ring.free == len(ring))
-        assert producer.slab.equal(self.slab)
+        assert producer.kv_cache.equal(self.kv_cache)
         own = mover.memory.read(mover.config.kv_send_slots, 64)
         assert own == pattern(producer.incarnation, mover._pattern_bytes)[:64]
         assert self.consumer.service.peer_up(producer.incarnation)
@@ -133,7 +133,7 @@ class Stage:
         self.consumer.load(key, [5, 6, 7])
         self.consumer.until(lambda: self.consumer.holds(key.request, 12, [5, 6, 7]))
         self.producer.until(lambda: any(each.key == key for each in self.producer.seen))
-        self.slab = self.producer.slab.clone()
+        self.kv_cache = self.producer.kv_cache.clone()
         return self.consumer.holds(key.request, 12, [5, 6, 7])
 
 

@@ -32,53 +32,53 @@ def all_done(moves: Sequence[Move]) -> bool:
 
 def test_slots_are_where_every_transport_reaches_them():
     """On the GPU unless one of the transports moves host memory alone."""
-    slab = slab_of(4)
-    assert make_slots(2, 1 << 20, slab, [NEAR]).gpu == 0
-    assert make_slots(2, 1 << 20, slab, [NEAR, FAR]).gpu is None
-    assert type(make_slots(2, 1 << 20, slab.cpu(), [NEAR])) is SlotMemory
+    kv_cache = slab_of(4)
+    assert make_slots(2, 1 << 20, kv_cache, [NEAR]).gpu == 0
+    assert make_slots(2, 1 << 20, kv_cache, [NEAR, FAR]).gpu is None
+    assert type(make_slots(2, 1 << 20, kv_cache.cpu(), [NEAR])) is SlotMemory
 
 
 @pytest.mark.parametrize("traits", [NEAR, FAR], ids=["on the GPU", "on the host"])
 def test_blocks_pass_through_a_slot(traits):
     """Packed blocks have the digest of their bytes, and land where they are unpacked to."""
-    slab = slab_of(16)
-    before = slab.clone()
-    slots = make_slots(3, slot_bytes_for(0, 4 * BLOCK), slab, [traits])
-    assert torch.equal(slab, before)
-    packed = slots.pack(slab, [3, 11, 5], 1, NOBODYS._replace(part=7))
+    kv_cache = slab_of(16)
+    before = kv_cache.clone()
+    slots = make_slots(3, slot_bytes_for(0, 4 * BLOCK), kv_cache, [traits])
+    assert torch.equal(kv_cache, before)
+    packed = slots.pack(kv_cache, [3, 11, 5], 1, NOBODYS._replace(part=7))
     assert slots.settle(10.0)
     assert packed.done()  # which is when a slot on the host gets the fields of its header
     inspected = slots.inspect(1, HEADER_BYTES + 3 * BLOCK)
-    slots.unpack(1, [0, 7, 15], slab)
+    slots.unpack(1, [0, 7, 15], kv_cache)
     assert slots.settle(10.0)
     assert inspected.done()
     header, found = read_header(inspected.found().header), inspected.found().digest
     assert header.part == 7
     assert header.digest == found == digest(before[[3, 11, 5]].cpu().contiguous())
     before[[0, 7, 15]] = before[[3, 11, 5]]
-    assert torch.equal(slab, before)
+    assert torch.equal(kv_cache, before)
 
 
 @pytest.mark.parametrize("traits", [NEAR, FAR], ids=["on the GPU", "on the host"])
 def test_parts_are_queued_behind_each_other(traits):
     """All slots at once, more than once: each part has the digest of its own bytes."""
-    slab, of = slab_of(32), list(range(4))
-    slots = make_slots(4, slot_bytes_for(0, 4 * BLOCK), slab, [traits])
+    kv_cache, of = slab_of(32), list(range(4))
+    slots = make_slots(4, slot_bytes_for(0, 4 * BLOCK), kv_cache, [traits])
     for turn in range(3):
         filled = [
-            slots.pack(slab, [4 * slot + turn, 17 + slot], slot, NOBODYS._replace(part=slot))
+            slots.pack(kv_cache, [4 * slot + turn, 17 + slot], slot, NOBODYS._replace(part=slot))
             for slot in of
         ]
         wait_for(partial(all_done, filled))
-        want = [slab[[4 * slot + turn, 17 + slot]].cpu() for slot in of]
+        want = [kv_cache[[4 * slot + turn, 17 + slot]].cpu() for slot in of]
         seen = [slots.inspect(slot, HEADER_BYTES + 2 * BLOCK) for slot in of]
-        moved = [slots.unpack(slot, [24 + slot, 28 + slot], slab) for slot in of]
+        moved = [slots.unpack(slot, [24 + slot, 28 + slot], kv_cache) for slot in of]
         wait_for(partial(all_done, [*seen, *moved]))
         for slot in of:
             header = read_header(seen[slot].found().header)
             assert header.part == slot
             assert header.digest == seen[slot].found().digest == digest(want[slot])
-            assert torch.equal(slab[[24 + slot, 28 + slot]].cpu(), want[slot])
+            assert torch.equal(kv_cache[[24 + slot, 28 + slot]].cpu(), want[slot])
 
 
 @pytest.mark.parametrize("traits", [NEAR, FAR], ids=["on the GPU", "on the host"])

@@ -42,18 +42,18 @@ class Rank:
         self.end = End(block_size, shard)
         self.incarnation = new_incarnation()
         memory = shared_tensor(NUM_BLOCKS * self.group.block_bytes).view(NUM_BLOCKS, -1)
-        self.slab = memory.fill_(0)
+        self.kv_cache = memory.fill_(0)
         self.tags = SharedTags(NUM_BLOCKS)
         self.slots = SharedSlots(1, 4096)
         self.transport = MappedTransport(
             "shm", self.incarnation, HostCopier(), folder, on_gpu=False
         )
-        self.blocks = Blocks(self.slab, self.tags)
+        self.blocks = Blocks(self.kv_cache, self.tags)
 
     def at(self, blocks: list[int], token: int) -> torch.Tensor:
         """[layer, K|V, head, head_dim] of one token, in the slab."""
         shape = (NUM_BLOCKS, *self.group.block_shape)
-        numbers = self.slab.view(torch.bfloat16).view(shape)
+        numbers = self.kv_cache.view(torch.bfloat16).view(shape)
         return numbers[blocks[token // self.block_size], :, :, :, token % self.block_size]
 
 
@@ -107,7 +107,7 @@ def test_every_head_of_every_token_lies_in_its_place(ranks, n, m, block_sizes):
             found = taker.at(mine, token)
             assert torch.equal(found, kv[token][:, :, heads.start : heads.stop])
         others = [at for at in range(NUM_BLOCKS) if at not in mine]
-        assert not bool(taker.slab[others].any())
+        assert not bool(taker.kv_cache[others].any())
 
 
 def test_whose_heads_a_rank_has():

@@ -109,7 +109,7 @@ def test_an_impostor_learns_no_secret_and_gives_nothing(
                 socket.send_fds(pair, [guess], [theirs.fileno()])
                 give_own(mine)
             assert ended(consumer.transport, read) is Progress.FAILED
-    assert not consumer.slab.any()
+    assert not consumer.kv_cache.any()
 
 
 def test_a_producer_that_only_knows_another_secret_is_refused(
@@ -131,7 +131,7 @@ def test_a_producer_that_only_knows_another_secret_is_refused(
         assert of_memory() <= before  # others of this process may end meanwhile
         for each in own:
             os.close(each)
-    assert not consumer.slab.any()
+    assert not consumer.kv_cache.any()
 
 
 @pytest.mark.parametrize("reflected", ["the consumer's proof", "an earlier proof"])
@@ -212,7 +212,7 @@ def test_a_process_between_both_ends_is_given_nothing(
         how = ended(consumer.transport, read)
     assert how is (Progress.FAILED if swaps else Progress.DONE)
     assert producer.garbage == swaps
-    assert consumer.slab[0].tolist() == [0 if swaps else 7] * BYTES
+    assert consumer.kv_cache[0].tolist() == [0 if swaps else 7] * BYTES
 
 
 def test_memory_of_a_process_between_both_ends_is_not_taken(
@@ -233,23 +233,23 @@ def test_memory_of_a_process_between_both_ends_is_not_taken(
                 give_own(mine)
                 socket.send_fds(onward, [said], [pair.fileno()])
             assert ended(consumer.transport, read) is Progress.FAILED
-    assert not consumer.slab.any()
+    assert not consumer.kv_cache.any()
 
 
 def _odd(kind: str) -> tuple[list[int], tuple[int, int, int]]:
     """Descriptors that a producer gives, and what it says of their sizes."""
-    slab, slots, tags = _SIZES
+    kv_cache, slots, tags = _SIZES
     if kind == "one page less than was said":
-        return [memory(slab - BYTES), memory(slots), memory(tags)], _SIZES
+        return [memory(kv_cache - BYTES), memory(slots), memory(tags)], _SIZES
     if kind == "one page more than was said":
-        return [memory(slab + BYTES), memory(slots), memory(tags)], _SIZES
+        return [memory(kv_cache + BYTES), memory(slots), memory(tags)], _SIZES
     if kind == "unsealed":
-        return [memory(slab, sealed=False), memory(slots), memory(tags)], _SIZES
+        return [memory(kv_cache, sealed=False), memory(slots), memory(tags)], _SIZES
     if kind == "unsealed tags":
-        return [memory(slab), memory(slots), memory(tags, sealed=False)], _SIZES
+        return [memory(kv_cache), memory(slots), memory(tags, sealed=False)], _SIZES
     if kind == "a file":
         file = os.open("/tmp", os.O_TMPFILE | os.O_RDWR)
-        os.ftruncate(file, slab)
+        os.ftruncate(file, kv_cache)
         return [file, memory(slots), memory(tags)], _SIZES
     if kind == "a device":
         return [os.open("/dev/zero", os.O_RDWR), memory(slots), memory(tags)], _SIZES
@@ -282,7 +282,7 @@ def test_only_three_sealed_memories_of_the_said_sizes_are_taken(
                 os.close(each)
             assert ended(consumer.transport, read) is Progress.FAILED
         wait_for(lambda: descriptors() <= before, seen=lambda: descriptors() - before)
-    assert not consumer.slab.any()
+    assert not consumer.kv_cache.any()
 
 
 def test_a_link_or_a_file_in_a_sockets_place_is_not_called(

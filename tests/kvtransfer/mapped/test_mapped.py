@@ -75,12 +75,12 @@ def mappings() -> int:
 def test_blocks_are_copied_with_their_tags(consumer: Worker, producer: Worker) -> None:
     """Scattered blocks come in one read, and each one's tag as it is after the copy."""
     peer = linked(consumer, producer)
-    producer.slab[3:6] = torch.arange(3, dtype=torch.uint8)[:, None] + 1
+    producer.kv_cache[3:6] = torch.arange(3, dtype=torch.uint8)[:, None] + 1
     producer.blocks.tags.set(KEY, 4, TAG)
     read = consumer.transport.read(peer, [block(0, 5), block(7, 4)])
     assert ended(consumer.transport, read) is Progress.DONE
     assert consumer.transport.tags_of(read) == bytes(16) + TAG
-    assert consumer.slab[:, 0].tolist() == [3, 0, 0, 0, 0, 0, 0, 2]
+    assert consumer.kv_cache[:, 0].tolist() == [3, 0, 0, 0, 0, 0, 0, 2]
     assert not consumer.transport.tags_of(read)
 
 
@@ -105,7 +105,7 @@ def test_what_lies_outside_is_not_touched(
     peer = linked(consumer, producer)
     read = consumer.transport.read(peer, [block(1, 1), extent])
     assert ended(consumer.transport, read) is Progress.FAILED
-    assert not consumer.slab.any()
+    assert not consumer.kv_cache.any()
     assert not consumer.slots.rows.any()
     assert ended(consumer.transport, consumer.transport.read(peer, [block(0, 0)])) is Progress.DONE
 
@@ -149,7 +149,7 @@ def test_memory_stays_mapped_under_a_copy(consumer: Worker, producer: Worker) ->
     before = mappings()
     peer = linked(consumer, producer)
     read = consumer.transport.read(peer, [block(0, 0)])
-    until(lambda: moved(consumer) and consumer.slab[0].all())
+    until(lambda: moved(consumer) and consumer.kv_cache[0].all())
     consumer.transport.close(peer)
     assert consumer.transport.poll(read) is Progress.PENDING
     assert (consumer.transport.moments(), consumer.transport.stirs()) == ([12.0], False)
@@ -261,7 +261,7 @@ def test_an_answer_that_is_none_fails_the_link(
         assert ended(consumer.transport, read) is Progress.FAILED
         consumer.transport.close(producer.incarnation)
         assert copies_of(null.fileno()) == before
-    assert not consumer.slab.any()
+    assert not consumer.kv_cache.any()
 
 
 def test_who_greets_wrongly_is_given_nothing(

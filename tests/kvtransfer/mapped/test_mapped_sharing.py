@@ -20,30 +20,30 @@ from tandem.memory import shared
 def test_memory_that_could_be_shortened_is_not_mapped(producer: Worker) -> None:
     """An access behind the end of a shortened file kills the process: what is shared is sealed, and
     what is not is refused."""
-    slab, size = HostCopier().share(producer.slab)
+    kv_cache, size = HostCopier().share(producer.kv_cache)
     plain = os.memfd_create("plain")
     try:
         with pytest.raises(PermissionError):
-            os.ftruncate(slab, 1)
-        HostCopier().map(slab, size).close()
+            os.ftruncate(kv_cache, 1)
+        HostCopier().map(kv_cache, size).close()
         os.ftruncate(plain, size)
         with pytest.raises(TransportError, match="not sealed"):
             HostCopier().map(plain, size)
     finally:
-        os.close(slab)
+        os.close(kv_cache)
         os.close(plain)
 
 
 def test_who_was_given_memory_cannot_write_it(producer: Worker) -> None:
     """The system refuses a writable mapping of what was shared; its owner writes on."""
-    descriptors = [HostCopier().share(producer.slab), producer.blocks.tags.share()]  # type: ignore[attr-defined]
+    descriptors = [HostCopier().share(producer.kv_cache), producer.blocks.tags.share()]  # type: ignore[attr-defined]
     for descriptor, size in descriptors:
         with pytest.raises(PermissionError):
             mmap.mmap(descriptor, size)
         with pytest.raises(PermissionError):
             os.write(descriptor, b"x")
         os.close(descriptor)
-    producer.slab.fill_(9)
+    producer.kv_cache.fill_(9)
     producer.blocks.tags.set(KEY, 1, TAG)
 
 

@@ -23,8 +23,8 @@ class Worker:
     def __init__(self, folder: Path, fill: int) -> None:
         self.incarnation = new_incarnation()
         self.garbage = 0
-        self.slab = shared_tensor(BLOCKS * BYTES).fill_(fill).view(BLOCKS, BYTES)
-        self.blocks = Blocks(self.slab, SharedTags(BLOCKS))
+        self.kv_cache = shared_tensor(BLOCKS * BYTES).fill_(fill).view(BLOCKS, BYTES)
+        self.blocks = Blocks(self.kv_cache, SharedTags(BLOCKS))
         self.slots = SharedSlots(2, BYTES)
         self.transport = MappedTransport(
             "shm", self.incarnation, HostCopier(), folder, on_gpu=False, on_garbage=self.count

@@ -9,7 +9,7 @@ import msgspec
 from tandem.kvtransfer.events import Cancelled
 from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff import pull as d_events
-from tandem.kvtransfer.handoff.actions import Action, Millis, Send, Tell
+from tandem.kvtransfer.handoff.actions import Action, EmitEvent, Millis, Send
 from tandem.kvtransfer.handoff.consumer import step as d_step
 from tandem.kvtransfer.handoff.endings import Result as DResult
 from tandem.kvtransfer.handoff.endings import done_if_complete
@@ -37,7 +37,7 @@ def _commit_at_once(
     after, actions = d_step(pull, event, now, policy)
     for action in actions:
         if isinstance(action, Send) and isinstance(action.message, Done) and action.message.ok:
-            told = d_events.Told(event.key, action.to, Committed(event.key))
+            told = d_events.PeerMessage(event.key, action.to, Committed(event.key))
             after, more = d_step(after, told, now, policy)
             return after, actions + more
     return after, actions
@@ -74,8 +74,8 @@ def _free_at_once(
     if after is None or after.state is not DState.FAILING or after.unpacking or not ended:
         return after, actions
     freed: list[Action] = [
-        Tell(replace(each.event, blocks_free=True))
-        if isinstance(each, Tell) and isinstance(each.event, Cancelled | LoadFailed)
+        EmitEvent(replace(each.event, blocks_free=True))
+        if isinstance(each, EmitEvent) and isinstance(each.event, Cancelled | LoadFailed)
         else each
         for each in actions
     ]
@@ -136,7 +136,7 @@ def _blame_at_once(
     after, actions = d_step(pull, event, now, policy)
     if after is None or after.doubt is None or (pull is not None and pull.doubt is not None):
         return after, actions
-    told = d_events.Told(event.key, after.producer, Gone(event.key, GoneReason.ABANDONED))
+    told = d_events.PeerMessage(event.key, after.producer, Gone(event.key, GoneReason.ABANDONED))
     after, more = d_step(after, told, now, policy)
     return after, actions + more
 

@@ -22,7 +22,7 @@ from tandem.kvtransfer.memory.blocks import BlockTags
 from tandem.kvtransfer.transports.agent.landing import Landing
 from tandem.link.liveness import LinkTimes
 from tandem.link.session import Session, Terms
-from tandem.protocol.ids import NOBODY, Incarnation, RequestKey
+from tandem.protocol.ids import NO_INCARNATION, Incarnation, RequestKey
 from tandem.protocol.kv import FirstToken
 from tandem.protocol.layout import KVKind
 from tandem.protocol.link import Header
@@ -211,7 +211,7 @@ class Work(NamedTuple):
 
 class Use(NamedTuple):
     opened: bool = False
-    producer: Incarnation = NOBODY
+    producer: Incarnation = NO_INCARNATION
     ready: bool = False
     loading: bool = False
     ended: str = ""

@@ -38,18 +38,18 @@ from tandem.kvtransfer import events
 from tandem.kvtransfer.events import BlocksFree, Cancelled, FirstTokenEnded, Loaded, Ready, Revoked
 from tandem.kvtransfer.handoff.actions import (
     Action,
-    Blame,
+    EmitEvent,
     Pack,
+    QuarantinePeer,
     Read,
     Send,
     Tag,
-    Tell,
     Unpack,
     Untag,
 )
-from tandem.kvtransfer.handoff.export import Asked
+from tandem.kvtransfer.handoff.export import ConsumerMessage
 from tandem.kvtransfer.handoff.messages import Message
-from tandem.kvtransfer.handoff.pull import Told
+from tandem.kvtransfer.handoff.pull import PeerMessage
 from tandem.kvtransfer.handoff.slots import SlotState
 from tandem.kvtransfer.memory.blocks import CLEARED, BlockTags
 from tandem.link.session import LinkState, Verdict
@@ -204,7 +204,7 @@ class World(Ends):
                 lost = Frame.of(Header(self.p, frame.header.source, 0), Reset("sequence"))
                 self.to_d = (*self.to_d, lost)
             return
-        asked_for = Asked(message.key, frame.header.source, message)  # type: ignore[arg-type, union-attr]
+        asked_for = ConsumerMessage(message.key, frame.header.source, message)  # type: ignore[arg-type, union-attr]
         self.p_does(self.at_p("apply", asked_for, NOW))
 
     def deliver_to_d(self) -> None:
@@ -221,7 +221,7 @@ class World(Ends):
         if verdict is not Verdict.DELIVER:
             self.d_loses_link()
             return
-        told = Told(message.key, self.d_session.peer, message)  # type: ignore[arg-type, union-attr]
+        told = PeerMessage(message.key, self.d_session.peer, message)  # type: ignore[arg-type, union-attr]
         self.d_does(self.at_d("apply", told, NOW))
 
     def p_loses_link(self) -> None:
@@ -261,7 +261,7 @@ class World(Ends):
                 tags = copied(self.p_tags)
                 tags.clear(action.key)
                 self.retag(tags)
-            elif isinstance(action, Tell):
+            elif isinstance(action, EmitEvent):
                 self._p_hears(action.event)
         for slot, what in enumerate(self.p_slots):  # a free slot is anybody's to overwrite
             if what is not JUNK and self.exports.ring[slot].state is SlotState.FREE:
@@ -303,9 +303,9 @@ class World(Ends):
                     self.reads = (*self.reads, read)
             elif isinstance(action, Unpack):
                 self.unpacks = (*self.unpacks, action)
-            elif isinstance(action, Tell):
+            elif isinstance(action, EmitEvent):
                 self._d_hears(action.event)
-            elif isinstance(action, Blame):
+            elif isinstance(action, QuarantinePeer):
                 raise Broken(f"a link is blamed: {action.reason}")
 
     def _d_hears(self, event: object) -> None:

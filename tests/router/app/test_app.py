@@ -316,7 +316,7 @@ def test_metrics_and_version(serve: Serve, prefill: Make, decode: Make) -> None:
         'tandem:router_workers{role="prefill",state="up"} 1.0',
         'tandem:router_handoff_links{state="up"} 1.0',
         'tandem:router_links{state="up"} 2.0',
-        'tandem:router_attempts_total{rung="first",shape="handoff"} 1.0',
+        'tandem:router_attempts_total{kind="first",shape="handoff"} 1.0',
         'http_requests_total{handler="/v1/chat/completions",status="200"} 1.0',
     ):
         assert line in text

@@ -73,7 +73,7 @@ def test_it_chooses_the_shape(
     assert len(d.submitted) == 1
     # Series are there from the start, at 0.
     way = "handoff" if shape == "disaggregated" else "whole"
-    counted = f'tandem:router_attempts_total{{rung="first",shape="{way}"}} '
+    counted = f'tandem:router_attempts_total{{kind="first",shape="{way}"}} '
     assert counted + "0.0" in clear_text.get(served.url + "/metrics").text
     assert counted + "1.0" in clear_text.get(served.url + "/debug/canary").text
 

@@ -189,12 +189,12 @@ def test_a_fleet_of_nobody_does_not_sleep(serve: Serve) -> None:
         ("/sleep?level=3", "level", "one of 1, 2"),
         ("/sleep?level=0", "level", "one of 1, 2"),
         ("/sleep?level=one", "level", "one of 1, 2"),
-        ("/sleep?mode=keep", "mode", "nobody keeps requests"),
+        ("/sleep?mode=keep", "mode", "requests cannot keep"),
         ("/sleep?timeout=601", "timeout", "seconds from 0 to 600"),
         ("/sleep?timeout=nan", "timeout", "seconds from 0 to 600"),
-        ("/sleep?deep=1", "deep", "only level, mode, timeout may be asked"),
+        ("/sleep?deep=1", "deep", "only level, mode, timeout"),
         ("/wake_up?tags=adapters", "tags", "some of weights, kv_cache"),
-        ("/wake_up?level=1", "level", "only tags may be asked"),
+        ("/wake_up?level=1", "level", "only tags"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_by_name(

@@ -240,7 +240,7 @@ async def test_prefill_worker_dies_first(stack: Stack, prefill: Make, decode: Ma
     await until(lambda: len(p2.submitted) == 1)
     assert [attempt for _, attempt in d.cancelled] == [0]
     assert (
-        stack.metric("tandem:router_attempts_total", shape="handoff", rung="another_prefill") == 1
+        stack.metric("tandem:router_attempts_total", shape="handoff", kind="another_prefill") == 1
     )
 
 

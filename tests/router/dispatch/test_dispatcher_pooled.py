@@ -53,7 +53,7 @@ async def test_a_prefill_worker_alone_answers(stack: Stack, prefill: Make, decod
     assert stack.metric("vllm:time_to_first_token_seconds_count", model_name="fake") == 0
     assert stack.metric("vllm:prompt_tokens_total", model_name="fake") == 40
     assert stack.metric("vllm:prompt_tokens_cached_total", model_name="fake") == 16
-    assert stack.metric("tandem:router_attempts_total", shape="whole", rung="first") == 1
+    assert stack.metric("tandem:router_attempts_total", shape="whole", kind="first") == 1
 
 
 @pytest.mark.parametrize("caches", [True, False])

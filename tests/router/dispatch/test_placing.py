@@ -13,7 +13,7 @@ from tests.router.builders import Stack, make_request, tokens_of
 from tests.router.fake_worker import Turn, serve_well
 from tests.waiting import until
 
-from tandem.llm.beside import Beside
+from tandem.llm.cpu_pool import CpuPool
 from tandem.protocol.errors import DeadlinePassed, Refusal, RefusalCode, RequestRefused
 from tandem.protocol.hashing import hash_blocks
 from tandem.protocol.outputs import EngineCoreOutput
@@ -176,7 +176,7 @@ async def test_an_answer_that_has_begun_does_not_end_for_want_of_a_thread(
     asked = asyncio.create_task(stack.run(make_request(20_000)))
     await until(lambda: any(job.ledger.num_tokens for job in stack.dispatcher.jobs))
     await stack.find(decode(max_model_len=1 << 20, block_size=64))
-    monkeypatch.setattr(Beside, "run", busy)
+    monkeypatch.setattr(CpuPool, "run", busy)
     stack.pool.workers[d1.incarnation].connection._down("the test says so")
     assert tokens_of(await asked) == ANSWER
     with pytest.raises(RequestRefused, match="all threads"):

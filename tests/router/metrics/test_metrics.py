@@ -7,14 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from tandem.llm.beside import IN_LOOP
+from tandem.llm.cpu_pool import IN_LOOP
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import FailCause, RefusalCode, RequestRefused
 from tandem.protocol.outputs import FinishReason
 from tandem.router.app import Router
 from tandem.router.config import RouterConfig
-from tandem.router.dispatch.ladder import Rung
-from tandem.router.metrics import DROPS, MISTAKES, RUNGS, SHAPES, RejectReason, RouterMetrics
+from tandem.router.dispatch.retry_policy import AttemptKind
+from tandem.router.metrics import (
+    ATTEMPT_KINDS,
+    DROPS,
+    MISTAKES,
+    SHAPES,
+    RejectReason,
+    RouterMetrics,
+)
 
 
 def test_metrics_of_another_name() -> None:
@@ -56,9 +63,9 @@ def test_failures_begin_at_nothing() -> None:
         assert line in text
     for drop in DROPS:
         assert f'tandem:router_frames_dropped_total{{reason="{drop}"}} 0.0' in text
-    assert set(RUNGS) == set(Rung)
-    for shape, rung in product(SHAPES, RUNGS):
-        assert f'tandem:router_attempts_total{{rung="{rung}",shape="{shape}"}} 0.0' in text
+    assert set(ATTEMPT_KINDS) == set(AttemptKind)
+    for shape, attempt_kind in product(SHAPES, ATTEMPT_KINDS):
+        assert f'tandem:router_attempts_total{{kind="{attempt_kind}",shape="{shape}"}} 0.0' in text
     for reason in RejectReason:
         line = f'vllm:admission_rejections_total{{model_name="m",reason="{reason}"}} 0.0'
         assert line in text
@@ -71,10 +78,10 @@ async def test_a_large_request_that_finds_no_thread_is_a_rejection(small_model: 
     """It ends before it is dispatched, and is counted by its reason all the same."""
     router = Router.of(RouterConfig(model=str(small_model), served_model_name=("m",)))
     async with router.running():
-        beside = router.llm.beside
-        beside._wait_seconds = 0.0
-        while beside._num_free:
-            await beside._turn("", IN_LOOP, is_large=False)
+        cpu_pool = router.llm.cpu_pool
+        cpu_pool._wait_seconds = 0.0
+        while cpu_pool._num_free:
+            await cpu_pool._turn("", IN_LOOP, is_large=False)
         with pytest.raises(RequestRefused, match="busy with large requests"):
             await router.llm.encode("x" * IN_LOOP)
 

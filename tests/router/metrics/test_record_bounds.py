@@ -22,7 +22,7 @@ from tandem.router.observe.timeline import view
 from tandem.router.observe.timeline import view as parts
 from tandem.router.observe.timeline.recorder import Recorder, weigh
 from tandem.router.placement.policy import Placement
-from tandem.router.placement.snapshot import FleetSnapshot, LinkPace, PromptFacts
+from tandem.router.placement.snapshot import FleetSnapshot, LinkThroughput, PromptFacts
 from tandem.tracing.recording import MAX_ATTEMPTS, AttemptRecord, LegRecord, Recording
 
 
@@ -76,7 +76,7 @@ async def test_paths_and_fleets_weigh_what_they_hold() -> None:
     prefill = [seen(number, WorkerRole.PREFILL) for number in range(16)]
     decode = [seen(16 + number, WorkerRole.DECODE) for number in range(16)]
     pairs = [(p.incarnation, d.incarnation) for p in prefill for d in decode]
-    paces = {pair: LinkPace(1.0, 2) for pair in pairs}
+    paces = {pair: LinkThroughput(1.0, 2) for pair in pairs}
     fleet = FleetSnapshot((*prefill, *decode), frozenset(pairs), paces)
     await sent(recording, make_request(), Scene(PromptFacts(num_tokens=40), fleet))
     assert weigh(recording) > 256 * 400

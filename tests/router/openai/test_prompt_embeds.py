@@ -227,7 +227,7 @@ def test_bytes_that_are_held_are_bounded(start: Callable[..., Served]) -> None:
     wait_for(lambda: any(worker.submitted for worker in served.workers))
     assert intake.held_bytes > 1280
     error = refused(served, 503, **body)
-    assert error["message"] == "the server is at its capacity; try again"
+    assert error["message"] == "the server is at capacity; retry"
     for worker in served.workers:
         worker.has_work = True
     threads[0].join(20)

@@ -104,13 +104,13 @@ async def test_what_prompts_add_to_decodes_reaches_placement(make_worker):
         free_blocks=9,
         total_blocks=9,
         prompt_steps=((500, 0.0125),),
-        beside_steps=((500, 0.006),),
+        mixed_steps=((500, 0.006),),
     )
     (seen,) = stack.fleet.snapshot(0.0).workers
-    assert seen.beside_steps == ((500, 0.006),)
+    assert seen.mixed_steps == ((500, 0.006),)
     known.load = None
     (seen,) = stack.fleet.snapshot(0.0).workers
-    assert seen.beside_steps == ()
+    assert seen.mixed_steps == ()
     await stack.close()
 
 

@@ -149,7 +149,8 @@ def never_fits_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was: nobody knows P's limit, and its no is the client's answer."""
     monkeypatch.setattr(policy, "may_hand_over", lambda prompt, worker: True)
     monkeypatch.setattr(
-        "tandem.router.dispatch.ladder.NON_RETRYABLE", NON_RETRYABLE | {RefusalCode.NEVER_FITS}
+        "tandem.router.dispatch.retry_policy.NON_RETRYABLE",
+        NON_RETRYABLE | {RefusalCode.NEVER_FITS},
     )
     monkeypatch.setattr(AttemptFailure, "of_handoff", False)
 

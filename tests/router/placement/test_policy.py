@@ -12,9 +12,9 @@ from tests.router.builders import STRICT, inc, view
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import Refusal, RefusalCode
-from tandem.protocol.steps import Crowd
+from tandem.protocol.steps import DecodeBatch
 from tandem.router.dispatch.failure import AttemptFailure
-from tandem.router.dispatch.ladder import Ladder
+from tandem.router.dispatch.retry_policy import RetryPolicy
 from tandem.router.placement.forecast import Targets, miss_chance
 from tandem.router.placement.policy import PlacementPolicy
 from tandem.router.placement.rates import Rates, measured, with_mixed_chunk
@@ -22,7 +22,7 @@ from tandem.router.placement.snapshot import (
     Arrivals,
     Exclusions,
     FleetSnapshot,
-    LinkPace,
+    LinkThroughput,
     PromptFacts,
     wait_for_room,
 )
@@ -47,12 +47,12 @@ BUSY_P = {**CHUNKS, "prompt_share": 0.8, "prompts_per_s": 18.0}
 NONE = Exclusions()
 
 
-def fleet_of(producer=None, consumer=None, pace=None, arrivals=None):
+def fleet_of(producer=None, consumer=None, throughput=None, arrivals=None):
     """Return one linked worker of each role with the times of a large GPU."""
     prefill = view(1, P, **{**MEASURED, "chunk_tokens": 2048, **(producer or {})})
     decode = view(2, D, **{**MEASURED, "chunk_tokens": 8192, **(consumer or {})})
-    pace = pace or LinkPace(12e9)
-    fleet = FleetSnapshot((prefill, decode), frozenset([PAIR]), {PAIR: pace})
+    throughput = throughput or LinkThroughput(12e9)
+    fleet = FleetSnapshot((prefill, decode), frozenset([PAIR]), {PAIR: throughput})
     return replace(fleet, arrivals=arrivals or Arrivals())
 
 
@@ -84,7 +84,7 @@ def prompt_of(tokens, **fields):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "hits", "producer", "consumer", "pace", "way"),
+    ("tokens", "hits", "producer", "consumer", "throughput", "way"),
     [
         (2048, 0, {}, {}, None, "pair"),
         (2048, 0, {}, BUSY_D, None, "pair"),
@@ -93,17 +93,17 @@ def prompt_of(tokens, **fields):
         (2048, 2040, {"waiting_tokens": 2048}, BUSY_D, None, "decode"),
         (2048, 0, {"waiting_tokens": 20_000}, BUSY_D, None, "decode"),
         (2048, 0, {"leg_tokens": 20_000}, BUSY_D, None, "decode"),
-        (2048, 0, {}, BUSY_D, LinkPace(1e9, 2_000_000_000), "decode"),
-        (2048, 0, {"token_bytes": 147_456.0}, BUSY_D, LinkPace(100e6), "decode"),
+        (2048, 0, {}, BUSY_D, LinkThroughput(1e9, 2_000_000_000), "decode"),
+        (2048, 0, {"token_bytes": 147_456.0}, BUSY_D, LinkThroughput(100e6), "decode"),
         (2048, 0, QUIET_P, FULL_D, None, "prefill"),
         (2048, 0, BUSY_P, FULL_D, None, "pair"),
         (2048, 0, {"residence_s": 0.1}, {**FULL_D, "residence_s": 0.1}, None, "pair"),
     ],
 )
-def test_situations(tokens, hits, producer, consumer, pace, way):
+def test_situations(tokens, hits, producer, consumer, throughput, way):
     """P idle or with a queue; D empty, busy or full; a slow link; prompts of any length."""
     prompt = prompt_of(tokens, hits={inc(2): hits})
-    assert way_of(prompt, fleet_of(producer, consumer, pace)) == way
+    assert way_of(prompt, fleet_of(producer, consumer, throughput)) == way
 
 
 def test_a_queue_takes_as_long_as_its_prompts():
@@ -134,14 +134,14 @@ def test_patience_keeps_prompts_with_their_prefill_worker():
 
 def test_a_full_decode_worker_leaves_the_request_to_the_prefill_worker():
     """D refuses for want of room after P computed: P decodes what it computed."""
-    ladder = Ladder(3)
+    retry_policy = RetryPolicy(3)
     refusal = Refusal(code=RefusalCode.CAPACITY, message="full")
     failure = AttemptFailure(
         worker=inc(2), worker_name="D", pair=PAIR, message="full", refusal=refusal
     )
-    ladder.record(failure)
+    retry_policy.record(failure)
     prompt = prompt_of(2048, hits={inc(1): 2032})
-    placement = placed(prompt, fleet_of(consumer=BUSY_D), ladder.exclusions)
+    placement = placed(prompt, fleet_of(consumer=BUSY_D), retry_policy.exclusions)
     assert (placement.forecast.way, placement.worker) == ("prefill", inc(1))
     assert placement.prefill is None
     assert placement.forecast.ttft < 0.01  # nothing is computed again
@@ -284,9 +284,9 @@ def test_times_of_other_workers_stand_in():
     assert known is not None
     mixed = known.of(view(3, D))
     assert mixed == Rates(d.decode_steps, p.prompt_steps, (), 1e-7, 4e-5)
-    assert mixed.step(Crowd(50), 500) == pytest.approx(0.012 + 0.0125, rel=0.02)
-    assert mixed.compute(500, 1000, Crowd(0), 20_000) == pytest.approx(
-        1.8 * mixed.compute(500, 1000, Crowd(0)), rel=0.06
+    assert mixed.step(DecodeBatch(50), 500) == pytest.approx(0.012 + 0.0125, rel=0.02)
+    assert mixed.compute(500, 1000, DecodeBatch(0), 20_000) == pytest.approx(
+        1.8 * mixed.compute(500, 1000, DecodeBatch(0)), rel=0.06
     )
     assert mixed.mixed_chunk(view(3, D, mixed_chunk_tokens=800, bounds_steps=True), 25_000) == 400
 
@@ -297,17 +297,19 @@ def test_a_worker_that_has_made_no_mixed_step_is_assumed_to_fill_the_target():
     assert known is not None
     new = view(2, D, bounds_steps=True, mixed_chunk_tokens=64, chunk_tokens=64, num_decoding=4)
     seen = with_mixed_chunk(new, known.of(new), 0.025)
-    assert known.step(Crowd(4), seen.mixed_chunk_tokens) == pytest.approx(0.8 * 0.025, rel=0.01)
+    assert known.step(DecodeBatch(4), seen.mixed_chunk_tokens) == pytest.approx(
+        0.8 * 0.025, rel=0.01
+    )
     assert seen.chunk_tokens == seen.mixed_chunk_tokens
-    measured_one = replace(new, beside_steps=((64, 0.001),))
+    measured_one = replace(new, mixed_steps=((64, 0.001),))
     assert with_mixed_chunk(measured_one, known.of(measured_one), 0.025) is measured_one
 
 
 def test_contexts_of_requests_since_the_report_are_like_the_others():
     """The report is a second old; streams are known at once."""
     worker = view(2, D, num_decoding=4, context_tokens=8_000, num_streams=6)
-    assert worker.crowd == Crowd(6, 12_000)
-    assert view(2, D, num_streams=6).crowd == Crowd(6, 0)
+    assert worker.decode_batch == DecodeBatch(6, 12_000)
+    assert view(2, D, num_streams=6).decode_batch == DecodeBatch(6, 0)
 
 
 @settings(max_examples=200, deadline=None)

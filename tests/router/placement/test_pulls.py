@@ -18,17 +18,19 @@ from tandem.router.placement.forecast import Targets
 from tandem.router.placement.policy import PlacementPolicy
 from tandem.router.placement.pulls import BUDGET_SECONDS, ROUND_SECONDS, best_pulls
 from tandem.router.placement.rates import measured
-from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, LinkPace, PromptFacts
+from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, LinkThroughput, PromptFacts
 from tandem.router.tenant import NO_KEYS
 from tandem.router.workers.pool import handoff_peers
 
 P, D = WorkerRole.PREFILL, WorkerRole.DECODE
-FAST = LinkPace(10e9)
+FAST = LinkThroughput(10e9)
 BYTES = 100_000.0
 """KV of a token."""
 
 
-def fleet_of(pace: LinkPace = FAST, *, busy: int = 0, **holder: object) -> FleetSnapshot:
+def fleet_of(
+    throughput: LinkThroughput = FAST, *, busy: int = 0, **holder: object
+) -> FleetSnapshot:
     """Two prefill workers, of which the first may have the prefix and queue, and a decode worker;
     the second calls the first to pull."""
     fields = {**MEASURED, "chunk_tokens": 2048, "token_bytes": BYTES}
@@ -38,7 +40,7 @@ def fleet_of(pace: LinkPace = FAST, *, busy: int = 0, **holder: object) -> Fleet
         view(3, D, **{**fields, "num_decoding": 50, "num_running": 50}),
     )
     links = frozenset({(inc(1), inc(3)), (inc(2), inc(3))})
-    paces = {(inc(1), inc(2)): pace}
+    paces = {(inc(1), inc(2)): throughput}
     return FleetSnapshot(workers, links, paces, frozenset(paces))
 
 
@@ -92,19 +94,19 @@ def test_an_idle_holder_computes_the_rest_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pace", "pulls"),
+    ("throughput", "pulls"),
     [
         (FAST, True),
-        (LinkPace(0.0, 0, 10e9), True),
-        (LinkPace(), False),
-        (LinkPace(2e9), False),
-        (LinkPace(10e9, 10_000_000_000), False),
+        (LinkThroughput(0.0, 0, 10e9), True),
+        (LinkThroughput(), False),
+        (LinkThroughput(2e9), False),
+        (LinkThroughput(10e9, 10_000_000_000), False),
     ],
     ids=["fast", "only its pattern is known", "unknown", "slower than computing", "others wait"],
 )
-def test_a_link_is_judged_by_what_it_did(pace: LinkPace, pulls: bool) -> None:
+def test_a_link_is_judged_by_what_it_did(throughput: LinkThroughput, pulls: bool) -> None:
     """800 MB are 80 ms over the fast link and 0.4 s over the slow one, and 0.17 s to compute."""
-    found = plans(prompt_of(8001, {1: 8000}), fleet_of(pace))
+    found = plans(prompt_of(8001, {1: 8000}), fleet_of(throughput))
     assert (inc(2) in found) is pulls
 
 

@@ -6,7 +6,7 @@ import asyncio
 import gc
 
 import pytest
-from tests.many_links import NUM_LINKS, Crowd, resident_kib
+from tests.many_links import NUM_LINKS, DecodeBatch, resident_kib
 from tests.router.fake_cards import fake_card
 
 from tandem.link.liveness import LinkTimes
@@ -28,14 +28,14 @@ def welcome(me: Incarnation, payload: bytes) -> bytes | None:
 @pytest.mark.timeout(180)
 async def test_four_hundred_workers_are_linked() -> None:
     """Each link takes three of ZMQ's sockets and five descriptors; a silent one is given time."""
-    crowd = Crowd(welcome)
+    decode_batch = DecodeBatch(welcome)
     times = LinkTimes(beat_interval=30.0, beat_timeout=120.0, stall_timeout=120.0)
     pool = WorkerPool(new_incarnation(), times=times, counter=RouterMetrics("fake"))
     try:
         pool.start(_Nobody())
         gc.collect()
         before = resident_kib()
-        for endpoint in crowd.endpoints:
+        for endpoint in decode_batch.endpoints:
             pool.add(endpoint)
         async with asyncio.timeout(150):
             while len(pool.workers) < NUM_LINKS:
@@ -44,7 +44,7 @@ async def test_four_hundred_workers_are_linked() -> None:
         assert len({worker.incarnation for worker in pool.workers.values()}) == NUM_LINKS
     finally:
         await pool.close()
-        crowd.stop()
+        decode_batch.stop()
 
 
 class _Nobody:

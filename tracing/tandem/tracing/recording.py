@@ -55,7 +55,7 @@ class AttemptRecord:
     number: int
     rule: str
     """Reason for this placement."""
-    rung: str
+    attempt_kind: str
     begin: float
     legs: list[LegRecord] = field(default_factory=list)
     end: float | None = None

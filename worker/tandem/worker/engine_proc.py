@@ -47,6 +47,7 @@ from tandem.protocol.outputs import (
 from tandem.protocol.timeline import LegTimes, Note, NoteBook
 from tandem.tracing.config import is_sampled
 from tandem.tracing.spans import OpenSpan, Spans
+from tandem.worker.cache_snapshots import CacheSnapshots
 from tandem.worker.handoff import HandoffService, PeerSets
 from tandem.worker.inbox import (
     FromRouter,
@@ -56,9 +57,8 @@ from tandem.worker.inbox import (
 )
 from tandem.worker.io import IOThread
 from tandem.worker.link_metrics import LinkMetrics
-from tandem.worker.pictures import Pictures
 from tandem.worker.server_config import ServerConfig
-from tandem.worker.stillness import Stillness
+from tandem.worker.stall_watchdog import StallWatchdog
 from tandem.worker.worker_probes import WorkerProbes
 
 RELEASE_SECONDS = 10.0
@@ -247,14 +247,14 @@ class EngineCoreProc:
         """Whether output waits to be flushed after the next step's launch."""
         self._idle = IdlePoll(core.config.scheduler.idle_poll_ms / 1000)
         self._drain = Drain()
-        self._stillness = Stillness()
+        self._stall_watchdog = StallWatchdog()
         self._role = "worker" if card.role is None else card.role.value
         self._spans = spans
         self._watched = 0
         """Number of requests whose times are recorded."""
         self._signals = 0
         self._peers = PeerSets()
-        self._pictures = Pictures(core)
+        self._cache_snapshots = CacheSnapshots(core)
         self._linked: frozenset[Incarnation] = frozenset()
         """Peers whose link was up in the last report to the routers."""
         self._io = IOThread(
@@ -282,7 +282,7 @@ class EngineCoreProc:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._on_signal)
         self._io.start()
-        self._stillness.start()
+        self._stall_watchdog.start()
         nap_precisely()
         try:
             self._loop()
@@ -293,7 +293,7 @@ class EngineCoreProc:
             self._tell(self._core.keys(), FailCause.WORKER_LOST, "the worker's engine failed")
             return 1
         finally:
-            self._stillness.stop()
+            self._stall_watchdog.stop()
             self._io.stop()
             self._handoff.close()
             self._core.close()
@@ -317,7 +317,7 @@ class EngineCoreProc:
 
     def _receive(self, *, block: bool) -> None:
         if block and self._inbox.empty:
-            seconds = self._pictures.seconds(time.monotonic())
+            seconds = self._cache_snapshots.seconds(time.monotonic())
             if self._core.has_work:  # KV is on its way: who moves it needs the interpreter
                 expected = self._handoff.expected()
                 self._io.attend(*self._idle.expecting(expected, min(PARKED_SECONDS, seconds)))
@@ -330,13 +330,13 @@ class EngineCoreProc:
             if isinstance(item, FromRouter):
                 self._handle(item)
             elif isinstance(item, RouterFound):
-                first = self._pictures.begin(item.router, time.monotonic())
+                first = self._cache_snapshots.begin(item.router, time.monotonic())
                 self._io.send(item.router, Frame(step=self._steps, blocks=first))
                 self._io.flush()
             elif isinstance(item, RouterLost):
                 self._core.abort_router(item.router)
                 self._peers.forget(item.router)
-                self._pictures.forget(item.router)
+                self._cache_snapshots.forget(item.router)
             else:
                 woken = True
         if woken:  # by the hand-off: once, however often it rang
@@ -381,7 +381,7 @@ class EngineCoreProc:
         if refusal is None:
             if message.request.watch is not None:
                 self._watched += 1
-                self._stillness.watch()
+                self._stall_watchdog.watch()
             # Said behind the step's launch, or with the next beat: it need not hold that up.
             accepted = (Accepted(key.request, key.attempt),)
             self._io.send(router, Frame(step=self._steps, accepted=accepted))
@@ -406,7 +406,7 @@ class EngineCoreProc:
         for frame in block_frames(self._steps, outputs.blocks):
             self._io.send(None, frame)
             sent = True
-        for to, part in self._pictures.parts(time.monotonic()):
+        for to, part in self._cache_snapshots.parts(time.monotonic()):
             self._io.send(to, Frame(step=self._steps, blocks=part))
             sent = True
         if sent:
@@ -415,7 +415,7 @@ class EngineCoreProc:
     def _times(self, outputs: StepOutputs) -> dict[Incarnation, list[LegTimes]]:
         """Return the times of the watched requests that ended in this step, by router."""
         told: dict[Incarnation, list[LegTimes]] = {}
-        now, stops = time.monotonic(), self._stillness.stops()
+        now, stops = time.monotonic(), self._stall_watchdog.stops()
         self._watched -= len(outputs.ended)
         for book in outputs.ended:
             if self._spans is not None and is_sampled(book.watch.traceparent):
@@ -431,7 +431,7 @@ class EngineCoreProc:
         now = time.monotonic()
         if now - self._load_at >= LOAD_SECONDS:
             if self._watched:
-                self._stillness.watch()
+                self._stall_watchdog.watch()
             self._load_at = now
             self._load = self._core.load_report()
             here = self._core.scheduler.make_stats()

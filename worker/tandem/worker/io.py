@@ -265,7 +265,7 @@ class IOThread(threading.Thread):
             self._outbox.hush()
             with self._lock:
                 self._send_queued()
-        if self._more or ready - {self._inbox.fileno()}:  # who is rung for is not kept
+        if self._more or ready - {self._inbox.fileno()}:  # who is kind of attempt for is not kept
             self._receive()
         now = time.monotonic()
         late = self._pulse.late(now)

@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.executor.base import Executor
-from tandem.engine.kv_memory import Capacity, SlabAllocator
+from tandem.engine.kv_memory import Capacity, KVCacheAllocator
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.scheduler.connector import KVConnector
 from tandem.engine.scheduler.lending import CachedPrefixes
@@ -157,10 +157,10 @@ def run_worker(
     *,
     executor: Executor,
     make_role: MakeRole,
-    allocate: SlabAllocator | None = None,
+    allocate: KVCacheAllocator | None = None,
 ) -> int:
     """Serve until a signal; return the exit status. Raises TooFewDescriptors. ``allocate`` gives
-    the slab's memory if a transport shares it."""
+    the KV cache's memory if a transport shares it."""
     raise_descriptor_limit()
     switch_soon()
     # One context for guard and sockets, set before the first: links take three sockets each.

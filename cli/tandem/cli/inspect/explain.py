@@ -87,7 +87,7 @@ def _bars(content: Json, width: int) -> Iterator[str]:
 def _attempts(content: Json) -> Iterator[str]:
     for attempt in content["attempts"]:
         yield ""
-        yield f"attempt {attempt['number']} ({attempt['rung']}): {attempt['rule']}"
+        yield f"attempt {attempt['number']} ({attempt['kind']}): {attempt['rule']}"
         for each in attempt["candidates"]:
             yield _candidate(each)
         for leg in attempt["legs"]:

@@ -1,1 +1,2 @@
-"""Block tables, reference counts and the prefix cache. No torch: the slab itself is a rank's."""
+"""Block tables, reference counts and the prefix cache. No torch: the KV cache itself is a
+rank's."""

@@ -69,7 +69,7 @@ class BlockPool:
         """Free blocks without a hash; the next one to use is last."""
         self._evictable: OrderedDict[int, None] = OrderedDict()
         """Free blocks that are cached; the next one to evict is first."""
-        self.evicting: Callable[[int, BlockHash], None] | None = None
+        self.on_evict: Callable[[int, BlockHash], None] | None = None
         """Called with a cached block before it is allocated and overwritten."""
 
     @property
@@ -177,6 +177,6 @@ class BlockPool:
         del self._block_of[digest]
         self._hash_of[block] = None
         self._log.removed(digest)
-        if self.evicting is not None:
-            self.evicting(block, digest)
+        if self.on_evict is not None:
+            self.on_evict(block, digest)
         return block

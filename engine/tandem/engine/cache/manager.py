@@ -26,7 +26,7 @@ class BlockTier(Protocol):
     """Slower memory that keeps blocks which the cache evicts. Its blocks count as cached for
     routers: it logs their begin and end in the manager's log."""
 
-    def evicting(self, block: int, digest: BlockHash) -> None:
+    def on_evict(self, block: int, digest: BlockHash) -> None:
         """Note that ``block``, cached under ``digest``, will be overwritten in a coming step."""
         ...
 
@@ -74,11 +74,11 @@ class KVCacheManager:
         """Return the share of the blocks that are held, 0 to 1."""
         return 1.0 - self.pool.num_free / self.pool.num_blocks
 
-    def put_behind(self, tier: BlockTier) -> None:
+    def attach_tier(self, tier: BlockTier) -> None:
         """Notify ``tier`` of each cached block before it is evicted."""
         assert self._tier is None, "there is a tier already"
         self._tier = tier
-        self.pool.evicting = tier.evicting
+        self.pool.on_evict = tier.on_evict
 
     def cached(self) -> tuple[BlockHash, ...]:
         """Return every hash of a block here or in the tier; twice if it is in both."""
@@ -194,15 +194,15 @@ class KVCacheManager:
         request.block_ids = []
         self._note_table(request, num_cached=0)
 
-    def hand_out(self, request: Request) -> list[int]:
-        """Return the request's blocks, which stay held until ``take_back``."""
+    def pin_for_transfer(self, request: Request) -> list[int]:
+        """Return the request's blocks, which stay held until ``unpin``."""
         blocks, request.block_ids = request.block_ids, []
         self._note_table(request, num_cached=0)
         return blocks
 
     def lend(self, hashes: Sequence[BlockHash]) -> list[int]:
         """Return the cached blocks of the longest run of ``hashes`` from the first on, with one
-        more reference each until ``take_back``."""
+        more reference each until ``unpin``."""
         found: list[int] = []
         for digest in hashes if self.enable_caching else ():
             block = self.pool.find(digest)
@@ -212,7 +212,7 @@ class KVCacheManager:
         self.pool.hold(found)
         return found
 
-    def take_back(self, blocks: Sequence[int]) -> None:
+    def unpin(self, blocks: Sequence[int]) -> None:
         """Free blocks that were handed out."""
         self._release(blocks)
 

@@ -27,8 +27,7 @@ class CacheConfig:
 
     block_size: int = setting(
         CPU_BLOCK_SIZE,
-        "Tokens per KV block, a power of two from 16 to 256. Default on GPUs: "
-        f"{GPU_BLOCK_SIZE}.",
+        f"Tokens per KV block, a power of two from 16 to 256. Default on GPUs: {GPU_BLOCK_SIZE}.",
         unit="tokens",
     )
     num_gpu_blocks_override: int | None = setting(

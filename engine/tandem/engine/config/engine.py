@@ -233,7 +233,8 @@ class EngineConfig:
 
     @property
     def layout(self) -> KVLayout:
-        """Return the layout of one rank's KV cache. An encoder's blocks are empty; they are counted."""
+        """Return the layout of one rank's KV cache. An encoder's blocks are empty; they are
+        counted."""
         facts = self.facts
         group = KVGroup(
             num_layers=facts.num_layers if facts.encoder is None else 0,

@@ -24,8 +24,8 @@ from tandem.engine.cache.manager import KVCacheManager, only_group
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.sleep import Sleep
 from tandem.engine.core.step_notes import StepNotes
-from tandem.engine.executor.base import Executor, WrittenAhead
-from tandem.engine.kv_memory import Capacity, SlabAllocator
+from tandem.engine.executor.base import Executor, OnKVWritten
+from tandem.engine.kv_memory import Capacity, KVCacheAllocator
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.offload.connector import OffloadConnector
 from tandem.engine.request import Gate
@@ -48,7 +48,7 @@ from tandem.protocol.outputs import (
     Refused,
 )
 from tandem.protocol.requests import EngineCoreRequest
-from tandem.protocol.steps import Crowd
+from tandem.protocol.steps import DecodeBatch
 from tandem.protocol.timeline import NoteBook
 
 LEAST_S = 0.001
@@ -159,7 +159,7 @@ class EngineCore:
             watermark=config.scheduler.watermark,
         )
         limits = Limits.of(config, self.max_model_len)
-        self._offload = self._put_behind(capacity)
+        self._offload = self._attach_tier(capacity)
         given = (connector, self._offload)
         self.wake: Callable[[], None] = lambda: None
         """Has the shell call ``step`` again; set by the shell, called by any thread."""
@@ -209,7 +209,7 @@ class EngineCore:
         config: EngineConfig,
         executor: Executor,
         *,
-        allocate: SlabAllocator | None = None,
+        allocate: KVCacheAllocator | None = None,
         connect: Callable[[Capacity], KVConnector | None] | None = None,
         metrics: EngineMetrics | None = None,
         stat_loggers: StatLoggers | None = None,
@@ -267,7 +267,7 @@ class EngineCore:
     def end_choices(self, key: RequestKey, choices: Collection[int]) -> None:
         """Drop some choices of a request and free what they alone hold, while the rest go on. Does
         nothing for choices that are not here."""
-        self.scheduler.roster.end_choices(key, choices, self._clock())
+        self.scheduler.request_table.end_choices(key, choices, self._clock())
 
     def abort_router(self, router: bytes) -> int:
         """Drop all requests of a lost router, and those handed over for it; return their number."""
@@ -393,7 +393,7 @@ class EngineCore:
 
     def load_report(self) -> LoadReport:
         """Load, for placement."""
-        now, crowd = self.scheduler.make_stats(), self.scheduler.decoding
+        now, decode_batch = self.scheduler.make_stats(), self.scheduler.decoding
         return LoadReport(
             num_running=now.running,
             num_waiting=now.waiting + now.deferred,
@@ -402,10 +402,10 @@ class EngineCore:
             free_blocks=now.free_blocks,
             total_blocks=self.manager.pool.num_blocks,
             leased_blocks=now.held_blocks,
-            num_decoding=crowd.streams,
-            context_tokens=crowd.context,
-            chunk_tokens=self.scheduler.chunk_beside(crowd),
-            mixed_chunk_tokens=self.scheduler.chunk_beside(max(crowd, Crowd(1))),
+            num_decoding=decode_batch.streams,
+            context_tokens=decode_batch.context,
+            chunk_tokens=self.scheduler.mixed_chunk(decode_batch),
+            mixed_chunk_tokens=self.scheduler.mixed_chunk(max(decode_batch, DecodeBatch(1))),
             bounds_steps=self.config.scheduler.max_itl_ms is not None,
             **self._notes.report(self._clock()),
             draining=self.draining,
@@ -445,7 +445,7 @@ class EngineCore:
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every block is free or held by a known holder."""
-        self.scheduler.roster.check_integrity()
+        self.scheduler.request_table.check_integrity()
 
     def close(self) -> None:
         """Stop the executor and the work that gates have begun. May be called twice."""
@@ -454,7 +454,7 @@ class EngineCore:
         self._stats.shutdown(self.scheduler.make_stats)
         self._executor.stop()
 
-    def _put_behind(self, capacity: Capacity) -> OffloadConnector | None:
+    def _attach_tier(self, capacity: Capacity) -> OffloadConnector | None:
         """Make the offload tier for blocks that the cache evicts; None if no rank holds one."""
         if not capacity.num_cpu_blocks:
             return None
@@ -466,7 +466,7 @@ class EngineCore:
             log=self.manager.log,
             cached_here=lambda digest: pool.find(digest) is not None,
         )
-        self.manager.put_behind(tier)
+        self.manager.attach_tier(tier)
         return tier
 
     def _draw(self) -> None:
@@ -480,7 +480,7 @@ class EngineCore:
         plan, future, launched = self._in_flight.popleft()
         started = max(launched, self._updated_at)
         waits_from = time.monotonic()
-        if self.scheduler.announces and isinstance(future, WrittenAhead):
+        if self.scheduler.announces and isinstance(future, OnKVWritten):
             self.scheduler.announce(future.wait_nearly(STEP_DEADLINE_S))
         output = future.result(timeout=STEP_DEADLINE_S)
         self._mask_wait.updated(time.monotonic() - waits_from)
@@ -497,7 +497,7 @@ class EngineCore:
         if busy:
             self._unchecked_since = None
         elif self._was_busy:
-            self.scheduler.roster.check_count()
+            self.scheduler.request_table.check_count()
             self._unchecked_since = self._clock()
         elif self._unchecked_since is not None and self._clock() - self._unchecked_since >= QUIET_S:
             self._unchecked_since = None

@@ -143,12 +143,12 @@ class Sleep:
     def _end_all(self) -> None:
         """End all requests, and those that were handed over and are still held."""
         scheduler, now = self._engine.scheduler, self._clock()
-        roster = scheduler.roster
-        for group in list(roster.groups.values()):
-            roster.fail(group, FailCause.ASLEEP, "the worker was put to sleep", now)
+        request_table = scheduler.request_table
+        for group in list(request_table.groups.values()):
+            request_table.fail(group, FailCause.ASLEEP, "the worker was put to sleep", now)
         for key in scheduler.held_keys():
             scheduler.abort(key)
-        roster.sweep()
+        request_table.sweep()
 
     def _reply(self, command: Command) -> Reply:
         asleep = bool(self._asleep)

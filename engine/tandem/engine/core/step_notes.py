@@ -9,7 +9,7 @@ from tandem.engine.scheduler.stats import PrefillRate, PromptLoad
 from tandem.engine.step import SchedulerOutput
 from tandem.engine.timing.step_costs import StepCosts
 from tandem.engine.timing.step_times import cost_behind
-from tandem.protocol.steps import Crowd, StepTimes
+from tandem.protocol.steps import DecodeBatch, StepTimes
 
 
 class Learned(TypedDict):
@@ -19,7 +19,7 @@ class Learned(TypedDict):
     decode_steps: StepTimes
     context_s: float
     prompt_steps: StepTimes
-    beside_steps: StepTimes
+    mixed_steps: StepTimes
     steepness: float
     residence_s: float
     prompt_share: float
@@ -30,7 +30,7 @@ class StepNotes:
     """Measurements of one scheduler's steps."""
 
     def __init__(self, scheduler: Scheduler, costs: StepCosts) -> None:
-        self._roster = scheduler.roster
+        self._request_table = scheduler.request_table
         self._measured = scheduler.measured
         self._measured.steepness = costs.steepness
         self._costs = costs
@@ -44,7 +44,7 @@ class StepNotes:
         Kept are prompt tokens a second (over steps that are mostly prompt), the times of steps by
         their content, and their cost on the device.
         """
-        self._roster.stats.add_cost(*self._costs.of(plan))
+        self._request_table.stats.add_cost(*self._costs.of(plan))
         if plan.drafts:
             return  # several tokens of a row need not be a prompt's
         chunked = chunks = ended = decodes = context = 0
@@ -59,12 +59,14 @@ class StepNotes:
             else:
                 decodes += 1
                 context += row.num_computed
-        crowd = Crowd(decodes, context)
+        decode_batch = DecodeBatch(decodes, context)
         if plan.rows:
             weight = self._padding.weight(decodes, chunked, chunks) if chunks else 0
-            self._measured.note(crowd, weight + round(seen), seconds)
+            self._measured.note(decode_batch, weight + round(seen), seconds)
         if chunked:
-            self._prompt_load.note(seconds - self._measured.decode_seconds(crowd), ended, now)
+            self._prompt_load.note(
+                seconds - self._measured.decode_seconds(decode_batch), ended, now
+            )
         if chunked and seconds > 0 and 2 * chunked > plan.num_tokens:
             self._prefill_rate.note(chunked, seconds)
 
@@ -76,7 +78,7 @@ class StepNotes:
             decode_steps=self._measured.decode_steps,
             context_s=self._measured.context_s,
             prompt_steps=self._measured.prompt_steps,
-            beside_steps=self._measured.beside_steps,
+            mixed_steps=self._measured.mixed_steps,
             steepness=self._measured.steepness,
             residence_s=self._measured.residence_s,
             prompt_share=share,

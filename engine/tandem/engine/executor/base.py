@@ -7,14 +7,14 @@ from concurrent.futures import Future
 from typing import Protocol, runtime_checkable
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
+from tandem.engine.kv_memory import Capacity, KVCacheAllocator, KVRegion
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from tandem.protocol.commands import SleepTag
 from tandem.protocol.kv import Fence
 
 
 @runtime_checkable
-class WrittenAhead(Protocol):
+class OnKVWritten(Protocol):
     """Additional interface of a step's future if its KV is known to be written before its result:
     the head and the draws are still to come then."""
 
@@ -27,13 +27,13 @@ class Executor(Protocol):
     """Carries plans to the ranks: ``UniProcExecutor`` has one, in the same process,
     ``MultiprocExecutor`` one in a child."""
 
-    def start(self, config: EngineConfig, allocate: SlabAllocator | None = None) -> Capacity:
-        """Load weights and the slab. Called once; errors are raised with a plain message."""
+    def start(self, config: EngineConfig, allocate: KVCacheAllocator | None = None) -> Capacity:
+        """Load weights and the KV cache. Called once; errors are raised with a plain message."""
         ...
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Launch one step. Two may be in flight; they finish in order. One that awaits masks is
-        computed, and draws nothing before ``draw``. The future may be ``WrittenAhead``."""
+        computed, and draws nothing before ``draw``. The future may be ``OnKVWritten``."""
         ...
 
     def draw(self, masks: TokenMasks) -> None:

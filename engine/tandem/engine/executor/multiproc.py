@@ -2,7 +2,8 @@
 
 Keeps the engine's interpreter to itself: neither its threads nor its garbage hold a step up. A
 child that ends is seen at once, whichever way it ends, and so is the engine's end by the child. On
-a CPU the rank's slab is memory that both processes see, so that a hand-off moves blocks from here.
+a CPU the rank's KV cache is memory that both processes see, so that a hand-off moves blocks from
+here.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tandem.engine.executor.wire import (
     encode,
     error_of,
 )
-from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
+from tandem.engine.kv_memory import Capacity, KVCacheAllocator, KVRegion
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from tandem.memory.shared import SharedMemory
 from tandem.protocol.commands import MEMORY_SECONDS, PROFILE_SECONDS, SleepTag
@@ -86,11 +87,11 @@ class MultiprocExecutor:
         self._late_profiles = 0
         """Late answers to Profile, which are dropped."""
 
-    def start(self, config: EngineConfig, allocate: SlabAllocator | None = None) -> Capacity:
-        """See Executor. The slab's memory is the child's: an allocator is refused by name."""
+    def start(self, config: EngineConfig, allocate: KVCacheAllocator | None = None) -> Capacity:
+        """See Executor. The KV cache's memory is the child's: an allocator is refused by name."""
         assert self._process is None, "the executor has started already"
         if allocate is not None:
-            allowed = "uni where the engine's process gives the slab's memory"
+            allowed = "uni where the engine's process gives the KV cache's memory"
             raise InvalidParameter("distributed_executor_backend", "mp", allowed)
         here, there = socket.socketpair()
         with there:
@@ -249,9 +250,9 @@ class MultiprocExecutor:
             if not isinstance(message, Failed):
                 raise RankError(f"rank {_RANK} did not start: {type(message).__name__}")
             raise error_of(message, _RANK)
-        if message.slab_bytes:
+        if message.kv_cache_bytes:
             descriptor = self._open.receive_descriptor(seconds=STEP_SECONDS)
-            self._memory = SharedMemory(descriptor, message.slab_bytes)
+            self._memory = SharedMemory(descriptor, message.kv_cache_bytes)
         return message.capacity
 
     def _receive(self, seconds: float) -> FromRank:

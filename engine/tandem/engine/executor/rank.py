@@ -66,7 +66,7 @@ class Rank:
         self._launched: deque[LaunchedStep | Exception] = deque()
 
     def start(self, message: Start) -> Worker:
-        """Load weights and slab, and send the capacity. Raises what went wrong."""
+        """Load weights and KV cache, and send the capacity. Raises what went wrong."""
         threading.Thread(target=self._read, name="plans", daemon=True).start()
         spin_briefly()
         from tandem.engine.worker import Worker

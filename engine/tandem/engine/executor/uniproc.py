@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
+from tandem.engine.kv_memory import Capacity, KVCacheAllocator, KVRegion
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from tandem.engine.threads import spin_briefly
 from tandem.protocol.commands import SleepTag
@@ -35,7 +35,7 @@ class StepFuture(Future[ModelRunnerOutput]):
         return super().result()
 
     def wait_nearly(self, seconds: float) -> Fence:
-        """See WrittenAhead."""
+        """See OnKVWritten."""
         return self._launched.wait_nearly(seconds)
 
 
@@ -47,7 +47,7 @@ class UniProcExecutor:
         self._open: StepFuture | None = None
         """The step that awaits its masks."""
 
-    def start(self, config: EngineConfig, allocate: SlabAllocator | None = None) -> Capacity:
+    def start(self, config: EngineConfig, allocate: KVCacheAllocator | None = None) -> Capacity:
         """See Executor. torch is imported here, not before."""
         spin_briefly()
         from tandem.engine.worker import Worker
@@ -84,7 +84,7 @@ class UniProcExecutor:
 
     def regions(self) -> tuple[KVRegion, ...]:
         """See Executor."""
-        return (KVRegion(0, self.worker.slab_blocks()),)
+        return (KVRegion(0, self.worker.kv_cache_blocks()),)
 
     def sleep(self, level: int) -> int:
         """See Executor."""

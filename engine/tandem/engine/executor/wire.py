@@ -66,11 +66,11 @@ class Profiled(msgspec.Struct, frozen=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """The rank holds weights and slab."""
+    """The rank holds weights and KV cache."""
 
     capacity: Capacity
-    slab_bytes: int
-    """Bytes of the shared slab, whose descriptor follows; 0 if it cannot be shared."""
+    kv_cache_bytes: int
+    """Bytes of the shared KV cache, whose descriptor follows; 0 if it cannot be shared."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

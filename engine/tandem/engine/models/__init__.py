@@ -1,6 +1,6 @@
 """Model families by the architecture that config.json names."""
 
-from tandem.engine.models.base import CausalModel, EmbeddedTokens, Nearly, StepContext
+from tandem.engine.models.base import CausalModel, EmbeddedTokens, LastLayersQueued, StepContext
 from tandem.engine.models.registry import load_model
 
-__all__ = ["CausalModel", "EmbeddedTokens", "Nearly", "StepContext", "load_model"]
+__all__ = ["CausalModel", "EmbeddedTokens", "LastLayersQueued", "StepContext", "load_model"]

@@ -30,7 +30,7 @@ class EmbeddedTokens:
         stream.index_copy_(0, self.index, rows)
 
 
-class Nearly(NamedTuple):
+class LastLayersQueued(NamedTuple):
     """Callback for when all but the last layers of a step are queued."""
 
     layers_left: int
@@ -51,12 +51,12 @@ class StepContext:
     attention: AttentionBackend
     sequences: StepSequences
     kv: Sequence[Tensor]
-    """Per layer, its view of the slab: [num_blocks, 2, kv_heads, block_size, head_dim]."""
+    """Per layer, its view of the KV cache: [num_blocks, 2, kv_heads, block_size, head_dim]."""
     token_types: Tensor | None = None
     """Token types, int64 [tokens]; None if all are 0, or the model has no types."""
     embedded: EmbeddedTokens | None = None
     """Tokens with vectors; None if every token has an id. Decoders alone use it."""
-    nearly: Nearly | None = None
+    nearly: LastLayersQueued | None = None
     """Callback of decoders alone."""
 
     @cached_property

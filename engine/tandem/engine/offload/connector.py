@@ -214,7 +214,7 @@ class OffloadConnector:
         """See InStepConnector."""
         return bool(self._stores or self._loads)
 
-    def evicting(self, block: int, digest: BlockHash) -> None:
+    def on_evict(self, block: int, digest: BlockHash) -> None:
         """Have the block copied out, unless its content is here already or every host block is
         being read."""
         if self._blocks.find(digest) is not None:

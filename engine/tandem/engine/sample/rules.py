@@ -22,7 +22,7 @@ OPENS_WITHIN = 16
 """Tokens within which a thought begins, or never does."""
 
 
-class Thought:
+class ThinkingBudget:
     """Progress of one row's thought; its output's tokens are passed in order."""
 
     def __init__(self, marks: ThinkingMarks, budget: int, output: Sequence[int] = ()) -> None:
@@ -60,9 +60,9 @@ class Thought:
             else:
                 self._look_for_begin(token)
 
-    def copy(self) -> Thought:
+    def copy(self) -> ThinkingBudget:
         """Return an independent copy."""
-        other = Thought(self._marks, self._budget)
+        other = ThinkingBudget(self._marks, self._budget)
         other._num_tokens, other._has_begun = self._num_tokens, self._has_begun
         other._tail, other.is_over = self._tail, self.is_over
         return other
@@ -171,7 +171,7 @@ class RowRules:
     """The last output tokens, as many as the longest bad word needs."""
     seen: SeenTokens | None
     """Counts for the penalties; None if they are off."""
-    thought: Thought | None
+    thought: ThinkingBudget | None
     """Progress of the thought, as long as it may have to be ended."""
 
     @property
@@ -270,9 +270,9 @@ def _bias(params: SamplingParams) -> tuple[Tensor, Tensor] | None:
     return torch.tensor(list(params.logit_bias), dtype=torch.int64), values
 
 
-def _thought(params: SamplingParams, output: Sequence[int]) -> Thought | None:
+def _thought(params: SamplingParams, output: Sequence[int]) -> ThinkingBudget | None:
     budget = params.thinking_token_budget
     if params.thinking is None or budget is None or budget < 0:
         return None
-    thought = Thought(params.thinking, budget, output)
+    thought = ThinkingBudget(params.thinking, budget, output)
     return None if thought.is_over else thought

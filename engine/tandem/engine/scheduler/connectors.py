@@ -16,7 +16,7 @@ from tandem.engine.scheduler.connector import (
     Lookup,
     Remote,
 )
-from tandem.engine.scheduler.roster import ABORT
+from tandem.engine.scheduler.request_table import ABORT
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.kv import Fence, FirstToken, Released

@@ -49,7 +49,7 @@ class Drafts:
         """
         known = len(request.token_ids)
         decodes = request.state is RequestState.RUNNING and request.num_generated > 0
-        settled = request.num_pending == 0 and known - request.num_computed == 1
+        settled = request.num_output_placeholders == 0 and known - request.num_computed == 1
         tokens = tuple(token_ids[: request.max_len - known - 1])
         free = draws_several(request) and request.seq not in self._proposed
         if not (decodes and settled and free and tokens):
@@ -180,7 +180,7 @@ class Constrained:
             waits = patient or request.seq not in self._slow
             try:
                 if not request.constraint.is_ready(until - time.monotonic() if waits else 0.0):
-                    self._take_back(request, now)
+                    self._unpin(request, now)
                     late.append(request.seq)
                 elif request.constraint.is_dead:
                     ended.append((request, None))
@@ -222,11 +222,11 @@ class Constrained:
         """Return whether a request is not planned because its mask is not made."""
         return bool(self._late)
 
-    def _take_back(self, request: Request, now: float) -> None:
+    def _unpin(self, request: Request, now: float) -> None:
         """Undo the request's row: its last token is computed again. If it was late the last time
         too, that happens only once its mask is made."""
         assert request.constraint is not None
-        request.num_pending -= 1
+        request.num_output_placeholders -= 1
         request.num_computed -= 1
         if request.seq in self._slow:
             self._late[request.seq] = (request, request.plan_limit, now)

@@ -46,18 +46,18 @@ class CachedPrefixes:
     @property
     def is_short(self) -> bool:
         """Return whether the first of the queue or of the hand-offs finds too few free blocks."""
-        roster, manager = self._scheduler.roster, self._scheduler.manager
-        first = roster.waiting.peek()
-        if roster.is_short or first is None:
-            return roster.is_short
+        request_table, manager = self._scheduler.request_table, self._scheduler.manager
+        first = request_table.waiting.peek()
+        if request_table.is_short or first is None:
+            return request_table.is_short
         hits = manager.find_cached_prefix(first, first.max_cached_tokens)
-        return not manager.can_start(hits, len(first.token_ids), keep_spare=roster.busy)
+        return not manager.can_start(hits, len(first.token_ids), keep_spare=request_table.busy)
 
     def lend(self, key: RequestKey, hashes: Sequence[BlockHash]) -> Loan | None:
         """Lend the cached blocks among these leading ones, without a gap. Return None and hold
         nothing if none is cached or the key is in use."""
         scheduler = self._scheduler
-        held = scheduler.roster.held
+        held = scheduler.request_table.held
         if scheduler.holds(key) or key in held:
             return None
         blocks = scheduler.manager.lend(hashes)

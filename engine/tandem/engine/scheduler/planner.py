@@ -16,13 +16,13 @@ from tandem.engine.scheduler.connector import InStepConnector
 from tandem.engine.scheduler.constrained import MOST_DRAFTS, Held, draws_several
 from tandem.engine.scheduler.noted import note_preemption
 from tandem.engine.scheduler.remote import RemoteKV, Way
-from tandem.engine.scheduler.roster import Roster
+from tandem.engine.scheduler.request_table import RequestTable
 from tandem.engine.scheduler.updater import Chunk
 from tandem.engine.step import (
     BlockTransfers,
     NewSequence,
-    RowDraft,
     SchedulerOutput,
+    SpecTokens,
     StepRow,
 )
 from tandem.engine.timing.step_times import (
@@ -32,21 +32,21 @@ from tandem.engine.timing.step_times import (
     StepRoom,
 )
 from tandem.protocol.layout import blocks_for
-from tandem.protocol.steps import Crowd
+from tandem.protocol.steps import DecodeBatch
 
 
 class Shares:
     """Shares of several tenants in one step."""
 
-    def __init__(self, roster: Roster, max_num_seqs: int) -> None:
-        self._roster = roster
+    def __init__(self, request_table: RequestTable, max_num_seqs: int) -> None:
+        self._request_table = request_table
         self._num_seats = max_num_seqs
-        tenants = len(roster.tenants)
+        tenants = len(request_table.tenants)
         self._seats = max_num_seqs // tenants
-        self._blocks = roster.manager.pool.num_blocks // tenants
+        self._blocks = request_table.manager.pool.num_blocks // tenants
         self._held_seats: Counter[str] = Counter()
         self._held_blocks: Counter[str] = Counter()
-        for request in (*roster.running, *roster.loading.values()):
+        for request in (*request_table.running, *request_table.loading.values()):
             self._held_seats[request.tenant] += 1
             self._held_blocks[request.tenant] += len(request.block_ids)
 
@@ -54,7 +54,7 @@ class Shares:
         """Return the tenants that hold less than their part of everything."""
         return frozenset(
             each
-            for each in self._roster.tenants
+            for each in self._request_table.tenants
             if self._held_seats[each] < self._seats and self._held_blocks[each] < self._blocks
         )
 
@@ -64,7 +64,7 @@ class Shares:
 
         Each is preempted for another tenant once at most, so all requests end.
         """
-        need = blocks_for(len(needs.token_ids), self._roster.manager.block_size)
+        need = blocks_for(len(needs.token_ids), self._request_table.manager.block_size)
         if self._held_blocks[needs.tenant] + need > self._blocks:
             return None
         over = {
@@ -75,7 +75,7 @@ class Shares:
         largest = max(over, key=over.__getitem__, default="")
         if over.get(largest, 0.0) <= 1.0:
             return None
-        for each in reversed(self._roster.running):
+        for each in reversed(self._request_table.running):
             spared = each.preempted_for_tenant or not each.preemptible
             if each.tenant == largest and not spared:
                 return each
@@ -90,11 +90,11 @@ class Shares:
         """Return the prompt tokens that each tenant may have computed in a step of ``budget``: an
         equal part, and the unused rest of other tenants' parts."""
         wanted: Counter[str] = Counter()
-        manager = self._roster.manager
+        manager = self._request_table.manager
         for request in running:
             wanted[request.tenant] += request.num_uncomputed
         may_start = self._held_seats.total() < self._num_seats
-        for tenant, tokens, first in self._roster.waiting.wanted():
+        for tenant, tokens, first in self._request_table.waiting.wanted():
             if may_start:
                 hits = manager.find_cached_prefix(first, first.max_cached_tokens)
                 wanted[tenant] += max(1, tokens - len(hits) * manager.block_size)
@@ -109,7 +109,7 @@ RECENT_SECONDS = 10.0
 """Time for which a request of another tenant keeps steps short while much is to compute."""
 
 
-class Draft:
+class StepBuilder:
     """A step while it is being planned."""
 
     __slots__ = (
@@ -142,19 +142,19 @@ class Draft:
         self.chunks: list[Chunk] = []
         self.due: list[Request] = []
         """Sequences with one more full block to cache once the plan is final."""
-        self.drafts: list[RowDraft] = []
+        self.drafts: list[SpecTokens] = []
         self.drafts_left = MOST_DRAFTS
         self.parts: dict[str, int] | None = None
         """Prompt tokens left for each tenant, if several have some to compute."""
 
 
 class Planner:
-    """Fills drafts from the roster; ``num_computed`` advances as rows are drafted."""
+    """Fills drafts from the request table; ``num_computed`` advances as rows are drafted."""
 
     def __init__(
         self,
         config: SchedulerConfig,
-        roster: Roster,
+        request_table: RequestTable,
         remote: RemoteKV | None = None,
         in_step: InStepConnector | None = None,
         measured: MeasuredSteps | None = None,
@@ -164,9 +164,9 @@ class Planner:
     ) -> None:
         """``measured`` and ``padding`` are used for ``max_itl_ms``; ``computes_whole``: no prompt
         is cut."""
-        self._roster = roster
+        self._request_table = request_table
         self._in_step = in_step
-        self._manager = roster.manager
+        self._manager = request_table.manager
         self._remote = remote
         self._budget = config.max_num_batched_tokens
         self._mixed = config.mixed_tokens
@@ -179,12 +179,12 @@ class Planner:
         self._computes_whole = computes_whole
         self._now = 0.0
 
-    def draft(self, now: float) -> Draft:
+    def draft(self, now: float) -> StepBuilder:
         """Return the rows of the next step."""
         self._now = now
-        draft = Draft(self._budget)
+        draft = StepBuilder(self._budget)
         shares = self._share()
-        held = self._hold_drafted(draft) if self._roster.drafts else ()
+        held = self._hold_drafted(draft) if self._request_table.drafts else ()
         prompts, preempted = self._draft_decodes(draft)
         if held:
             self._draft_drafted(draft, held)
@@ -199,7 +199,7 @@ class Planner:
             self._draft_waiting(draft, now)
         return draft
 
-    def _divide(self, draft: Draft, shares: Shares, prompts: Sequence[Request]) -> None:
+    def _divide(self, draft: StepBuilder, shares: Shares, prompts: Sequence[Request]) -> None:
         """Divide the step's prompt tokens between tenants. If one tenant can have all of its own
         computed in a step as short as one with decodes, the step is that short."""
         draft.parts = shares.prompt_parts(prompts, draft.budget)
@@ -213,13 +213,13 @@ class Planner:
     def _is_shared(self, prompts: Sequence[Request]) -> bool:
         """Return whether several tenants send requests, and more prompt tokens wait than a step
         takes. A request of another tenant then waits for one short step, not for a full one."""
-        changed = self._roster.tenants_changed
+        changed = self._request_table.tenants_changed
         if changed is None or self._now - changed > RECENT_SECONDS:
             return False
-        tokens = self._roster.waiting.num_tokens
+        tokens = self._request_table.waiting.num_tokens
         return tokens + sum(each.num_uncomputed for each in prompts) > self._budget
 
-    def _short_budget(self, draft: Draft) -> int:
+    def _short_budget(self, draft: StepBuilder) -> int:
         """Return the prompt tokens of a step that takes no longer than one with decodes."""
         rows = draft.num_tokens
         return min(draft.budget, max(1, self._mixed(rows + 1) - rows))
@@ -227,11 +227,11 @@ class Planner:
     def _share(self) -> Shares | None:
         """If several tenants have requests, let those that hold less than their part go first, and
         make room for the first of them."""
-        roster, waiting = self._roster, self._roster.waiting
+        request_table, waiting = self._request_table, self._request_table.waiting
         waiting.first_tenants = waiting.passed_over = frozenset()
-        if len(roster.tenants) < 2:
+        if len(request_table.tenants) < 2:
             return None
-        shares = Shares(roster, self._max_num_seqs)
+        shares = Shares(request_table, self._max_num_seqs)
         waiting.first_tenants = shares.below()
         request = waiting.peek()
         if request is None or request.tenant not in waiting.first_tenants:
@@ -242,20 +242,20 @@ class Planner:
                 break
             shares.left(last)
             note_preemption(last, self._now)
-            roster.running.remove(last)
-            roster.preempt(last)
+            request_table.running.remove(last)
+            request_table.preempt(last)
             last.preempted_for_tenant = True
         return shares
 
     def _has_room(self, request: Request) -> bool:
         """Return whether a seat and blocks are free for the first in the queue."""
-        roster, manager = self._roster, self._manager
-        if len(roster.running) + len(roster.loading) >= self._max_num_seqs:
+        request_table, manager = self._request_table, self._manager
+        if len(request_table.running) + len(request_table.loading) >= self._max_num_seqs:
             return False
         hits = manager.find_cached_prefix(request, request.max_cached_tokens)
-        return manager.can_start(hits, len(request.token_ids), keep_spare=roster.busy)
+        return manager.can_start(hits, len(request.token_ids), keep_spare=request_table.busy)
 
-    def seal(self, draft: Draft, step: int) -> SchedulerOutput | None:
+    def seal(self, draft: StepBuilder, step: int) -> SchedulerOutput | None:
         """Return the finished plan, or None if there is nothing to compute."""
         idle = not draft.decodes and not draft.prompts
         transfers = None
@@ -268,8 +268,8 @@ class Planner:
             return None
         for request in draft.due:
             self._manager.cache_full(request)
-        dropped, self._roster.dropped = self._roster.dropped, []
-        self._roster.stats.planned_tokens += draft.num_tokens
+        dropped, self._request_table.dropped = self._request_table.dropped, []
+        self._request_table.stats.planned_tokens += draft.num_tokens
         rows = (*draft.decodes, *draft.prompts)
         return SchedulerOutput(
             step=step,
@@ -278,14 +278,14 @@ class Planner:
             dropped=tuple(dropped),
             block_copies=self._manager.take_copies(),
             transfers=transfers,
-            awaits_masks=self._roster.constrained.begin(rows),
+            awaits_masks=self._request_table.constrained.begin(rows),
             drafts=tuple(draft.drafts),
         )
 
-    def _draft_decodes(self, draft: Draft) -> tuple[list[Request], bool]:
+    def _draft_decodes(self, draft: StepBuilder) -> tuple[list[Request], bool]:
         """Draft one token for each running sequence with one to compute. Return those with more,
         and whether a sequence was preempted. Decodes after a prompt leave it at least one token."""
-        running = self._roster.running
+        running = self._request_table.running
         prompts: list[Request] = []
         preempted = False
         budget = draft.budget
@@ -294,7 +294,7 @@ class Planner:
         while (index := index + 1) < len(running):
             request = running[index]
             computed = request.num_computed
-            known = len(request.token_ids) + request.num_pending
+            known = len(request.token_ids) + request.num_output_placeholders
             if known - computed != 1:
                 prompts.append(request)
                 owed = 1
@@ -320,7 +320,7 @@ class Planner:
             else:
                 decoding = True
             request.num_computed = known
-            request.num_pending += 1
+            request.num_output_placeholders += 1
             if known >= request.cache_due:
                 draft.due.append(request)
             budget -= 1
@@ -330,44 +330,46 @@ class Planner:
             if self._max_itl is None:
                 draft.budget = min(budget, self._mixed(rows) - rows)
             else:
-                draft.room = self._room(Crowd(rows, draft.context), self._max_itl)
+                draft.room = self._room(DecodeBatch(rows, draft.context), self._max_itl)
         return prompts, preempted
 
-    def mixed_prompt_tokens(self, crowd: Crowd) -> int:
+    def mixed_prompt_tokens(self, decode_batch: DecodeBatch) -> int:
         """Return the most tokens of one prompt, from its start, in a step with these decodes; of a
         step without any, all."""
-        if not crowd.streams:
+        if not decode_batch.streams:
             return self._budget
         if self._max_itl is not None:
-            return self._room(crowd, self._max_itl).most(0, self._budget - crowd.streams)
-        return self._mixed(crowd.streams) - crowd.streams
+            return self._room(decode_batch, self._max_itl).most(
+                0, self._budget - decode_batch.streams
+            )
+        return self._mixed(decode_batch.streams) - decode_batch.streams
 
-    def _room(self, crowd: Crowd, seconds: float) -> StepRoom:
+    def _room(self, decode_batch: DecodeBatch, seconds: float) -> StepRoom:
         """Return the room of a step of these decodes that may take ``seconds``."""
         steps = self._measured
-        fitting = steps.prompt_tokens_within(crowd, seconds, 2 * self._budget)
-        return StepRoom(self._padding, crowd.streams, fitting, steps.steepness)
+        fitting = steps.prompt_tokens_within(decode_batch, seconds, 2 * self._budget)
+        return StepRoom(self._padding, decode_batch.streams, fitting, steps.steepness)
 
-    def _hold_drafted(self, draft: Draft) -> list[Held]:
+    def _hold_drafted(self, draft: StepBuilder) -> list[Held]:
         """Reserve tokens and blocks for sequences with drafts, before the others; one token is
         left."""
-        held = list(self._roster.drafts.take(self._manager, draft.budget - 1))
+        held = list(self._request_table.drafts.take(self._manager, draft.budget - 1))
         draft.drafts_left -= sum(len(each.draft_token_ids) for each in held)
         draft.budget -= len(held) + MOST_DRAFTS - draft.drafts_left
         return held
 
-    def _draft_drafted(self, draft: Draft, held: Sequence[Held]) -> None:
+    def _draft_drafted(self, draft: StepBuilder, held: Sequence[Held]) -> None:
         """Draft a row of several tokens for each of ``held`` that still has its blocks, after the
         decodes, like chunks. ``num_computed`` advances by the last known token, which is certain;
         ``Updater`` adds the rest."""
-        for request, tokens, added in self._roster.drafts.planned(held):
+        for request, tokens, added in self._request_table.drafts.planned(held):
             if not request.on_rank:
                 added = self._introduce(draft, request)
             computed, count = request.num_computed, 1 + len(tokens)
             draft.prompts.append(StepRow(request.seq, computed, count, added, request.choices))
-            draft.drafts.append(RowDraft(request.seq, tokens))
+            draft.drafts.append(SpecTokens(request.seq, tokens))
             request.num_computed = computed + 1
-            request.num_pending += 1
+            request.num_output_placeholders += 1
             if computed + 1 >= request.cache_due:
                 draft.due.append(request)
             draft.num_tokens += count
@@ -379,18 +381,18 @@ class Planner:
         while True:
             victim = choose_victim(running, index)
             note_preemption(running[victim], self._now)
-            self._roster.preempt(running.pop(victim))
+            self._request_table.preempt(running.pop(victim))
             if victim == index:
                 return None
             room = self._manager.grow(request, request.num_tokens)
             if room is not None:
                 return room
 
-    def _draft_prompt(self, draft: Draft, request: Request, most: int | None = None) -> None:
+    def _draft_prompt(self, draft: StepBuilder, request: Request, most: int | None = None) -> None:
         """Draft the next chunk of a sequence with several tokens to compute, of ``most`` at most.
         If it is alone, ``most`` is ignored, as the limit would help no other request."""
         remaining = request.num_uncomputed
-        alone = not draft.prompts and self._roster.waiting.peek() is None
+        alone = not draft.prompts and self._request_table.waiting.peek() is None
         most = draft.budget if most is None or alone else min(draft.budget, most)
         if draft.parts is not None:
             most = min(most, draft.parts.get(request.tenant, 0))
@@ -410,7 +412,7 @@ class Planner:
         if last and self._replay and request.num_output:
             self._replay_last(draft, request, count - 1)
         request.num_computed = end
-        request.num_pending += last
+        request.num_output_placeholders += last
         if end >= request.cache_due:
             draft.due.append(request)
         draft.budget -= count
@@ -420,7 +422,7 @@ class Planner:
             draft.room.take(start, count)
         draft.num_tokens += count
 
-    def _replay_last(self, draft: Draft, request: Request, most: int) -> None:
+    def _replay_last(self, draft: StepBuilder, request: Request, most: int) -> None:
         """Have the last chunk of a resumed sequence also sample after its last ``most`` emitted
         tokens. Not with a grammar or a logits processor, which know one position, nor with bounded
         thinking: a rank forgets what ended the thinking once it is over."""
@@ -428,23 +430,26 @@ class Planner:
         bounded = request.group.source.params.thinking is not None
         if count > 0 and not bounded and draws_several(request):
             tokens = tuple(request.token_ids[-count:])
-            draft.drafts.append(RowDraft(request.seq, tokens, forced=True))
+            draft.drafts.append(SpecTokens(request.seq, tokens, forced=True))
             draft.drafts_left -= count
 
-    def _draft_waiting(self, draft: Draft, now: float) -> None:
+    def _draft_waiting(self, draft: StepBuilder, now: float) -> None:
         """Start requests from the queue while tokens, seats and blocks last."""
-        roster, remote = self._roster, self._remote
+        request_table, remote = self._request_table, self._remote
         aside, before = [], draft.num_tokens
-        while draft.budget and len(roster.running) + len(roster.loading) < self._max_num_seqs:
+        while (
+            draft.budget
+            and len(request_table.running) + len(request_table.loading) < self._max_num_seqs
+        ):
             if draft.parts is not None:
-                roster.waiting.passed_over = {
+                request_table.waiting.passed_over = {
                     each for each, left in draft.parts.items() if not left
                 }
-            request = roster.waiting.peek()
+            request = request_table.waiting.peek()
             if request is None:
                 break
-            if request.num_pending > 0:
-                aside.append(roster.waiting.pop())
+            if request.num_output_placeholders > 0:
+                aside.append(request_table.waiting.pop())
                 continue
             way = Way.COMPUTE if remote is None else remote.way_of(request)
             if way is Way.GONE:
@@ -458,18 +463,18 @@ class Planner:
                 break
             self._draft_prompt(draft, request, left)
         for request in aside:
-            roster.waiting.push(request)
-        roster.waiting.passed_over = frozenset()
+            request_table.waiting.push(request)
+        request_table.waiting.passed_over = frozenset()
 
     def _start(self, request: Request, now: float) -> bool:
         """Start the first of the queue with blocks for all its known tokens; return False without
         room."""
-        roster, manager = self._roster, self._manager
+        request_table, manager = self._request_table, self._manager
         hits = manager.find_cached_prefix(request, request.max_cached_tokens)
         count = len(request.token_ids)
-        if not manager.can_start(hits, count, keep_spare=roster.busy):
+        if not manager.can_start(hits, count, keep_spare=request_table.busy):
             return False
-        roster.waiting.pop()
+        request_table.waiting.pop()
         manager.start(request, hits, count)
         request.num_computed = len(hits) * manager.block_size
         if request.group.scheduled is None:
@@ -477,20 +482,20 @@ class Planner:
             request.group.num_hit = request.num_computed  # a later choice finds what this computes
         if request.num_preemptions == 0:
             self._count_start(request)
-        roster.join(request)
+        request_table.join(request)
         if self._remote is not None:
             self._remote.started(request)
         return True
 
     def _count_start(self, request: Request) -> None:
-        stats, group = self._roster.stats, request.group
+        stats, group = self._request_table.stats, request.group
         group.num_computed_prompt += request.num_prefill - request.num_computed
         stats.queried_tokens += request.num_prefill
         stats.hit_tokens += request.num_computed
         stats.prompt_tokens += request.num_prefill
         stats.computed_tokens += request.num_prefill - request.num_computed
 
-    def _introduce(self, draft: Draft, request: Request) -> tuple[int, ...]:
+    def _introduce(self, draft: StepBuilder, request: Request) -> tuple[int, ...]:
         """Send the ranks all data of a sequence; its row then adds no blocks."""
         draft.new.append(request.as_new())
         request.on_rank = True

@@ -23,7 +23,7 @@ from tandem.engine.scheduler.connector import (
     Lookup,
     Remote,
 )
-from tandem.engine.scheduler.roster import Roster
+from tandem.engine.scheduler.request_table import RequestTable
 from tandem.engine.scheduler.updater import Updater
 from tandem.protocol.errors import FailCause
 from tandem.protocol.kv import Fence, LoadFailed, Released
@@ -33,10 +33,10 @@ from tandem.protocol.layout import blocks_for
 class Turns:
     """Order of one step: ask for hand-offs in order, then for waiting requests."""
 
-    def __init__(self, roster: Roster, max_num_seqs: int) -> None:
-        self._roster = roster
+    def __init__(self, request_table: RequestTable, max_num_seqs: int) -> None:
+        self._request_table = request_table
         self._max_num_seqs = max_num_seqs
-        self._queue = roster.waiting.in_order()
+        self._queue = request_table.waiting.in_order()
         self._next = next(self._queue, None)
         self._blocks = 0
         """Blocks for requests in the queue before the last hand-off that was asked for."""
@@ -51,10 +51,10 @@ class Turns:
         if self._short is not None:
             return False
         self._claim_before(request.order)
-        roster = self._roster
+        request_table = self._request_table
         claimed = extra + self._blocks
-        room = self._seats < self._free_seats and roster.manager.can_start(
-            hits, count, extra=claimed, keep_spare=roster.busy
+        room = self._seats < self._free_seats and request_table.manager.can_start(
+            hits, count, extra=claimed, keep_spare=request_table.busy
         )
         if not room:
             self._short = request.order
@@ -66,12 +66,12 @@ class Turns:
 
     @property
     def _free_seats(self) -> int:
-        roster = self._roster
-        return self._max_num_seqs - len(roster.running) - len(roster.loading)
+        request_table = self._request_table
+        return self._max_num_seqs - len(request_table.running) - len(request_table.loading)
 
     def _claim_before(self, order: Order) -> None:
         """Count the blocks and seats of the queue up to ``order``, until there are none left."""
-        manager = self._roster.manager
+        manager = self._request_table.manager
         while self._next is not None and self._next.order < order:
             if self._seats >= self._free_seats or self._blocks > manager.num_free:
                 return
@@ -100,7 +100,7 @@ class RemoteKV:
     def __init__(
         self,
         connector: KVConnector,
-        roster: Roster,
+        request_table: RequestTable,
         updater: Updater,
         *,
         max_num_seqs: int,
@@ -114,12 +114,12 @@ class RemoteKV:
         )
         """Function that looks parked requests up."""
         self._in_step = in_step
-        self._roster = roster
-        self._manager = roster.manager
+        self._request_table = request_table
+        self._manager = request_table.manager
         self._updater = updater
         self._max_num_seqs = max_num_seqs
         self._vocab_size = vocab_size
-        self._turns = Turns(roster, max_num_seqs)
+        self._turns = Turns(request_table, max_num_seqs)
         self._to_load: deque[tuple[int, Request, range]] = deque()
         """Loads reserved while that step was the last one planned. They begin once it has ended,
         because its rows may still write blocks that were freed before."""
@@ -138,8 +138,8 @@ class RemoteKV:
         ``comes``."""
         hits = self._manager.find_cached_prefix(request, request.num_prefill)
         request.group.num_hit = len(hits) * self._manager.block_size
-        request.state = RequestState.REMOTE
-        self._roster.parked.add(request, comes=comes)
+        request.state = RequestState.WAITING_FOR_REMOTE_KVS
+        self._request_table.parked.add(request, comes=comes)
         self._to_ask[request.seq] = request
 
     def poll(self, now: float) -> None:
@@ -150,7 +150,7 @@ class RemoteKV:
                 self._manager.cache_full(request)
         for event in self._connector.poll():
             if isinstance(event, Released):
-                known = self._roster.released(event.key)
+                known = self._request_table.released(event.key)
             elif isinstance(event, Loaded):
                 known = self._loaded(event, now)
             elif isinstance(event, LoadMissed):
@@ -160,14 +160,14 @@ class RemoteKV:
             else:
                 known = self._failed(event, now)
             if not known:
-                self._roster.stats.late_events += 1
+                self._request_table.stats.late_events += 1
 
     def ask(self, planned: int, now: float) -> None:
         """Look up the parked requests that may have changed, and reserve for those that are ready.
         ``planned`` is the last step that was planned."""
         ready = []
         for request in sorted(self._to_ask.values(), key=lambda each: each.order):
-            if request.state is not RequestState.REMOTE:  # it has ended meanwhile
+            if request.state is not RequestState.WAITING_FOR_REMOTE_KVS:  # it has ended meanwhile
                 del self._to_ask[request.seq]
                 continue
             remote = self._look_again(request, request.group.num_hit)
@@ -178,14 +178,14 @@ class RemoteKV:
             elif remote.lookup is Lookup.READY and remote.num_tokens > request.num_prefill:
                 count = request.num_prefill
                 message = f"KV of {remote.num_tokens} tokens is offered for a prompt of {count}"
-                self._roster.fail(request.group, FailCause.IDENTITY, message, now)
+                self._request_table.fail(request.group, FailCause.IDENTITY, message, now)
             elif remote.lookup is Lookup.READY:
                 ready.append((request, remote))
-        self._turns = Turns(self._roster, self._max_num_seqs)
-        self._roster.is_short = False
+        self._turns = Turns(self._request_table, self._max_num_seqs)
+        self._request_table.is_short = False
         for request, remote in ready:
             if not self._reserve(request, remote, planned):
-                self._roster.is_short = True
+                self._request_table.is_short = True
                 return  # nobody behind it gets room; each look costs as much as its prompt is long
 
     def way_of(self, request: Request) -> Way:
@@ -198,7 +198,7 @@ class RemoteKV:
         if remote.lookup is Lookup.NOTHING:
             return Way.COMPUTE if self._turns.may_start(request) else Way.WAIT
         if not remote.in_step:
-            self.park(self._roster.waiting.pop(), comes=remote.brings)
+            self.park(self._request_table.waiting.pop(), comes=remote.brings)
             if remote.lent:
                 self._asked.append(request)
             return Way.GONE
@@ -220,15 +220,17 @@ class RemoteKV:
     def _may_ask(self, request: Request) -> bool:
         """Return whether it is the turn of the first in the queue, and it finds room next to those
         that have asked before it."""
-        roster, manager, size = self._roster, self._manager, self._manager.block_size
+        request_table, manager, size = self._request_table, self._manager, self._manager.block_size
         if not self._turns.may_start(request):
             return False
-        self._asked = [each for each in self._asked if each.state is RequestState.REMOTE]
+        self._asked = [
+            each for each in self._asked if each.state is RequestState.WAITING_FOR_REMOTE_KVS
+        ]
         before = [each for each in self._asked if each.order < request.order]
         asked = sum(blocks_for(each.num_prefill, size) + 1 for each in before)
         hits = manager.find_cached_prefix(request, request.max_cached_tokens)
         count = len(request.token_ids)
-        return manager.can_start(hits, count, extra=asked, keep_spare=roster.busy)
+        return manager.can_start(hits, count, extra=asked, keep_spare=request_table.busy)
 
     def _lookup(self, request: Request) -> Remote:
         """Return the availability of a queued request's KV. A preempted request, or one whose KV
@@ -245,13 +247,13 @@ class RemoteKV:
     def _load_at_once(self, request: Request, remote: Remote) -> bool:
         """Take blocks for all known tokens of the first in the queue, and load its remote KV with
         the step being planned; return False without room."""
-        roster, manager = self._roster, self._manager
+        request_table, manager = self._request_table, self._manager
         assert self._in_step is not None, "nobody brings KV within steps"
         hits = manager.find_cached_prefix(request, request.max_cached_tokens)
         count = len(request.token_ids)
-        if not manager.can_start(hits, count, keep_spare=roster.busy):
+        if not manager.can_start(hits, count, keep_spare=request_table.busy):
             return False
-        roster.waiting.pop()
+        request_table.waiting.pop()
         manager.start(request, hits, count)
         self._enter_loading(request, len(hits), remote.num_tokens)
         tokens = range(len(hits) * manager.block_size, remote.num_tokens)
@@ -259,7 +261,7 @@ class RemoteKV:
         return True
 
     def _enter_loading(self, request: Request, num_hits: int, num_tokens: int) -> None:
-        self._roster.loading[request.seq] = request
+        self._request_table.loading[request.seq] = request
         request.state = RequestState.LOADING
         if request.num_preemptions == 0:
             request.group.num_hit = num_hits * self._manager.block_size
@@ -268,19 +270,19 @@ class RemoteKV:
     def _compute_here(self, request: Request) -> None:
         self._unpark(request)
         request.state = RequestState.WAITING
-        self._roster.waiting.push(request)
+        self._request_table.waiting.push(request)
 
     def _unpark(self, request: Request) -> None:
-        self._roster.parked.discard(request)
+        self._request_table.parked.discard(request)
         del self._to_ask[request.seq]
 
     def _announced(self, event: Announced) -> bool:
         """Mark a request to be looked up again, if it is parked; return whether it is known."""
-        group = self._roster.groups.get(event.key)
+        group = self._request_table.groups.get(event.key)
         if group is None:
             return False
         request = next(iter(group.live.values()))
-        if request.state is RequestState.REMOTE:
+        if request.state is RequestState.WAITING_FOR_REMOTE_KVS:
             self._to_ask[request.seq] = request
         return True
 
@@ -305,11 +307,11 @@ class RemoteKV:
         return True
 
     def _loaded(self, event: Loaded, now: float) -> bool:
-        group = self._roster.groups.get(event.key)
+        group = self._request_table.groups.get(event.key)
         if group is None:
             return False
         request = next(iter(group.live.values()))
-        early = request.state in (RequestState.REMOTE, RequestState.GATED)
+        early = request.state in (RequestState.WAITING_FOR_REMOTE_KVS, RequestState.GATED)
         if request.state is not RequestState.LOADING and not early:
             return False
         choices = tuple(sorted(each.choice for each in event.first))
@@ -317,17 +319,21 @@ class RemoteKV:
         short = bool(event.first) and event.usable and request.num_computed < request.num_prefill
         if short:
             message = f"KV of {request.num_computed} tokens came with a first token, not of all"
-            self._roster.fail(group, FailCause.IDENTITY, message, now, keep=not event.blocks_free)
+            self._request_table.fail(
+                group, FailCause.IDENTITY, message, now, keep=not event.blocks_free
+            )
         elif choices != asked or (event.usable and early):
             message = f"KV came with first tokens for choices {choices}, not {asked}"
             keep = not event.blocks_free
-            self._roster.fail(group, FailCause.IDENTITY, message, now, keep=keep)
+            self._request_table.fail(group, FailCause.IDENTITY, message, now, keep=keep)
         elif any(each.token_id >= self._vocab_size for each in event.first):
             message = f"KV came with a first token that is none of {self._vocab_size}"
-            self._roster.fail(group, FailCause.IDENTITY, message, now, keep=not event.blocks_free)
+            self._request_table.fail(
+                group, FailCause.IDENTITY, message, now, keep=not event.blocks_free
+            )
         elif event.usable:
             self._join(request, event, now)
-            self._roster.end_cut(request, now)
+            self._request_table.end_cut(request, now)
         else:
             self._updater.ended_elsewhere(request, event.first, now, keep=not event.blocks_free)
         return True
@@ -339,10 +345,10 @@ class RemoteKV:
         request.remote_done = True
         if request.group.notes is not None:
             request.group.notes.add_all(event.notes)
-        self._roster.loading.pop(request.seq)
+        self._request_table.loading.pop(request.seq)
         if request.group.scheduled is None:
             request.group.scheduled = now
-        self._roster.join(request)
+        self._request_table.join(request)
         if event.first:
             self._count(request)
             if len(event.first) == 1:
@@ -367,7 +373,7 @@ class RemoteKV:
         """Count a request once, by the sources of its prompt's KV."""
         if request.num_preemptions:
             return
-        stats, group = self._roster.stats, request.group
+        stats, group = self._request_table.stats, request.group
         here = request.num_prefill - request.num_computed
         group.num_computed_prompt += here
         stats.queried_tokens += request.num_prefill
@@ -379,24 +385,24 @@ class RemoteKV:
 
     def _missed(self, event: LoadMissed, now: float) -> bool:
         """Return the request to the queue, at the place of its arrival."""
-        group = self._roster.groups.get(event.key)
+        group = self._request_table.groups.get(event.key)
         if group is None:
             return False
         request = next(iter(group.live.values()))
         if request.state is not RequestState.LOADING:
             return False
-        del self._roster.loading[request.seq]
+        del self._request_table.loading[request.seq]
         self._manager.free(request)
         request.num_computed = 0
         request.state = RequestState.PREEMPTED if request.num_preemptions else RequestState.WAITING
-        self._roster.waiting.push(request)
-        self._roster.end_cut(request, now)
+        self._request_table.waiting.push(request)
+        self._request_table.end_cut(request, now)
         return True
 
     def _failed(self, event: LoadFailed, now: float) -> bool:
-        group = self._roster.groups.get(event.key)
+        group = self._request_table.groups.get(event.key)
         if group is None:
             return False
         keep = not event.blocks_free
-        self._roster.fail(group, event.cause, event.message, now, keep=keep)
+        self._request_table.fail(group, event.cause, event.message, now, keep=keep)
         return True

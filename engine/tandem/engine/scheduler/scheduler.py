@@ -38,7 +38,7 @@ from tandem.engine.scheduler.constrained import IDLE_WAIT_SECONDS, Ending
 from tandem.engine.scheduler.gates import Gates
 from tandem.engine.scheduler.planner import Planner
 from tandem.engine.scheduler.remote import RemoteKV
-from tandem.engine.scheduler.roster import ABORT, Outbox, Roster
+from tandem.engine.scheduler.request_table import ABORT, Outbox, RequestTable
 from tandem.engine.scheduler.stats import SchedulerStats, StepStats
 from tandem.engine.scheduler.updater import Chunk, Updater
 from tandem.engine.step import (
@@ -54,7 +54,7 @@ from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.kv import Fence
 from tandem.protocol.outputs import Finish, FinishReason
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
-from tandem.protocol.steps import Crowd
+from tandem.protocol.steps import DecodeBatch
 from tandem.protocol.timeline import NoteBook
 
 
@@ -122,14 +122,16 @@ class Scheduler:
         assert len(in_step) < 2, "two connectors move blocks within steps"
         self._in_step = in_step[0] if in_step else None
         self._hands_over = len(connectors) > len(in_step)
-        self.roster = Roster(manager, self.outbox, connector=connector, gates=Gates(gates))
+        self.request_table = RequestTable(
+            manager, self.outbox, connector=connector, gates=Gates(gates)
+        )
         seats = config.max_num_seqs
-        self._updater = Updater(self.roster, max_num_seqs=seats)
+        self._updater = Updater(self.request_table, max_num_seqs=seats)
         self._remote: RemoteKV | None = None
         if connector is not None:
             self._remote = RemoteKV(
                 connector,
-                self.roster,
+                self.request_table,
                 self._updater,
                 max_num_seqs=seats,
                 vocab_size=limits.vocab_size,
@@ -138,7 +140,7 @@ class Scheduler:
         self.measured, self.padding = MeasuredSteps(), Padding(step_sizes)
         self._planner = Planner(
             config,
-            self.roster,
+            self.request_table,
             self._remote,
             self._in_step,
             self.measured,
@@ -154,15 +156,15 @@ class Scheduler:
     @property
     def has_requests(self) -> bool:
         """Return whether a request is in the engine."""
-        return bool(self.roster.groups)
+        return bool(self.request_table.groups)
 
     @property
     def has_work(self) -> bool:
         """Return whether a request is in the engine, blocks are held for an ended one, or a message
         is unsent."""
-        roster, outbox = self.roster, self.outbox
+        request_table, outbox = self.request_table, self.outbox
         unsaid = outbox.outputs or outbox.failed or outbox.refused
-        return bool(roster.groups or roster.held or unsaid)
+        return bool(request_table.groups or request_table.held or unsaid)
 
     @property
     def has_pending(self) -> bool:
@@ -172,44 +174,49 @@ class Scheduler:
     @property
     def has_promises(self) -> bool:
         """Return whether KV is promised to a peer, or in transfer from one."""
-        roster = self.roster
-        exporting = any(isinstance(each.source.kv, Produce) for each in roster.groups.values())
-        return bool(roster.held or roster.loading or exporting)
+        request_table = self.request_table
+        exporting = any(
+            isinstance(each.source.kv, Produce) for each in request_table.groups.values()
+        )
+        return bool(request_table.held or request_table.loading or exporting)
 
     def keys(self) -> list[RequestKey]:
         """Return the requests in the engine, the oldest first."""
-        return list(self.roster.groups)
+        return list(self.request_table.groups)
 
     def held_keys(self) -> list[RequestKey]:
         """Return the ended requests whose blocks the connector keeps."""
-        return list(self.roster.held)
+        return list(self.request_table.held)
 
     def waiting_keys(self) -> list[RequestKey]:
         """Return the requests that have computed nothing and hold no block: at gates, in the queue,
         and hand-offs that may not start."""
-        waiting, aside = self.roster.waiting, (RequestState.GATED, RequestState.REMOTE)
+        waiting, aside = (
+            self.request_table.waiting,
+            (RequestState.GATED, RequestState.WAITING_FOR_REMOTE_KVS),
+        )
         return [
             key
-            for key, group in self.roster.groups.items()
+            for key, group in self.request_table.groups.items()
             if group.live
             and all(each in waiting or each.state in aside for each in group.live.values())
         ]
 
     def holds(self, key: RequestKey) -> bool:
         """Return whether the request is in the engine."""
-        return key in self.roster.groups
+        return key in self.request_table.groups
 
     def make_stats(self) -> SchedulerStats:
         """Return the current counts of requests and blocks."""
-        roster, manager = self.roster, self.manager
+        request_table, manager = self.request_table, self.manager
         return SchedulerStats(
-            running=len(roster.running),
-            waiting=len(roster.waiting),
-            parked=len(roster.parked),
-            loading=len(roster.loading),
-            gated=len(roster.gates.waiting),
-            held_requests=len(roster.held),
-            held_blocks=sum(map(len, roster.held.values())),
+            running=len(request_table.running),
+            waiting=len(request_table.waiting),
+            parked=len(request_table.parked),
+            loading=len(request_table.loading),
+            gated=len(request_table.gates.waiting),
+            held_requests=len(request_table.held),
+            held_blocks=sum(map(len, request_table.held.values())),
             free_blocks=manager.num_free,
             cache_usage=manager.usage,
         )
@@ -218,28 +225,30 @@ class Scheduler:
     def waiting_tokens(self) -> int:
         """Return the prompt tokens not yet computed of all requests, those to be loaded
         included."""
-        roster = self.roster
-        begun = sum(max(0, each.num_prefill - each.num_computed) for each in roster.running)
-        loading = sum(each.num_prefill for each in roster.loading.values())
-        return roster.waiting.num_tokens + roster.parked.num_tokens + begun + loading
+        request_table = self.request_table
+        begun = sum(max(0, each.num_prefill - each.num_computed) for each in request_table.running)
+        loading = sum(each.num_prefill for each in request_table.loading.values())
+        return request_table.waiting.num_tokens + request_table.parked.num_tokens + begun + loading
 
     @property
     def loading_tokens(self) -> int:
         """Return the prompt tokens that are to be loaded, not computed here."""
-        loading = sum(each.num_prefill for each in self.roster.loading.values())
-        return self.roster.parked.num_coming + loading
+        loading = sum(each.num_prefill for each in self.request_table.loading.values())
+        return self.request_table.parked.num_coming + loading
 
     @property
-    def decoding(self) -> Crowd:
+    def decoding(self) -> DecodeBatch:
         """Return the running sequences that are past their prompt and continue here."""
-        past = [each for each in self.roster.running if each.num_computed >= each.num_prefill]
+        past = [
+            each for each in self.request_table.running if each.num_computed >= each.num_prefill
+        ]
         ours = [each.num_computed for each in past if not isinstance(each.kv, Produce)]
-        return Crowd(len(ours), sum(ours))
+        return DecodeBatch(len(ours), sum(ours))
 
-    def chunk_beside(self, crowd: Crowd) -> int:
+    def mixed_chunk(self, decode_batch: DecodeBatch) -> int:
         """Return the prompt tokens of one request in a step with these decodes."""
         chunk = self.config.long_prefill_token_threshold or self.config.max_num_batched_tokens
-        return max(1, min(chunk, self._planner.mixed_prompt_tokens(crowd)))
+        return max(1, min(chunk, self._planner.mixed_prompt_tokens(decode_batch)))
 
     def add(self, source: EngineCoreRequest) -> Refusal | None:
         """Queue a request, or return a refusal; then nothing is held."""
@@ -252,17 +261,17 @@ class Scheduler:
             group,
             priority=source.priority if self.config.policy == "priority" else 0,
             hashes=self._hashes_of(source),
-            next_seq=self.roster.next_seq,
+            next_seq=self.request_table.next_seq,
         )
-        refusal = self.roster.gates.admit(source, requests)
+        refusal = self.request_table.gates.admit(source, requests)
         if refusal is None and self._connector is not None:
             refusal = self._connector.admit(requests[0])
         if refusal is not None:
-            self.roster.gates.release(requests)
+            self.request_table.gates.release(requests)
             return refusal
-        self.roster.admit(group)
+        self.request_table.admit(group)
         for request in requests:
-            self.roster.enter(request)
+            self.request_table.enter(request)
         for request in requests:
             self._arrive(request, group.arrival)
         return None
@@ -270,32 +279,32 @@ class Scheduler:
     def abort(self, key: RequestKey) -> bool:
         """End a request wherever it is; return False if it is not here. A hand-off that is still
         promised ends, too, as no peer will fetch it."""
-        group = self.roster.groups.get(key)
+        group = self.request_table.groups.get(key)
         if group is None:
             if self._connector is not None:
                 self._connector.cancelled(key)
             return False
         now = self._clock()
         for request in list(group.live.values()):
-            self.roster.let_go(request, ABORT, now)
-        self.roster.sweep()
+            self.request_table.let_go(request, ABORT, now)
+        self.request_table.sweep()
         return True
 
     def plan(self) -> SchedulerOutput | None:
         """Return the next step, or None if nothing can be computed now."""
         now = self._clock()
-        for group in self.roster.expired(now):
+        for group in self.request_table.expired(now):
             message = "the request's budget was spent before it was done"
-            self.roster.fail(group, FailCause.TIMEOUT, message, now)
-        if self.roster.gates.waiting:
+            self.request_table.fail(group, FailCause.TIMEOUT, message, now)
+        if self.request_table.gates.waiting:
             self._open_gates(now)
-        if self.roster.constrained.has_late:
+        if self.request_table.constrained.has_late:
             self._look_at_late(now)
         if self._remote is not None:
             self._remote.poll(now)
             self._remote.ask(self.flow.planned, now)
             self._remote.begin_loads(self.flow.updated, self.flow.fence)
-        self.roster.sweep()
+        self.request_table.sweep()
         draft = self._planner.draft(now)
         plan = self._planner.seal(draft, self.flow.planned + 1)
         if plan is not None:
@@ -306,12 +315,12 @@ class Scheduler:
     @property
     def awaits_masks(self) -> bool:
         """Return whether the step planned last requires its ``masks`` before any other call."""
-        return self.roster.constrained.awaits_masks
+        return self.request_table.constrained.awaits_masks
 
     def masks(self, until: float) -> TokenMasks:
         """Return the masks of the last planned step; wait to ``until`` (``time.monotonic``)."""
         now = self._clock()
-        masks, ended = self.roster.constrained.look(self.flow.planned, now, until)
+        masks, ended = self.request_table.constrained.look(self.flow.planned, now, until)
         for each in ended:
             self._end_constrained(each, now)
         return masks
@@ -334,19 +343,19 @@ class Scheduler:
         self._updater.update_from_output(output, chunks, self._clock())
         if output.transfers is not None and self._in_step is not None:
             self._in_step.moved(output.transfers)
-        self.roster.sweep()
+        self.request_table.sweep()
         if self._remote is not None:
             self._remote.begin_loads(step, output.fence)
 
     def take_stats(self) -> StepStats:
         """Return the counters since the last call."""
-        stats, self.roster.stats = self.roster.stats, StepStats()
+        stats, self.request_table.stats = self.request_table.stats, StepStats()
         return stats
 
     def _admitted(self, source: EngineCoreRequest) -> EngineCoreRequest | Refusal:
         """Return the request as it is to run, or a refusal."""
-        roster, config = self.roster, self.config
-        if source.key in roster.groups or source.key in roster.held:
+        request_table, config = self.request_table, self.config
+        if source.key in request_table.groups or source.key in request_table.held:
             return Refusal(code=RefusalCode.DUPLICATE, message=f"{source.key} is already here")
         taken = admitted(source, self.limits)
         if isinstance(taken, Refusal):
@@ -357,21 +366,29 @@ class Scheduler:
         if source.budget_ms is not None and source.budget_ms <= 0:
             return Refusal(code=RefusalCode.EXPIRED, message="the budget is spent already")
         limit = config.max_num_queued_reqs
-        queued = roster.waiting.num_new + len(roster.parked) + len(roster.gates.waiting)
+        queued = (
+            request_table.waiting.num_new
+            + len(request_table.parked)
+            + len(request_table.gates.waiting)
+        )
         if limit is not None and queued >= limit:
-            roster.stats.refused_queue_reqs += 1
+            request_table.stats.refused_queue_reqs += 1
             message = f"{queued} requests wait already, at most {limit} may"
             return Refusal(code=RefusalCode.CAPACITY, message=message)
-        lives = (each.source.prompt_embeds for each in roster.groups.values())
+        lives = (each.source.prompt_embeds for each in request_table.groups.values())
         refusal = embeds_refusal(source.prompt_embeds, lives, self.limits.max_held_embeds_bytes)
         return refusal or self._token_refusal(len(source.prompt_token_ids)) or taken
 
     def _token_refusal(self, num_prompt: int) -> Refusal | None:
-        limit, roster = self.config.max_num_queued_tokens, self.roster
-        queued = roster.waiting.num_new_tokens + roster.parked.num_tokens + roster.gates.num_tokens
+        limit, request_table = self.config.max_num_queued_tokens, self.request_table
+        queued = (
+            request_table.waiting.num_new_tokens
+            + request_table.parked.num_tokens
+            + request_table.gates.num_tokens
+        )
         if limit is None or not queued or queued + num_prompt <= limit:
             return None
-        roster.stats.refused_queue_tokens += 1
+        request_table.stats.refused_queue_tokens += 1
         message = f"{queued} tokens wait already; with {num_prompt} more they pass {limit}"
         return Refusal(code=RefusalCode.CAPACITY, message=message)
 
@@ -392,7 +409,7 @@ class Scheduler:
             block_size=self.manager.block_size,
             arrival=now,
             number=self._arrivals,
-            turn=self.roster.turns.enter(source.tenant, cost),
+            turn=self.request_table.turns.enter(source.tenant, cost),
             deadline=None if budget is None else now + budget / 1000,
             max_model_len=end_of(source, self.limits.max_model_len),
             notes=None if watch is None else NoteBook(source.key, watch, now),
@@ -405,21 +422,21 @@ class Scheduler:
 
     def _open_gates(self, now: float) -> None:
         """Admit requests whose gates are open, and end those that are refused."""
-        for request, refusal in self.roster.gates.look(now):
+        for request, refusal in self.request_table.gates.look(now):
             if refusal is not None:
-                self.roster.refuse(request.group, refusal, now)
+                self.request_table.refuse(request.group, refusal, now)
                 continue
-            self.roster.let_in(request)
+            self.request_table.let_in(request)
             finish, constraint = ended_before(request), request.constraint
             if constraint is not None and (constraint.is_terminated or constraint.is_dead):
                 finish = Finish(FinishReason.STOP)
             self._place(request, finish, now)
 
     def _look_at_late(self, now: float) -> None:
-        roster = self.roster
-        others = self._in_flight or roster.waiting.peek() is not None
-        idle = not others and all(each.constraint is not None for each in roster.running)
-        for each in roster.constrained.look_at_late(now, IDLE_WAIT_SECONDS if idle else 0.0):
+        request_table = self.request_table
+        others = self._in_flight or request_table.waiting.peek() is not None
+        idle = not others and all(each.constraint is not None for each in request_table.running)
+        for each in request_table.constrained.look_at_late(now, IDLE_WAIT_SECONDS if idle else 0.0):
             self._end_constrained(each, now)
 
     def _end_constrained(self, ending: Ending, now: float) -> None:
@@ -427,7 +444,7 @@ class Scheduler:
         if request.finished:
             return  # with another choice of its request
         if refusal is not None:
-            self.roster.refuse(request.group, refusal, now)
+            self.request_table.refuse(request.group, refusal, now)
         else:
             self._updater.close_forced(request, Finish(FinishReason.STOP), now)
 
@@ -435,7 +452,7 @@ class Scheduler:
         finish = ended_before(request)
         stopped = finish is not None and finish.reason is FinishReason.STOP
         if request.group.gates and not stopped:
-            self.roster.gate(request, now)
+            self.request_table.gate(request, now)
         else:
             self._place(request, finish, now)
 
@@ -446,4 +463,4 @@ class Scheduler:
         elif self._remote is not None and isinstance(request.kv, Consume):
             self._remote.park(request)
         else:
-            self.roster.waiting.push(request)
+            self.request_table.waiting.push(request)

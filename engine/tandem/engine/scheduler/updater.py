@@ -13,7 +13,7 @@ from operator import eq, sub
 from tandem.engine.request import Request, RequestState
 from tandem.engine.scheduler.constrained import release
 from tandem.engine.scheduler.noted import note_chunk
-from tandem.engine.scheduler.roster import HANDED_OVER, Roster
+from tandem.engine.scheduler.request_table import HANDED_OVER, RequestTable
 from tandem.engine.step import DraftSampled, ModelRunnerOutput, Sampled, SeqId
 from tandem.protocol.errors import FailCause, TandemError
 from tandem.protocol.kv import Fence, FirstToken
@@ -36,8 +36,8 @@ Chunk = tuple[Request, int, int, int]
 class Updater:
     """Applies tokens; the only place where sequences grow."""
 
-    def __init__(self, roster: Roster, *, max_num_seqs: int) -> None:
-        self._roster = roster
+    def __init__(self, request_table: RequestTable, *, max_num_seqs: int) -> None:
+        self._request_table = request_table
         self._max_num_seqs = max_num_seqs
 
     def update_from_output(
@@ -49,18 +49,18 @@ class Updater:
             note_chunk(request, start, end, now)
         for seq, values in output.pooled.items():
             self._pooled(seq, values, now)
-        roster = self._roster
-        by_seq, outbox = roster.by_seq, roster.outbox
+        request_table = self._request_table
+        by_seq, outbox = request_table.by_seq, request_table.outbox
         router: bytes | None = None
         told: list[EngineOutput] = []
         earlier: list[float] = []
         for sampled in output.sampled:
             found = by_seq.get(sampled.seq)
             if found is None:
-                roster.stats.discarded_tokens += len(sampled.token_ids)
+                request_table.stats.discarded_tokens += len(sampled.token_ids)
                 continue
             request = found
-            request.num_pending -= 1
+            request.num_output_placeholders -= 1
             if request.num_generated == 0:
                 self._first(request, sampled, now)
                 continue
@@ -96,9 +96,9 @@ class Updater:
                 )
             )
             if finish is not None:
-                roster.let_go(request, finish.reason, now)
-        roster.stats.generated_tokens += len(earlier)
-        roster.stats.token_gaps.update(map(sub, repeat(now), earlier))
+                request_table.let_go(request, finish.reason, now)
+        request_table.stats.generated_tokens += len(earlier)
+        request_table.stats.token_gaps.update(map(sub, repeat(now), earlier))
         for each in output.drafted:
             self._update_drafted(each, now)
 
@@ -121,19 +121,19 @@ class Updater:
         verdicts = [self._verdict_of_first(request, each.token_id, number) for each in tokens]
         if any(verdict is None for verdict in verdicts):
             message = "the first token was said to end the request, and does not"
-            self._roster.fail(request.group, FailCause.IDENTITY, message, now, keep=keep)
+            self._request_table.fail(request.group, FailCause.IDENTITY, message, now, keep=keep)
             return
         self._note_first(request, now)
         for each, verdict in zip(tokens, verdicts, strict=True):
             self._emit_first(request, each, verdict)
         request.num_generated = len(tokens)
         reason = verdicts[0].reason if verdicts[0] is not None else HANDED_OVER
-        self._roster.let_go(request, reason, now, keep=keep)
+        self._request_table.let_go(request, reason, now, keep=keep)
 
     def close_forced(self, request: Request, finish: Finish, now: float) -> None:
         """End a choice after an earlier attempt emitted its last token, but not its end."""
         position = request.num_output
-        self._roster.outbox.emit(
+        self._request_table.outbox.emit(
             request.router,
             EngineCoreOutput(
                 request.request_id,
@@ -145,28 +145,28 @@ class Updater:
                 finish.stop_token,
             ),
         )
-        self._roster.let_go(request, finish.reason, now)
+        self._request_table.let_go(request, finish.reason, now)
 
     def _pooled(self, seq: SeqId, values: bytes, now: float) -> None:
         """End a request whose prompt was pooled, unless it has already ended."""
-        request = self._roster.by_seq.get(seq)
+        request = self._request_table.by_seq.get(seq)
         if request is None:
             return
-        request.num_pending -= 1
+        request.num_output_placeholders -= 1
         self._note_first(request, now)
         output = PooledOutput(
             request.request_id, request.attempt, values, request.num_prompt, request.group.num_hit
         )
-        self._roster.outbox.emit(request.router, output)
-        self._roster.let_go(request, output.finish, now)
+        self._request_table.outbox.emit(request.router, output)
+        self._request_table.let_go(request, output.finish, now)
 
     def _update_drafted(self, drafted: DraftSampled, now: float) -> None:
         sampled = drafted.sampled
-        stats, request = self._roster.stats, self._roster.by_seq.get(sampled.seq)
+        stats, request = self._request_table.stats, self._request_table.by_seq.get(sampled.seq)
         if request is None:
             stats.discarded_tokens += len(sampled.token_ids[0])
             return
-        request.num_pending -= 1
+        request.num_output_placeholders -= 1
         if drafted.replayed:
             stood = request.token_ids[-len(drafted.replayed) :]
             stats.replayed_tokens += len(stood)
@@ -182,7 +182,7 @@ class Updater:
         """Append tokens to a running sequence, up to one that ends it. KV is valid for these; KV
         written for later positions is written again."""
         assert request.constraint is None, "several tokens under a mask of one position"
-        stats, (drawn,) = self._roster.stats, sampled.token_ids
+        stats, (drawn,) = self._request_table.stats, sampled.token_ids
         token_ids, position = request.token_ids, request.num_output
         finish, count = None, 0
         while finish is None and count < len(drawn):
@@ -197,7 +197,7 @@ class Updater:
         stats.generated_tokens += count
         stats.token_gaps[now - request.last_token_at] += 1
         request.last_token_at = now
-        self._roster.outbox.emit(
+        self._request_table.outbox.emit(
             request.router,
             EngineCoreOutput(
                 request.request_id,
@@ -211,7 +211,7 @@ class Updater:
             ),
         )
         if finish is not None:
-            self._roster.let_go(request, finish.reason, now)
+            self._request_table.let_go(request, finish.reason, now)
 
     def _note_chunk(
         self,
@@ -231,13 +231,13 @@ class Updater:
         """Report computed tokens that the connector does not know; a cached prefix comes with the
         first chunk."""
         here = request.state is RequestState.RUNNING and request.num_preemptions == preemptions
-        if not here or self._roster.connector is None:
+        if not here or self._request_table.connector is None:
             return
         upto = min(end, request.num_prefill)
         if upto > request.num_announced:
             tokens = range(request.num_announced, upto)
             request.num_announced = upto
-            self._roster.connector.computed(request, tuple(request.block_ids), tokens, fence)
+            self._request_table.connector.computed(request, tuple(request.block_ids), tokens, fence)
 
     def _first(self, request: Request, sampled: Sampled, now: float) -> None:
         logprobs = sampled.logprobs or ((None,),) * len(sampled.choices)
@@ -247,7 +247,7 @@ class Updater:
                 sampled.choices, sampled.token_ids, logprobs, strict=True
             )
         ]
-        self._roster.stats.generated_tokens += len(first)
+        self._request_table.stats.generated_tokens += len(first)
         self._apply_first(request, first, now)
 
     def _apply_first(self, request: Request, first: Sequence[FirstToken], now: float) -> None:
@@ -264,13 +264,13 @@ class Updater:
                 self._take_first(sequence, each, now)
         if request.group.cut:
             for sequence in (request, *children):
-                self._roster.end_cut(sequence, now)
+                self._request_table.end_cut(sequence, now)
 
     def _note_first(self, request: Request, now: float) -> None:
         group = request.group
         if group.first_token is None:
             group.first_token = now
-            self._roster.stats.first_token_times.append(now - group.arrival)
+            self._request_table.stats.first_token_times.append(now - group.arrival)
 
     def _take_first(self, request: Request, first: FirstToken, now: float) -> None:
         finish = self._verdict(request, first.token_id, request.num_output + 1)
@@ -283,7 +283,7 @@ class Updater:
         request.num_generated = 1
         request.last_token_at = now
         if finish is not None:
-            self._roster.let_go(request, finish.reason, now)
+            self._request_table.let_go(request, finish.reason, now)
 
     def _hand_over(self, request: Request, first: Sequence[FirstToken], now: float) -> None:
         """End a producer's request: send its first tokens to the router and to the peer."""
@@ -293,17 +293,17 @@ class Updater:
             self._emit_first(request, each, verdict)
         reasons = [verdict.reason for verdict in verdicts if verdict is not None]
         ended = reasons[0] if len(reasons) == len(first) else None
-        connector = self._roster.connector
+        connector = self._request_table.connector
         assert connector is not None, "a producer without a connector"
         connector.first_tokens(request, first, ended)
         request.num_generated = len(first)
-        self._roster.let_go(request, ended or HANDED_OVER, now)
+        self._request_table.let_go(request, ended or HANDED_OVER, now)
 
     def _child_of(self, parent: Request, choice: int) -> Request:
         """Return a further choice of the same prompt, at the parent's current position."""
         priority, turn, number, _ = parent.order
         child = Request(
-            self._roster.next_seq(),
+            self._request_table.next_seq(),
             parent.group,
             (choice,),
             token_ids=parent.token_ids.copy(),
@@ -314,22 +314,22 @@ class Updater:
         )
         child.prompt_logprobs = None
         child.remote_done = True
-        self._roster.enter(child)
+        self._request_table.enter(child)
         if parent.group.gates:
-            self._roster.fork(parent, child)
+            self._request_table.fork(parent, child)
         return child
 
     def _place(self, parent: Request, children: Sequence[Request]) -> None:
         """Share the parent's blocks with its children; those that find no room wait."""
-        roster = self._roster
+        request_table = self._request_table
         for child in children:
-            seats = self._max_num_seqs - len(roster.running) - len(roster.loading)
+            seats = self._max_num_seqs - len(request_table.running) - len(request_table.loading)
             there = parent.state is RequestState.RUNNING
-            if there and seats > 0 and roster.manager.fork(parent, child):
+            if there and seats > 0 and request_table.manager.fork(parent, child):
                 child.num_computed = parent.num_computed
-                roster.join(child)
+                request_table.join(child)
             else:
-                roster.queue_again(child)  # it had no blocks that were taken from it
+                request_table.queue_again(child)  # it had no blocks that were taken from it
 
     def _verdict(self, request: Request, token: int, number: int) -> Finish | None:
         return finish_of(
@@ -371,7 +371,7 @@ class Updater:
             message = f"token {token} is not one that the request's constraint allows: {error}"
             brought = isinstance(request.kv, Consume) and request.num_generated == 0
             cause = FailCause.IDENTITY if brought else FailCause.INTERNAL
-            self._roster.fail(request.group, cause, message, now)
+            self._request_table.fail(request.group, cause, message, now)
             return None
         return finish
 
@@ -380,7 +380,7 @@ class Updater:
         told, request.prompt_logprobs = request.prompt_logprobs, None
         brought = isinstance(request.kv, Consume)
         num_cached = min(request.group.num_hit, request.num_prompt)
-        self._roster.outbox.emit(
+        self._request_table.outbox.emit(
             request.router,
             EngineCoreOutput(
                 request.request_id,

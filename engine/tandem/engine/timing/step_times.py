@@ -17,9 +17,9 @@ from typing import NamedTuple
 from tandem.engine.config.scheduler import LEAST_CHUNK_TOKENS, SchedulerConfig
 from tandem.engine.kv_memory import StepSize
 from tandem.protocol.steps import (
-    Crowd,
+    DecodeBatch,
     StepTimes,
-    crowd_seconds,
+    decode_batch_seconds,
     seconds_at,
 )
 
@@ -315,36 +315,36 @@ class MeasuredSteps:
         """Seconds for each token of a decode's context."""
         self.prompt_steps: StepTimes = ()
         """Seconds that prompt tokens take, or add to a step of decodes, at a prompt's start."""
-        self.beside_steps: StepTimes = ()
+        self.mixed_steps: StepTimes = ()
         """Seconds that they add to a step of decodes, which has already read the weights."""
         self.steepness = 0.0
         """Share by which a prompt's token takes longer for each token before it."""
         self.residence_s = 0.0
         """Mean seconds from a request's first step to its end here; 0 while unknown."""
 
-    def note(self, crowd: Crowd, prompt_tokens: int, seconds: float) -> None:
+    def note(self, decode_batch: DecodeBatch, prompt_tokens: int, seconds: float) -> None:
         """Record the seconds of a step of these decodes and prompt tokens. Prompt tokens are of a
         prompt's start; later ones count as the number that takes their time."""
         if seconds <= 0:
             return
         is_first = False
         if not prompt_tokens:
-            self._decode.note(crowd.streams, seconds, crowd.context)
-        elif not crowd.streams:
+            self._decode.note(decode_batch.streams, seconds, decode_batch.context)
+        elif not decode_batch.streams:
             self._prompt.note(prompt_tokens, seconds)
         elif self.decode_steps:
-            alone = self.decode_seconds(crowd)
-            if self.beside_steps:
-                foretold = alone + seconds_at(self.beside_steps, prompt_tokens)
+            alone = self.decode_seconds(decode_batch)
+            if self.mixed_steps:
+                foretold = alone + seconds_at(self.mixed_steps, prompt_tokens)
                 if seconds < STRAY * foretold:  # beyond, no smaller step would have been in time
                     self._margin.note(seconds / foretold)
             if seconds > alone:
                 self._prompt.note(prompt_tokens, seconds - alone)
                 is_first = self._beside.note(prompt_tokens, seconds - alone)
             elif seconds < REFUTED * alone:  # who goes by too much would take no prompts, for ever
-                is_first = self._decodes().note(crowd.streams, seconds, crowd.context)
+                is_first = self._decodes().note(decode_batch.streams, seconds, decode_batch.context)
         elif self.prompt_steps:
-            self._infer(crowd, prompt_tokens, seconds)
+            self._infer(decode_batch, prompt_tokens, seconds)
         self._stale += 1
         if is_first or self._stale >= FRESH or not (self.decode_steps and self.prompt_steps):
             self.refresh()
@@ -354,13 +354,13 @@ class MeasuredSteps:
         known = self.residence_s
         self.residence_s = known + RESIDENCE_SHARE * (seconds - known) if known else seconds
 
-    def _infer(self, crowd: Crowd, prompt_tokens: int, seconds: float) -> None:
+    def _infer(self, decode_batch: DecodeBatch, prompt_tokens: int, seconds: float) -> None:
         """Infer the decodes' time from a step of both, while there was none of decodes alone: the
         rest after prompt tokens, but at least the reading of all weights, as the step of the fewest
         prompt tokens did. The rest is the difference of two long times, and may be near 0."""
         left = seconds - seconds_at(self.prompt_steps, prompt_tokens)
         fewest = min(self.prompt_steps[0][1], seconds)
-        self._inferred.note(crowd.streams, max(left, fewest), crowd.context)
+        self._inferred.note(decode_batch.streams, max(left, fewest), decode_batch.context)
 
     def _decodes(self) -> StepClasses:
         return self._decode if self._decode.known else self._inferred
@@ -373,7 +373,7 @@ class MeasuredSteps:
         self.decode_steps = decodes.points()
         self.prompt_steps = self._prompt.points()
         self._beside.forget_largest(UNSEEN)
-        self.beside_steps = self._beside.points()
+        self.mixed_steps = self._beside.points()
 
     @property
     def margin(self) -> float:
@@ -381,25 +381,25 @@ class MeasuredSteps:
         with decodes exceeds."""
         return self._margin.ratio
 
-    def decode_seconds(self, crowd: Crowd) -> float:
+    def decode_seconds(self, decode_batch: DecodeBatch) -> float:
         """Return the seconds of a step of these decodes alone; 0 while unknown."""
-        return crowd_seconds(self.decode_steps, self.context_s, crowd)
+        return decode_batch_seconds(self.decode_steps, self.context_s, decode_batch)
 
-    def prompt_tokens_within(self, crowd: Crowd, seconds: float, most: int) -> int:
-        """Return how many prompt tokens, at a prompt's start, fit in a step of ``crowd`` that ends
-        within ``seconds``, except in one of a hundred steps. It is ``most`` at most, and 0 while no
-        prompt was measured. Without measured decodes, a step of a few counts as one of the fewest
-        prompt tokens: both read all weights once. Without steps of both, prompt tokens count as
-        alone. Otherwise the next is little wider than those, so that a forgotten width comes back
-        step by step."""
+    def prompt_tokens_within(self, decode_batch: DecodeBatch, seconds: float, most: int) -> int:
+        """Return how many prompt tokens, at a prompt's start, fit in a step of ``decode_batch``
+        that ends within ``seconds``, except in one of a hundred steps. It is ``most`` at most, and
+        0 while no prompt was measured. Without measured decodes, a step of a few counts as one of
+        the fewest prompt tokens: both read all weights once. Without steps of both, prompt tokens
+        count as alone. Otherwise the next is little wider than those, so that a forgotten width
+        comes back step by step."""
         if not self.prompt_steps:
             return 0
-        points = self.beside_steps or self.prompt_steps
+        points = self.mixed_steps or self.prompt_steps
         fewest = self.prompt_steps[0][1]
-        left = seconds / self.margin - (self.decode_seconds(crowd) or fewest)
+        left = seconds / self.margin - (self.decode_seconds(decode_batch) or fewest)
         low, high = 0, most
-        if self.beside_steps:
-            high = min(most, int(GROWTH * self.beside_steps[-1][0]) + GROWTH_TOKENS)
+        if self.mixed_steps:
+            high = min(most, int(GROWTH * self.mixed_steps[-1][0]) + GROWTH_TOKENS)
         while low < high:
             middle = (low + high + 1) // 2
             if seconds_at(points, middle) <= left:

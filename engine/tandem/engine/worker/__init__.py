@@ -1,4 +1,4 @@
-"""One rank: its weights, its slab, and the steps that it runs."""
+"""One rank: its weights, its KV cache, and the steps that it runs."""
 
 from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.worker import Worker

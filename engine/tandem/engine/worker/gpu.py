@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.kv_memory import SlabAllocator
+from tandem.engine.kv_memory import KVCacheAllocator
 from tandem.engine.sample import SamplingKind
 from tandem.engine.sample.bounds import BoundsStage
 from tandem.engine.worker.graphs import encoder_shapes, step_shapes
@@ -81,20 +81,20 @@ def step_bytes(config: EngineConfig, runner: ModelRunner, device: torch.device) 
     return activations + graphs
 
 
-def slab_allocator(config: EngineConfig, device: torch.device) -> SlabAllocator | None:
+def kv_cache_allocator(config: EngineConfig, device: torch.device) -> KVCacheAllocator | None:
     """Return the allocator of the KV cache; None is torch's, if the driver has no mapped memory."""
     try:
         allocator = MappedAllocator(device)
         allocator(1)
     except DeviceMemoryError as error:
-        logger.warning("the KV slab takes torch's memory: %s", error)
+        logger.warning("the KV KV cache takes torch's memory: %s", error)
         return None
     return allocator
 
 
 @torch.inference_mode()
 def capture(config: EngineConfig, runner: ModelRunner) -> None:
-    """Capture the graphs of ``runner``'s steps; its slab has a spare block."""
+    """Capture the graphs of ``runner``'s steps; its KV cache has a spare block."""
     from tandem.kernels.launch.ahead import building_ahead
 
     shapes = _shapes(config)

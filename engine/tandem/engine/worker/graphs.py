@@ -216,7 +216,7 @@ Choose = Callable[[StepShape, SamplingKind, Tensor, Bounds | None], Tensor]
 """Function that samples tokens [decodes] from a class's hidden states, within bounds if given."""
 
 
-class ChoiceGraphs:
+class SamplerGraphs:
     """The captured choices; none before ``capture``."""
 
     def __init__(self) -> None:

@@ -16,12 +16,12 @@ from tandem.engine.sample import LogprobTensors
 from tandem.engine.step import (
     DraftSampled,
     ModelRunnerOutput,
-    RowDraft,
     Sampled,
     SeqId,
+    SpecTokens,
     StepRow,
 )
-from tandem.engine.worker.moments import PAST, WAIT_SECONDS, Both, Moment
+from tandem.engine.worker.device_events import PAST, WAIT_SECONDS, Both, DeviceEvent
 from tandem.engine.worker.offload import HostBlocks
 from tandem.engine.worker.pooling import PooledStep
 from tandem.protocol.kv import Fence
@@ -33,13 +33,13 @@ class LaunchedStep:
     """One step in flight. ``wait_tokens`` may be called early, if a step requires tokens."""
 
     step: int
-    moment: Moment = PAST
+    moment: DeviceEvent = PAST
     """Moment after all of its writes and copies, once they are queued."""
-    written: Moment | None = None
+    written: DeviceEvent | None = None
     """Moment after the KV of a step with prompts, before the head; None: as ``moment``."""
-    nearly: Moment | None = None
+    nearly: DeviceEvent | None = None
     """Moment some ms earlier, between two layers of such a step; None: as ``written``."""
-    stored: Moment | None = None
+    stored: DeviceEvent | None = None
     """Moment after all stores to host memory of this step and those before; None: as ``moment``."""
     drawn: Sequence[StepRow] = ()
     """Rows that sample."""
@@ -56,7 +56,7 @@ class LaunchedStep:
     """Blocks in host memory whose loads the result reports."""
     for_transfers: bool = False
     """True if the step has only transfers: its result waits for all of them."""
-    drafts: Mapping[SeqId, RowDraft] = field(default_factory=dict)
+    drafts: Mapping[SeqId, SpecTokens] = field(default_factory=dict)
     """Drafts of rows that also sample after each of them."""
     awaits_masks: bool = False
     """True if nothing is sampled yet: neither ``moment`` nor a token is known."""
@@ -70,7 +70,7 @@ class LaunchedStep:
         blocks may write them outside of steps after it."""
         return self.moment if self.stored is None else Both(self.moment, self.stored)
 
-    def wait_nearly(self, seconds: float = WAIT_SECONDS) -> Moment:
+    def wait_nearly(self, seconds: float = WAIT_SECONDS) -> DeviceEvent:
         """Return the moment after all KV of the step, once it is near. Raises TimeoutError."""
         written = self.written or self.moment
         (self.nearly or written).wait(seconds)

@@ -1,4 +1,5 @@
-"""Host memory of offloaded blocks, and the copies to and from a rank's slab, in the order of steps.
+"""Host memory of offloaded blocks, and the copies to and from a rank's KV cache, in the order of
+steps.
 
 On a GPU the memory is page-locked, and copies run next to the steps: stores on one stream, loads on
 another. A step waits for stores of blocks that it writes, which go before the rest. It waits for no
@@ -38,13 +39,8 @@ from tandem.engine.step import (
     SchedulerOutput,
     TransferReport,
 )
+from tandem.engine.worker.device_events import WAIT_SECONDS, DeviceEvent, OnStream, moment
 from tandem.engine.worker.input_batch import InputBatch
-from tandem.engine.worker.moments import (
-    WAIT_SECONDS,
-    Moment,
-    OnStream,
-    moment,
-)
 from tandem.memory.page_locked import HostMemory, registrar_for
 from tandem.memory.streams import borrow_stream
 
@@ -163,16 +159,16 @@ Store = tuple[int, int]
 class HostBlocks:
     """``num_blocks`` blocks of host memory; called from the thread of the steps."""
 
-    def __init__(self, slab: Tensor, num_blocks: int) -> None:
-        """``slab`` is [device blocks, block_bytes] uint8. Raises HostMemoryError without enough
+    def __init__(self, kv_cache: Tensor, num_blocks: int) -> None:
+        """``kv_cache`` is [device blocks, block_bytes] uint8. Raises HostMemoryError without enough
         memory."""
-        self._slab = slab
-        self._queue = _Queue(slab.device)
-        size = slab.shape[1]
-        self._memory = HostMemory(num_blocks * size, registrar_for(slab.device))
+        self._kv_cache = kv_cache
+        self._queue = _Queue(kv_cache.device)
+        size = kv_cache.shape[1]
+        self._memory = HostMemory(num_blocks * size, registrar_for(kv_cache.device))
         self.blocks: Tensor = self._memory.tensor.view(num_blocks, size)
         """[num_blocks, block_bytes] uint8."""
-        self._under_way: list[tuple[int, Moment, str | None]] = []
+        self._under_way: list[tuple[int, DeviceEvent, str | None]] = []
         """Loads in order: (ticket, moment after its copies, reason of failure or None)."""
 
     @property
@@ -180,7 +176,7 @@ class HostBlocks:
         """Return whether a step that writes blocks may have to wait."""
         return self._queue.is_storing
 
-    def begin(self, transfers: BlockTransfers, written: AbstractSet[int]) -> Moment | None:
+    def begin(self, transfers: BlockTransfers, written: AbstractSet[int]) -> DeviceEvent | None:
         """Queue a step's transfers, after all launched work and before the step, which writes the
         blocks ``written``. Return the moment after all stores so far, or None if that is before the
         step."""
@@ -189,7 +185,7 @@ class HostBlocks:
             with self._queue.loads():
                 for load in transfers.loads:
                     why = self._fill(load)
-                    self._under_way.append((load.ticket, moment(self._slab.device), why))
+                    self._under_way.append((load.ticket, moment(self._kv_cache.device), why))
         return stored
 
     def report(self, *, wait: bool, seconds: float = WAIT_SECONDS) -> TransferReport | None:
@@ -217,13 +213,13 @@ class HostBlocks:
 
     def _store(self, pairs: Sequence[Store]) -> None:
         for block, host in pairs:
-            self.blocks[host].copy_(self._slab[block], non_blocking=True)
+            self.blocks[host].copy_(self._kv_cache[block], non_blocking=True)
 
     def _fill(self, load: BlockLoad) -> str | None:
         """Queue a load's copies; return the reason if not all of them could be queued."""
         try:
             for host, block in load.blocks:
-                self._slab[block].copy_(self.blocks[host], non_blocking=True)
+                self._kv_cache[block].copy_(self.blocks[host], non_blocking=True)
         except RuntimeError as error:
             return str(error)
         return None
@@ -263,7 +259,7 @@ class _Queue:
         pairs: Sequence[Store],
         written: AbstractSet[int],
         copy: Callable[[Sequence[Store]], None],
-    ) -> Moment | None:
+    ) -> DeviceEvent | None:
         """Have ``copy`` queue ``pairs`` after all queued steps. The next step, which writes the
         blocks ``written``, waits only for stores of these blocks, old and new. Return the moment
         after all, or None if that is before the next step."""

@@ -37,7 +37,7 @@ that attends to a batch plans it, so that the next is launched in another way.""
 
 @torch.inference_mode()
 def activation_bytes(config: EngineConfig, runner: ModelRunner, device: torch.device) -> int:
-    """Return the device bytes of the largest step. ``runner`` has a slab of one block."""
+    """Return the device bytes of the largest step. ``runner`` has a KV cache of one block."""
     with _taken(device) as taken:
         largest_steps(config, runner, device)
     return taken[0]
@@ -185,5 +185,5 @@ def _draw(config: EngineConfig, runner: ModelRunner, device: torch.device, count
 def _random_hidden(
     config: EngineConfig, runner: ModelRunner, device: torch.device, count: int
 ) -> torch.Tensor:
-    dtype = runner.slab.layers[0].dtype
+    dtype = runner.kv_cache.layers[0].dtype
     return torch.randn(count, config.facts.hidden_size, dtype=dtype, device=device)

@@ -27,7 +27,7 @@ from tandem.engine.attention import AttentionBackend
 from tandem.engine.models import (
     CausalModel,
     EmbeddedTokens,
-    Nearly,
+    LastLayersQueued,
     StepContext,
 )
 from tandem.engine.sample import (
@@ -42,15 +42,16 @@ from tandem.engine.sample.rules import RowRules
 from tandem.engine.sample.transfer import index_on
 from tandem.engine.step import (
     BlockTransfers,
-    RowDraft,
     SchedulerOutput,
     SeqId,
+    SpecTokens,
     StepRow,
     TokenMasks,
 )
 from tandem.engine.threads import StepThreads
+from tandem.engine.worker.device_events import DeviceEvent, moment
 from tandem.engine.worker.embedded import embedded_tokens
-from tandem.engine.worker.graphs import ChoiceGraphs, StepGraphs
+from tandem.engine.worker.graphs import SamplerGraphs, StepGraphs
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import (
     StepInputs,
@@ -58,11 +59,10 @@ from tandem.engine.worker.inputs import (
     StepStager,
     unpadded,
 )
+from tandem.engine.worker.kv_cache import KVCacheMemory
 from tandem.engine.worker.launched import LaunchedStep
-from tandem.engine.worker.moments import Moment, moment
 from tandem.engine.worker.offload import HostBlocks, blocks_written
 from tandem.engine.worker.pooling import PoolingMetadata
-from tandem.engine.worker.slab import Slab
 from tandem.engine.worker.staging import StepShape
 from tandem.kernels.blocks import copy
 
@@ -70,7 +70,7 @@ Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class DraftDraws:
+class SpecSamples:
     """Rows of logits of a step in which some rows have several; arrays are parallel."""
 
     tokens: Numbers
@@ -88,12 +88,12 @@ class DraftDraws:
     @classmethod
     def of(
         cls,
-        drafts: Mapping[SeqId, RowDraft],
+        drafts: Mapping[SeqId, SpecTokens],
         drawn: Sequence[StepRow],
         drawing: NDArray[np.int64] | slice,
         rows: StepRows,
         batch: InputBatch,
-    ) -> DraftDraws:
+    ) -> SpecSamples:
         """Return the draws of the rows ``drawn``, which are ``drawing`` among ``rows``."""
         index, ends, lens = rows.index[drawing], rows.ends[drawing], rows.lens[drawing]
         more = [len(drafts[row.seq].draft_token_ids) if row.seq in drafts else 0 for row in drawn]
@@ -137,7 +137,7 @@ class DraftDraws:
 
 
 def put_proposed(
-    drafts: Mapping[SeqId, RowDraft], rows: Sequence[StepRow], batch: InputBatch
+    drafts: Mapping[SeqId, SpecTokens], rows: Sequence[StepRow], batch: InputBatch
 ) -> None:
     """Write proposed drafts, which ranks do not know, into the batch's tokens for the step."""
     for row in rows:
@@ -147,7 +147,7 @@ def put_proposed(
 
 
 def rules_ahead(
-    drafts: Mapping[SeqId, RowDraft], drawn: Sequence[StepRow], batch: InputBatch
+    drafts: Mapping[SeqId, SpecTokens], drawn: Sequence[StepRow], batch: InputBatch
 ) -> dict[tuple[int, int], RowRules]:
     """Return the rules of rows that look back at their tokens, at each of their positions: see
     ``SamplingBatch.ahead``. Every token before the step is known to ``batch``."""
@@ -199,22 +199,22 @@ class _Computed(NamedTuple):
     """Hidden states of the sampled positions, then of those that are scored or pooled."""
     scored: list[_Scored]
     pooled: PoolingMetadata | None
-    drafted: DraftDraws | None
+    drafted: SpecSamples | None
 
 
 @dataclass(slots=True)
 class ModelRunner:
-    """Runs steps over one model and one slab."""
+    """Runs steps over one model and one KV cache."""
 
     model: CausalModel
     attention: AttentionBackend
-    slab: Slab
+    kv_cache: KVCacheMemory
     batch: InputBatch
     sampler: Sampler
     stager: StepStager
     threads: StepThreads
     graphs: StepGraphs = field(default_factory=StepGraphs)
-    choices: ChoiceGraphs = field(default_factory=ChoiceGraphs)
+    choices: SamplerGraphs = field(default_factory=SamplerGraphs)
     host: HostBlocks | None = None
     """Blocks of an offload tier."""
     _last: LaunchedStep | None = None
@@ -264,7 +264,7 @@ class ModelRunner:
         inputs: StepInputs,
         token_types: Tensor | None = None,
         embedded: EmbeddedTokens | None = None,
-        nearly: Nearly | None = None,
+        nearly: LastLayersQueued | None = None,
     ) -> Tensor:
         """Write the step's KV; return hidden states [num_logits, hidden] after the last norm.
         ``token_types``: int64 [tokens], None if all are 0; ``embedded``: tokens without ids;
@@ -275,7 +275,7 @@ class ModelRunner:
             slot_mapping=inputs.slot_mapping,
             attention=self.attention,
             sequences=inputs.sequences,
-            kv=self.slab.layers,
+            kv=self.kv_cache.layers,
             token_types=token_types,
             embedded=embedded,
             nearly=nearly,
@@ -299,10 +299,10 @@ class ModelRunner:
         if plan.drafts:
             launched.drafts = {each.seq: each for each in plan.drafts}
             put_proposed(launched.drafts, plan.rows, self.batch)
-            drafted = DraftDraws.of(launched.drafts, launched.drawn, drawing, rows, self.batch)
+            drafted = SpecSamples.of(launched.drafts, launched.drawn, drawing, rows, self.batch)
         nearly = None
         if rows.shape.chunks:
-            nearly = Nearly(rows.layers_left, partial(self._note_nearly, launched))
+            nearly = LastLayersQueued(rows.layers_left, partial(self._note_nearly, launched))
         hidden, inputs = self._forward(rows, drawing, more, drafted, nearly)
         if rows.shape.chunks:
             launched.written = moment(self.stager.device)
@@ -341,8 +341,8 @@ class ModelRunner:
         rows: StepRows,
         drawing: NDArray[np.int64] | slice,
         more: Sequence[NDArray[np.int64]],
-        drafted: DraftDraws | None,
-        nearly: Nearly | None,
+        drafted: SpecSamples | None,
+        nearly: LastLayersQueued | None,
     ) -> tuple[Tensor, StepInputs]:
         """Return hidden states of the positions that rows sample at, usually their last ones, then
         of ``more`` of the step's tokens."""
@@ -432,7 +432,7 @@ class ModelRunner:
         launched.logprobs = None if out.logprobs is None else out.logprobs.to_host()
 
     def _draw_drafted(
-        self, launched: LaunchedStep, drafted: DraftDraws, hidden: Tensor, targets: Tensor
+        self, launched: LaunchedStep, drafted: SpecSamples, hidden: Tensor, targets: Tensor
     ) -> None:
         """Sample in a step whose rows also sample after drafts."""
         sampling = self.batch.sampling
@@ -459,7 +459,7 @@ class ModelRunner:
         if any(map(needs, rows.tolist())):
             self._last.wait_tokens()
 
-    def _move_blocks(self, plan: SchedulerOutput) -> Moment | None:
+    def _move_blocks(self, plan: SchedulerOutput) -> DeviceEvent | None:
         """Begin the transfers by ``HostBlocks.begin``; find written blocks only for stores."""
         transfers, host = plan.transfers or _NOTHING, self.host
         if host is None:
@@ -472,7 +472,7 @@ class ModelRunner:
         if pairs:
             source, to = zip(*pairs, strict=True)
             device = self.stager.device
-            copy(self.slab.blocks, index_on(source, device), index_on(to, device))
+            copy(self.kv_cache.blocks, index_on(source, device), index_on(to, device))
 
     def _to_score(self, plan: Sequence[StepRow], rows: StepRows) -> Iterator[_Scored]:
         for row, last in zip(plan, rows.ends.tolist(), strict=True):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.engine.attention.base import StepSequences
-from tandem.engine.worker.moments import Moment, moment
+from tandem.engine.worker.device_events import DeviceEvent, moment
 
 A = TypeVar("A")
 
@@ -192,7 +192,7 @@ class HostBuffer:
         """The buffer's place in the ring."""
         self.memory = device_memory if same else torch.zeros(size, dtype=torch.uint8).pin_memory()
         self._bytes: NDArray[np.uint8] = self.memory.numpy()
-        self.sent: Moment | None = None
+        self.sent: DeviceEvent | None = None
 
     def free(self) -> None:
         """Wait for the last copy from this buffer, which was two steps ago."""

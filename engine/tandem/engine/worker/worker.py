@@ -1,4 +1,4 @@
-"""One rank of a worker: loads its part of the model, allocates its slab, runs the given steps.
+"""One rank of a worker: loads its part of the model, allocates its KV cache, runs the given steps.
 
 Made and called by an Executor; ``start`` is called once, then ``launch`` step by step from one
 thread.
@@ -13,7 +13,7 @@ import torch
 
 from tandem.engine.attention import select_backend
 from tandem.engine.config import EngineConfig
-from tandem.engine.kv_memory import Capacity, SlabAllocator
+from tandem.engine.kv_memory import Capacity, KVCacheAllocator
 from tandem.engine.loader import open_weights
 from tandem.engine.logits_processors import ProcessorClasses, ProcessorContext
 from tandem.engine.models import CausalModel, load_model
@@ -24,12 +24,12 @@ from tandem.engine.threads import StepThreads
 from tandem.engine.worker import gpu
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepStager
+from tandem.engine.worker.kv_cache import KVCacheMemory
 from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.offload import HostBlocks, available
 from tandem.engine.worker.profile import shortened, steps
-from tandem.engine.worker.rest import Rest
 from tandem.engine.worker.runner import ModelRunner
-from tandem.engine.worker.slab import Slab
+from tandem.engine.worker.sleep_mode import RankMemory
 from tandem.engine.worker.torch_profile import TorchProfile
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.layout import KVLayout, blocks_for
@@ -65,7 +65,7 @@ def num_blocks(
 
 def num_cpu_blocks(config: EngineConfig, layout: KVLayout, *, promised: int = 0) -> int:
     """Return the blocks of host memory for one rank's share of offloaded KV; 0 without offloading.
-    ``promised``: bytes of a CPU's slab, whose pages are not taken before they are used.
+    ``promised``: bytes of a CPU's KV cache, whose pages are not taken before they are used.
 
     Raises InvalidParameter if not one block fits, or the host or the pod has too little memory.
     """
@@ -186,10 +186,10 @@ class Worker:
         self._config = config
         self._device = torch.device(config.device)
         self._runner: ModelRunner | None = None
-        self._rest: Rest | None = None
+        self._rest: RankMemory | None = None
         self._profile = TorchProfile(0, on_gpu=self._device.type == "cuda")
 
-    def start(self, allocate: SlabAllocator | None = None) -> Capacity:
+    def start(self, allocate: KVCacheAllocator | None = None) -> Capacity:
         """Load weights, then allocate the memory left for KV.
 
         Raises InvalidParameter for a model or a setting that cannot be served (a device too small
@@ -208,20 +208,20 @@ class Worker:
         kept = gpu.step_bytes(config, runner, self._device) if on_gpu else 0
         blocks = num_blocks(config, layout, self._device, step_bytes=kept)
         if on_gpu:
-            allocate = allocate or gpu.slab_allocator(config, self._device)
+            allocate = allocate or gpu.kv_cache_allocator(config, self._device)
         spare = 1 if on_gpu else 0
-        runner.slab = Slab(layout, blocks, self._device, allocate, spare=spare)
+        runner.kv_cache = KVCacheMemory(layout, blocks, self._device, allocate, spare=spare)
         runner.stager = self._stager(runner.batch, blocks if on_gpu else None)
-        slab_bytes = 0 if on_gpu else blocks * layout.block_bytes
-        offloaded = num_cpu_blocks(config, layout, promised=slab_bytes)
+        kv_cache_bytes = 0 if on_gpu else blocks * layout.block_bytes
+        offloaded = num_cpu_blocks(config, layout, promised=kv_cache_bytes)
         if offloaded:
-            runner.host = HostBlocks(runner.slab.blocks, offloaded)
+            runner.host = HostBlocks(runner.kv_cache.blocks, offloaded)
         if on_gpu:
             gpu.capture(config, runner)
             load_products(config, runner)
         if config.profiler.torch_profiler_dir is not None:
             self._profile.warm()
-        self._rest = Rest(config, runner, allocate)
+        self._rest = RankMemory(config, runner, allocate)
         self._runner = runner
         logger.info("rank ready in %.1f s", time.monotonic() - started)
         name = torch.cuda.get_device_name(self._device) if on_gpu else ""
@@ -237,7 +237,7 @@ class Worker:
         return ModelRunner(
             model=model,
             attention=select_backend(group, self._device, config.gpu.attention_backend),
-            slab=Slab(config.layout, 1, self._device),
+            kv_cache=KVCacheMemory(config.layout, 1, self._device),
             batch=batch,
             sampler=Sampler(config.facts.vocab_size),
             stager=self._stager(batch, None),
@@ -281,19 +281,19 @@ class Worker:
         """Queue the samples of the step launched last, which awaits these masks."""
         self.runner.draw(masks)
 
-    def slab_blocks(self) -> torch.Tensor:
-        """Return the slab as [num_blocks, block_bytes] uint8, for transfers of blocks."""
-        return self.runner.slab.blocks
+    def kv_cache_blocks(self) -> torch.Tensor:
+        """Return the KV cache as [num_blocks, block_bytes] uint8, for transfers of blocks."""
+        return self.runner.kv_cache.blocks
 
     def stop(self) -> None:
-        """Free weights, slab and host memory. May be called twice."""
+        """Free weights, KV cache and host memory. May be called twice."""
         self._profile.close()
         if self._rest is not None:
             self._rest.close()
         self._runner = self._rest = None
 
     @property
-    def rest(self) -> Rest:
+    def rest(self) -> RankMemory:
         """Return the rank's memory, which can be freed and restored."""
         assert self._rest is not None, "the worker has not started, or has stopped"
         return self._rest

@@ -12,7 +12,7 @@ LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=
 
 
 class TokenRows(NamedTuple):
-    """A layer's view of the slab as rows of head_dim, one a token of a KV head."""
+    """A layer's view of the KV cache as rows of head_dim, one a token of a KV head."""
 
     kv: Tensor
     """[num_blocks, 2, kv_heads, block_size, head_dim], dense pages."""

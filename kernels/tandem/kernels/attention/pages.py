@@ -1,6 +1,6 @@
-"""Gathering pages of a strided slab on a CPU: one page is `[token][head_dim]` of one KV head.
+"""Gathering pages of a strided KV cache on a CPU: one page is `[token][head_dim]` of one KV head.
 
-A page is dense, so a layer's pages are rows of a 2-D view of the slab and a gather is one
+A page is dense, so a layer's pages are rows of a 2-D view of the KV cache and a gather is one
 index_select of rows of several KiB, near the speed of memcpy. Rows depend on the block table alone
 and are the same for every layer. For the torch backend only.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class PageShape(NamedTuple):
-    """Geometry of one layer's view of the slab, in pages."""
+    """Geometry of one layer's view of the KV cache, in pages."""
 
     block_stride: int
     kv_stride: int
@@ -45,7 +45,7 @@ def page_rows(shape: PageShape, tables: Tensor) -> Tensor:
 
 
 def layer_pages(kv: Tensor, shape: PageShape) -> Tensor:
-    """Return the slab from this layer's first page on, as rows of one page each."""
+    """Return the KV cache from this layer's first page on, as rows of one page each."""
     page = shape.block_size * shape.head_dim
     last = (
         (kv.shape[0] - 1) * shape.block_stride

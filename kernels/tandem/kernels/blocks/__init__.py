@@ -1,7 +1,7 @@
 """KV blocks as bytes, whole or in parts of their tokens: gather, scatter, copy, digest.
 
-The slab is seen as [num_blocks, block_bytes] uint8: a block with all its layers is one row. Called
-by kvtransfer (send and receive slots) and by the runner (copy-on-write forks).
+The KV cache is seen as [num_blocks, block_bytes] uint8: a block with all its layers is one row.
+Called by kvtransfer (send and receive slots) and by the runner (copy-on-write forks).
 """
 
 from __future__ import annotations
@@ -38,27 +38,29 @@ DIGEST: Op[Callable[[Tensor, Tensor], None]] = Op(
 )
 
 
-def pack(slab: Tensor, ids: Tensor, out: Tensor, *, backend: Backend | None = None) -> None:
-    """Gather blocks: out[i] = slab[ids[i]].
+def pack(kv_cache: Tensor, ids: Tensor, out: Tensor, *, backend: Backend | None = None) -> None:
+    """Gather blocks: out[i] = KV cache[ids[i]].
 
     Args:
-        slab: [num_blocks, block_bytes] uint8, dense.
+        KV cache: [num_blocks, block_bytes] uint8, dense.
         ids: int64 [n], in range.
         out: [n, block_bytes] uint8, dense; a send slot's payload.
         backend: an explicit choice; by device otherwise.
     """
-    _check(slab, ids, out)
-    PACK.on(slab.device, backend)(slab, ids, out)
+    _check(kv_cache, ids, out)
+    PACK.on(kv_cache.device, backend)(kv_cache, ids, out)
 
 
-def unpack(packed: Tensor, ids: Tensor, slab: Tensor, *, backend: Backend | None = None) -> None:
-    """Scatter blocks: slab[ids[i]] = packed[i]. The ids are distinct; shapes as in `pack`."""
-    _check(slab, ids, packed)
-    UNPACK.on(slab.device, backend)(packed, ids, slab)
+def unpack(
+    packed: Tensor, ids: Tensor, kv_cache: Tensor, *, backend: Backend | None = None
+) -> None:
+    """Scatter blocks: KV cache[ids[i]] = packed[i]. The ids are distinct; shapes as in `pack`."""
+    _check(kv_cache, ids, packed)
+    UNPACK.on(kv_cache.device, backend)(packed, ids, kv_cache)
 
 
 def pack_parts(
-    slab: Tensor, ids: Tensor, out: Tensor, rows: int, *, backend: Backend | None = None
+    kv_cache: Tensor, ids: Tensor, out: Tensor, rows: int, *, backend: Backend | None = None
 ) -> None:
     """Gather parts of blocks: out[i] = part ids[i] % parts of block ids[i] // parts.
 
@@ -66,34 +68,34 @@ def pack_parts(
     equal share of each run. How many parts a block has follows from the sizes.
 
     Args:
-        slab: [num_blocks, block_bytes] uint8, dense; whole multiples of a part.
+        KV cache: [num_blocks, block_bytes] uint8, dense; whole multiples of a part.
         ids: int64 [n], in range.
-        out: [n, part_bytes] uint8, dense; on the slab's device.
+        out: [n, part_bytes] uint8, dense; on the KV cache's device.
         rows: runs of a block; they divide part_bytes.
         backend: an explicit choice; by device otherwise.
     """
-    _check_parts(slab, ids, out, rows)
-    PACK_PARTS.on(slab.device, backend)(slab, ids, out, rows)
+    _check_parts(kv_cache, ids, out, rows)
+    PACK_PARTS.on(kv_cache.device, backend)(kv_cache, ids, out, rows)
 
 
 def unpack_parts(
-    packed: Tensor, ids: Tensor, slab: Tensor, rows: int, *, backend: Backend | None = None
+    packed: Tensor, ids: Tensor, kv_cache: Tensor, rows: int, *, backend: Backend | None = None
 ) -> None:
     """Scatter parts of blocks, where `pack_parts` finds them. The ids are distinct."""
-    _check_parts(slab, ids, packed, rows)
-    UNPACK_PARTS.on(slab.device, backend)(packed, ids, slab, rows)
+    _check_parts(kv_cache, ids, packed, rows)
+    UNPACK_PARTS.on(kv_cache.device, backend)(packed, ids, kv_cache, rows)
 
 
-def copy(slab: Tensor, source: Tensor, to: Tensor, *, backend: Backend | None = None) -> None:
-    """Copy blocks within the slab: slab[to[i]] = slab[source[i]].
+def copy(kv_cache: Tensor, source: Tensor, to: Tensor, *, backend: Backend | None = None) -> None:
+    """Copy blocks within the KV cache: KV cache[to[i]] = KV cache[source[i]].
 
     No destination appears twice or among the sources. `source` and `to` are int64 [n].
     """
-    checks.shape("slab", slab, None, None)
+    checks.shape("kv_cache", kv_cache, None, None)
     checks.shape("to", to, source.shape[0])
     checks.kind("source", source, torch.int64)
     checks.kind("to", to, torch.int64)
-    COPY.on(slab.device, backend)(slab, source, to)
+    COPY.on(kv_cache.device, backend)(kv_cache, source, to)
 
 
 def digest(data: Tensor, *, backend: Backend | None = None) -> int:
@@ -119,25 +121,25 @@ def add_digest(data: Tensor, total: Tensor, *, backend: Backend | None = None) -
     DIGEST.on(data.device, backend)(data.view(-1), total)
 
 
-def _check_parts(slab: Tensor, ids: Tensor, rows: Tensor, runs: int) -> None:
-    checks.shape("slab", slab, None, None)
+def _check_parts(kv_cache: Tensor, ids: Tensor, rows: Tensor, runs: int) -> None:
+    checks.shape("kv_cache", kv_cache, None, None)
     checks.shape("packed", rows, ids.shape[0], None)
-    for name, tensor in (("slab", slab), ("packed", rows)):
+    for name, tensor in (("kv_cache", kv_cache), ("packed", rows)):
         checks.kind(name, tensor, torch.uint8)
         if not tensor.is_contiguous():
             raise BadTensor(f"{name} has strides {tensor.stride()}, expected dense blocks")
-    if slab.shape[1] % rows.shape[1] or rows.shape[1] % runs:
+    if kv_cache.shape[1] % rows.shape[1] or rows.shape[1] % runs:
         raise BadTensor(
-            f"parts of {rows.shape[1]} bytes in {runs} runs, of blocks of {slab.shape[1]} bytes"
+            f"parts of {rows.shape[1]} bytes in {runs} runs, of blocks of {kv_cache.shape[1]} bytes"
         )
 
 
-def _check(slab: Tensor, ids: Tensor, rows: Tensor) -> None:
-    checks.shape("slab", slab, None, None)
-    checks.kind("slab", slab, torch.uint8)
+def _check(kv_cache: Tensor, ids: Tensor, rows: Tensor) -> None:
+    checks.shape("kv_cache", kv_cache, None, None)
+    checks.kind("kv_cache", kv_cache, torch.uint8)
     checks.kind("ids", ids, torch.int64)
-    checks.shape("packed", rows, ids.shape[0], slab.shape[1])
+    checks.shape("packed", rows, ids.shape[0], kv_cache.shape[1])
     checks.kind("packed", rows, torch.uint8)
-    for name, tensor in (("slab", slab), ("packed", rows)):
+    for name, tensor in (("kv_cache", kv_cache), ("packed", rows)):
         if not tensor.is_contiguous():
             raise BadTensor(f"{name} has strides {tensor.stride()}, expected dense blocks")

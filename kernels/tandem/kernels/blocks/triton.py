@@ -1,4 +1,4 @@
-"""Block moves and the digest in Triton, for a slab in GPU memory.
+"""Block moves and the digest in Triton, for a KV cache in GPU memory.
 
 One launch moves any number of blocks, so that small blocks cost no launch each; it keeps its hands
 off most multiprocessors where a row is long enough to fill a few. Whole blocks of megabytes between
@@ -21,25 +21,25 @@ _MOST = 16
 """Programs that share a row."""
 
 
-def pack(slab: Tensor, ids: Tensor, out: Tensor) -> None:
+def pack(kv_cache: Tensor, ids: Tensor, out: Tensor) -> None:
     """See the wrapper."""
-    if out.device != slab.device:
-        reference.pack(slab, ids, out)
+    if out.device != kv_cache.device:
+        reference.pack(kv_cache, ids, out)
     else:
-        _move(slab, out, ids, None)
+        _move(kv_cache, out, ids, None)
 
 
-def unpack(packed: Tensor, ids: Tensor, slab: Tensor) -> None:
+def unpack(packed: Tensor, ids: Tensor, kv_cache: Tensor) -> None:
     """See the wrapper."""
-    if packed.device != slab.device:
-        reference.unpack(packed, ids, slab)
+    if packed.device != kv_cache.device:
+        reference.unpack(packed, ids, kv_cache)
     else:
-        _move(packed, slab, None, ids)
+        _move(packed, kv_cache, None, ids)
 
 
-def copy(slab: Tensor, source: Tensor, to: Tensor) -> None:
+def copy(kv_cache: Tensor, source: Tensor, to: Tensor) -> None:
     """See the wrapper."""
-    _move(slab, slab, source, to)
+    _move(kv_cache, kv_cache, source, to)
 
 
 def add_digest(data: Tensor, total: Tensor) -> None:

@@ -117,10 +117,10 @@ class ModelOps:
         slot_mapping = SlotMapping(place // page, place % page)
         rotation = Rotation(self._random(tokens, dim), self._random(tokens, dim))
         norm = QKNorm(self._random(dim), self._random(dim), EPS)
-        slab = self._random(-(-tokens // page), sets, 2, shape.kv_heads, page, dim)
+        kv_cache = self._random(-(-tokens // page), sets, 2, shape.kv_heads, page, dim)
         heads = shape.heads + 2 * shape.kv_heads
         operands = [
-            (self._random(tokens, heads, dim), slab[:, i], rotation, slot_mapping, norm)
+            (self._random(tokens, heads, dim), kv_cache[:, i], rotation, slot_mapping, norm)
             for i in range(sets)
         ]
         moved = heads + shape.heads + 3 * shape.kv_heads

@@ -28,17 +28,18 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A batch with its slab; q has one entry a layer, so that repeated launches find cold pages."""
+    """A batch with its KV cache; q has one entry a layer, so that repeated launches find cold
+    pages."""
 
     q: Tensor
-    slab: Tensor
+    kv_cache: Tensor
     batch: PagedBatch
     lengths: list[int]
     queries: list[int]
 
     def layer(self, index: int) -> Tensor:
-        """Return one layer's view of the slab: [blocks, K|V, kv_heads, page, head_dim]."""
-        return self.slab[:, index]
+        """Return one layer's view of the KV cache: [blocks, K|V, kv_heads, page, head_dim]."""
+        return self.kv_cache[:, index]
 
 
 def make_case(
@@ -47,15 +48,15 @@ def make_case(
     """Random pages in random places, NaN behind every sequence's last token, and random queries."""
     counts = [-(-max(n, 1) // shape.page) for n in lengths]
     size = (sum(counts), layers, 2, shape.kv_heads, shape.page, shape.head_dim)
-    slab = torch.empty(size, dtype=shape.dtype, device=device)
-    for block in torch.split(slab, max(1, (1 << 28) // slab[0].numel())):
+    kv_cache = torch.empty(size, dtype=shape.dtype, device=device)
+    for block in torch.split(kv_cache, max(1, (1 << 28) // kv_cache[0].numel())):
         block.normal_()
     order = torch.randperm(sum(counts))
     tables = torch.full((len(lengths), max(counts)), 2**30, dtype=torch.int32)
     first = 0
     for s, (count, length) in enumerate(zip(counts, lengths, strict=True)):
         tables[s, :count] = order[first : first + count]
-        slab[order[first + count - 1], :, :, :, length - (count - 1) * shape.page :] = torch.nan
+        kv_cache[order[first + count - 1], :, :, :, length - (count - 1) * shape.page :] = torch.nan
         first += count
     starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
     q = torch.randn(
@@ -68,7 +69,7 @@ def make_case(
         max(queries),
         max(lengths),
     )
-    return Case(q, slab, batch, lengths, queries)
+    return Case(q, kv_cache, batch, lengths, queries)
 
 
 def error(case: Case, layer: int, out: Tensor, scale: float) -> float:

@@ -78,8 +78,8 @@ def rotary_kv(
     Args:
         qkv: [tokens, heads + 2 * kv_heads, head_dim], dense; q and k are overwritten. There may be
             no query head.
-        kv: [num_blocks, 2, kv_heads, block_size, head_dim], one layer's strided view of the slab.
-        rotation: of each token's position.
+        kv: [num_blocks, 2, kv_heads, block_size, head_dim], one layer's strided view of the KV
+        cache. rotation: of each token's position.
         slot_mapping: distinct destinations.
         qk_norm: for models that have it (Qwen3).
         backend: an explicit choice; by device otherwise.

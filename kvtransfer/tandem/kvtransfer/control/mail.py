@@ -52,7 +52,7 @@ class FromPeer:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsaid:
+class MessageTooLong:
     """P: a message of this key is longer than a peer reads. It was not sent: it would have ended
     the link with all its keys."""
 
@@ -94,5 +94,5 @@ class Stop:
     """End the thread."""
 
 
-ToMover = LinkUp | LinkDown | FromPeer | Unsaid
+ToMover = LinkUp | LinkDown | FromPeer | MessageTooLong
 ToControl = Say | Drop | SetPeers | Stop

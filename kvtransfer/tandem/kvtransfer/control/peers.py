@@ -99,7 +99,7 @@ class PeerBook:
             known = self._peers.get(peer)
         return 0.0 if known is None else known.probed_bytes_per_s
 
-    def pace(self, peer: Incarnation, *, bytes_per_s: float, waiting_bytes: int) -> None:
+    def throughput(self, peer: Incarnation, *, bytes_per_s: float, waiting_bytes: int) -> None:
         """Record the rate of KV from a known peer (0 while unknown) and the bytes that wait."""
         with self._lock:
             known = self._peers.get(peer)

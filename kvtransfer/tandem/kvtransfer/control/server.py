@@ -20,10 +20,10 @@ from tandem.kvtransfer.control.mail import (
     LinkDown,
     LinkNumber,
     LinkUp,
+    MessageTooLong,
     Say,
     SetPeers,
     ToMover,
-    Unsaid,
 )
 from tandem.kvtransfer.errors import AddressInUse
 from tandem.kvtransfer.handoff.actions import Millis
@@ -131,7 +131,7 @@ class ControlServer(Channel):
                 "%s of %s is %d bytes, a peer reads %d: its hand-off ends",
                 *(type(message).__name__, message.key, len(said), MAX_MESSAGE_BYTES),
             )
-            self._deliver(Unsaid(link.peer, LinkNumber(link.number), message.key))
+            self._deliver(MessageTooLong(link.peer, LinkNumber(link.number), message.key))
         else:
             self._listener.say(link, said)
 

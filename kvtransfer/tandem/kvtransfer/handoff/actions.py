@@ -22,7 +22,7 @@ class Send(msgspec.Struct, frozen=True):
     message: KeyedToConsumer | KeyedToProducer
 
 
-class Tell(msgspec.Struct, frozen=True):
+class EmitEvent(msgspec.Struct, frozen=True):
     """Queue this for the engine's thread."""
 
     event: ProducerEvent | ConsumerEvent
@@ -92,7 +92,7 @@ class Unpack(msgspec.Struct, frozen=True):
     form: Form | None = None
 
 
-class Blame(msgspec.Struct, frozen=True):
+class QuarantinePeer(msgspec.Struct, frozen=True):
     """D: quarantine a peer whose link delivered another hand-off's data although the lease held."""
 
     peer: Incarnation
@@ -117,4 +117,16 @@ class Count(msgspec.Struct, frozen=True):
     what: str
 
 
-Action = Send | Tell | Pack | Tag | Untag | Read | Unpack | Blame | Free | Quarantine | Count
+Action = (
+    Send
+    | EmitEvent
+    | Pack
+    | Tag
+    | Untag
+    | Read
+    | Unpack
+    | QuarantinePeer
+    | Free
+    | Quarantine
+    | Count
+)

@@ -16,13 +16,13 @@ from tandem.kvtransfer.events import BlocksFree, Cancelled
 from tandem.kvtransfer.events import Ready as ReadyEvent
 from tandem.kvtransfer.handoff.actions import (
     Action,
-    Blame,
     Count,
+    EmitEvent,
     Free,
     Millis,
+    QuarantinePeer,
     Read,
     Send,
-    Tell,
     Unpack,
 )
 from tandem.kvtransfer.handoff.endings import (
@@ -60,17 +60,17 @@ from tandem.kvtransfer.handoff.messages import (
 )
 from tandem.kvtransfer.handoff.pull import (
     ConsumerPolicy,
-    Doubt,
     Event,
     Flight,
     Granted,
     LinkLost,
     Load,
     Opened,
+    PeerMessage,
     Pull,
     ReadDone,
     ReadFailed,
-    Told,
+    UncertainRead,
     Unpacked,
 )
 from tandem.kvtransfer.handoff.tables import CONSUMER, DEvent, DState
@@ -120,7 +120,7 @@ def step(pull: Pull | None, event: Event, now: Millis, policy: ConsumerPolicy) -
     state = None if pull is None else pull.state
     if (state, event.kind) not in CONSUMER:
         return pull, [Count(f"d:{state or 'unknown'}:{event.kind}")]
-    if isinstance(event, Told) and pull is not None and pull.producer != event.source:
+    if isinstance(event, PeerMessage) and pull is not None and pull.producer != event.source:
         return pull, [Count("d:wrong producer")]
     return _HANDLERS[event.kind](pull, event, now, policy)
 
@@ -142,7 +142,7 @@ def _on_open(_pull: None, event: Opened, now: Millis, policy: ConsumerPolicy) ->
     return pull, [Send(event.producer, Open(event.key, event.budget_ms, event.hashes))]
 
 
-def _on_ready(pull: Pull | None, event: Told, now: Millis, policy: ConsumerPolicy) -> Result:
+def _on_ready(pull: Pull | None, event: PeerMessage, now: Millis, policy: ConsumerPolicy) -> Result:
     ready = event.message
     assert isinstance(ready, Ready)
     if pull is None:
@@ -165,7 +165,7 @@ def _on_ready(pull: Pull | None, event: Told, now: Millis, policy: ConsumerPolic
         return fail(pull, FailCause.IDENTITY, message, now, policy)
     actions: list[Action] = []
     if first:
-        actions.append(Tell(ReadyEvent(pull.key, ready.num_tokens)))
+        actions.append(EmitEvent(ReadyEvent(pull.key, ready.num_tokens)))
     pull = _replace(pull, num_tokens=ready.num_tokens, items=items)
     if ready.upto > pull.upto:
         pull = _replace(pull, upto=ready.upto, remote=ready.blocks)
@@ -174,7 +174,7 @@ def _on_ready(pull: Pull | None, event: Told, now: Millis, policy: ConsumerPolic
     return armed(pull, now, policy), actions
 
 
-def _on_final(pull: Pull | None, event: Told, now: Millis, policy: ConsumerPolicy) -> Result:
+def _on_final(pull: Pull | None, event: PeerMessage, now: Millis, policy: ConsumerPolicy) -> Result:
     final = event.message
     assert isinstance(final, Final)
     if pull is None:
@@ -223,7 +223,7 @@ def _on_load(pull: Pull, event: Load, now: Millis, policy: ConsumerPolicy) -> Re
     return done_if_complete(pull, now, policy, actions)
 
 
-def _on_part(pull: Pull | None, event: Told, now: Millis, policy: ConsumerPolicy) -> Result:
+def _on_part(pull: Pull | None, event: PeerMessage, now: Millis, policy: ConsumerPolicy) -> Result:
     part = event.message
     assert isinstance(part, Part)
     if pull is None:
@@ -329,7 +329,7 @@ def _writes_less(pull: Pull) -> Result:
     """Close a FAILING pull after its last copy or unpack: its blocks are free then."""
     if pull.unpacking or pull.reading or pull.doubt is not None:
         return pull, []
-    return _replace(pull, state=DState.CLOSED), [Tell(BlocksFree(pull.key))]
+    return _replace(pull, state=DState.CLOSED), [EmitEvent(BlocksFree(pull.key))]
 
 
 def _on_unpacked(pull: Pull, event: Unpacked, now: Millis, policy: ConsumerPolicy) -> Result:
@@ -340,7 +340,7 @@ def _on_unpacked(pull: Pull, event: Unpacked, now: Millis, policy: ConsumerPolic
         failing, told = _writes_less(pull)
         return failing, freed + told
     if event.fault in (FailCause.IDENTITY, FailCause.DIGEST):
-        waiting, asked = doubted(pull, Doubt(event.fault, event.message), now, policy)
+        waiting, asked = doubted(pull, UncertainRead(event.fault, event.message), now, policy)
         return waiting, freed + asked
     if event.fault is not None:
         failed, actions = fail(pull, event.fault, event.message, now, policy)
@@ -351,18 +351,18 @@ def _on_unpacked(pull: Pull, event: Unpacked, now: Millis, policy: ConsumerPolic
     return done_if_complete(pull, now, policy, freed)
 
 
-def _on_committed(pull: Pull, _event: Told, now: Millis, policy: ConsumerPolicy) -> Result:
+def _on_committed(pull: Pull, _event: PeerMessage, now: Millis, policy: ConsumerPolicy) -> Result:
     if pull.state is DState.CLOSED:
         return pull, []
     closed, told = loaded(pull, now, policy)
     return closed, [told]
 
 
-def _on_gone(pull: Pull, event: Told, now: Millis, policy: ConsumerPolicy) -> Result:
+def _on_gone(pull: Pull, event: PeerMessage, now: Millis, policy: ConsumerPolicy) -> Result:
     gone = event.message
     assert isinstance(gone, Gone)
     if pull.doubt is not None and gone.reason is GoneReason.ABANDONED:  # by D: till then it stood
-        blame = Blame(pull.producer, pull.doubt.message)
+        blame = QuarantinePeer(pull.producer, pull.doubt.message)
         failed, told = _settle(pull, pull.doubt.cause, pull.doubt.message, now, policy)
         return failed, [*told, blame]
     message = f"the prefill worker let go: {gone.reason}"
@@ -378,15 +378,15 @@ def _on_gone(pull: Pull, event: Told, now: Millis, policy: ConsumerPolicy) -> Re
 def _settle(
     pull: Pull, cause: FailCause, message: str, now: Millis, policy: ConsumerPolicy
 ) -> Result:
-    def ending(blocks_free: bool) -> Tell:
-        return Tell(LoadFailed(pull.key, cause, message, blocks_free))
+    def ending(blocks_free: bool) -> EmitEvent:
+        return EmitEvent(LoadFailed(pull.key, cause, message, blocks_free))
 
     return settled(pull, ending, now, policy)
 
 
 def _on_cancel(pull: Pull, _event: Event, now: Millis, policy: ConsumerPolicy) -> Result:
-    def ending(blocks_free: bool) -> Tell:
-        return Tell(Cancelled(pull.key, blocks_free))
+    def ending(blocks_free: bool) -> EmitEvent:
+        return EmitEvent(Cancelled(pull.key, blocks_free))
 
     if pull.doubt is not None:
         return settled(pull, ending, now, policy)

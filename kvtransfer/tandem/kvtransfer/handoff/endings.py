@@ -7,10 +7,10 @@ from collections.abc import Callable
 import msgspec
 
 from tandem.kvtransfer.events import FirstTokenEnded, Loaded
-from tandem.kvtransfer.handoff.actions import Action, Millis, Quarantine, Send, Tell
+from tandem.kvtransfer.handoff.actions import Action, EmitEvent, Millis, Quarantine, Send
 from tandem.kvtransfer.handoff.manifest import available, is_complete
 from tandem.kvtransfer.handoff.messages import Done, Final, GoneReason
-from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Doubt, Flight, Pull
+from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Flight, Pull, UncertainRead
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.protocol.errors import FailCause
 from tandem.protocol.kv import LoadFailed
@@ -48,7 +48,12 @@ def is_due(pull: Pull, policy: ConsumerPolicy) -> bool:
 
 
 def close(
-    pull: Pull, now: Millis, policy: ConsumerPolicy, ending: Callable[[bool], Tell], *, say: bool
+    pull: Pull,
+    now: Millis,
+    policy: ConsumerPolicy,
+    ending: Callable[[bool], EmitEvent],
+    *,
+    say: bool,
 ) -> Result:
     """End without success: abandon the key, quarantine slots being read, report to the engine."""
     actions: list[Action] = []
@@ -85,13 +90,13 @@ def fail(
 ) -> Result:
     """End by a fault."""
 
-    def ending(blocks_free: bool) -> Tell:
-        return Tell(LoadFailed(pull.key, cause, message, blocks_free))
+    def ending(blocks_free: bool) -> EmitEvent:
+        return EmitEvent(LoadFailed(pull.key, cause, message, blocks_free))
 
     return close(pull, now, policy, ending, say=say)
 
 
-def doubted(pull: Pull, doubt: Doubt, now: Millis, policy: ConsumerPolicy) -> Result:
+def doubted(pull: Pull, doubt: UncertainRead, now: Millis, policy: ConsumerPolicy) -> Result:
     """Fail the pull: the data belongs to another hand-off and is not used. Whether this counts
     against the link is decided by P's answer about its lease: a lease may end while D reads."""
     done = Send(pull.producer, Done(pull.key, ok=False))
@@ -108,7 +113,7 @@ def doubted(pull: Pull, doubt: Doubt, now: Millis, policy: ConsumerPolicy) -> Re
 
 
 def settled(
-    pull: Pull, told: Callable[[bool], Tell], now: Millis, policy: ConsumerPolicy
+    pull: Pull, told: Callable[[bool], EmitEvent], now: Millis, policy: ConsumerPolicy
 ) -> Result:
     """Report the ending after P's answer; blocks are free with the last copy."""
     free = not (pull.reading or pull.unpacking)
@@ -126,17 +131,17 @@ def first_token_ended(
 ) -> Result:
     """End because token 1 was the last: nothing of the KV is needed."""
 
-    def ending(blocks_free: bool) -> Tell:
-        return Tell(FirstTokenEnded(pull.key, final.first, finish, blocks_free))
+    def ending(blocks_free: bool) -> EmitEvent:
+        return EmitEvent(FirstTokenEnded(pull.key, final.first, finish, blocks_free))
 
     return close(pull, now, policy, ending, say=True)
 
 
-def loaded(pull: Pull, now: Millis, policy: ConsumerPolicy) -> tuple[Pull, Tell]:
+def loaded(pull: Pull, now: Millis, policy: ConsumerPolicy) -> tuple[Pull, EmitEvent]:
     """End well."""
     assert pull.final is not None
     closed = _replace(pull, state=DState.CLOSED, deadline=Millis(now + policy.tombstone_ms))
-    return closed, Tell(Loaded(pull.key, pull.final.first))
+    return closed, EmitEvent(Loaded(pull.key, pull.final.first))
 
 
 def done_if_complete(

@@ -9,7 +9,7 @@ from tandem.kvtransfer.handoff.form import Form
 from tandem.kvtransfer.handoff.manifest import Group, Item
 from tandem.kvtransfer.handoff.messages import Done, Final, GoneReason, Open, Taken, Want
 from tandem.kvtransfer.handoff.tables import PEvent, PState
-from tandem.protocol.ids import NOBODY, Incarnation, RequestKey
+from tandem.protocol.ids import NO_INCARNATION, Incarnation, RequestKey
 from tandem.protocol.kv import FirstToken
 
 _MESSAGE_EVENT = {Open: PEvent.OPEN, Want: PEvent.WANT, Taken: PEvent.TAKEN}
@@ -49,7 +49,7 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     deadline: Millis
     """Deadline of the state: budget, hard cap, or the tombstone's end."""
     budget: Millis | None = None
-    consumer: Incarnation = NOBODY
+    consumer: Incarnation = NO_INCARNATION
     direct: bool = False
     """D reads blocks, not slots: READY names them, there are no parts, and blocks carry tags."""
     num_tokens: int = 0
@@ -149,7 +149,7 @@ class Cancel(msgspec.Struct, frozen=True):
     kind = PEvent.CANCEL
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ConsumerMessage(msgspec.Struct, frozen=True):
     """A message of D."""
 
     key: RequestKey
@@ -204,7 +204,7 @@ Event = (
     | First
     | Finished
     | Cancel
-    | Asked
+    | ConsumerMessage
     | Granted
     | Packed
     | LinkLost

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff.actions import Action, Count, Free, Millis, Send
-from tandem.kvtransfer.handoff.export import Asked, Export, Granted, ProducerPolicy
+from tandem.kvtransfer.handoff.export import ConsumerMessage, Export, Granted, ProducerPolicy
 from tandem.kvtransfer.handoff.lease import ENDED, Result, can_cut
 from tandem.kvtransfer.handoff.messages import Gone, GoneReason, Open
 from tandem.kvtransfer.handoff.producer import step
@@ -53,7 +53,7 @@ class ExportTable:
 
     def apply(self, event: p_events.Event, now: Millis) -> list[Action]:
         """Run the machine on one event of one key."""
-        if isinstance(event, Asked) and self._is_one_too_many(event):
+        if isinstance(event, ConsumerMessage) and self._is_one_too_many(event):
             gone = Gone(event.key, GoneReason.UNKNOWN)
             return [Count("p:too many expected"), Send(event.source, gone)]
         actions = self._step(event, now)
@@ -106,7 +106,7 @@ class ExportTable:
         other._expected = dict(self._expected)
         return other
 
-    def _is_one_too_many(self, event: Asked) -> bool:
+    def _is_one_too_many(self, event: ConsumerMessage) -> bool:
         return (
             isinstance(event.message, Open)
             and event.key not in self.exports

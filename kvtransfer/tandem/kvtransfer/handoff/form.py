@@ -22,7 +22,7 @@ class WireDtype(StrEnum):
     """Type in which KV travels through slots."""
 
     AUTO = "auto"
-    """The type of the slab."""
+    """The type of the KV cache."""
     FP8 = "fp8"
     """float8_e4m3fn, with a float32 scale for each head of K and V of each layer in each block."""
 

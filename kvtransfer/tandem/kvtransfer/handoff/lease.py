@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tandem.kvtransfer.events import Revoked
-from tandem.kvtransfer.handoff.actions import Action, Free, Millis, Send, Tag, Tell, Untag
+from tandem.kvtransfer.handoff.actions import Action, EmitEvent, Free, Millis, Send, Tag, Untag
 from tandem.kvtransfer.handoff.export import Export, ProducerPolicy
 from tandem.kvtransfer.handoff.manifest import available, blocks_of
 from tandem.kvtransfer.handoff.messages import Gone, GoneReason, Ready
@@ -63,7 +63,7 @@ def tags(export: Export, before: int, policy: ProducerPolicy) -> list[Action]:
 
 def release(export: Export) -> list[Action]:
     """Give the blocks back to the engine, which may write them at once."""
-    told = Tell(Released(export.key))
+    told = EmitEvent(Released(export.key))
     return [Untag(export.key), told] if export.direct else [told]
 
 
@@ -91,7 +91,7 @@ def end(
         actions += release(export)
     elif export.final is None and reason is not GoneReason.CANCELLED:
         cause = _CAUSE.get(reason, FailCause.GONE)
-        actions.append(Tell(Revoked(export.key, cause, f"the export is gone: {reason}")))
+        actions.append(EmitEvent(Revoked(export.key, cause, f"the export is gone: {reason}")))
     gone = _replace(
         export,
         state=PState.GONE,

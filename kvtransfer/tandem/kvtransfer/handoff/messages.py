@@ -62,13 +62,13 @@ class ProducerCard(msgspec.Struct, frozen=True):
     """Send slots; one more after them holds the pattern."""
     block_bytes: Count
     num_blocks: Small = 0
-    """Blocks of P's slab, for transports that read them."""
+    """Blocks of P's KV cache, for transports that read them."""
     groups: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=99)] = ()
     """Kinds of the groups of P's KV layout, in order."""
     block_size: Small = 0
     """Tokens of a block of P's."""
     tensor_parallel_rank: Small = 0
-    """Rank whose slab it is."""
+    """Rank whose KV cache it is."""
     tensor_parallel_size: Small = 1
     """Ranks that share each layer's heads."""
     wire_dtype: WireDtype = WireDtype.AUTO
@@ -109,8 +109,8 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """P → D, cumulative: KV of tokens [0, upto) of num_tokens is written and leased. upto is 0 when
-    P begins. items is the manifest. blocks are the places in P's slab, on a link that copies it.
-    READY is repeated there, shortly before the last KV is written; it wakes D."""
+    P begins. items is the manifest. blocks are the places in P's KV cache, on a link that copies
+    it. READY is repeated there, shortly before the last KV is written; it wakes D."""
 
     key: RequestKey
     upto: Count

@@ -12,12 +12,12 @@ from collections.abc import Callable
 import msgspec
 
 from tandem.kvtransfer.events import Revoked, Wanted
-from tandem.kvtransfer.handoff.actions import Action, Count, Free, Millis, Pack, Send, Tell
+from tandem.kvtransfer.handoff.actions import Action, Count, EmitEvent, Free, Millis, Pack, Send
 from tandem.kvtransfer.handoff.export import (
     Admit,
-    Asked,
     Begun,
     Cancel,
+    ConsumerMessage,
     Event,
     Export,
     Fenced,
@@ -57,7 +57,7 @@ from tandem.kvtransfer.handoff.messages import (
 )
 from tandem.kvtransfer.handoff.tables import PRODUCER, PEvent, PState
 from tandem.protocol.errors import FailCause
-from tandem.protocol.ids import NOBODY
+from tandem.protocol.ids import NO_INCARNATION
 
 _replace = msgspec.structs.replace
 
@@ -68,9 +68,9 @@ def step(export: Export | None, event: Event, now: Millis, policy: ProducerPolic
     if (state, event.kind) not in PRODUCER:
         return export, [Count(f"p:{state or 'unknown'}:{event.kind}")]
     if (
-        isinstance(event, Asked)
+        isinstance(event, ConsumerMessage)
         and export is not None
-        and (export.consumer not in (event.source, NOBODY))
+        and (export.consumer not in (event.source, NO_INCARNATION))
     ):
         return export, [
             Count("p:wrong consumer"),
@@ -110,7 +110,7 @@ def _admit_late(export: Export) -> Result:
     if export.engine_holds:
         return export, [Count("p:admitted twice")]
     message = f"the hand-off had ended before it was admitted: {why(export)}"
-    told = Tell(Revoked(export.key, FailCause.GONE, message))
+    told = EmitEvent(Revoked(export.key, FailCause.GONE, message))
     return _replace(export, engine_holds=True), [told]
 
 
@@ -171,7 +171,9 @@ def _on_cancel(export: Export | None, event: Cancel, now: Millis, policy: Produc
     return end(export, event.reason, now, policy, answered=False)
 
 
-def _on_open(export: Export | None, event: Asked, now: Millis, policy: ProducerPolicy) -> Result:
+def _on_open(
+    export: Export | None, event: ConsumerMessage, now: Millis, policy: ProducerPolicy
+) -> Result:
     message = event.message
     assert isinstance(message, Open)
     if export is None:
@@ -187,7 +189,7 @@ def _on_open(export: Export | None, event: Asked, now: Millis, policy: ProducerP
         )
         if not message.hashes:
             return expected, []
-        return expected, [Tell(Wanted(event.key, event.source, message.hashes, wait))]
+        return expected, [EmitEvent(Wanted(event.key, event.source, message.hashes, wait))]
     if export.state is PState.EXPECTED:
         return export, []
     if export.state in ENDED:
@@ -201,7 +203,9 @@ def _on_open(export: Export | None, event: Asked, now: Millis, policy: ProducerP
     return export, actions
 
 
-def _on_want(export: Export | None, event: Asked, now: Millis, policy: ProducerPolicy) -> Result:
+def _on_want(
+    export: Export | None, event: ConsumerMessage, now: Millis, policy: ProducerPolicy
+) -> Result:
     want = event.message
     assert isinstance(want, Want)
     if export is None or export.state in ENDED:
@@ -263,7 +267,9 @@ def _on_packed(export: Export, event: Packed, now: Millis, policy: ProducerPolic
     return _replace(export, out=sent), [Send(export.consumer, _part(export, out, policy))]
 
 
-def _on_taken(export: Export, event: Asked, _now: Millis, _policy: ProducerPolicy) -> Result:
+def _on_taken(
+    export: Export, event: ConsumerMessage, _now: Millis, _policy: ProducerPolicy
+) -> Result:
     taken = event.message
     assert isinstance(taken, Taken)
     out = next((o for o in export.out if o.index == taken.index and o.sent), None)
@@ -295,7 +301,7 @@ def _on_done_ok(export: Export | None, event: Event, now: Millis, policy: Produc
 
 
 def _answer_gone(export: Export | None, event: Event) -> Result:
-    assert isinstance(event, Asked)
+    assert isinstance(event, ConsumerMessage)
     if export is None:
         return None, [Send(event.source, Gone(event.key, GoneReason.UNKNOWN))]
     export, actions = free_sent(export)

@@ -51,7 +51,7 @@ class Flight(msgspec.Struct, frozen=True):
     remote_blocks: tuple[int, ...] = ()
 
 
-class Doubt(msgspec.Struct, frozen=True):
+class UncertainRead(msgspec.Struct, frozen=True):
     """Fault of a part: its identity or its digest."""
 
     cause: FailCause
@@ -91,7 +91,7 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
     """Parts that wait for a slot, oldest first."""
     reading: tuple[Flight, ...] = ()
     unpacking: tuple[Flight, ...] = ()
-    doubt: Doubt | None = None
+    doubt: UncertainRead | None = None
     """Fault of a part while FAILING: P has not answered yet whether its lease held."""
     reached: tuple[int, ...] = ()
     """Progress by item: its first token plus the tokens verified in D's blocks."""
@@ -129,7 +129,7 @@ class Load(msgspec.Struct, frozen=True):
     kind = DEvent.LOAD
 
 
-class Told(msgspec.Struct, frozen=True):
+class PeerMessage(msgspec.Struct, frozen=True):
     """A message of P."""
 
     key: RequestKey
@@ -201,5 +201,14 @@ class Timeout(msgspec.Struct, frozen=True):
 
 
 Event = (
-    Opened | Load | Told | Granted | ReadDone | ReadFailed | Unpacked | Cancel | LinkLost | Timeout
+    Opened
+    | Load
+    | PeerMessage
+    | Granted
+    | ReadDone
+    | ReadFailed
+    | Unpacked
+    | Cancel
+    | LinkLost
+    | Timeout
 )

@@ -1,4 +1,4 @@
-"""Allocators of the slab's memory, for transports that require a special kind."""
+"""Allocators of the KV cache's memory, for transports that require a special kind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandem.kvtransfer.config import KVTransferConfig
 from tandem.memory.shared import shared_tensor
 
 
-def slab_allocator(
+def kv_cache_allocator(
     config: KVTransferConfig, *, on_gpu: bool = False
 ) -> Callable[[int], Tensor] | None:
     """Return a function from bytes to flat uint8 memory that ``kv_connector`` can share. None if

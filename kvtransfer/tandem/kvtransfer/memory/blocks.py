@@ -1,4 +1,5 @@
-"""The slab for transports that read and write blocks themselves, and the tag that each block has.
+"""The KV cache for transports that read and write blocks themselves, and the tag that each block
+has.
 
 A tag names a block's content: the hash of its tokens and of all before them, or, for a block that
 has none (the last, partial one), the key of the request that owns it. P sets it after the block's
@@ -132,9 +133,9 @@ class SharedTags(BlockTags):
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A worker's slab and tags, for a transport."""
+    """A worker's KV cache and tags, for a transport."""
 
-    slab: Tensor
+    kv_cache: Tensor
     """uint8 [num_blocks, block_bytes], dense."""
     tags: BlockTags
     """Tags of P's blocks; those of D's are not read."""

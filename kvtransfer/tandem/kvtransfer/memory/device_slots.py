@@ -1,4 +1,4 @@
-"""Slots for a slab in GPU memory: on the GPU itself, or on the host if a transport needs that.
+"""Slots for a KV cache in GPU memory: on the GPU itself, or on the host if a transport needs that.
 
 Packing and unpacking are queued whole (blocks, digest, header) on a stream of their own, next to
 the engine's steps. No thread blocks on them: the transfer thread polls an event after each. Made by
@@ -91,7 +91,7 @@ class _Mark:
 
 
 _STAGES = 3
-"""Parts between host and slab that are under way at once without being copied twice."""
+"""Parts between host and KV cache that are under way at once without being copied twice."""
 _MOST_NARROWED = max(DTYPE_BYTES.values())
 """Whole blocks as fp8 that a slot may hold for each that fits as it is held, at most."""
 
@@ -116,16 +116,16 @@ class _OnStream(SlotMemory):
     """Slots whose work is queued on a stream of their own."""
 
     def __init__(
-        self, count: int, slot_bytes: int, slab: Tensor, stream: Stream | None = None
+        self, count: int, slot_bytes: int, kv_cache: Tensor, stream: Stream | None = None
     ) -> None:
-        self._device = slab.device
-        self._stream = DeviceStream(slab.device) if stream is None else stream
+        self._device = kv_cache.device
+        self._stream = DeviceStream(kv_cache.device) if stream is None else stream
         super().__init__(count, slot_bytes)
-        if slot_bytes >= HEADER_BYTES + slab.shape[1]:  # else they are for patterns alone
+        if slot_bytes >= HEADER_BYTES + kv_cache.shape[1]:  # else they are for patterns alone
             # Kernels are compiled and copies are set up now, not at a request's expense.
-            self.pack(slab, [0], 0, NOBODYS)
-            self.inspect(0, HEADER_BYTES + slab.shape[1])
-            self.unpack(0, [0], slab)
+            self.pack(kv_cache, [0], 0, NOBODYS)
+            self.inspect(0, HEADER_BYTES + kv_cache.shape[1])
+            self.unpack(0, [0], kv_cache)
             self._stream.wait()
             self.write(0, bytes(HEADER_BYTES))
 
@@ -149,23 +149,23 @@ class _OnStream(SlotMemory):
 
 class HostSlotsOfDevice(_OnStream):
     """Slots in page-locked host memory, blocks on a GPU. The GPU gathers, scatters and sums
-    blocks, in stages of a slot's length next to the slab. The host's processors touch no byte of
-    them."""
+    blocks, in stages of a slot's length next to the KV cache. The host's processors touch no byte
+    of them."""
 
     def __init__(
-        self, count: int, slot_bytes: int, slab: Tensor, stream: Stream | None = None
+        self, count: int, slot_bytes: int, kv_cache: Tensor, stream: Stream | None = None
     ) -> None:
         size = slot_bytes - HEADER_BYTES
-        self._stages = torch.empty((_STAGES, size), dtype=torch.uint8, device=slab.device)
+        self._stages = torch.empty((_STAGES, size), dtype=torch.uint8, device=kv_cache.device)
         self._staged: dict[int, int] = {}
         """Stage that holds the payload of a summed slot; some are reused by another slot by now."""
         self._next = 0
-        self._sum = torch.empty(1, dtype=torch.int64, device=slab.device)
-        super().__init__(count, slot_bytes, slab, stream)
+        self._sum = torch.empty(1, dtype=torch.int64, device=kv_cache.device)
+        super().__init__(count, slot_bytes, kv_cache, stream)
 
     def pack(
         self,
-        slab: Tensor,
+        kv_cache: Tensor,
         block_ids: Sequence[int],
         slot: int,
         header: Header,
@@ -174,9 +174,9 @@ class HostSlotsOfDevice(_OnStream):
         """See SlotMemory; the fields of the header are written when the rest is there."""
         self.write(slot, bytes(HEADER_BYTES))
         with self._stream.queue():
-            payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
+            payload = self._payload(slot, len(block_ids), packing.block_bytes(kv_cache))
             staged = self._stage(slot, payload.numel()).view_as(payload)
-            packing.pack(slab, torch.tensor(block_ids, dtype=torch.int64), staged)
+            packing.pack(kv_cache, torch.tensor(block_ids, dtype=torch.int64), staged)
             payload.copy_(staged, non_blocking=True)
             add_digest(staged, self._sum.zero_())
             self._digest_of(slot, DIGEST_AT).copy_(self._sum, non_blocking=True)
@@ -193,18 +193,18 @@ class HostSlotsOfDevice(_OnStream):
         return _Read(self._stream.mark(), self.view(slot, HEADER_BYTES))
 
     def unpack(
-        self, slot: int, block_ids: Sequence[int], slab: Tensor, packing: Packing = WHOLE
+        self, slot: int, block_ids: Sequence[int], kv_cache: Tensor, packing: Packing = WHOLE
     ) -> Move:
         """See SlotMemory; reads the stage in which the payload was summed, if it is still there."""
         with self._stream.queue():
-            payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
+            payload = self._payload(slot, len(block_ids), packing.block_bytes(kv_cache))
             at = self._staged.pop(slot, None)
             if at is None:
                 staged = self._stage(slot, payload.numel()).view_as(payload)
                 staged.copy_(payload, non_blocking=True)
             else:
                 staged = self._stages[at, : payload.numel()].view_as(payload)
-            packing.unpack(staged, torch.tensor(block_ids, dtype=torch.int64), slab)
+            packing.unpack(staged, torch.tensor(block_ids, dtype=torch.int64), kv_cache)
         return self._stream.mark()
 
     def _stage(self, slot: int, nbytes: int) -> Tensor:
@@ -216,19 +216,19 @@ class HostSlotsOfDevice(_OnStream):
 
 
 class DeviceSlots(_OnStream):
-    """Slots next to the slab, in memory that other processes can open (``cudaMalloc``'s)."""
+    """Slots next to the KV cache, in memory that other processes can open (``cudaMalloc``'s)."""
 
     def __init__(
-        self, count: int, slot_bytes: int, slab: Tensor, stream: Stream | None = None
+        self, count: int, slot_bytes: int, kv_cache: Tensor, stream: Stream | None = None
     ) -> None:
-        pinned = slab.device.type == "cuda"
+        pinned = kv_cache.device.type == "cuda"
         self._heads = torch.zeros((count, HEADER_BYTES), dtype=torch.uint8, pin_memory=pinned)
         """Header of each slot, on the host: to be written, or as read."""
-        most = max(1, (slot_bytes - HEADER_BYTES) * _MOST_NARROWED // slab.shape[1])
+        most = max(1, (slot_bytes - HEADER_BYTES) * _MOST_NARROWED // kv_cache.shape[1])
         self._ids = torch.empty((count, most), dtype=torch.int64, pin_memory=pinned)
         """Numbers of the packed or unpacked blocks of each slot, on the host."""
-        self._ids_there = torch.empty((count, most), dtype=torch.int64, device=slab.device)
-        super().__init__(count, slot_bytes, slab, stream)
+        self._ids_there = torch.empty((count, most), dtype=torch.int64, device=kv_cache.device)
+        super().__init__(count, slot_bytes, kv_cache, stream)
 
     def _allocate(self, count: int, slot_bytes: int) -> Tensor:
         with self._stream.queue():
@@ -258,7 +258,7 @@ class DeviceSlots(_OnStream):
 
     def pack(
         self,
-        slab: Tensor,
+        kv_cache: Tensor,
         block_ids: Sequence[int],
         slot: int,
         header: Header,
@@ -270,8 +270,8 @@ class DeviceSlots(_OnStream):
         with self._stream.queue():
             head = self._head(slot)
             head.zero_()
-            payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
-            packing.pack(slab, self._numbers(slot, block_ids, packing), payload)
+            payload = self._payload(slot, len(block_ids), packing.block_bytes(kv_cache))
+            packing.pack(kv_cache, self._numbers(slot, block_ids, packing), payload)
             head.copy_(staged, non_blocking=True)
             add_digest(payload, self._digest_of(slot, DIGEST_AT))
         return self._stream.mark()
@@ -286,12 +286,12 @@ class DeviceSlots(_OnStream):
         return _Read(self._stream.mark(), staged.numpy().data)
 
     def unpack(
-        self, slot: int, block_ids: Sequence[int], slab: Tensor, packing: Packing = WHOLE
+        self, slot: int, block_ids: Sequence[int], kv_cache: Tensor, packing: Packing = WHOLE
     ) -> Move:
         """See SlotMemory."""
         with self._stream.queue():
-            payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
-            packing.unpack(payload, self._numbers(slot, block_ids, packing), slab)
+            payload = self._payload(slot, len(block_ids), packing.block_bytes(kv_cache))
+            packing.unpack(payload, self._numbers(slot, block_ids, packing), kv_cache)
         return self._stream.mark()
 
     def _head(self, slot: int) -> Tensor:
@@ -317,7 +317,7 @@ def _is_of_parts(packing: Packing) -> bool:
 
 
 class MappedSlots(DeviceSlots):
-    """Slots next to the slab, in memory that other processes map by a descriptor."""
+    """Slots next to the KV cache, in memory that other processes map by a descriptor."""
 
     def _allocate(self, count: int, slot_bytes: int) -> Tensor:
         size = count * slot_bytes

@@ -1,4 +1,4 @@
-"""Packings of slab blocks into the payload of a slot, and back: whole, in parts, or as fp8.
+"""Packings of KV cache blocks into the payload of a slot, and back: whole, in parts, or as fp8.
 
 Parts are for ends whose blocks differ in size: the larger end gathers or scatters parts of its
 blocks, each of them a block of the smaller one. ``part_ids`` numbers them.
@@ -114,18 +114,18 @@ NOBODYS = Header(bytes(16), bytes(16), Incarnation(bytes(16)), 0, 0, 0, 0, HEADE
 class Packing:
     """Whole blocks, as they are."""
 
-    def block_bytes(self, slab: Tensor) -> int:
+    def block_bytes(self, kv_cache: Tensor) -> int:
         """Return the bytes of a block in the payload."""
-        return slab.shape[1]
+        return kv_cache.shape[1]
 
-    def pack(self, slab: Tensor, ids: Tensor, payload: Tensor) -> None:
-        """Gather blocks of ``slab`` (uint8 [num_blocks, block_bytes]) into uint8
+    def pack(self, kv_cache: Tensor, ids: Tensor, payload: Tensor) -> None:
+        """Gather blocks of ``kv_cache`` (uint8 [num_blocks, block_bytes]) into uint8
         [len(ids), block_bytes] on the same device."""
-        pack(slab, ids, payload)
+        pack(kv_cache, ids, payload)
 
-    def unpack(self, payload: Tensor, ids: Tensor, slab: Tensor) -> None:
-        """Scatter a payload into blocks of ``slab``."""
-        unpack(payload, ids, slab)
+    def unpack(self, payload: Tensor, ids: Tensor, kv_cache: Tensor) -> None:
+        """Scatter a payload into blocks of ``kv_cache``."""
+        unpack(payload, ids, kv_cache)
 
 
 WHOLE = Packing()
@@ -140,17 +140,17 @@ class PartPacking(Packing):
     rows: int
     """Runs of a block's tokens that lie together."""
 
-    def block_bytes(self, slab: Tensor) -> int:
+    def block_bytes(self, kv_cache: Tensor) -> int:
         """See Packing."""
-        return slab.shape[1] // self.parts
+        return kv_cache.shape[1] // self.parts
 
-    def pack(self, slab: Tensor, ids: Tensor, payload: Tensor) -> None:
+    def pack(self, kv_cache: Tensor, ids: Tensor, payload: Tensor) -> None:
         """See Packing; ``ids`` are of parts."""
-        pack_parts(slab, ids, payload, self.rows)
+        pack_parts(kv_cache, ids, payload, self.rows)
 
-    def unpack(self, payload: Tensor, ids: Tensor, slab: Tensor) -> None:
+    def unpack(self, payload: Tensor, ids: Tensor, kv_cache: Tensor) -> None:
         """See Packing."""
-        unpack_parts(payload, ids, slab, self.rows)
+        unpack_parts(payload, ids, kv_cache, self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,32 +158,32 @@ class NarrowPacking(Packing):
     """Blocks or parts as float8 with a scale a run; one at a time, to keep temporaries small."""
 
     inner: Packing
-    """Packing of the numbers in the slab's type."""
+    """Packing of the numbers in the KV cache's type."""
     rows: int
     dtype: torch.dtype
-    """Type of the numbers in the slab."""
+    """Type of the numbers in the KV cache."""
 
-    def block_bytes(self, slab: Tensor) -> int:
+    def block_bytes(self, kv_cache: Tensor) -> int:
         """See Packing."""
-        return self.inner.block_bytes(slab) // self.dtype.itemsize + 4 * self.rows
+        return self.inner.block_bytes(kv_cache) // self.dtype.itemsize + 4 * self.rows
 
-    def pack(self, slab: Tensor, ids: Tensor, payload: Tensor) -> None:
+    def pack(self, kv_cache: Tensor, ids: Tensor, payload: Tensor) -> None:
         """See Packing."""
-        held = self._held(slab)
+        held = self._held(kv_cache)
         for at in range(len(ids)):
-            self.inner.pack(slab, ids[at : at + 1], held)
+            self.inner.pack(kv_cache, ids[at : at + 1], held)
             narrow(self._numbers(held), payload[at : at + 1])
 
-    def unpack(self, payload: Tensor, ids: Tensor, slab: Tensor) -> None:
+    def unpack(self, payload: Tensor, ids: Tensor, kv_cache: Tensor) -> None:
         """See Packing."""
-        held = self._held(slab)
+        held = self._held(kv_cache)
         for at in range(len(ids)):
-            widen(payload[at : at + 1].to(slab.device), self._numbers(held))
-            self.inner.unpack(held, ids[at : at + 1], slab)
+            widen(payload[at : at + 1].to(kv_cache.device), self._numbers(held))
+            self.inner.unpack(held, ids[at : at + 1], kv_cache)
 
-    def _held(self, slab: Tensor) -> Tensor:
-        size = self.inner.block_bytes(slab)
-        return torch.empty((1, size), dtype=torch.uint8, device=slab.device)
+    def _held(self, kv_cache: Tensor) -> Tensor:
+        size = self.inner.block_bytes(kv_cache)
+        return torch.empty((1, size), dtype=torch.uint8, device=kv_cache.device)
 
     def _numbers(self, held: Tensor) -> Tensor:
         return held.view(self.dtype).view(1, self.rows, -1)

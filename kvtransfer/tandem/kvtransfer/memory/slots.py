@@ -169,18 +169,18 @@ class SlotMemory:
 
     def pack(
         self,
-        slab: Tensor,
+        kv_cache: Tensor,
         block_ids: Sequence[int],
         slot: int,
         header: Header,
         packing: Packing = WHOLE,
     ) -> Move:
-        """Gather blocks of ``slab`` (uint8 [num_blocks, block_bytes]) into a slot's payload, after
-        this header with the payload's digest. ``block_ids`` are the numbers that ``packing`` takes.
-        The slot has no header meanwhile, so that a late read finds no part."""
+        """Gather blocks of ``kv_cache`` (uint8 [num_blocks, block_bytes]) into a slot's payload,
+        after this header with the payload's digest. ``block_ids`` are the numbers that ``packing``
+        takes. The slot has no header meanwhile, so that a late read finds no part."""
         self.write(slot, bytes(HEADER_BYTES))
-        payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
-        packing.pack(slab, torch.tensor(block_ids, dtype=torch.int64), payload)
+        payload = self._payload(slot, len(block_ids), packing.block_bytes(kv_cache))
+        packing.pack(kv_cache, torch.tensor(block_ids, dtype=torch.int64), payload)
         self.write(slot, header_bytes(header._replace(digest=digest(payload))))
         return Moved()
 
@@ -190,11 +190,11 @@ class SlotMemory:
         return Inspected(Found(self.read(slot, HEADER_BYTES), digest(payload)))
 
     def unpack(
-        self, slot: int, block_ids: Sequence[int], slab: Tensor, packing: Packing = WHOLE
+        self, slot: int, block_ids: Sequence[int], kv_cache: Tensor, packing: Packing = WHOLE
     ) -> Move:
-        """Scatter a slot's payload, which was found right, into blocks of ``slab``."""
-        payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
-        packing.unpack(payload, torch.tensor(block_ids, dtype=torch.int64), slab)
+        """Scatter a slot's payload, which was found right, into blocks of ``kv_cache``."""
+        payload = self._payload(slot, len(block_ids), packing.block_bytes(kv_cache))
+        packing.unpack(payload, torch.tensor(block_ids, dtype=torch.int64), kv_cache)
         return Moved()
 
     def mark(self) -> Move:

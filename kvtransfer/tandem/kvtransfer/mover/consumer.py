@@ -12,26 +12,26 @@ from tandem.kvtransfer.handoff import messages
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.handoff.actions import (
     Action,
-    Blame,
     Count,
+    EmitEvent,
     Millis,
+    QuarantinePeer,
     Read,
     Send,
-    Tell,
     Unpack,
 )
 from tandem.kvtransfer.handoff.messages import Final, ProbeReady
 from tandem.kvtransfer.handoff.slots import SlotState
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.mover.cards import Fault, fault_of_copy, why_not_read
-from tandem.kvtransfer.mover.items import ConsumerItem, Reserved, Rest
+from tandem.kvtransfer.mover.items import ConsumerItem, Reserved, SleepState
 from tandem.kvtransfer.mover.linked import LinkedMover
 from tandem.kvtransfer.mover.mover import MOVE_NAP_SECONDS, MoverParts
-from tandem.kvtransfer.mover.pace import Pace
 from tandem.kvtransfer.mover.phases import Phases
 from tandem.kvtransfer.mover.prober import PROBE_KEY
 from tandem.kvtransfer.mover.reads import Ended, Reads, Unpacks
-from tandem.kvtransfer.transports.base import Check, Progress, Resting
+from tandem.kvtransfer.mover.throughput import Throughput
+from tandem.kvtransfer.transports.base import Check, Progress, Sleepable
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash, RequestKey
 
@@ -42,7 +42,7 @@ class ConsumerMover(LinkedMover):
     def __init__(self, parts: MoverParts) -> None:
         super().__init__(parts)
         self.phases = Phases(parts.metrics)
-        self.pace = Pace(
+        self.throughput = Throughput(
             parts.metrics,
             self.book,
             token_bytes=parts.layout.block_bytes / parts.layout.block_size,
@@ -55,7 +55,7 @@ class ConsumerMover(LinkedMover):
         self._tags: dict[tuple[RequestKey, int], bytes] = {}
         """Tags of copies that have not been checked, by key and part."""
         found = parts.transports.values()
-        self._resting = [each for each in found if isinstance(each, Resting)]
+        self._resting = [each for each in found if isinstance(each, Sleepable)]
         self._asleep = False
 
     @property
@@ -76,7 +76,7 @@ class ConsumerMover(LinkedMover):
             return []
         if isinstance(item, LinkDown):
             return self._take_link_down(item, now)
-        if isinstance(item, Rest):
+        if isinstance(item, SleepState):
             self._asleep = item.asleep
             return []
         if isinstance(item, d_events.Opened):
@@ -85,7 +85,7 @@ class ConsumerMover(LinkedMover):
             form = self.ends.form(item.producer) if up else None
             item = msgspec.structs.replace(item, link_up=up, direct=direct, form=form)
             self.phases.begin(item.key)
-            self.pace.begin(item.key)
+            self.throughput.begin(item.key)
         if isinstance(item, Reserved):
             pull = self.table.pulls.get(item.key)
             if pull is not None and pull.direct and pull.state is DState.WAITING:
@@ -107,8 +107,8 @@ class ConsumerMover(LinkedMover):
             self.stay_awake()  # said again since its KV is about to be written
         if isinstance(message, Final):
             self.phases.final(message.key)
-            self.pace.final(message.key)
-        return self.table.apply(d_events.Told(message.key, peer, message), now)  # type: ignore[union-attr, arg-type]
+            self.throughput.final(message.key)
+        return self.table.apply(d_events.PeerMessage(message.key, peer, message), now)  # type: ignore[union-attr, arg-type]
 
     def _take_link_down(self, item: LinkDown, now: Millis) -> list[Action]:
         peer = item.peer
@@ -122,7 +122,7 @@ class ConsumerMover(LinkedMover):
         if transport is not None:  # else the link was refused for it
             transport.close(peer)
         self.reads.link_lost(peer)
-        self.pace.forget(peer)
+        self.throughput.forget(peer)
         self.ends.forget(peer)
         self.book.mark(peer, up=False, reason=item.reason)
         self._observe_ways()
@@ -136,10 +136,10 @@ class ConsumerMover(LinkedMover):
         if isinstance(action, Send):
             self.phases.sent(action.message)
             self.say(action.to, action.message)
-        elif isinstance(action, Tell):
+        elif isinstance(action, EmitEvent):
             event = self.phases.told(action.event)
             if not isinstance(action.event, Ready):
-                self.pace.end(action.event.key)
+                self.throughput.end(action.event.key)
                 if getattr(action.event, "blocks_free", True):  # else copies are still checked
                     self._hashes.pop(action.event.key, None)
             self.tell(event)  # type: ignore[arg-type]
@@ -149,7 +149,7 @@ class ConsumerMover(LinkedMover):
             if action.slot is None:  # a look at tags, not at bytes
                 return self._judge_copy(action, now)
             self._unpacks.add(action)
-        elif isinstance(action, Blame):
+        elif isinstance(action, QuarantinePeer):
             self._quarantine(action.peer, action.reason, now)
         elif isinstance(action, Count):
             self.metrics.stray.labels(action.what).inc()
@@ -187,7 +187,7 @@ class ConsumerMover(LinkedMover):
             each.look()
             if self._asleep and not self.reads:  # also when a link's probe has woken one
                 each.rest()
-        for peer in self.pace.look(self.table.pulls):
+        for peer in self.throughput.look(self.table.pulls):
             self.prober.idle(peer, now)
         actions += self.prober.work(now)
         self._come_back(now)
@@ -237,7 +237,7 @@ class ConsumerMover(LinkedMover):
             seconds = time.perf_counter() - ended.started
             self.phases.read(read.key, read.nbytes, seconds)
             if not ended.late:
-                self.pace.moved(read.peer, read.nbytes, seconds)
+                self.throughput.moved(read.peer, read.nbytes, seconds)
                 self.prober.used(read.peer)
             return self._over(read, now)
         if read.slot is None:
@@ -272,7 +272,7 @@ class ConsumerMover(LinkedMover):
             MOVE_NAP_SECONDS if self._unpacks.under_way else None,
             self.until(self.table.next_deadline(), now),
             self.prober.rest(now),
-            self.pace.rest(),
+            self.throughput.rest(),
             self.ways.rest(now),
         ]
         if self.reads:

@@ -22,11 +22,11 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class SleepState:
     """Sleep state of the engine: no items of it arrive while it sleeps."""
 
     asleep: bool
 
 
-FromEngine = d_events.Opened | Reserved | d_events.Cancel | Rest
+FromEngine = d_events.Opened | Reserved | d_events.Cancel | SleepState
 ConsumerItem = FromEngine | LinkUp | LinkDown | FromPeer

@@ -193,7 +193,7 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         super().__init__(parts)
         config = parts.config
         count = config.kv_receive_slots
-        self._slots = slots_for(config, count, parts.slab, parts.transports)
+        self._slots = slots_for(config, count, parts.kv_cache, parts.transports)
         self.memory, sizes = self._slots.memory, self._slots.sizes
         policy = ConsumerPolicy(
             block_size=parts.layout.block_size,

@@ -1,4 +1,4 @@
-"""Choice of the memory for a worker's slots: the slab's GPU if every transport can reach it.
+"""Choice of the memory for a worker's slots: the KV cache's GPU if every transport can reach it.
 
 Then KV never passes through the host. Called by the producer and the consumer when they start.
 """
@@ -28,16 +28,21 @@ logger = logging.getLogger(__name__)
 
 
 def sized_slots(
-    config: KVTransferConfig, count: int, slab: Tensor, traits: Iterable[Traits], *, spare: int = 0
+    config: KVTransferConfig,
+    count: int,
+    kv_cache: Tensor,
+    traits: Iterable[Traits],
+    *,
+    spare: int = 0,
 ) -> tuple[SlotMemory, SlotSizes]:
-    """Return ``count`` slots and ``spare`` more for the blocks of ``slab`` (uint8 [blocks,
+    """Return ``count`` slots and ``spare`` more for the blocks of ``kv_cache`` (uint8 [blocks,
     block_bytes]), sized by settings and device. Raises TransportError if there is no room."""
-    near = lies_near(slab, traits := tuple(traits))
-    total = torch.cuda.get_device_properties(slab.device).total_memory if near else None
-    staged = slab.is_cuda and not near
-    sizes = slot_sizes(config, slab.shape[1], count=count, gpu_bytes=total, staged=staged)
+    near = lies_near(kv_cache, traits := tuple(traits))
+    total = torch.cuda.get_device_properties(kv_cache.device).total_memory if near else None
+    staged = kv_cache.is_cuda and not near
+    sizes = slot_sizes(config, kv_cache.shape[1], count=count, gpu_bytes=total, staged=staged)
     try:
-        return make_slots(count + spare, sizes.slot_bytes, slab, traits), sizes
+        return make_slots(count + spare, sizes.slot_bytes, kv_cache, traits), sizes
     except (torch.OutOfMemoryError, DeviceFullError) as error:
         mib = (count + spare) * sizes.slot_bytes >> 20
         text = f"no room for {count + spare} slots, {mib} MiB of GPU memory: lower --kv-slot-bytes"
@@ -62,7 +67,7 @@ class Slots:
 def slots_for(
     config: KVTransferConfig,
     count: int,
-    slab: Tensor,
+    kv_cache: Tensor,
     transports: dict[str, Transport],
     *,
     spare: int = 0,
@@ -71,7 +76,7 @@ def slots_for(
     map, transports that need it are removed from ``transports`` and logged. Raises TransportError
     if none is left, or no room."""
     try:
-        return make_all_slots(config, count, slab, _traits(transports), spare=spare)
+        return make_all_slots(config, count, kv_cache, _traits(transports), spare=spare)
     except DeviceFullError as error:
         text = f"no room for patterns of KV ({error}): lower --gpu-memory-utilization"
         raise TransportError(text) from error
@@ -82,7 +87,7 @@ def slots_for(
         for name in mapping:
             logger.warning("KV does not go by %s: %s", name, error)
             transports.pop(name).stop()
-    return make_all_slots(config, count, slab, _traits(transports), spare=spare)
+    return make_all_slots(config, count, kv_cache, _traits(transports), spare=spare)
 
 
 def _traits(transports: dict[str, Transport]) -> list[Traits]:
@@ -90,37 +95,44 @@ def _traits(transports: dict[str, Transport]) -> list[Traits]:
 
 
 def make_all_slots(
-    config: KVTransferConfig, count: int, slab: Tensor, traits: Iterable[Traits], *, spare: int = 0
+    config: KVTransferConfig,
+    count: int,
+    kv_cache: Tensor,
+    traits: Iterable[Traits],
+    *,
+    spare: int = 0,
 ) -> Slots:
-    """Return ``count`` slots and ``spare`` more for the blocks of ``slab`` (uint8 [blocks,
+    """Return ``count`` slots and ``spare`` more for the blocks of ``kv_cache`` (uint8 [blocks,
     block_bytes]), as these transports need. Raises TransportError if there is no room."""
     through = [each for each in traits if each.lands_in is Region.SLOTS]
     direct = [each for each in traits if each.lands_in is Region.BLOCKS]
     patterns = None
     if direct:
         size = slot_bytes_for(config.kv_probe_bytes, 0)
-        patterns = make_slots(count + spare, size, slab, direct)
+        patterns = make_slots(count + spare, size, kv_cache, direct)
     if through or patterns is None:
-        memory, sizes = sized_slots(config, count, slab, through, spare=spare)
+        memory, sizes = sized_slots(config, count, kv_cache, through, spare=spare)
     else:
         memory, sizes = patterns, SlotSizes(patterns.slot_bytes, 1)
     return Slots(memory, memory if patterns is None else patterns, sizes)
 
 
-def lies_near(slab: Tensor, traits: Iterable[Traits]) -> bool:
-    """Return whether slots for this slab are in GPU memory, next to it."""
-    return slab.is_cuda and all(each.moves_gpu_memory for each in traits)
+def lies_near(kv_cache: Tensor, traits: Iterable[Traits]) -> bool:
+    """Return whether slots for this KV cache are in GPU memory, next to it."""
+    return kv_cache.is_cuda and all(each.moves_gpu_memory for each in traits)
 
 
-def make_slots(count: int, slot_bytes: int, slab: Tensor, traits: Sequence[Traits]) -> SlotMemory:
-    """Return slots for the blocks of ``slab`` that all these transports can move."""
+def make_slots(
+    count: int, slot_bytes: int, kv_cache: Tensor, traits: Sequence[Traits]
+) -> SlotMemory:
+    """Return slots for the blocks of ``kv_cache`` that all these transports can move."""
     shared = any(each.maps_memory for each in traits)
-    if slab.is_cuda:
+    if kv_cache.is_cuda:
         from tandem.kvtransfer.memory import device_slots
 
         if shared:
-            return device_slots.MappedSlots(count, slot_bytes, slab)
-        if lies_near(slab, traits):
-            return device_slots.DeviceSlots(count, slot_bytes, slab)
-        return device_slots.HostSlotsOfDevice(count, slot_bytes, slab)
+            return device_slots.MappedSlots(count, slot_bytes, kv_cache)
+        if lies_near(kv_cache, traits):
+            return device_slots.DeviceSlots(count, slot_bytes, kv_cache)
+        return device_slots.HostSlotsOfDevice(count, slot_bytes, kv_cache)
     return SharedSlots(count, slot_bytes) if shared else SlotMemory(count, slot_bytes)

@@ -65,7 +65,7 @@ class MoverParts:
     incarnation: Incarnation
     fingerprint: Fingerprint
     layout: KVLayout
-    slab: Tensor
+    kv_cache: Tensor
     """uint8 [num_blocks, block_bytes]."""
     transports: dict[str, Transport]
     board: ProgressBoard
@@ -99,7 +99,7 @@ class MoverParts:
 
     @property
     def shard(self) -> Shard:
-        """Return the slab's shard of the heads: there is one rank."""
+        """Return the KV cache's shard of the heads: there is one rank."""
         return Shard(0, self.fingerprint.tensor_parallel_size)
 
     @property
@@ -109,12 +109,12 @@ class MoverParts:
         return {name: each for name, each in found if each.traits.lands_in is Region.BLOCKS}
 
     def blocks(self) -> Blocks | None:
-        """Return the slab, for transports that read or write it; None if there is none."""
+        """Return the KV cache, for transports that read or write it; None if there is none."""
         if not self.direct:
             return None
         shared = any(each.traits.maps_memory for each in self.direct.values())
-        tags = SharedTags(len(self.slab)) if shared else BlockTags(len(self.slab))
-        return Blocks(self.slab, tags)
+        tags = SharedTags(len(self.kv_cache)) if shared else BlockTags(len(self.kv_cache))
+        return Blocks(self.kv_cache, tags)
 
 
 class Packed(NamedTuple):
@@ -271,8 +271,8 @@ class Mover(Generic[Item, Event]):
     def _run(self) -> None:
         nap_precisely()
         try:
-            if self.parts.slab.is_cuda:  # UCX, too, asks the thread for its device
-                torch.cuda.set_device(self.parts.slab.device)
+            if self.parts.kv_cache.is_cuda:  # UCX, too, asks the thread for its device
+                torch.cuda.set_device(self.parts.kv_cache.device)
             while self._turn():
                 pass
         except Exception as error:

@@ -17,7 +17,7 @@ from tandem.kvtransfer.control.mail import (
     FromPeer,
     LinkDown,
     LinkUp,
-    Unsaid,
+    MessageTooLong,
 )
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.events import ProducerEvent, Revoked
@@ -25,11 +25,11 @@ from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff.actions import (
     Action,
     Count,
+    EmitEvent,
     Millis,
     Pack,
     Send,
     Tag,
-    Tell,
     Untag,
 )
 from tandem.kvtransfer.handoff.export import Export, ProducerPolicy
@@ -113,7 +113,7 @@ class Packs:
         for the intermediate data, the part fails after its queued work."""
         started, parts = time.perf_counter(), self._parts
         packed = parts.packing(item.form, item.block_ids, item.start, item.stop)
-        nbytes = HEADER_BYTES + len(packed.ids) * packed.packing.block_bytes(parts.slab)
+        nbytes = HEADER_BYTES + len(packed.ids) * packed.packing.block_bytes(parts.kv_cache)
         header = Header(
             key=key_digest(item.key),
             fingerprint=self._fingerprint,
@@ -127,7 +127,7 @@ class Packs:
         )
         ok = True
         try:
-            move = self._memory.pack(parts.slab, packed.ids, item.slot, header, packed.packing)
+            move = self._memory.pack(parts.kv_cache, packed.ids, item.slot, header, packed.packing)
         except torch.OutOfMemoryError as error:
             logger.warning("part %d of %s cannot be packed: %s", item.index, item.key, error)
             move, ok = self._memory.mark(), False
@@ -162,7 +162,7 @@ FromEngine = (
     | p_events.Cancel
     | Computed
 )
-ProducerItem = FromEngine | LinkUp | LinkDown | FromPeer | Unsaid
+ProducerItem = FromEngine | LinkUp | LinkDown | FromPeer | MessageTooLong
 
 
 class ProducerMover(Mover[ProducerItem, ProducerEvent]):
@@ -175,7 +175,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         super().__init__(parts)
         config = parts.config
         count = config.kv_send_slots
-        self._slots = slots_for(config, count, parts.slab, parts.transports, spare=1)
+        self._slots = slots_for(config, count, parts.kv_cache, parts.transports, spare=1)
         self.memory, sizes = self._slots.memory, self._slots.sizes
         self._write_patterns(count)
         policy = ProducerPolicy(
@@ -239,7 +239,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
                     slot_bytes=slots.slot_bytes,
                     num_slots=self.config.kv_send_slots,
                     block_bytes=self.parts.layout.block_bytes,
-                    num_blocks=len(self.parts.slab),
+                    num_blocks=len(self.parts.kv_cache),
                     groups=tuple(each.kind for each in self.parts.layout.groups),
                     block_size=self.parts.layout.block_size,
                     tensor_parallel_size=self.parts.fingerprint.tensor_parallel_size,
@@ -268,7 +268,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             return []
         if isinstance(item, LinkDown):
             return self._take_link_down(item, now)
-        if isinstance(item, Unsaid):
+        if isinstance(item, MessageTooLong):
             if self._links.get(item.peer) != item.link:
                 return []
             return self.table.apply(p_events.Cancel(item.key, GoneReason.INTERNAL), now)
@@ -303,7 +303,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             return []
         if isinstance(message, ProbeDone):
             return []
-        return self.table.apply(p_events.Asked(message.key, peer, message), now)  # type: ignore[union-attr, arg-type]
+        return self.table.apply(p_events.ConsumerMessage(message.key, peer, message), now)  # type: ignore[union-attr, arg-type]
 
     def _take_link_down(self, item: LinkDown, now: Millis) -> list[Action]:
         if self._links.get(item.peer) != item.link:
@@ -319,7 +319,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             if isinstance(action.message, Committed) and not action.message.key.is_pull:
                 self.metrics.endings_of("producer", "committed").inc()
             self.say(action.to, action.message)
-        elif isinstance(action, Tell):
+        elif isinstance(action, EmitEvent):
             if isinstance(action.event, Revoked) and not action.event.key.is_pull:
                 self.metrics.failures.labels("producer", action.event.cause).inc()
             self.tell(action.event)  # type: ignore[arg-type]

@@ -127,9 +127,9 @@ class Unpacks:
                 continue
             assert item.slot is not None, "copies are judged by their tags"
             packed = self._parts.packing(item.form, item.block_ids, item.start, item.stop)
-            slab = self._parts.slab
+            kv_cache = self._parts.kv_cache
             try:
-                move = self._memory.unpack(item.slot, packed.ids, slab, packed.packing)
+                move = self._memory.unpack(item.slot, packed.ids, kv_cache, packed.packing)
             except torch.OutOfMemoryError as error:
                 self._no_room(item, started, error)
                 continue

@@ -239,7 +239,7 @@ _REGIONS = {Ground.BLOCKS: Region.BLOCKS, Ground.SLOTS: Region.SLOTS}
 
 
 class Producer:
-    """Memory to be read: slab, slots and tags."""
+    """Memory to be read: KV cache, slots and tags."""
 
     def __init__(self, said: Give, descriptors: Sequence[int]) -> None:
         """The descriptors stay the caller's. Raises TransportError, or OSError without a
@@ -249,9 +249,9 @@ class Producer:
         self.sources: dict[Ground, Source] = {}
         self.under_way = 0
         self._closed = False
-        slab, slots, tags = descriptors
+        kv_cache, slots, tags = descriptors
         try:
-            for ground, each in zip(Ground, (slab, slots), strict=True):
+            for ground, each in zip(Ground, (kv_cache, slots), strict=True):
                 self.sources[ground] = open_source(said.where, each, said.sizes[ground])
             self.tags: PeerTags | None = PeerTags(tags, said.sizes[2])
         except (TransportError, OSError):

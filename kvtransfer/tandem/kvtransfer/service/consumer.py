@@ -19,7 +19,7 @@ from tandem.kvtransfer.control.mail import SetPeers
 from tandem.kvtransfer.events import BlocksFree, ConsumerEvent, Ready
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.mover.consumer import ConsumerMover
-from tandem.kvtransfer.mover.items import Reserved, Rest
+from tandem.kvtransfer.mover.items import Reserved, SleepState
 from tandem.kvtransfer.service.parts import make_parts, tell_transports
 from tandem.kvtransfer.transports.base import Transport
 from tandem.link.curve import CurveGuard
@@ -38,7 +38,7 @@ class HandoffConsumer:
         self,
         config: KVTransferConfig,
         *,
-        slab: Tensor,
+        kv_cache: Tensor,
         layout: KVLayout,
         num_blocks: int,
         fingerprint: Fingerprint,
@@ -48,12 +48,12 @@ class HandoffConsumer:
         transports: dict[str, Transport] | None = None,
         guard: CurveGuard | None = None,
     ) -> None:
-        """``slab``: dense memory of ``num_blocks`` blocks, any dtype. ``notify`` is called on
+        """``kv_cache``: dense memory of ``num_blocks`` blocks, any dtype. ``notify`` is called on
         another thread whenever ``poll`` has something. Raises TransportError."""
         parts = make_parts(
             config,
             "consumer",
-            slab=slab,
+            kv_cache=kv_cache,
             layout=layout,
             num_blocks=num_blocks,
             fingerprint=fingerprint,
@@ -229,12 +229,12 @@ class HandoffConsumer:
         """Release the memory of incoming KV while the engine sleeps without requests; return its
         bytes. A link's probe allocates it again for a moment."""
         freed = self._mover.resting_bytes
-        self._mover.inbox.put(Rest(asleep=True))
+        self._mover.inbox.put(SleepState(asleep=True))
         return freed
 
     def wake_up(self) -> None:
         """Report that the engine is awake; the first read allocates the memory again."""
-        self._mover.inbox.put(Rest(asleep=False))
+        self._mover.inbox.put(SleepState(asleep=False))
 
     def note_progress(self, engine_step: int, has_work: bool) -> None:
         """Record a step of the engine's loop for the beats."""

@@ -23,16 +23,16 @@ from tandem.protocol.layout import DTYPE_BYTES, KVLayout
 logger = logging.getLogger(__name__)
 
 
-def as_bytes(slab: Tensor, num_blocks: int, layout: KVLayout) -> Tensor:
-    """Return the slab as uint8 [num_blocks, block_bytes], sharing its memory. Raises
+def as_bytes(kv_cache: Tensor, num_blocks: int, layout: KVLayout) -> Tensor:
+    """Return the KV cache as uint8 [num_blocks, block_bytes], sharing its memory. Raises
     InvalidParameter when it is not dense or not of that size.
     """
-    flat = slab.view(-1).view(torch.uint8) if slab.is_contiguous() else None
+    flat = kv_cache.view(-1).view(torch.uint8) if kv_cache.is_contiguous() else None
     wanted = num_blocks * layout.block_bytes
     if flat is None or flat.numel() != wanted:
-        size = slab.numel() * slab.element_size()
+        size = kv_cache.numel() * kv_cache.element_size()
         raise InvalidParameter(
-            "slab", f"{size} bytes", f"{wanted} dense bytes: {num_blocks} blocks of the layout"
+            "kv_cache", f"{size} bytes", f"{wanted} dense bytes: {num_blocks} blocks of the layout"
         )
     return flat.view(num_blocks, layout.block_bytes)
 
@@ -41,7 +41,7 @@ def make_parts(
     config: KVTransferConfig,
     role: str,
     *,
-    slab: Tensor,
+    kv_cache: Tensor,
     layout: KVLayout,
     num_blocks: int,
     fingerprint: Fingerprint,
@@ -64,14 +64,14 @@ def make_parts(
             metrics.garbage.labels("data").inc()
 
         transports = make_transports(
-            config, incarnation, role, on_gpu=slab.is_cuda, on_garbage=count_garbage
+            config, incarnation, role, on_gpu=kv_cache.is_cuda, on_garbage=count_garbage
         )
     return MoverParts(
         config=config,
         incarnation=incarnation,
         fingerprint=fingerprint,
         layout=layout,
-        slab=as_bytes(slab, num_blocks, layout),
+        kv_cache=as_bytes(kv_cache, num_blocks, layout),
         transports=transports,
         board=ProgressBoard(),
         metrics=metrics,

@@ -116,7 +116,7 @@ class HandoffProducer:
         self,
         config: KVTransferConfig,
         *,
-        slab: Tensor,
+        kv_cache: Tensor,
         layout: KVLayout,
         num_blocks: int,
         fingerprint: Fingerprint,
@@ -126,13 +126,13 @@ class HandoffProducer:
         transports: dict[str, Transport] | None = None,
         guard: CurveGuard | None = None,
     ) -> None:
-        """``slab``: dense memory of ``num_blocks`` blocks, any dtype. ``notify`` is called on
+        """``kv_cache``: dense memory of ``num_blocks`` blocks, any dtype. ``notify`` is called on
         another thread whenever ``poll`` has something; ``guard`` keeps strangers out.
         Raises TransportError, AddressInUse."""
         parts = make_parts(
             config,
             "producer",
-            slab=slab,
+            kv_cache=kv_cache,
             layout=layout,
             num_blocks=num_blocks,
             fingerprint=fingerprint,
@@ -150,7 +150,7 @@ class HandoffProducer:
         """True if peers copy blocks over every possible link."""
         found = parts.direct.items()
         self._mapped = [name for name, each in found if each.traits.maps_memory]
-        """Transports by which peers map the slab."""
+        """Transports by which peers map the KV cache."""
         self._channel = ControlServer(
             config,
             incarnation,
@@ -336,8 +336,8 @@ class HandoffProducer:
         return math.inf
 
     def keeps_awake(self) -> str | None:
-        """Return why the slab's memory cannot be released, or None. Decode workers map it from
-        their first hand-off on, and would go on reading memory that is no longer the slab."""
+        """Return why the KV cache's memory cannot be released, or None. Decode workers map it from
+        their first hand-off on, and would go on reading memory that is no longer the KV cache."""
         if not self._mapped:
             return None
         names = " and ".join(self._mapped)

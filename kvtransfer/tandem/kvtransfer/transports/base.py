@@ -1,8 +1,8 @@
 """Protocol of transports, which bring extents for the transfer thread.
 
 An extent is written to a receive slot, with a header before it and a digest in that, or directly
-to blocks of the slab, whose tags are compared afterwards. A transport's traits name which of the
-two.
+to blocks of the KV cache, whose tags are compared afterwards. A transport's traits name which of
+the two.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Region(Enum):
     SLOTS = "slots"
     """Send slots of P, receive slots of D."""
     BLOCKS = "blocks"
-    """The slab."""
+    """The KV cache."""
 
 
 class Check(Enum):
@@ -125,7 +125,7 @@ class Traits:
     """Extents that one block may be cut into, where the ends' blocks differ in size; 1: none is
     cut, and what has such ends goes another way."""
     maps_memory: bool = False
-    """Peers map this worker's memory: slab and slots are such that other processes can."""
+    """Peers map this worker's memory: KV cache and slots are such that other processes can."""
     by_agent: bool = False
     """The node's agent makes the copies. It may restart, or start later than the workers."""
 
@@ -189,7 +189,7 @@ class Transport(Protocol):
 
 
 @runtime_checkable
-class Resting(Protocol):
+class Sleepable(Protocol):
     """A transport with memory of its own that only reads need, and that can go without it."""
 
     @property

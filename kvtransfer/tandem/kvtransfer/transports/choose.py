@@ -33,7 +33,7 @@ def make_transports(
     TransportError. With ``kv_node_folder``, ``auto`` first tries cuda_p2p or shm for each link,
     then the node's agent, then nixl or tcp; ``kv_node_copy`` may leave one of the first two out.
     A link whose other end lacks a way uses the next. There cuda_p2p and shm by name are the
-    first two ways, and a link that has neither is down. With ``on_gpu``, the slab is in a GPU's
+    first two ways, and a link that has neither is down. With ``on_gpu``, the KV cache is in a GPU's
     memory: nixl reaches slots there. tcp needs them on the host, and is used only if nixl cannot
     load.
     """

@@ -30,8 +30,8 @@ class PartExtents(Sequence[Extent]):
         remote_blocks: Sequence[int],
         ends: Sequence[int],
     ) -> None:
-        """``sources`` and ``targets`` are offsets in P's and D's slab; with the extents ``ends``
-        each of ``remote_blocks`` is through, in their order."""
+        """``sources`` and ``targets`` are offsets in P's and D's KV cache; with the extents
+        ``ends`` each of ``remote_blocks`` is through, in their order."""
         self.sources = sources
         self.targets = targets
         self.nbytes = nbytes
@@ -59,7 +59,7 @@ class PartExtents(Sequence[Extent]):
 
 
 class End(NamedTuple):
-    """A slab: the tokens of its blocks, and the heads in them."""
+    """A KV cache: the tokens of its blocks, and the heads in them."""
 
     block_size: int
     shard: Shard
@@ -86,7 +86,8 @@ def part_extents(
     at = np.arange(start // unit, -(-stop // unit), dtype=np.int64) * unit
 
     def places(blocks: Sequence[int], size: int, own: range) -> tuple[Numbers, Numbers]:
-        """Return the index of the block of each unit, and offsets [units * runs] in the slab."""
+        """Return the index of the block of each unit, and offsets [units * runs] in the KV
+        cache."""
         runs = (layers * len(own) + heads - own.start).reshape(1, -1) * size
         index = at // size - start // size
         block = np.array(blocks, dtype=np.int64)[index] * (2 * group.num_layers * len(own) * size)

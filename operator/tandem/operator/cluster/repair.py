@@ -21,7 +21,7 @@ from tandem.operator.cluster.undeclared import is_tampered
 from tandem.operator.decide.observe import Snapshot
 from tandem.operator.desired.compose import Objects
 from tandem.operator.desired.naming import Manifest
-from tandem.operator.look import Beside, Key, Why, unrecorded
+from tandem.operator.look import Beside, Key, Trigger, unrecorded
 from tandem.operator.metrics import OperatorMetrics
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Repairs:
     def _repair(self, key: Key, manifest: Manifest, live: Manifest | None) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         try:
-            with self._repairing(key, [Why.CHILD]):
+            with self._repairing(key, [Trigger.CHILD]):
                 done = self._put_right(key, kind, name, live)
             if done:
                 self._metrics.repairs.labels(kind).inc()

@@ -40,7 +40,7 @@ from tandem.operator.desired.revision import service_revision
 from tandem.operator.desired.workload import RevisionKey
 
 
-class Picture(msgspec.Struct, frozen=True, kw_only=True):
+class StatusInputs(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs of a status."""
 
     owner: Identity
@@ -96,70 +96,70 @@ ROLE_CONDITIONS = {
 }
 
 
-def status_of(picture: Picture, before: LLMServiceStatus) -> LLMServiceStatus:
+def status_of(inputs: StatusInputs, before: LLMServiceStatus) -> LLMServiceStatus:
     """Return the status to show."""
-    words = _words(picture, before)
-    targets = {str(role): name for role, name in _targets(picture).items()}
-    stable = picture.decision.memory.stable
+    words = _words(inputs, before)
+    targets = {str(role): name for role, name in _targets(inputs).items()}
+    stable = inputs.decision.memory.stable
     return LLMServiceStatus(
-        observed_generation=picture.generation,
-        url=picture.url,
-        mode=_mode(picture),
-        summary=_summary(picture),
-        model=picture.model.status,
+        observed_generation=inputs.generation,
+        url=inputs.url,
+        mode=_mode(inputs),
+        summary=_summary(inputs),
+        model=inputs.model.status,
         revisions=Revisions(
-            current=_current(picture),
+            current=_current(inputs),
             updated=service_revision(targets),
             stable=service_revision(stable) if stable else None,
         ),
-        roles=_roles(picture),
-        rollout=picture.decision.memory,
-        links=picture.counted(picture.links or before.links),
+        roles=_roles(inputs),
+        rollout=inputs.decision.memory,
+        links=inputs.counted(inputs.links or before.links),
         scalers=[
             ScalerStatus(
-                role=role, name=picture.owner.child(role), replicas=picture.wanted[role].replicas
+                role=role, name=inputs.owner.child(role), replicas=inputs.wanted[role].replicas
             )
             for role in WORKERS
-            if is_external(picture.spec, role)
+            if is_external(inputs.spec, role)
         ],
-        keys=picture.keys,
+        keys=inputs.keys,
         conditions=conditions_of(
-            words, before.conditions, generation=picture.generation, now=picture.now
+            words, before.conditions, generation=inputs.generation, now=inputs.now
         ),
     )
 
 
-def _mode(picture: Picture) -> Literal["Disaggregated", "Aggregated", "Pooling"] | None:
+def _mode(inputs: StatusInputs) -> Literal["Disaggregated", "Aggregated", "Pooling"] | None:
     """Return how prompts are computed now, independent of the spec; None while none can be."""
-    if not (picture.reached(Role.ROUTER) and picture.ready(answering_role(picture.spec))):
+    if not (inputs.reached(Role.ROUTER) and inputs.ready(answering_role(inputs.spec))):
         return None
-    if not draws_tokens(picture.spec):
+    if not draws_tokens(inputs.spec):
         return "Pooling"
-    verdict, links = picture.canary, picture.counted(picture.links)
+    verdict, links = inputs.canary, inputs.counted(inputs.links)
     fell_back = verdict is not None and verdict.reason is Reason.CANARY_NOT_DISAGGREGATED
     cut_off = links is not None and links.total > 0 and links.healthy == 0
-    alone = picture.ready(Role.PREFILL) == 0 or picture.wanted[Role.PREFILL].replicas == 0
+    alone = inputs.ready(Role.PREFILL) == 0 or inputs.wanted[Role.PREFILL].replicas == 0
     return "Aggregated" if alone or fell_back or cut_off else "Disaggregated"
 
 
-def _targets(picture: Picture) -> dict[Role, str]:
-    return {Role(role): name for role, name in picture.decision.memory.targets.items()}
+def _targets(inputs: StatusInputs) -> dict[Role, str]:
+    return {Role(role): name for role, name in inputs.decision.memory.targets.items()}
 
 
-def _current(picture: Picture) -> str:
+def _current(inputs: StatusInputs) -> str:
     most: dict[str, str] = {}
-    for role, target in _targets(picture).items():
-        seen = {key: view for key, view in picture.workloads.items() if key[0] is role}
+    for role, target in _targets(inputs).items():
+        seen = {key: view for key, view in inputs.workloads.items() if key[0] is role}
         best = max(seen, key=lambda key: seen[key].existing, default=(role, target))
         most[role] = best[1]
     return service_revision(most)
 
 
-def _summary(picture: Picture) -> Summary:
+def _summary(inputs: StatusInputs) -> Summary:
     def short(role: Role) -> str:
-        return f"{picture.reached(role)}/{picture.wanted[role].replicas}"
+        return f"{inputs.reached(role)}/{inputs.wanted[role].replicas}"
 
-    links = picture.counted(picture.links)
+    links = inputs.counted(inputs.links)
     return Summary(
         prefill=short(Role.PREFILL),
         decode=short(Role.DECODE),
@@ -168,16 +168,16 @@ def _summary(picture: Picture) -> Summary:
     )
 
 
-def _roles(picture: Picture) -> list[RoleStatus]:
+def _roles(inputs: StatusInputs) -> list[RoleStatus]:
     rows = []
-    for (role, revision), view in sorted(picture.workloads.items()):
-        mine = [pod for pod in picture.pods if (pod.role, pod.revision) == (role, revision)]
+    for (role, revision), view in sorted(inputs.workloads.items()):
+        mine = [pod for pod in inputs.pods if (pod.role, pod.revision) == (role, revision)]
         rows.append(
             RoleStatus(
                 name=role,
                 revision=revision,
-                desired=picture.decision.counts.get((role, revision), 0),
-                ready=picture.ready(role, revision),
+                desired=inputs.decision.counts.get((role, revision), 0),
+                ready=inputs.ready(role, revision),
                 updated=view.existing,
                 draining=sum(pod.deleting for pod in mine),
                 workload_ref=view.name,
@@ -186,20 +186,20 @@ def _roles(picture: Picture) -> list[RoleStatus]:
     return rows[:32]
 
 
-def _words(picture: Picture, before: LLMServiceStatus) -> dict[ConditionType, Word]:
-    model = picture.model
+def _words(inputs: StatusInputs, before: LLMServiceStatus) -> dict[ConditionType, Word]:
+    model = inputs.model
     words: dict[ConditionType, Word] = {
-        ConditionType.ACCEPTED: picture.accepted,
+        ConditionType.ACCEPTED: inputs.accepted,
         ConditionType.MODEL_READY: (_truth(model.ready), model.reason, model.message),
     }
     for role, condition in ROLE_CONDITIONS.items():
-        words[condition] = _role_word(picture, role)
-    words[ConditionType.KV_FABRIC_READY] = _fabric_word(picture)
-    words[ConditionType.SERVABLE] = _servable_word(picture, before)
-    words[ConditionType.PROGRESSING] = _progress_word(picture, before)
-    words[ConditionType.SCALING_ACTIVE] = scaling_word(picture.spec, picture.wanted)
-    words[ConditionType.DEGRADED] = _degraded_word(picture, before)
-    words[ConditionType.READY] = _ready_word(picture, words)
+        words[condition] = _role_word(inputs, role)
+    words[ConditionType.KV_FABRIC_READY] = _fabric_word(inputs)
+    words[ConditionType.SERVABLE] = _servable_word(inputs, before)
+    words[ConditionType.PROGRESSING] = _progress_word(inputs, before)
+    words[ConditionType.SCALING_ACTIVE] = scaling_word(inputs.spec, inputs.wanted)
+    words[ConditionType.DEGRADED] = _degraded_word(inputs, before)
+    words[ConditionType.READY] = _ready_word(inputs, words)
     return words
 
 
@@ -207,62 +207,62 @@ def _truth(value: bool) -> Truth:
     return "True" if value else "False"
 
 
-def _role_word(picture: Picture, role: Role) -> Word:
-    wanted, ready = picture.wanted[role].replicas, picture.reached(role)
-    if picture.decision.phase is Phase.SUSPENDED:
+def _role_word(inputs: StatusInputs, role: Role) -> Word:
+    wanted, ready = inputs.wanted[role].replicas, inputs.reached(role)
+    if inputs.decision.phase is Phase.SUSPENDED:
         return "False", Reason.SUSPENDED, "the service is suspended"
     if wanted == 0:
         return "True", Reason.NOT_NEEDED, "no replica is requested"
     text = f"{ready} of {wanted} ready"
     if ready >= wanted:
         return "True", Reason.REPLICAS_READY, text
-    problem = role_problem(picture, role)
+    problem = role_problem(inputs, role)
     if problem is None:
-        return "False", Reason.STARTING, text + _starting_text(picture, role)
+        return "False", Reason.STARTING, text + _starting_text(inputs, role)
     return "False", problem.reason, f"{text}; {problem.message}"
 
 
-def _starting_text(picture: Picture, role: Role) -> str:
+def _starting_text(inputs: StatusInputs, role: Role) -> str:
     """Return the report of a pod that is not ready, if it has one."""
-    for pod in picture.pods:
-        if pod.role is role and not pod.ready and not pod.deleting and pod.uid in picture.refusals:
-            return f"; {pod.name}: {picture.refusals[pod.uid].message}"
+    for pod in inputs.pods:
+        if pod.role is role and not pod.ready and not pod.deleting and pod.uid in inputs.refusals:
+            return f"; {pod.name}: {inputs.refusals[pod.uid].message}"
     return ""
 
 
-def role_problem(picture: Picture, role: Role, revision: str | None = None) -> Problem | None:
+def role_problem(inputs: StatusInputs, role: Role, revision: str | None = None) -> Problem | None:
     """Return the first problem that keeps a role's pods from serving and does not pass by itself;
     of one revision, or of any for None."""
-    for (key, name), view in sorted(picture.workloads.items()):
+    for (key, name), view in sorted(inputs.workloads.items()):
         if key is role and revision in (None, name) and view.refused is not None:
             return Problem(Reason.POD_REFUSED, view.refused)
-    for pod in sorted(picture.pods, key=lambda each: each.created):
+    for pod in sorted(inputs.pods, key=lambda each: each.created):
         if pod.role is not role or revision not in (None, pod.revision):
             continue
         if pod.ready or pod.deleting:
             continue
-        said = picture.refusals.get(pod.uid)
+        said = inputs.refusals.get(pod.uid)
         if pod.problem is None and said is not None and said.reason is not Reason.STARTING:
             return Problem(said.reason, f"{pod.name}: {said.message}")
         if pod.problem is None:
             continue
         since = pod.pending_since
-        if since is not None and picture.now - since < picture.unschedulable_seconds:
+        if since is not None and inputs.now - since < inputs.unschedulable_seconds:
             continue
         return Problem(pod.problem.reason, f"{pod.name}: {pod.problem.message}")
     return None
 
 
-def _fabric_word(picture: Picture) -> Word:
-    local = picture.spec.kv_transfer.node_local
-    drawn = draws_tokens(picture.spec)
-    if not drawn or picture.wanted[Role.PREFILL].replicas == 0:
+def _fabric_word(inputs: StatusInputs) -> Word:
+    local = inputs.spec.kv_transfer.node_local
+    drawn = draws_tokens(inputs.spec)
+    if not drawn or inputs.wanted[Role.PREFILL].replicas == 0:
         why = "aggregated serving" if drawn else "the task generates no tokens"
         return "True", Reason.NOT_NEEDED, f"{why}: there are no hand-offs"
-    if local.mode is NodeLocalMode.REQUIRED and node_local_volume(picture.spec) is None:
+    if local.mode is NodeLocalMode.REQUIRED and node_local_volume(inputs.spec) is None:
         text = "spec.kvTransfer.nodeLocal.mode is Required, and nodeLocal.volume is not set"
         return "False", Reason.NODE_LOCAL_UNAVAILABLE, text
-    links = picture.counted(picture.links)
+    links = inputs.counted(inputs.links)
     if links is None:
         text = "no router has reported the links of the workers that are ready yet"
         return "Unknown", Reason.LINKS_UNKNOWN, text
@@ -270,7 +270,7 @@ def _fabric_word(picture: Picture) -> Word:
         text = "there is no link: prefill and decode workers are not ready at the same time"
         return "Unknown", Reason.LINKS_UNKNOWN, text
     text = f"{links.healthy} of {links.total} links up"
-    if node_local_volume(picture.spec) is not None:
+    if node_local_volume(inputs.spec) is not None:
         text += "; the node's folder is mounted in every worker"
     if links.healthy >= links.total:
         return "True", Reason.LINKS_UP, text
@@ -279,71 +279,71 @@ def _fabric_word(picture: Picture) -> Word:
     return "False", Reason.LINKS_DOWN, text
 
 
-def _servable_word(picture: Picture, before: LLMServiceStatus) -> Word:
-    verdict = picture.canary
-    if picture.decision.phase is Phase.SUSPENDED:
+def _servable_word(inputs: StatusInputs, before: LLMServiceStatus) -> Word:
+    verdict = inputs.canary
+    if inputs.decision.phase is Phase.SUSPENDED:
         return "False", Reason.SUSPENDED, "the service is suspended"
     if verdict is not None and verdict.reason is not Reason.CANARY_QUEUED:
         return _truth(verdict.ok), verdict.reason, verdict.message
     for each in before.conditions:  # of another leader: it holds until this one has asked
         told = each.type == ConditionType.SERVABLE and each.reason != Reason.SUSPENDED
-        if told and picture.decision.memory.stable:
+        if told and inputs.decision.memory.stable:
             return each.status, Reason(each.reason), each.message or ""
     if verdict is not None:
         return "Unknown", verdict.reason, verdict.message
     return "Unknown", Reason.CANARY_PENDING, "no canary request has been sent"
 
 
-def _blocked_word(picture: Picture) -> Word | None:
+def _blocked_word(inputs: StatusInputs) -> Word | None:
     """Return the problem that a person must fix before the spec can be brought up, or None."""
-    if picture.decision.phase is Phase.SUSPENDED:
+    if inputs.decision.phase is Phase.SUSPENDED:
         return None
-    if picture.accepted[0] == "False":
-        return picture.accepted
-    model = picture.model
+    if inputs.accepted[0] == "False":
+        return inputs.accepted
+    model = inputs.model
     return ("False", model.reason, model.message) if model.non_retryable else None
 
 
-def _progress_word(picture: Picture, before: LLMServiceStatus) -> Word:
-    decision, blocked = picture.decision, _blocked_word(picture)
+def _progress_word(inputs: StatusInputs, before: LLMServiceStatus) -> Word:
+    decision, blocked = inputs.decision, _blocked_word(inputs)
     if blocked is not None:
         return "False", blocked[1], f"the rollout is blocked: {blocked[2]}"
-    if picture.key_wait > 0:
+    if inputs.key_wait > 0:
         text = "new keys are published; pods roll when every pod has read them"
         return "True", Reason.WAITING_FOR_KEYS, text
     if decision.phase is Phase.PAUSED:
         return "False", Reason.PAUSED, "the rollout is paused"
     if decision.phase is Phase.FAILED:
-        return "False", Reason.DEADLINE_EXCEEDED, _failed_text(picture, before)
-    if not picture.model.may_start and decision.phase is not Phase.SUSPENDED:
-        return "True", picture.model.reason, picture.model.message
+        return "False", Reason.DEADLINE_EXCEEDED, _failed_text(inputs, before)
+    if not inputs.model.may_start and decision.phase is not Phase.SUSPENDED:
+        return "True", inputs.model.reason, inputs.model.message
     if decision.phase in (Phase.STABLE, Phase.SUSPENDED):
         return "False", Reason.STABLE, "no rollout"
     steps = ", ".join(
-        f"{role} {picture.ready(role, target)}/{picture.wanted[role].replicas}"
-        for role, target in sorted(_targets(picture).items())
+        f"{role} {inputs.ready(role, target)}/{inputs.wanted[role].replicas}"
+        for role, target in sorted(_targets(inputs).items())
     )
     place = " in place" if decision.memory.in_place else ""
     text = f"{decision.phase}{place}: new revision has {steps}"
-    if picture.pilot is not None and not picture.pilot.ok and decision.phase is Phase.PILOT:
-        text += f"; its canary: {picture.pilot.message}"
-    for role, target in sorted(_targets(picture).items()):
-        problem = role_problem(picture, role, target)
+    if inputs.pilot is not None and not inputs.pilot.ok and decision.phase is Phase.PILOT:
+        text += f"; its canary: {inputs.pilot.message}"
+    for role, target in sorted(_targets(inputs).items()):
+        problem = role_problem(inputs, role, target)
         if problem is not None:
             text += f"; {role}: {problem.message}"
     return "True", Reason.IN_PLACE_GAP if decision.gap else Reason.ROLLING_OUT, text
 
 
-def _failed_text(picture: Picture, before: LLMServiceStatus) -> str:
+def _failed_text(inputs: StatusInputs, before: LLMServiceStatus) -> str:
     """Return why the targets were taken back. With stable revisions their pods are deleted, and
     their canary ends: the reason from before is kept."""
-    memory, pilot = picture.decision.memory, picture.pilot
+    memory, pilot = inputs.decision.memory, inputs.pilot
     told = told_of(before.conditions, ConditionType.DEGRADED)
     gone = bool(memory.stable) and before.rollout.failed == memory.failed
     if gone and told is not None and told.reason == Reason.DEADLINE_EXCEEDED:
         return told.message
-    targets = _targets(picture)
-    found = [role_problem(picture, role, targets.get(role)) for role in Role]
+    targets = _targets(inputs)
+    found = [role_problem(inputs, role, targets.get(role)) for role in Role]
     why = [problem.message for problem in found if problem is not None]
     text = f"revision {token_name(memory)} did not become servable in time"
     if pilot is not None and not pilot.ok:
@@ -355,30 +355,30 @@ def _failed_text(picture: Picture, before: LLMServiceStatus) -> str:
     return text
 
 
-def _degraded_word(picture: Picture, before: LLMServiceStatus) -> Word:
-    decision, blocked = picture.decision, _blocked_word(picture)
+def _degraded_word(inputs: StatusInputs, before: LLMServiceStatus) -> Word:
+    decision, blocked = inputs.decision, _blocked_word(inputs)
     if blocked is not None:
         kept = "; what was there before is kept" if decision.memory.stable else ""
         return "True", blocked[1], f"the spec cannot be brought up: {blocked[2]}{kept}"
     if decision.phase is Phase.FAILED:
-        return "True", Reason.DEADLINE_EXCEEDED, _failed_text(picture, before)
-    return _missing_word(picture) or (
+        return "True", Reason.DEADLINE_EXCEEDED, _failed_text(inputs, before)
+    return _missing_word(inputs) or (
         "False",
         Reason.HEALTHY,
         "all requested replicas serve",
     )
 
 
-def _missing_word(picture: Picture) -> Word | None:
+def _missing_word(inputs: StatusInputs) -> Word | None:
     """Return what should serve and does not, if it does not pass by itself, or None."""
-    phase = picture.decision.phase
+    phase = inputs.decision.phase
     if phase is Phase.SUSPENDED:
         return None
     settled = phase in (Phase.STABLE, Phase.PAUSED)
     if phase in (Phase.STABLE, Phase.FIRST, Phase.PAUSED):
         for role in Role:
-            wanted, ready = picture.wanted[role].replicas, picture.reached(role)
-            problem = role_problem(picture, role)
+            wanted, ready = inputs.wanted[role].replicas, inputs.reached(role)
+            problem = role_problem(inputs, role)
             if ready < wanted and problem is not None:
                 return (
                     "True",
@@ -387,17 +387,17 @@ def _missing_word(picture: Picture) -> Word | None:
                 )
             if ready < wanted and settled:
                 return "True", Reason.FEWER_REPLICAS, f"{role}: {ready} of {wanted} ready"
-    verdict = picture.canary
+    verdict = inputs.canary
     if verdict is not None and not verdict.ok and verdict.reason is not Reason.CANARY_QUEUED:
         return "True", verdict.reason, verdict.message
-    fabric = _fabric_word(picture)
+    fabric = _fabric_word(inputs)
     return ("True", fabric[1], fabric[2]) if settled and fabric[0] == "False" else None
 
 
-def _ready_word(picture: Picture, words: Mapping[ConditionType, Word]) -> Word:
-    serving = all(picture.reached(role) for role in (Role.ROUTER, answering_role(picture.spec)))
+def _ready_word(inputs: StatusInputs, words: Mapping[ConditionType, Word]) -> Word:
+    serving = all(inputs.reached(role) for role in (Role.ROUTER, answering_role(inputs.spec)))
     if serving and words[ConditionType.SERVABLE][0] == "True":
-        return "True", Reason.READY, f"serving at {picture.url}"
+        return "True", Reason.READY, f"serving at {inputs.url}"
     order: Iterable[ConditionType] = (
         ConditionType.ACCEPTED,
         ConditionType.MODEL_READY,

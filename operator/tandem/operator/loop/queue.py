@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tandem.operator.cluster import ClusterError
-from tandem.operator.look import Key, Why
+from tandem.operator.look import Key, Trigger
 from tandem.operator.metrics import OperatorMetrics
 
 logger = logging.getLogger(__name__)
@@ -38,23 +38,23 @@ class WorkQueue:
         self._due: dict[Key, float] = {}
         self._heap: list[tuple[float, Key]] = []
         self._busy: set[Key] = set()
-        self._asked: dict[Key, dict[Why, float]] = {}
+        self._asked: dict[Key, dict[Trigger, float]] = {}
         """Reasons for a look at a key, each with its latest time."""
-        self._taken_for: dict[Key, tuple[Why, ...]] = {}
+        self._taken_for: dict[Key, tuple[Trigger, ...]] = {}
         self._failures: dict[Key, int] = {}
         self._changed = threading.Condition()
         self._stopped = False
 
-    def because(self, why: Why) -> Callable[..., None]:
+    def because(self, why: Trigger) -> Callable[..., None]:
         """Return ``add`` for a caller with one reason."""
         return partial(self.add, why=why)
 
-    def why(self, key: Key) -> tuple[Why, ...]:
+    def why(self, key: Key) -> tuple[Trigger, ...]:
         """Return the reasons of the look that runs for ``key``."""
         with self._changed:
             return self._taken_for.get(key, ())
 
-    def add(self, key: Key, after: float = 0.0, *, why: Why) -> None:
+    def add(self, key: Key, after: float = 0.0, *, why: Trigger) -> None:
         """Look at ``key`` within ``after`` seconds; an earlier date wins."""
         with self._changed:
             due = self._clock() + after
@@ -105,7 +105,7 @@ class WorkQueue:
         later = [due for due, key in self._heap if due > now]
         return found, max(0.01, min(later) - now) if later else 60.0
 
-    def _come(self, key: Key) -> tuple[Why, ...]:
+    def _come(self, key: Key) -> tuple[Trigger, ...]:
         """Return the due reasons for looking at ``key``; later ones are served by the same look."""
         now = self._clock()
         return tuple(why for why, due in self._asked.pop(key, {}).items() if due <= now)
@@ -122,7 +122,7 @@ class WorkQueue:
                 heapq.heappush(self._heap, (self._due[key], key))
             self._changed.notify()
         if again is not None:
-            self.add(key, again, why=Why.AGAIN)
+            self.add(key, again, why=Trigger.AGAIN)
 
     def failed(self, key: Key) -> float:
         """Record that the look failed; return the seconds until the next one."""
@@ -133,7 +133,7 @@ class WorkQueue:
             self._failures[key] = count + 1
             self._changed.notify()
         wait = min(FIRST_BACKOFF * 2.0 ** min(count, _DOUBLINGS), LAST_BACKOFF)
-        self.add(key, wait, why=Why.RETRY)
+        self.add(key, wait, why=Trigger.RETRY)
         return wait
 
     def stop(self) -> None:

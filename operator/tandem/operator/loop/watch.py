@@ -53,7 +53,7 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class WatchEvents:
     """Receivers of events."""
 
     service: Callable[[Key], None]
@@ -90,7 +90,7 @@ def service_account(
     )
 
 
-def registry_of(heard: Heard) -> kopf.OperatorRegistry:
+def registry_of(heard: WatchEvents) -> kopf.OperatorRegistry:
     """Return the handlers that pass events on."""
     registry = kopf.OperatorRegistry()
     # kopf's own patience after a failed login is a minute, in which nothing is watched
@@ -115,7 +115,7 @@ def registry_of(heard: Heard) -> kopf.OperatorRegistry:
     return registry
 
 
-def _child_handler(plural: str, heard: Heard) -> Any:
+def _child_handler(plural: str, heard: WatchEvents) -> Any:
     async def on_child(namespace: str | None, labels: Any, event: Any, **_: Any) -> None:
         heard.metrics.events.labels(plural).inc()
         service = labels.get(LABEL_SERVICE)
@@ -155,7 +155,7 @@ def settings_of() -> kopf.OperatorSettings:
 
 def run(
     settings: OperatorSettings,
-    heard: Heard,
+    heard: WatchEvents,
     stop: threading.Event,
     served: Callable[[], tuple[str, ...]],
 ) -> None:
@@ -168,7 +168,7 @@ def run(
 
 async def _run(
     settings: OperatorSettings,
-    heard: Heard,
+    heard: WatchEvents,
     stop: threading.Event,
     served: Callable[[], tuple[str, ...]],
 ) -> None:

@@ -31,7 +31,7 @@ _NUDGE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class PodAccess:
     """Ports and token for requests to the pods of a service."""
 
     probe_port: int
@@ -62,7 +62,7 @@ class KeyWatch:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="keys")
 
     def all_read(
-        self, key: Key, pods: Iterable[PodView], wanted: frozenset[str], door: Door
+        self, key: Key, pods: Iterable[PodView], wanted: frozenset[str], access: PodAccess
     ) -> bool:
         """Return whether all of the pods are known to have the keys ``wanted``; ask them if not."""
         with self._lock:
@@ -72,27 +72,32 @@ class KeyWatch:
                 return not lacking
             state.busy = True
         try:
-            self._pool.submit(self._ask_all, key, state, lacking, wanted, door)
+            self._pool.submit(self._ask_all, key, state, lacking, wanted, access)
         except RuntimeError:  # closed
             state.busy = False
         return False
 
     def _ask_all(
-        self, key: Key, state: _State, pods: list[PodView], wanted: frozenset[str], door: Door
+        self,
+        key: Key,
+        state: _State,
+        pods: list[PodView],
+        wanted: frozenset[str],
+        access: PodAccess,
     ) -> None:
         """Ask the pods until they have all keys, or a round is over; then wake the service."""
         ends = time.monotonic() + _ROUND
         try:
             while pods and time.monotonic() < ends and not self._stop.wait(_EVERY):
-                pods = [pod for pod in pods if not self._has(key, state, pod, wanted, door)]
+                pods = [pod for pod in pods if not self._has(key, state, pod, wanted, access)]
         finally:
             state.busy = False
             self._wake(key)
 
     def _has(
-        self, key: Key, state: _State, pod: PodView, wanted: frozenset[str], door: Door
+        self, key: Key, state: _State, pod: PodView, wanted: frozenset[str], access: PodAccess
     ) -> bool:
-        found = read_keys(pod, door)
+        found = read_keys(pod, access)
         if found is None:
             return False
         with self._lock:
@@ -124,16 +129,16 @@ class KeyWatch:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def read_keys(pod: PodView, door: Door) -> frozenset[str] | None:
+def read_keys(pod: PodView, access: PodAccess) -> frozenset[str] | None:
     """Return the keys (``role.generation``) that a pod reports; None without an answer."""
     if pod.ip is None:
         return None
     host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
     try:
         if pod.role is Role.ROUTER:
-            said = read_fleet(f"http://{host}:{ROUTER_PORT}", door.token, TIMEOUT)
+            said = read_fleet(f"http://{host}:{ROUTER_PORT}", access.token, TIMEOUT)
         else:
-            port = door.others.get((pod.role, pod.revision), door.probe_port)
+            port = access.others.get((pod.role, pod.revision), access.probe_port)
             address = f"http://{host}:{port}/debug"
             with urllib.request.urlopen(address, timeout=TIMEOUT) as answer:
                 said = json.load(answer)

@@ -32,7 +32,7 @@ from tandem.operator.desired.naming import Identity, Manifest, Role
 from tandem.operator.look import (
     Beside,
     Key,
-    Why,
+    Trigger,
     unrecorded,
 )
 from tandem.operator.metrics import OperatorMetrics
@@ -207,7 +207,7 @@ class Reach:
                 found += [(owner, silence, pod) for pod in gone]
         for owner, silence, pod in found:
             key = (owner.namespace, owner.name)
-            with self._taking_out(key, [Why.REACH]):
+            with self._taking_out(key, [Trigger.REACH]):
                 taken = self._take_out(owner, pod)
             if taken:
                 with self._lock:

@@ -32,7 +32,7 @@ from tandem.operator.decide.observe import Snapshot, WorkloadView
 from tandem.operator.decide.plan import Seen
 from tandem.operator.decide.rollout import Decision, Phase, token_name
 from tandem.operator.decide.scaling import is_full
-from tandem.operator.decide.status import Picture
+from tandem.operator.decide.status import StatusInputs
 from tandem.operator.decide.words import Word
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.fetching import job_revision
@@ -45,7 +45,7 @@ from tandem.operator.probes.probing import Key, Known, Probes
 from tandem.operator.probes.reach import Reach
 from tandem.operator.probes.refusals import Refusals
 from tandem.operator.reconcile.acceptance import Acceptance, problem_word
-from tandem.operator.reconcile.asker import Asker, Teller, canary_token
+from tandem.operator.reconcile.canary_prober import CanaryProber, StatusWriter, canary_token
 from tandem.operator.reconcile.writer import Writer
 from tandem.operator.settings import OperatorSettings
 
@@ -53,18 +53,18 @@ SOON = 5.0
 """Seconds to the next look while a change is under way that no watch reports."""
 
 
-def next_look(picture: Picture, keys: KeyPlan, wait: float | None) -> float | None:
+def next_look(inputs: StatusInputs, keys: KeyPlan, wait: float | None) -> float | None:
     """Return the seconds until a change is possible that no watch reports."""
     waits = [wait] if wait is not None else []
     if keys.waits > 0:  # pods are asked for them from the next look on, and no event brings that
         waits.append(min(keys.waits, SOON))
-    quiet = picture.decision.phase in (Phase.STABLE, Phase.SUSPENDED, Phase.PAUSED)
-    asleep = picture.decision.phase is Phase.SUSPENDED
+    quiet = inputs.decision.phase in (Phase.STABLE, Phase.SUSPENDED, Phase.PAUSED)
+    asleep = inputs.decision.phase is Phase.SUSPENDED
     if (
         not quiet
-        or picture.accepted[0] != "True"  # names get free, quotas and references come
-        or not (picture.model.ready or asleep)
-        or any(not pod.ready for pod in picture.pods)
+        or inputs.accepted[0] != "True"  # names get free, quotas and references come
+        or not (inputs.model.ready or asleep)
+        or any(not pod.ready for pod in inputs.pods)
     ):
         waits.append(SOON)
     return min(waits, default=None)
@@ -164,10 +164,10 @@ class Reconciler:
         self._refusals = refusals
         self._reach = reach
         self._acceptance = Acceptance(cluster, applier)
-        self._asker = Asker(probes, keywatch)
+        self._canary_prober = CanaryProber(probes, keywatch)
         self._writer = Writer(cluster, applier, repairs)
         self._undeclared = undeclared or Undeclared()
-        self._teller = Teller(cluster, store, self._undeclared)
+        self._status_writer = StatusWriter(cluster, store, self._undeclared)
         self._uids: dict[Key, str] = {}
         """UIDs of the services that the remembered values belong to."""
 
@@ -190,8 +190,8 @@ class Reconciler:
             look.enter("tell")
             why: Word = ("False", Reason.INVALID_SPEC, str(error))
             generation = resource["metadata"]["generation"]
-            self._teller.refuse(owner, generation, status, why)
-            return 0.0 if self._teller.is_outdated(owner, generation) else None
+            self._status_writer.refuse(owner, generation, status, why)
+            return 0.0 if self._status_writer.is_outdated(owner, generation) else None
         live = snapshot(self._store, owner, resource["metadata"]["creationTimestamp"])
         owner = as_named_before(owner, live.names("Secret"))
         seen = plan.see(owner, resource["metadata"]["generation"], spec, status, live)
@@ -225,7 +225,7 @@ class Reconciler:
             needed=seen.needed(),
             now=now,
             publish_seconds=self._settings.key_publish_seconds,
-            all_read=self._asker.all_read(key, seen, token),
+            all_read=self._canary_prober.all_read(key, seen, token),
         )
         model, waits = self._judge_model(seen, missing, now)
         first = plan.facts(seen, self._settings, keys.generation, model, may_have_job=waits is None)
@@ -265,21 +265,21 @@ class Reconciler:
             accepted = problem_word(refused) or accepted
         problems += [*([] if untried is None else [untried]), *refused]
         look.enter("ask")
-        wait = self._asker.canaries(key, seen, decided, live)
+        wait = self._canary_prober.canaries(key, seen, decided, live)
         outdated = self._undeclared.problem("LLMService")
         if accepted[0] == "True" and outdated is not None:
             accepted = accepted[0], accepted[1], f"{accepted[2]}; {outdated}"
         look.enter("tell")
-        picture = self._picture(
+        inputs = self._picture(
             key, seen, facts, accepted, model, decided, keys, known, now, token or ""
         )
-        self._teller.say(seen, picture, live)
-        if self._teller.is_outdated(seen.owner, seen.generation, seen.scalers):
+        self._status_writer.say(seen, inputs, live)
+        if self._status_writer.is_outdated(seen.owner, seen.generation, seen.scalers):
             return 0.0
         for each in problems:
             if isinstance(each, Refused):  # counted and traced, and tried again ever more seldom
                 raise each.error
-        return next_look(picture, keys, wait)
+        return next_look(inputs, keys, wait)
 
     def _goes_first(self, key: Key, seen: Seen) -> str | None:
         """Return the name of the service that has to come up before this one, or None."""
@@ -333,8 +333,8 @@ class Reconciler:
         known: Known,
         now: float,
         token: str,
-    ) -> Picture:
-        return Picture(
+    ) -> StatusInputs:
+        return StatusInputs(
             owner=seen.owner,
             spec=seen.spec,
             generation=seen.generation,

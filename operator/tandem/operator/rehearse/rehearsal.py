@@ -25,7 +25,7 @@ from tandem.operator.decide.words import Verdict
 from tandem.operator.desired.naming import Identity, Manifest, Role
 from tandem.operator.metrics import OperatorMetrics
 from tandem.operator.probes.canary import Question
-from tandem.operator.probes.keywatch import Door, KeyWatch
+from tandem.operator.probes.keywatch import KeyWatch, PodAccess
 from tandem.operator.probes.probing import (
     Asked,
     Key,
@@ -83,7 +83,7 @@ class ToldKeys(KeyWatch):
         super().__init__(cluster, _nobody)
 
     def all_read(
-        self, key: Key, pods: Iterable[PodView], wanted: frozenset[str], door: Door
+        self, key: Key, pods: Iterable[PodView], wanted: frozenset[str], access: PodAccess
     ) -> bool:
         """Return whether there are no pods; none is asked."""
         return not list(pods)

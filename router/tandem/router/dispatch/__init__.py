@@ -1,1 +1,1 @@
-"""Requests over many workers: attempts, the log of emitted tokens, the failure ladder."""
+"""Requests over many workers: attempts, the log of emitted tokens, the failure retry policy."""

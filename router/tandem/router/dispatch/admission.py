@@ -232,15 +232,15 @@ class AdmissionQueue:
         full = self.num_waiting >= limits.max_queued_requests
         if full and (tenants == 1 or (own.requests + 1) * tenants > limits.max_queued_requests):
             message = (
-                f"{own.requests} requests of this client wait already, {self.num_waiting} of all; "
-                f"at most {limits.max_queued_requests} may"
+                f"{own.requests} requests of this client are queued, {self.num_waiting} in total; "
+                f"maximum {limits.max_queued_requests}"
             )
             raise self._refused(RejectReason.REQUESTS, message)
         full = self.waiting_tokens + tokens > limits.max_queued_tokens and bool(self._members)
         if full and (tenants == 1 or (own.tokens + tokens) * tenants > limits.max_queued_tokens):
             message = (
-                f"{own.tokens} prompt tokens of this client wait already, {self.waiting_tokens} of "
-                f"all; at most {limits.max_queued_tokens} may"
+                f"{own.tokens} prompt tokens of this client are queued, {self.waiting_tokens} in "
+                f"total; maximum {limits.max_queued_tokens}"
             )
             raise self._refused(RejectReason.TOKENS, message)
 

@@ -1,7 +1,7 @@
 """One attempt at one request: one or two legs, and one inbox for their events.
 
-Defines which events end a leg, and which end the attempt; the dispatcher and the ladder decide on
-the consequences. Used in the loop's thread.
+Defines which events end a leg, and which end the attempt; the dispatcher and the retry policy
+decide on the consequences. Used in the loop's thread.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Attempt:
         self.placement = placement
         self.legs: list[Leg] = []
         self.started_at = loop.time()
-        self.heard_at = self.started_at
+        self.received_at = self.started_at
         """Time of the last event, read or not: a slow client does not make the worker silent."""
         self.decoding = False
         """True if the worker that runs to the end has sent an output: a hand-off is then over."""
@@ -219,11 +219,11 @@ class Attempt:
 
     def receive(self, leg: Leg, event: LegEvent) -> None:
         """Handle a leg's event, in the order of arrival over both legs."""
-        self.heard_at = self._loop.time()
+        self.received_at = self._loop.time()
         self._inbox.put(leg, event)
         if type(event) is EngineCoreOutput or type(event) is PooledOutput:
             if leg.came_at is None:
-                leg.came_at = self.heard_at
+                leg.came_at = self.received_at
                 leg.begins()
             if event.finish is not None and event.finish not in BAD_ENDS:
                 self._choice_ended(event.choice)
@@ -340,7 +340,7 @@ class Attempt:
         came after it moved later by as much."""
         now = self._loop.time()
         self.started_at += min(seconds, now - self.started_at)
-        self.heard_at += min(seconds, now - self.heard_at)
+        self.received_at += min(seconds, now - self.received_at)
         for leg in self.legs:
             if leg.came_at is not None:
                 leg.came_at += min(seconds, now - leg.came_at)
@@ -361,8 +361,8 @@ class Attempt:
                         leg, FailCause.TIMEOUT, f"not accepted in {accept:g} s", own=True
                     )
         if self._queued:
-            self.heard_at = now  # the time for its first token begins when it leaves the queue
-        elif now - self.heard_at > progress:
+            self.received_at = now  # the time for its first token begins when it leaves the queue
+        elif now - self.received_at > progress:
             message = f"no token in {progress:g} s"
             return self.failure(self.legs[-1], FailCause.TIMEOUT, message, own=self.decoding)
         return None

@@ -1,8 +1,8 @@
 """``EngineCoreClient`` over many workers: places, sends, merges, and retries elsewhere.
 
 Sends a request to P and D at once under one key; the first token from either is used. Owns every
-deadline of a request. The ladder decides what may be tried after a failure, placement its workers,
-and the ledger what a client receives.
+deadline of a request. The retry policy decides what may be tried after a failure, placement its
+workers, and the ledger what a client receives.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from tandem.llm.beside import Beside
+from tandem.llm.cpu_pool import CpuPool
 from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, Reply, seconds_for
 from tandem.protocol.context import ORDINARY, RequestContext, Route
@@ -54,7 +54,6 @@ from tandem.router.dispatch.failure import AttemptFailure, FailedClosed
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.dispatch.inbox import Backlog
 from tandem.router.dispatch.job import Job
-from tandem.router.dispatch.ladder import rung_of
 from tandem.router.dispatch.ledger import Contradiction, Gap
 from tandem.router.dispatch.placing import Placing
 from tandem.router.dispatch.recorder import (
@@ -63,6 +62,7 @@ from tandem.router.dispatch.recorder import (
     note_sent,
     note_way,
 )
+from tandem.router.dispatch.retry_policy import kind_of_attempt
 from tandem.router.dispatch.stopwatch import Stopwatch
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.policy import Placement, PlacementPolicy
@@ -118,7 +118,9 @@ def take_pooled(
         return attempt.failure(leg, FailCause.INTERNAL, "a vector, not tokens")
     if not output.values or len(output.values) % 4:
         count = len(output.values)
-        return attempt.failure(leg, FailCause.INTERNAL, f"{count} bytes that are no float32 values")
+        return attempt.failure(
+            leg, FailCause.INTERNAL, f"{count} bytes that are not float32 values"
+        )
     attempt.heard(leg)
     job.ledger.answered()
     return None
@@ -140,15 +142,15 @@ class Dispatcher:
         limits: DispatchLimits,
         *,
         turns: Turns,
-        beside: Beside,
+        cpu_pool: CpuPool,
     ) -> None:
-        """``turns`` are shared with all that starts work in the loop, ``beside`` with all long
+        """``turns`` are shared with all that starts work in the loop, ``cpu_pool`` with all long
         work."""
         self.pool = pool
         self.fleet = fleet
         self.admission = admission
         self.backlog = Backlog(stream_bytes=limits.stream_backlog, total_bytes=limits.total_backlog)
-        self._placing = Placing(fleet, policy, turns=turns, beside=beside)
+        self._placing = Placing(fleet, policy, turns=turns, cpu_pool=cpu_pool)
         self.hit_ceiling = self._placing.hit_ceiling
         self._metrics = metrics
         self.canary_metrics = RouterMetrics()
@@ -357,7 +359,7 @@ class Dispatcher:
             with marked("no worker"):
                 await self.pool.wait_change(min(job.deadline - now, patience.nap(now)))
             if patience.asks_again(loop.time()):
-                job.ladder.ask_again()
+                job.retry_policy.ask_again()
 
     def _attempt(self, job: Job, placement: Placement, loop: asyncio.AbstractEventLoop) -> Attempt:
         return Attempt(
@@ -378,15 +380,15 @@ class Dispatcher:
         workers = [self.pool.workers[placement.worker]]
         if placement.prefill is not None:
             workers.insert(0, self.pool.workers[placement.prefill])
-        rung = rung_of(job.placement, placement)
-        job.metrics.attempt("whole" if placement.prefill is None else "handoff", rung)
+        attempt_kind = kind_of_attempt(job.placement, placement)
+        job.metrics.attempt("whole" if placement.prefill is None else "handoff", attempt_kind)
         if job.num_dispatched:
-            logger.info("request %s: %s, %s", job.name, rung, placement.rule)
+            logger.info("request %s: %s, %s", job.name, attempt_kind, placement.rule)
         job.placement, job.attempt = placement, attempt
         self.explanations.sent(job.name, job.num_prompt, attempt, tenant=job.request.tenant)
         watch = None
         if job.recording is not None:
-            watch = begin_attempt(job.recording, attempt, rung, job.request, job.scene)
+            watch = begin_attempt(job.recording, attempt, attempt_kind, job.request, job.scene)
         legs = job.legs(self.pool.me, workers, job.remaining_ms(loop), watch)
         failure = attempt.start(legs, placement.hits_with_pull(job.hits))
         note_sent(attempt)
@@ -409,11 +411,11 @@ class Dispatcher:
             return None, attempt.failure(leg, FailCause.INTERNAL, str(error))
         except Contradiction as error:
             failure = attempt.failure(leg, FailCause.IDENTITY, str(error))
-            self._end(job, failure, attempt.heard_at)
+            self._end(job, failure, attempt.received_at)
             job.metrics.contradicted()
             logger.error("request %s failed closed: %s", job.name, failure)
             raise FailedClosed(
-                FailCause.IDENTITY, f"failed closed: {error}", job.ladder.reasons
+                FailCause.IDENTITY, f"failed closed: {error}", job.retry_policy.reasons
             ) from error
 
     def _end_choices(self, job: Job, attempt: Attempt, ended: list[int]) -> None:

@@ -27,14 +27,14 @@ from tandem.router.tenant import Tenant
 
 def raise_if_non_retryable(job: Job) -> None:
     """Raise the error with which the request ends, if nothing more may or need be tried."""
-    ladder = job.ladder
+    retry_policy = job.retry_policy
     if job.expired:
         raise too_late(job)
-    if ladder.non_retryable is not None:
-        raise RequestRefused(ladder.non_retryable)
-    if ladder.exhausted:
+    if retry_policy.non_retryable is not None:
+        raise RequestRefused(retry_policy.non_retryable)
+    if retry_policy.exhausted:
         raise no_place(job)
-    last = ladder.failures[-1].refusal if ladder.failures else None
+    last = retry_policy.failures[-1].refusal if retry_policy.failures else None
     if last is not None and last.code is RefusalCode.EXPIRED:
         raise too_late(job)
 
@@ -46,11 +46,11 @@ _LEAVES = {str(cause): cause for cause in (FailCause.ASLEEP, FailCause.DRAINING)
 def worth_waiting(job: Job, *, anyone_up: bool) -> bool:
     """Return whether a worker that comes (back) could take the request. A lost or draining one
     usually has a successor, a full one has not."""
-    if job.ladder.unsupported is not None:
+    if job.retry_policy.unsupported is not None:
         return False
-    if any(_is_gone(failure) for failure in job.ladder.failures):
+    if any(_is_gone(failure) for failure in job.retry_policy.failures):
         return True
-    return not anyone_up and not job.ladder.only_capacity
+    return not anyone_up and not job.retry_policy.only_capacity
 
 
 def _is_gone(failure: AttemptFailure) -> bool:
@@ -60,31 +60,33 @@ def _is_gone(failure: AttemptFailure) -> bool:
 
 def no_place(job: Job) -> RequestRefused | RequestFailed:
     """Return the error of a request without a worker that could take it."""
-    ladder = job.ladder
-    if ladder.unsupported is not None:
-        return RequestRefused(ladder.unsupported)
-    if not ladder.failures:
+    retry_policy = job.retry_policy
+    if retry_policy.unsupported is not None:
+        return RequestRefused(retry_policy.unsupported)
+    if not retry_policy.failures:
         return RequestFailed(FailCause.WORKER_LOST, "no worker that could take it is up")
-    if ladder.only_asleep:
+    if retry_policy.only_asleep:
         return asleep()
-    last = ladder.failures[-1]
-    if ladder.only_capacity and last.refusal is not None:
+    last = retry_policy.failures[-1]
+    if retry_policy.only_capacity and last.refusal is not None:
         return RequestRefused(last.refusal)
     cause = last.cause or _LEAVES.get(last.word, FailCause.CAPACITY)
-    count = len(ladder.failures)
+    count = len(retry_policy.failures)
     return RequestFailed(
-        cause, f"no worker could finish it in {count} attempts; last: {last}", ladder.reasons
+        cause, f"no worker could finish it in {count} attempts; last: {last}", retry_policy.reasons
     )
 
 
 def asleep() -> RequestRefused:
     """Return the refusal if every worker that could take the request sleeps."""
-    return RequestRefused(Refusal(code=RefusalCode.ASLEEP, message="every worker sleeps"))
+    return RequestRefused(Refusal(code=RefusalCode.ASLEEP, message="every worker is asleep"))
 
 
 def too_late(job: Job) -> RequestFailed:
     """Return the error of a passed deadline."""
-    return DeadlinePassed(FailCause.TIMEOUT, "the request's deadline passed", job.ladder.reasons)
+    return DeadlinePassed(
+        FailCause.TIMEOUT, "the request's deadline passed", job.retry_policy.reasons
+    )
 
 
 KEPT = 256
@@ -107,7 +109,7 @@ class Explanations:
         explained, pair = attempt.explained, attempt.placement.pair
         if explained is None:
             return
-        came = attempt.heard_at if leg.came_at is None else leg.came_at
+        came = attempt.received_at if leg.came_at is None else leg.came_at
         if explained.ttft is None:
             explained.ttft = seconds = came - attempt.started_at
             forecast = explained.placement.forecast

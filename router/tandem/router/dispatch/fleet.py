@@ -18,7 +18,7 @@ from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.placement.snapshot import (
     Arrivals,
     FleetSnapshot,
-    LinkPace,
+    LinkThroughput,
     PromptFacts,
     WorkerView,
 )
@@ -141,10 +141,10 @@ class Fleet:
         arrivals = Arrivals(self._prompts.read(now), self._tokens.read(now))
         return FleetSnapshot(views, links, paces, pulls, arrivals)
 
-    def _pace(self, pair: Pair) -> LinkPace:
+    def _pace(self, pair: Pair) -> LinkThroughput:
         """Return the pace of a link that its second end has reported."""
         health = self.pool.workers[pair[1]].peers[pair[0]]
-        return LinkPace(
+        return LinkThroughput(
             bytes_per_s=health.bytes_per_s,
             waiting_bytes=health.waiting_bytes,
             probed_bytes_per_s=health.probed_bytes_per_s,
@@ -245,7 +245,7 @@ class Fleet:
             decode_steps=load.decode_steps if load is not None else (),
             context_s=load.context_s if load is not None else 0.0,
             prompt_steps=load.prompt_steps if load is not None else (),
-            beside_steps=load.beside_steps if load is not None else (),
+            mixed_steps=load.mixed_steps if load is not None else (),
             steepness=load.steepness if load is not None else 0.0,
             chunk_tokens=load.chunk_tokens if load is not None else 0,
             mixed_chunk_tokens=load.mixed_chunk_tokens if load is not None else 0,

@@ -1,4 +1,5 @@
-"""One request in progress: its log, its ladder, its deadline, and the parts of its attempts."""
+"""One request in progress: its log, its retry policy, its deadline, and the parts of its
+attempts."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ from tandem.protocol.sampling import ALL_LOGPROBS, SamplingParams
 from tandem.protocol.timeline import Watch
 from tandem.router.dispatch.attempt import Attempt
 from tandem.router.dispatch.failure import AttemptFailure
-from tandem.router.dispatch.ladder import Ladder
 from tandem.router.dispatch.ledger import Ledger
 from tandem.router.dispatch.recorder import Scene
+from tandem.router.dispatch.retry_policy import RetryPolicy
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.policy import Placement
 from tandem.router.placement.snapshot import PromptFacts
@@ -76,7 +77,7 @@ class Patience:
 Hashes = tuple[BlockHash, ...]
 
 _TOKEN = 2
-"""Items of ``Beside.run`` for the hashing time of a token."""
+"""Items of ``CpuPool.run`` for the hashing time of a token."""
 _VECTOR_BYTES = 64
 """Bytes of embeddings for the time of one item."""
 
@@ -104,7 +105,7 @@ class PromptHashes:
         }
 
     def weight(self, lacking: dict[str, int]) -> int:
-        """Return the time of ``compute``, in items of ``Beside.run``."""
+        """Return the time of ``compute``, in items of ``CpuPool.run``."""
         embeds = self._request.prompt_embeds
         vectors = 0 if embeds is None else len(embeds.values) // _VECTOR_BYTES
         return len(lacking) * (_TOKEN * len(self._request.prompt_token_ids) + vectors)
@@ -175,7 +176,7 @@ class Job:
         self.deadline = deadline
         """Deadline on the loop's clock."""
         self.ledger = Ledger(request.params.n, request.emitted, request.finished_choices)
-        self.ladder = Ladder(max_attempts)
+        self.retry_policy = RetryPolicy(max_attempts)
         self.patience = Patience()
         self.attempt: Attempt | None = None
         self.placement: Placement | None = None
@@ -227,7 +228,7 @@ class Job:
     def failed(self, failure: AttemptFailure, workers: Sequence[Worker]) -> None:
         """Record the end of an attempt on these workers, and rule out unusable places."""
         brought_on = self.ledger.num_tokens > self._num_tokens_before
-        self.ladder.record(replace(failure, brought_on=brought_on))
+        self.retry_policy.record(replace(failure, brought_on=brought_on))
         if failure.did_work:
             self.patience.over()
         if failure.cause is FailCause.WORKER_LOST:

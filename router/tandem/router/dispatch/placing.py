@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from tandem.llm.beside import Beside
+from tandem.llm.cpu_pool import CpuPool
 from tandem.protocol.errors import RequestRefused
 from tandem.protocol.ids import BlockHash, Incarnation
 from tandem.router.dispatch.admission import Turns
@@ -34,13 +34,13 @@ class Placing:
     """Places jobs: ``ready``, and ``place`` in the same round of the loop."""
 
     def __init__(
-        self, fleet: Fleet, policy: PlacementPolicy, *, turns: Turns, beside: Beside
+        self, fleet: Fleet, policy: PlacementPolicy, *, turns: Turns, cpu_pool: CpuPool
     ) -> None:
         self.turns = turns
         self.hit_ceiling = HitCeiling()
         self._fleet = fleet
         self.policy = policy
-        self._beside = beside
+        self._cpu_pool = cpu_pool
         self._uncounted: deque[tuple[tuple[BlockHash, ...], int]] = deque()
         """Blocks that the ceiling has yet to count, with the first index."""
 
@@ -81,7 +81,7 @@ class Placing:
         fleet = self._fleet.snapshot(now)
         if job.request.prompt_embeds is not None:
             fleet = fleet.taking_embeds()
-        exclusions = job.ladder.exclusions
+        exclusions = job.retry_policy.exclusions
         if job.recording is not None:
             job.scene = Scene(facts, fleet)
         placement = self.policy.place(facts, fleet, exclusions)
@@ -109,7 +109,7 @@ class Placing:
             ):
                 with marked("hash"):
                     weight = prompt.weight(lacking)
-                    prompt.learn(await self._beside.run(weight, prompt.compute, lacking))
+                    prompt.learn(await self._cpu_pool.run(weight, prompt.compute, lacking))
         except TimeoutError as error:
             if not further or now + RETRY_SECONDS >= job.deadline:
                 raise too_late(job) from error

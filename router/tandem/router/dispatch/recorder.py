@@ -33,7 +33,7 @@ class Scene:
 def begin_attempt(
     recording: Recording,
     attempt: Attempt,
-    rung: str,
+    attempt_kind: str,
     request: EngineCoreRequest,
     scene: Scene | None,
 ) -> Watch:
@@ -41,7 +41,7 @@ def begin_attempt(
     now = time.monotonic()
     number, rule = attempt.number, attempt.placement.rule
     recording.num_prompt = max(recording.num_prompt, len(request.prompt_token_ids))
-    record = AttemptRecord(number, rule, rung, now, scene=scene)
+    record = AttemptRecord(number, rule, attempt_kind, now, scene=scene)
     if not recording.attempt(record):
         return recording.watch  # a span that nobody keeps would have no end
     attempt.record = record
@@ -49,7 +49,7 @@ def begin_attempt(
         return recording.watch
     if recording.asked is None:
         recording.asked = _asked(request)
-    said = {"tandem.attempt": number, "tandem.rung": rung, "tandem.rule": rule}
+    said = {"tandem.attempt": number, "tandem.rung": attempt_kind, "tandem.rule": rule}
     begin = now - recording.arrived + recording.started
     record.span = recording.span.child("attempt", begin, "client", said)
     return Watch(recording.request_id, record.span.traceparent)

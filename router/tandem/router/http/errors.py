@@ -37,20 +37,20 @@ from tandem.router.dispatch.failure import FailedClosed, ReaderTooSlow
 from tandem.router.metrics import RejectReason
 from tandem.text.errors import ContextLengthExceeded
 
-_AGAIN = "no worker could take the request; try again"
+_AGAIN = "no worker accepted the request; retry"
 _REFUSED = {
-    RefusalCode.CAPACITY: "the server is at its capacity; try again",
-    RefusalCode.DRAINING: "the part of the server that would answer is on its way out; try again",
-    RefusalCode.ASLEEP: "the server sleeps; it answers when its administrator has woken it up",
-    RefusalCode.EXPIRED: "the request's time was over before it could start",
+    RefusalCode.CAPACITY: "the server is at capacity; retry",
+    RefusalCode.DRAINING: "server is shutting down; retry",
+    RefusalCode.ASLEEP: "the server is asleep; it answers after an administrator wakes it up",
+    RefusalCode.EXPIRED: "the deadline passed before the request was scheduled",
 }
 _FAILED = {
-    FailCause.CAPACITY: "the server is at its capacity; try again",
-    FailCause.DRAINING: "the part of the server that answered is on its way out; try again",
-    FailCause.ASLEEP: "the server was put to sleep; try again when it has been woken up",
-    FailCause.INTERNAL: "a worker had an internal error; try again",
-    FailCause.TIMEOUT: "no worker answered in time; try again",
-    FailCause.WORKER_LOST: "no worker is there that could finish the request; try again",
+    FailCause.CAPACITY: "the server is at capacity; retry",
+    FailCause.DRAINING: "server is shutting down; retry",
+    FailCause.ASLEEP: "the server went to sleep; retry after it is woken up",
+    FailCause.INTERNAL: "internal error of a worker; retry",
+    FailCause.TIMEOUT: "no worker answered in time; retry",
+    FailCause.WORKER_LOST: "no worker can finish the request; retry",
 }
 _PARAMS = {"prompt_token_ids": "prompt"}
 
@@ -60,7 +60,7 @@ def words_of_refusal(refusal: Refusal) -> str:
     if refusal.code is RefusalCode.INVALID:
         return refusal.message  # the request's own fields and values
     if refusal.code is RefusalCode.NEVER_FITS:
-        return "the prompt and its output are longer than this server can hold"
+        return "prompt and output exceed the KV memory of this server"
     if refusal.code is RefusalCode.UNSUPPORTED:
         return f"{param_of(refusal) or 'the request'}: not available on this server"
     return _REFUSED.get(refusal.code, _AGAIN)
@@ -76,10 +76,10 @@ def param_of(refusal: Refusal) -> str | None:
 def words_of_failure(error: RequestFailed) -> str:
     """Return the message of a failure, for HTTP's 500, 503 and 504."""
     if isinstance(error, FailedClosed):
-        return "two workers contradicted each other; nothing more is said (failed closed)"
+        return "two workers returned different tokens; the request ends (failed closed)"
     if isinstance(error, DeadlinePassed | ReaderTooSlow):
         return str(error)
-    return _FAILED.get(error.cause, "no worker could finish the request; try again")
+    return _FAILED.get(error.cause, "no worker could finish the request; retry")
 
 
 MAX_SHOWN = 120
@@ -200,7 +200,7 @@ def body_too_slow(seconds: float) -> ErrorAnswer:
     """Return the answer 408."""
     return ErrorAnswer(
         status=408,
-        message=f"The body did not come within {seconds:g} s",
+        message=f"The body was not received within {seconds:g} s",
         type="invalid_request_error",
         code="request_timeout",
         headers={"Connection": "close"},
@@ -211,7 +211,7 @@ def not_authorized() -> ErrorAnswer:
     """Return the answer 401."""
     return ErrorAnswer(
         status=401,
-        message="No or wrong API key: send one as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+        message="Missing or wrong API key: send `Authorization: Bearer KEY` or `x-api-key: KEY`",
         type="invalid_request_error",
         code="invalid_api_key",
         headers={"WWW-Authenticate": "Bearer"},

@@ -157,7 +157,9 @@ class GuardedProtocol(EndingProtocol):
         self._parts_before.append((self._num_parts, self._parts_bytes))
         self._forget_parts()
         if len(self.pipeline) > MAX_PIPELINED:
-            self._give_up(malformed(f"More than {MAX_PIPELINED} requests wait on one connection"))
+            self._give_up(
+                malformed(f"More than {MAX_PIPELINED} requests are queued on one connection")
+            )
 
     def on_body(self, body: bytes) -> None:
         """Count a part of the body: a chunk, or what a read returned of one."""

@@ -59,7 +59,7 @@ def head_too_slow(seconds: float) -> ErrorAnswer:
     """Return the answer 408."""
     return ErrorAnswer(
         status=408,
-        message=f"The request's head did not come within {seconds:g} s",
+        message=f"The request's head was not received within {seconds:g} s",
         type="invalid_request_error",
         code="request_timeout",
     )

@@ -70,7 +70,7 @@ class RequestParser:
         if not self._upgrades:
             self._receiver.on_headers_complete()
         elif self._parser.get_method() == b"CONNECT":
-            raise httptools.HttpParserError("CONNECT is not a method of this server")
+            raise httptools.HttpParserError("CONNECT is not supported")
 
     def on_message_complete(self) -> None:
         """Pass the end of a request on."""
@@ -117,7 +117,7 @@ def framing_problem(version: str, headers: list[tuple[bytes, bytes]]) -> str | N
         return "Transfer-Encoding: not allowed in HTTP/1.0; Content-Length is"
     if codings and [value.strip().lower() for value in codings] != [b"chunked"]:
         text = b", ".join(codings)[:64].decode("latin-1")
-        return f"Transfer-Encoding: {text!r} is not allowed; chunked alone is"
+        return f"Transfer-Encoding: {text!r} is not allowed; only chunked is"
     if sum(name == b"host" for name, _ in headers) > 1:
         return "Host: given more than once"
     return None

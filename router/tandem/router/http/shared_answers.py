@@ -73,11 +73,11 @@ class SharedAnswers:
                 await asyncio.sleep(0)  # hundreds may wait: one in each round of the loop
 
     def _pace(self, owner: str) -> _Pace:
-        pace = self._paces.setdefault(owner, _Pace())
+        throughput = self._paces.setdefault(owner, _Pace())
         self._paces.move_to_end(owner)
         while len(self._paces) > MOST_OWNERS:
             self._paces.popitem(last=False)
-        return pace
+        return throughput
 
 
 class _Pace:

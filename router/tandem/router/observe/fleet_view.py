@@ -163,7 +163,7 @@ class LiveFleet:
 
     def _worker(self, worker: Worker, now: float) -> dict[str, Any]:
         load: LoadReport | None = worker.load
-        rates = worker.pace.rates() or (None, None, None)
+        rates = worker.throughput.rates() or (None, None, None)
         steps, computed, generated = (None if each is None else round(each, 2) for each in rates)
         return {
             "name": worker.name,
@@ -178,7 +178,9 @@ class LiveFleet:
             "revision": worker.note.revision,
             "draining": not worker.takes_new,
             "health": self._health(worker, now),
-            "heard_ms_ago": round(1000 * (now - worker.heard_at)) if worker.heard_at else None,
+            "heard_ms_ago": round(1000 * (now - worker.received_at))
+            if worker.received_at
+            else None,
             "running": 0 if load is None else load.num_running,
             "waiting": 0 if load is None else load.num_waiting,
             "max_running": worker.card.max_num_seqs,

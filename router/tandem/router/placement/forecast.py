@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.steps import Crowd
+from tandem.protocol.steps import DecodeBatch
 from tandem.router.placement.pulls import PullPlan, with_pull
 from tandem.router.placement.rates import MOST_BUSY, Rates, chunk_of
 from tandem.router.placement.snapshot import (
     UNKNOWN_RESIDENCE,
     FleetSnapshot,
-    LinkPace,
+    LinkThroughput,
     PromptFacts,
     WorkerView,
     is_full,
@@ -122,7 +122,9 @@ class Outlook:
     ) -> Outlook:
         """Measure the usable workers."""
         longest = max(usable, key=lambda each: each.residence_s)
-        token = rates[longest.incarnation].token(max(longest.crowd, Crowd(1)), longest.prompt_share)
+        token = rates[longest.incarnation].token(
+            max(longest.decode_batch, DecodeBatch(1)), longest.prompt_share
+        )
         tokens = longest.residence_s / token
         if prompt.max_new_tokens is not None:
             tokens = min(tokens, float(prompt.max_new_tokens))
@@ -153,21 +155,21 @@ class Prefilling:
         cls, outlook: Outlook, worker: WorkerView, rates: Rates, pull: PullPlan | None = None
     ) -> Prefilling:
         """Predict the times from the worker's queue and from its cache after the pull."""
-        prompt, crowd, chunk = (
+        prompt, decode_batch, chunk = (
             with_pull(outlook.prompt, worker, pull),
-            worker.crowd,
+            worker.decode_batch,
             chunk_of(worker),
         )
         own = uncached(prompt, worker)
         cached = prompt.num_tokens - own
-        alone = rates.compute(own, chunk, crowd, cached)
+        alone = rates.compute(own, chunk, decode_batch, cached)
         prefills = worker.role is WorkerRole.PREFILL
         pending = worker.pending_tokens if prefills else worker.compute_tokens
         ttft = rates.queue(worker, pending, own) + alone + (0.0 if pull is None else pull.seconds)
         mixed = slowed = 0.0
-        if crowd.streams:
+        if decode_batch.streams:
             mixed = _mixed(outlook, worker, rates, own, cached)
-            slowed = crowd.streams * rates.added(own, chunk, cached)
+            slowed = decode_batch.streams * rates.added(own, chunk, cached)
         return cls(worker, rates, pull, alone, ttft, mixed, slowed, min(own, chunk))
 
     def late(self, ttft: float, targets: Targets) -> float:
@@ -198,11 +200,11 @@ class Decoding:
     @classmethod
     def of(cls, outlook: Outlook, worker: WorkerView, rates: Rates, share: float) -> Decoding:
         """Predict the times if prompts take ``share`` of the worker's time."""
-        crowd = worker.crowd
-        joined = crowd.joined(outlook.prompt.num_tokens)
+        decode_batch = worker.decode_batch
+        joined = decode_batch.joined(outlook.prompt.num_tokens)
         after = rates.token(joined, share)
-        longer = max(0.0, after - rates.token(crowd, share)) if crowd.streams else 0.0
-        answers = outlook.tokens * (after + crowd.streams * longer)
+        longer = max(0.0, after - rates.token(decode_batch, share)) if decode_batch.streams else 0.0
+        answers = outlook.tokens * (after + decode_batch.streams * longer)
         room, step = wait_for_room(outlook.prompt, worker), rates.decodes(joined)
         mixed = rates.step(joined, rates.mixed_chunk(worker))
         itl, often = outlook.targets.itl, min(1.0, share / ALLOWED_GAPS)
@@ -213,13 +215,16 @@ class Decoding:
 
 
 def forecast_pair(
-    outlook: Outlook, prefilling: Prefilling, decoding: Decoding, pace: LinkPace
+    outlook: Outlook, prefilling: Prefilling, decoding: Decoding, throughput: LinkThroughput
 ) -> Forecast:
     """Predict a hand-off: prefill on one worker, decode on the other."""
     producer, consumer, targets = prefilling.worker, decoding.worker, outlook.targets
-    second = HANDOFF_SECONDS + pace.wait + HANDOFF_STEPS * decoding.step
-    if pace.bytes_per_s:
-        tokens, token = uncached(outlook.prompt, consumer), producer.token_bytes / pace.bytes_per_s
+    second = HANDOFF_SECONDS + throughput.wait + HANDOFF_STEPS * decoding.step
+    if throughput.bytes_per_s:
+        tokens, token = (
+            uncached(outlook.prompt, consumer),
+            producer.token_bytes / throughput.bytes_per_s,
+        )
         last = min(tokens, prefilling.last_chunk) * token
         second += max(last, tokens * token - prefilling.alone)  # the rest is sent meanwhile
     second += decoding.room
@@ -301,12 +306,12 @@ def _arrivals(
 def _mixed(outlook: Outlook, worker: WorkerView, rates: Rates, own: int, cached: int) -> float:
     """Return the requests next to the prompt that see too many gaps over the target, because steps
     hold a chunk of it."""
-    crowd, targets = worker.crowd, outlook.targets
+    decode_batch, targets = worker.decode_batch, outlook.targets
     chunk = rates.mixed_chunk(worker, cached)
-    step = rates.step(crowd, min(own, chunk), cached)
-    allowed = max(1.0, ALLOWED_GAPS * outlook.stays / rates.decodes(crowd))
+    step = rates.step(decode_batch, min(own, chunk), cached)
+    allowed = max(1.0, ALLOWED_GAPS * outlook.stays / rates.decodes(decode_batch))
     uneven = min(1.0, -(-own // chunk) / allowed)
-    return crowd.streams * miss_chance(step, targets.itl, GAP_SHARPNESS) * uneven
+    return decode_batch.streams * miss_chance(step, targets.itl, GAP_SHARPNESS) * uneven
 
 
 def _kept_waiting(outlook: Outlook, prefilling: Prefilling, prompts: float, share: float) -> float:
@@ -319,7 +324,7 @@ def _kept_waiting(outlook: Outlook, prefilling: Prefilling, prompts: float, shar
     worker, rates, stays = prefilling.worker, prefilling.rates, outlook.stays
     mixed = rates.mixed_chunk(worker)
     most, seconds = rates.prompt[-1]
-    with_decodes = rates.step(worker.crowd.joined(outlook.prompt.num_tokens), mixed) / mixed
+    with_decodes = rates.step(worker.decode_batch.joined(outlook.prompt.num_tokens), mixed) / mixed
     slower = max(1.0, with_decodes * most / seconds)
     needed = share + max(0.0, prefilling.ttft - prefilling.alone) / stays
     service = share / prompts

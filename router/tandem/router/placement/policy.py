@@ -226,9 +226,9 @@ def _pairs(
         for end in decoding:
             if not linked(producer, end.worker, fleet, exclusions):
                 continue
-            pace = fleet.paces.get((producer.incarnation, end.worker.incarnation), UNUSED)
+            throughput = fleet.paces.get((producer.incarnation, end.worker.incarnation), UNUSED)
             for each in prefilling[producer.incarnation]:
-                yield forecast_pair(outlook, each, end, pace)
+                yield forecast_pair(outlook, each, end, throughput)
 
 
 def _rank(forecast: Forecast) -> tuple[float, int, bytes, bytes]:

@@ -15,7 +15,7 @@ from tandem.router.placement.rates import Rates, chunk_of
 from tandem.router.placement.snapshot import (
     UNUSED,
     FleetSnapshot,
-    LinkPace,
+    LinkThroughput,
     PromptFacts,
     WorkerView,
     uncached,
@@ -74,8 +74,8 @@ def best_pulls(
         holder, puller = (views.get(each) for each in pair)
         if holder is None or puller is None or puller.incarnation not in rates or holder.draining:
             continue
-        pace = fleet.paces.get(pair, UNUSED)
-        plan = _plan(prompt, puller, holder, rates, pace)
+        throughput = fleet.paces.get(pair, UNUSED)
+        plan = _plan(prompt, puller, holder, rates, throughput)
         if plan is None or plan.seconds >= plan.compute_s:
             continue
         best = found.get(puller.incarnation)
@@ -93,25 +93,25 @@ def _plan(
     puller: WorkerView,
     holder: WorkerView,
     rates: Mapping[Incarnation, Rates],
-    pace: LinkPace,
+    throughput: LinkThroughput,
 ) -> PullPlan | None:
     own, size = rates[puller.incarnation], puller.block_size
     have = prompt.hits.get(puller.incarnation, 0)
     upto = min(prompt.hits.get(holder.incarnation, 0), (prompt.num_tokens - 1) // size * size)
-    tokens, rate = upto - have, pace.bytes_per_s or pace.probed_bytes_per_s
+    tokens, rate = upto - have, throughput.bytes_per_s or throughput.probed_bytes_per_s
     if tokens <= 0 or not rate or puller.fingerprint != holder.fingerprint:
         return None
-    chunk, crowd = chunk_of(puller), puller.crowd
-    alone = own.compute(uncached(prompt, puller), chunk, crowd, have)
-    rest = own.compute(prompt.num_tokens - upto, chunk, crowd, upto)
+    chunk, decode_batch = chunk_of(puller), puller.decode_batch
+    alone = own.compute(uncached(prompt, puller), chunk, decode_batch, have)
+    rest = own.compute(prompt.num_tokens - upto, chunk, decode_batch, upto)
     step = _current_step(holder, rates.get(holder.incarnation))
-    seconds = ROUND_SECONDS + step + pace.wait + tokens * puller.token_bytes / rate
+    seconds = ROUND_SECONDS + step + throughput.wait + tokens * puller.token_bytes / rate
     return PullPlan(holder.incarnation, upto, tokens, seconds, max(0.0, alone - rest))
 
 
 def _current_step(holder: WorkerView, rates: Rates | None) -> float:
     """Return the seconds of the step that the holder is in."""
     prompts = min(holder.compute_tokens, chunk_of(holder))
-    if rates is None or not (prompts or holder.crowd.streams):
+    if rates is None or not (prompts or holder.decode_batch.streams):
         return 0.0
-    return rates.step(holder.crowd, prompts)
+    return rates.step(holder.decode_batch, prompts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from tandem.protocol.steps import Crowd, StepTimes, crowd_seconds, seconds_at
+from tandem.protocol.steps import DecodeBatch, StepTimes, decode_batch_seconds, seconds_at
 from tandem.router.placement.snapshot import WorkerView
 
 UNKNOWN_CHUNK = 512
@@ -31,8 +31,10 @@ class Rates:
     """Seconds for each token of a decode's context."""
     steepness: float = 0.0
     """Share by which a prompt token takes longer for each token before it."""
-    _known: dict[Crowd, float] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Cache of ``decodes``: a forecast uses two or three crowds, a score of times."""
+    _known: dict[DecodeBatch, float] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Cache of ``decodes``: a forecast uses two or three decode batches, a score of times."""
 
     def of(self, worker: WorkerView) -> Rates:
         """Return the worker's own times, with these for what it has not measured."""
@@ -42,36 +44,39 @@ class Rates:
         return Rates(
             worker.decode_steps or self.decode,
             prompt,
-            worker.beside_steps or self.beside,
+            worker.mixed_steps or self.beside,
             worker.context_s or self.context_s,
             steepness,
         )
 
-    def decodes(self, crowd: Crowd) -> float:
+    def decodes(self, decode_batch: DecodeBatch) -> float:
         """Return the seconds of a step of these decodes alone."""
-        found = self._known.get(crowd)
+        found = self._known.get(decode_batch)
         if found is None:
-            found = self._known[crowd] = crowd_seconds(self.decode, self.context_s, crowd)
+            found = self._known[decode_batch] = decode_batch_seconds(
+                self.decode, self.context_s, decode_batch
+            )
         return found
 
-    def token(self, crowd: Crowd, share: float) -> float:
-        """Return the mean seconds between tokens in ``crowd``, on a worker that spends ``share`` of
-        its time on prompts."""
-        return self.decodes(crowd) / (1.0 - min(MOST_BUSY, share))
+    def token(self, decode_batch: DecodeBatch, share: float) -> float:
+        """Return the mean seconds between tokens in ``decode_batch``, on a worker that spends
+        ``share`` of its time on prompts."""
+        return self.decodes(decode_batch) / (1.0 - min(MOST_BUSY, share))
 
-    def step(self, crowd: Crowd, tokens: int, before: int = 0) -> float:
+    def step(self, decode_batch: DecodeBatch, tokens: int, before: int = 0) -> float:
         """Return the seconds of a step with so many prompt tokens after ``before`` others. One of a
         few tokens alone takes as long as one decode."""
         weight = self._weight(tokens, before)
-        if crowd.streams:
-            return self.decodes(crowd) + self._beside(weight)
-        return max(self.decodes(Crowd(1)) if tokens else 0.0, seconds_at(self.prompt, weight))
+        if decode_batch.streams:
+            return self.decodes(decode_batch) + self._beside(weight)
+        return max(self.decodes(DecodeBatch(1)) if tokens else 0.0, seconds_at(self.prompt, weight))
 
-    def compute(self, tokens: int, chunk: int, crowd: Crowd, before: int = 0) -> float:
+    def compute(self, tokens: int, chunk: int, decode_batch: DecodeBatch, before: int = 0) -> float:
         """Return the seconds until so many prompt tokens are computed, ``chunk`` of them a step,
         after ``before`` that are cached."""
         return sum(
-            count * self.step(crowd, size, at) for count, size, at in _cut(tokens, chunk, before)
+            count * self.step(decode_batch, size, at)
+            for count, size, at in _cut(tokens, chunk, before)
         )
 
     def queue(self, worker: WorkerView, pending: int, own: int) -> float:
@@ -101,7 +106,7 @@ class Rates:
         attends to does not grow with the queue."""
         full, rest = divmod(tokens, chunk := chunk_of(worker))
         return sum(
-            count * self.step(worker.crowd, size, round((mean - size) / 2))
+            count * self.step(worker.decode_batch, size, round((mean - size) / 2))
             for count, size in ((full, chunk), (1, rest))
             if count and size
         )
@@ -130,7 +135,7 @@ def measured(workers: Sequence[WorkerView]) -> Rates | None:
         if each.prompt_steps and not prompt:
             prompt, steepness = each.prompt_steps, each.steepness
         decode = decode or each.decode_steps
-        beside = beside or each.beside_steps
+        beside = beside or each.mixed_steps
         context_s = context_s or each.context_s
     if not prompt:
         return None
@@ -144,9 +149,9 @@ def with_mixed_chunk(worker: WorkerView, rates: Rates, itl: float) -> WorkerView
     it would never be sent a prompt. Its steps are assumed to fill a share of ``itl``, the target of
     gaps in seconds, by the times of other workers.
     """
-    if not worker.bounds_steps or worker.beside_steps:
+    if not worker.bounds_steps or worker.mixed_steps:
         return worker
-    decodes = max(worker.crowd, Crowd(1))
+    decodes = max(worker.decode_batch, DecodeBatch(1))
     low, high = max(1, worker.mixed_chunk_tokens), MOST_UNMEASURED
     while low < high:
         middle = (low + high + 1) // 2
@@ -154,7 +159,7 @@ def with_mixed_chunk(worker: WorkerView, rates: Rates, itl: float) -> WorkerView
             low = middle
         else:
             high = middle - 1
-    chunk = low if worker.crowd.streams else worker.chunk_tokens
+    chunk = low if worker.decode_batch.streams else worker.chunk_tokens
     return replace(worker, chunk_tokens=chunk, mixed_chunk_tokens=low)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.steps import Crowd, StepTimes
+from tandem.protocol.steps import DecodeBatch, StepTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class WorkerView:
     """Seconds for each token of a decode's context; 0 while unknown."""
     prompt_steps: StepTimes = ()
     """Seconds of prompt tokens by their number, at a prompt's start."""
-    beside_steps: StepTimes = ()
+    mixed_steps: StepTimes = ()
     """Seconds that they add to a step of decodes; empty while unknown."""
     steepness: float = 0.0
     """Share by which a prompt token takes longer for each token before it."""
@@ -134,10 +134,10 @@ class WorkerView:
         return self.waiting_tokens / self.num_waiting if self.num_waiting else 0.0
 
     @property
-    def crowd(self) -> Crowd:
+    def decode_batch(self) -> DecodeBatch:
         """Return its decodes, as reported or as known since, with contexts like those reported."""
         streams, known = max(self.num_decoding, self.num_streams), self.num_decoding
-        return Crowd(streams, self.context_tokens * streams // known if known else 0)
+        return DecodeBatch(streams, self.context_tokens * streams // known if known else 0)
 
     @property
     def num_requests(self) -> int:
@@ -146,7 +146,7 @@ class WorkerView:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkPace:
+class LinkThroughput:
     """Pace of a link, as its second end measured it."""
 
     bytes_per_s: float = 0.0
@@ -161,7 +161,7 @@ class LinkPace:
         return self.waiting_bytes / self.bytes_per_s if self.bytes_per_s else 0.0
 
 
-UNUSED = LinkPace()
+UNUSED = LinkThroughput()
 """Pace of a link that was not measured."""
 
 
@@ -181,7 +181,7 @@ class FleetSnapshot:
     workers: tuple[WorkerView, ...]
     links: frozenset[tuple[Incarnation, Incarnation]] = frozenset()
     """(prefill, decode) pairs that the decode worker reports up and that are not quarantined."""
-    paces: Mapping[tuple[Incarnation, Incarnation], LinkPace] = field(default_factory=dict)
+    paces: Mapping[tuple[Incarnation, Incarnation], LinkThroughput] = field(default_factory=dict)
     pull_links: frozenset[tuple[Incarnation, Incarnation]] = frozenset()
     """(holder, puller) pairs of any roles over whose link a cached prefix may be pulled."""
     arrivals: Arrivals = Arrivals()

@@ -17,7 +17,7 @@ from tandem.link.session import LinkState, Terms
 from tandem.link.sockets import roomy
 from tandem.protocol.card import PROTOCOL_VERSION, ModelCard, WorkerRole
 from tandem.protocol.commands import Command, CommandName, Reply
-from tandem.protocol.ids import NOBODY, Incarnation
+from tandem.protocol.ids import NO_INCARNATION, Incarnation
 from tandem.protocol.keys import KeyRing
 from tandem.protocol.messages import PeerHealth, WorkerBeat
 from tandem.protocol.outputs import BlockEvents
@@ -269,7 +269,7 @@ class WorkerPool:
 
     def on_up(self, connection: WorkerConnection, card: ModelCard) -> None:
         """Note WELCOME: the worker is up."""
-        known = self.workers.get(connection.incarnation or NOBODY)
+        known = self.workers.get(connection.incarnation or NO_INCARNATION)
         if known is not None and known.connection is not connection:
             self._park(connection, known.connection.endpoint)
             return
@@ -326,9 +326,9 @@ class WorkerPool:
         slept, worker.load = worker.sleeps, beat.load
         load = beat.load
         worker.reported = (worker.leg_whole_tokens, worker.leg_whole_compute_tokens)
-        worker.heard_at = time.monotonic()
+        worker.received_at = time.monotonic()
         counters = (beat.beat.engine_step, load.computed_tokens, load.generated_tokens)
-        worker.pace.note(worker.heard_at, *counters)
+        worker.throughput.note(worker.received_at, *counters)
         peers = {health.peer: health for health in beat.peers}
         changed = _standing(peers) != _standing(worker.peers)
         changed = changed or beat.load.draining != worker.draining or worker.sleeps != slept

@@ -47,9 +47,9 @@ class Worker:
     """``leg_whole_tokens`` and ``leg_whole_compute_tokens`` when the load report came: tokens that
     it states beyond them are of other routers."""
     peers_sent: dict[str, Incarnation] | None = None
-    heard_at: float = 0.0
+    received_at: float = 0.0
     """Time of its last beat."""
-    pace: Window = field(default_factory=Window)
+    throughput: Window = field(default_factory=Window)
     """Rates of its steps, prompt tokens computed and tokens drawn."""
 
     @property

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import Hold, Loaded, Lookup, Remote
-from tandem.engine.scheduler.roster import ABORT, FAILED
+from tandem.engine.scheduler.request_table import ABORT, FAILED
 from tandem.kvtransfer import events
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import RequestKey

@@ -119,7 +119,7 @@ def make_producer(context: RoleContext, kv: KVTransferConfig) -> HandoffProducer
     (region,) = context.executor.regions()
     producer = HandoffProducer(
         kv,
-        slab=region.blocks,
+        kv_cache=region.blocks,
         layout=context.capacity.layout,
         num_blocks=context.capacity.num_blocks,
         fingerprint=context.fingerprint,
@@ -137,7 +137,7 @@ def make_consumer(context: RoleContext, kv: KVTransferConfig) -> HandoffConsumer
     (region,) = context.executor.regions()
     consumer = HandoffConsumer(
         kv,
-        slab=region.blocks,
+        kv_cache=region.blocks,
         layout=context.capacity.layout,
         num_blocks=context.capacity.num_blocks,
         fingerprint=context.fingerprint,

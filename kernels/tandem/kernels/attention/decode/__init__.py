@@ -30,8 +30,8 @@ def decode(
 
     Args:
         q: [sequences, heads, head_dim], any strides with a dense last dimension.
-        kv: [num_blocks, 2, kv_heads, block_size, head_dim], one layer's strided view of the slab;
-            the new token's own key and value are in it.
+        kv: [num_blocks, 2, kv_heads, block_size, head_dim], one layer's strided view of the KV
+            cache; the new token's own key and value are in it.
         batch: with max_query_len 1.
         scale: usually head_dim ** -0.5.
         backend: an explicit choice; by device otherwise.

@@ -39,8 +39,8 @@ class Tuning:
     for many pairs, fewer for more rows."""
     early: bool = True
     """Whether programs may start before the kernel ahead has ended, if pairs are few and a launch
-    is mostly latency. With many pairs, early programs would crowd on the first multiprocessors to
-    be free."""
+    is mostly latency. With many pairs, early programs would decode batch on the first
+    multiprocessors to be free."""
 
 
 def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:

@@ -31,8 +31,8 @@ def prefill(
 
     Args:
         q: [tokens, heads, head_dim], any strides with a dense last dimension.
-        kv: [num_blocks, 2, kv_heads, block_size, head_dim], one layer's strided view of the slab;
-            this call's own keys and values are in it.
+        kv: [num_blocks, 2, kv_heads, block_size, head_dim], one layer's strided view of the KV
+            cache; this call's own keys and values are in it.
         batch: whose queries they are.
         scale: usually head_dim ** -0.5.
         backend: an explicit choice; by device otherwise.

@@ -56,7 +56,7 @@ class Asker:
         """Requests, and the key of the producer of each."""
         self._asked: dict[int, tuple[Copy, bytes]] = {}
         """Requests that were sent and have no answer, by number."""
-        self._heard_at = 0.0
+        self._received_at = 0.0
         self.slots: Source | None = None
         """The same as a source, which need not keep it."""
 
@@ -87,7 +87,7 @@ class Asker:
                 self._line = Line(self._folder)
             except TransportError as error:
                 raise NoAgentYet(str(error)) from error
-            self._greeted, self._heard_at = None, time.monotonic()
+            self._greeted, self._received_at = None, time.monotonic()
 
     def ask(self, request: Copy, key: bytes) -> None:
         """Ask as soon as the agent listens: now, as a rule. ``key`` is the producer's, and proves
@@ -103,7 +103,7 @@ class Asker:
             return
         self._say(self._line)
         while (message := self._line.hear()) is not None:
-            self._heard_at = time.monotonic()
+            self._received_at = time.monotonic()
             if self._greeted is None:
                 self._register(self._line, check_hello(message))
             elif isinstance(message, Copied | Refused):
@@ -115,8 +115,8 @@ class Asker:
                 raise TransportError("the node's agent does not follow the protocol")
             self._say(self._line)
         if self._greeted is not None and not awaited:
-            self._heard_at = time.monotonic()
-        elif time.monotonic() - self._heard_at > AGENT_SECONDS:
+            self._received_at = time.monotonic()
+        elif time.monotonic() - self._received_at > AGENT_SECONDS:
             raise TransportError(f"the node's agent has been silent for {AGENT_SECONDS:g} s")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""``cuda_p2p_agent`` or ``shm_agent``, by name, for a slab that they can reach."""
+"""``cuda_p2p_agent`` or ``shm_agent``, by name, for a KV cache that they can reach."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.protocol.ids import Incarnation
 def make_agent(
     name: str, incarnation: Incarnation, config: KVTransferConfig, *, on_gpu: bool
 ) -> AgentTransport:
-    """Return the transport ``name``. Raises TransportError if it cannot reach the slab."""
+    """Return the transport ``name``. Raises TransportError if it cannot reach the KV cache."""
     if on_gpu != (name == "cuda_p2p_agent"):
         where, allowed = ("a GPU", "cuda_p2p_agent") if on_gpu else ("the host", "shm_agent")
         raise TransportError(f"kv_connector: {name}, with KV in memory of {where}: try {allowed}")

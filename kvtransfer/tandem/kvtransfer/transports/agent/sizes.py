@@ -35,12 +35,12 @@ class LandingSizes:
         """Return the slots that one producer's blocks may take."""
         return -(-self.config.kv_slots_per_peer // self._factor)
 
-    def of(self, block_bytes: int, slab: Tensor) -> tuple[int, int]:
-        """Return bytes and number of slots, for blocks of ``slab`` (uint8 [blocks,
+    def of(self, block_bytes: int, kv_cache: Tensor) -> tuple[int, int]:
+        """Return bytes and number of slots, for blocks of ``kv_cache`` (uint8 [blocks,
         block_bytes])."""
         wanted, total = self.config.kv_receive_slots, None
-        if slab.is_cuda:
-            total = torch.cuda.get_device_properties(slab.device).total_memory
+        if kv_cache.is_cuda:
+            total = torch.cuda.get_device_properties(kv_cache.device).total_memory
         sizes = slot_sizes(self.config, block_bytes, count=wanted, gpu_bytes=total)
         slot_bytes = sizes.slot_bytes * self._factor
         if self._factor > 1:

@@ -164,15 +164,16 @@ class AgentTransport:
         self._tags: dict[Ticket, bytes] = {}
 
     def serve(self, memory: SlotMemory, blocks: Blocks | None = None) -> bytes:
-        """Give slab, slots and tags to the agent, whenever there is one. Raises TransportError."""
+        """Give KV cache, slots and tags to the agent, whenever there is one. Raises
+        TransportError."""
         assert blocks is not None, "a transport of blocks is given some"
         assert isinstance(blocks.tags, SharedTags), "the agent reads the tags"
-        found = [self._copier.share(blocks.slab), self._copier.share(memory.rows)]
+        found = [self._copier.share(blocks.kv_cache), self._copier.share(memory.rows)]
         found.append(blocks.tags.share())
         (a, na), (b, nb), (c, nc) = found
         sizes, secret = (na, nb, nc), os.urandom(SECRET_BYTES)
         card = AgentCard(VERSION, place_of(self._folder), self._incarnation, secret)
-        block_bytes, where = blocks.slab.shape[1], self._copier.where()
+        block_bytes, where = blocks.kv_cache.shape[1], self._copier.where()
         key = key_for(secret, COPYING)
         said = Give(VERSION, self._incarnation, key, sizes, block_bytes, where)
         self._giver = Giver(self._folder, said, Given((a, b, c), sizes))
@@ -182,9 +183,9 @@ class AgentTransport:
     def receive(self, memory: SlotMemory, blocks: Blocks | None = None) -> None:
         """Remember the targets of reads; landing slots are made when there is an agent."""
         assert blocks is not None, "a transport of blocks is given some"
-        self._here = {Region.BLOCKS: blocks.slab.view(-1), Region.SLOTS: memory.rows.view(-1)}
-        block_bytes = blocks.slab.shape[1]
-        self._slot_bytes, slots = self._sizes.of(block_bytes, blocks.slab)
+        self._here = {Region.BLOCKS: blocks.kv_cache.view(-1), Region.SLOTS: memory.rows.view(-1)}
+        block_bytes = blocks.kv_cache.shape[1]
+        self._slot_bytes, slots = self._sizes.of(block_bytes, blocks.kv_cache)
         self._landing = Landing(slots, self._sizes.per_peer)
         self._asker.receive(slot_bytes=self._slot_bytes, num_slots=slots, block_bytes=block_bytes)
 

@@ -77,7 +77,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class Give(msgspec.Struct, frozen=True, array_like=True, tag="give"):
-    """Registration of a producer, with the descriptors of slab, slots and tags, to be read."""
+    """Registration of a producer, with the descriptors of KV cache, slots and tags, to be read."""
 
     version: Number
     incarnation: Id

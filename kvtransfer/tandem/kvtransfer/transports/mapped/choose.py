@@ -1,4 +1,4 @@
-"""``cuda_p2p`` or ``shm``, by name, for a slab that they can reach."""
+"""``cuda_p2p`` or ``shm``, by name, for a KV cache that they can reach."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make_mapped(
     on_gpu: bool,
     on_garbage: Callable[[], None],
 ) -> MappedTransport:
-    """Return the transport ``name``. Raises TransportError if it cannot reach the slab."""
+    """Return the transport ``name``. Raises TransportError if it cannot reach the KV cache."""
     if on_gpu != (name == "cuda_p2p"):
         where, allowed = ("a GPU", "cuda_p2p") if on_gpu else ("the host", "shm")
         raise TransportError(f"kv_connector: {name}, with KV in memory of {where}: try {allowed}")

@@ -179,7 +179,7 @@ class CudaCopier:
     at_once = pieces = 512
 
     def __init__(self, where: torch.device) -> None:
-        """``where`` is the device of this worker's slab. Raises TransportError."""
+        """``where`` is the device of this worker's KV cache. Raises TransportError."""
         self._index = where.index if where.index is not None else torch.cuda.current_device()
         try:
             self._lane = Lane(self._index)

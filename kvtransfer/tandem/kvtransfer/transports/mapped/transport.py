@@ -1,4 +1,4 @@
-"""Reads by mapping: extents are copied from a peer's slab and slots, and its tags are read."""
+"""Reads by mapping: extents are copied from a peer's KV cache and slots, and its tags are read."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class PeerMemory:
         self.sources: dict[Region, Source] = {}
         self._block_bytes = block_bytes
         self._tags: PeerTags | None = None
-        slab, slots, tags = given.descriptors
+        kv_cache, slots, tags = given.descriptors
         try:
-            self.sources[Region.BLOCKS] = copier.map(slab, given.sizes[0])
+            self.sources[Region.BLOCKS] = copier.map(kv_cache, given.sizes[0])
             self.sources[Region.SLOTS] = copier.map(slots, given.sizes[1])
             self._tags = PeerTags(tags, given.sizes[2])
         except TransportError:
@@ -164,11 +164,11 @@ class MappedTransport:
         self._tags: dict[Ticket, bytes] = {}
 
     def serve(self, memory: SlotMemory, blocks: Blocks | None = None) -> bytes:
-        """Share slab, slots and tags, and give them to peers, once there is a socket for them (see
-        ``unmet``). Raises TransportError."""
+        """Share KV cache, slots and tags, and give them to peers, once there is a socket for them
+        (see ``unmet``). Raises TransportError."""
         assert blocks is not None, "a transport of blocks is given some"
         assert isinstance(blocks.tags, SharedTags), "peers read the tags"
-        found = [self._copier.share(blocks.slab), self._copier.share(memory.rows)]
+        found = [self._copier.share(blocks.kv_cache), self._copier.share(memory.rows)]
         found.append(blocks.tags.share())
         (a, na), (b, nb), (c, nc) = found
         given = Given((a, b, c), (na, nb, nc))
@@ -193,10 +193,10 @@ class MappedTransport:
         """Remember the targets of copies."""
         assert blocks is not None, "a transport of blocks is given some"
         self._here = {
-            Region.BLOCKS: blocks.slab.view(-1),
+            Region.BLOCKS: blocks.kv_cache.view(-1),
             Region.SLOTS: memory.rows.view(-1),
         }
-        self._block_bytes = blocks.slab.shape[1]
+        self._block_bytes = blocks.kv_cache.shape[1]
 
     def connect(self, peer: Incarnation, host: str, card: bytes) -> None:
         """Call the producer's socket. Raises TransportError if it is not on this machine or of

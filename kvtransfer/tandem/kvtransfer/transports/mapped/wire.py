@@ -1,9 +1,10 @@
 """Messages on a worker's Unix socket before its memory, and the card that names the socket.
 
 P sends CHALLENGE to each caller. D answers with ANSWER and one end of a pair of sockets; P sends
-PROOF there, and one end of a pair of its own; by that P sends SIZES and the descriptors of slab,
-slots and tags. D's proof covers D's pair, P's covers both, so that only P has the one and only D
-has the other. The secret comes over the authenticated control link, and never crosses this socket.
+PROOF there, and one end of a pair of its own; by that P sends SIZES and the descriptors of KV
+cache, slots and tags. D's proof covers D's pair, P's covers both, so that only P has the one and
+only D has the other. The secret comes over the authenticated control link, and never crosses this
+socket.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ ANSWER = struct.Struct("<8s16s32s32s")
 PROOF = struct.Struct("<8s32s")
 """Magic, P's proof."""
 SIZES = struct.Struct("<8sQQQ")
-"""Magic, then bytes of the ranges: slab, slots, tags."""
+"""Magic, then bytes of the ranges: KV cache, slots, tags."""
 SECRET_BYTES = 32
 MAX_PATH = 76
 """Bytes of the folder's path: with the socket's name the kernel takes 107."""

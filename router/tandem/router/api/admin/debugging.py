@@ -57,7 +57,7 @@ async def debug_requests(request: Request) -> Response:
     """The last calls, the latest first, each with where its time went in short; 1 to 100."""
     for name, value in request.query_params.items():
         if name != "limit":
-            raise InvalidParameter(name[:80], value, "only limit may be asked")
+            raise InvalidParameter(name[:80], value, "only limit")
     most = _limit(request.query_params.get("limit"))
     recorder: Recorder = request.app.state.recorder
     reader = current_tenant.get()
@@ -100,7 +100,7 @@ async def tokenizer_info(request: Request) -> Response:
     """tokenizer_config.json with the chat template; 404 unless it is allowed to be told."""
     config: RouterConfig = request.app.state.router.config
     if not config.enable_tokenizer_info_endpoint:
-        raise HTTPException(404, "not told without --enable-tokenizer-info-endpoint")
+        raise HTTPException(404, "requires --enable-tokenizer-info-endpoint")
     tokenizer = service_of(request).llm.tokenizer
     # The template is a part of the settings, also if it has a file of its own.
     return await _shared(

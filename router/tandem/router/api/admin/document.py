@@ -48,14 +48,14 @@ async def openapi(request: Request) -> Response:
 
 ERRORS: Mapping[int, str] = {
     400: "The request is wrong: the error names the field, its value and what is allowed.",
-    401: "No API key, or a wrong one.",
+    401: "Missing or wrong API key.",
     403: "Administration is off: the server has neither keys for it nor --enable-admin-api.",
     404: "No such path, no such model, or no such call.",
-    408: "The body came too slowly.",
+    408: "The body was sent too slowly.",
     413: "The body is too large.",
     429: "Too many requests wait already.",
     500: "A fault of the server.",
-    503: "Nobody can serve this now.",
+    503: "No worker can serve this now.",
     504: "The request's deadline has passed.",
 }
 _BEFORE = (
@@ -282,7 +282,7 @@ def _describe(endpoint: Endpoint, guards: tuple[int, ...]) -> dict[str, Any]:
         described["parameters"] = parameters
     statuses = sorted({*operation.errors, *guards})
     described["responses"] = {
-        "200": _answer(operation, "What was asked for."),
+        "200": _answer(operation, "The result."),
         **{str(status): _error(operation, status) for status in statuses},
         **{str(status): _either(operation, status) for status in operation.says},
     }

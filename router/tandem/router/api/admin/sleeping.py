@@ -40,7 +40,7 @@ async def sleep(request: Request) -> Response:
     if level not in map(str, SLEEP_LEVELS):
         raise InvalidParameter("level", level, f"one of {', '.join(map(str, SLEEP_LEVELS))}")
     if mode not in set(SleepMode):
-        allowed = f"one of {', '.join(SleepMode)}: nobody keeps requests whose KV is dropped"
+        allowed = f"one of {', '.join(SleepMode)}: requests cannot keep dropped KV"
         raise InvalidParameter("mode", mode, allowed)
     seconds = _seconds(timeout)
     pool = _pool(request)
@@ -100,7 +100,7 @@ def _check_names(request: Request, *names: str) -> None:
     """Raise InvalidParameter for a name that is not among ``names``."""
     for name, value in request.query_params.items():
         if name not in names:
-            allowed = f"only {', '.join(names)} may be asked" if names else "nothing may be asked"
+            allowed = f"only {', '.join(names)}" if names else "no query parameters"
             raise InvalidParameter(name[:80], value, allowed)
 
 

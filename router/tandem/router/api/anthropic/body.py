@@ -76,7 +76,7 @@ def _blocks(where: str, content: object, role: str, reading: Reading) -> list[Ma
             reading.ignore("messages.content.redacted_thinking")
             continue
         if kind not in _OF_ROLES[role]:
-            allowed = f"one of {', '.join(_OF_ROLES[role])}: this server takes text alone"
+            allowed = f"one of {', '.join(_OF_ROLES[role])}: this server accepts text only"
             raise InvalidParameter(f"{at}.type", kind, allowed)
         for name, value in block.items():
             if name not in _KEYS[kind] and value is not None:
@@ -155,7 +155,7 @@ def _listed(where: str, content: object) -> list[Mapping[str, Any]]:
 def _texts(where: str, blocks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for index, block in enumerate(blocks):
         if not isinstance(block, Mapping) or block.get("type") != "text":
-            allowed = "a block of type text: this server takes text alone"
+            allowed = "a block of type text: this server accepts text only"
             raise InvalidParameter(f"{where}[{index}]", block, allowed)
     texts = [_text(f"{where}[{index}]", block, "text") for index, block in enumerate(blocks)]
     return [{"type": "text", "text": text} for text in texts]
@@ -175,13 +175,13 @@ TOOL: Mapping[str, Refused] = {
 }
 
 COUNT: Mapping[str, Refused] = {
-    "workspace_id": Refused("there are no workspaces"),
+    "workspace_id": Refused("this server has no workspaces"),
 }
 
 MESSAGES: Mapping[str, Refused] = {
     **COUNT,
     "container": Refused(_NO_TOOLS),
-    "inference_geo": Refused("the cluster is where it is"),
+    "inference_geo": Refused("this server has one region"),
 }
 
 
@@ -243,7 +243,7 @@ class ToolChoice(Body):
         """See Body."""
         super().check(reading, prefix)
         if (self.name is not None) is not (self.type == "tool"):
-            allowed = 'the name of a tool together with the type "tool", else nothing'
+            allowed = 'the name of a tool with type "tool", else null'
             raise InvalidParameter(f"{prefix}name", self.name, allowed)
 
 

@@ -204,7 +204,7 @@ async def create_message(request: Request) -> Response:
     service = service_of(request)
     model = service.model_name(body.model)
     size: int = request.scope["state"]["body_bytes"]
-    chat, reader = await service.llm.beside.run(size, _understood, body, service)
+    chat, reader = await service.llm.cpu_pool.run(size, _understood, body, service)
     request_id: str = request.scope["state"]["request_id"]
     message_id = f"msg_{secrets.token_hex(16)}"
     note_answer(request, message_id)
@@ -232,7 +232,7 @@ async def count_tokens(request: Request) -> Response:
     service.model_name(body.model)
     size: int = request.scope["state"]["body_bytes"]
     with _in_own_words(body):
-        chat = await service.llm.beside.run(size, body.chat)
+        chat = await service.llm.cpu_pool.run(size, body.chat)
         options = chat_options(chat, service)
         note_ignored(request.scope, chat.ignored)
         tokens = await service.llm.encode_chat(chat.messages, options)

@@ -49,7 +49,7 @@ _AnyBody = TypeVar("_AnyBody", bound=Body)
 _AnyRequest = TypeVar("_AnyRequest")
 _AnyValue = TypeVar("_AnyValue")
 _ENTRY_WEIGHT = 17
-"""Cost of a nested message as it becomes a field, for ``Beside``: it takes 0.4 to 1.1 us, and two
+"""Cost of a nested message as it becomes a field, for ``CpuPool``: it takes 0.4 to 1.1 us, and two
 bytes may be one message."""
 _INPUTS = "one of prompt, tokens, prompt_embeds and chat"
 
@@ -157,12 +157,12 @@ async def _understood(
     entries: int,
 ) -> _AnyBody:
     """Return the body of a request with ``entries`` messages; then release its bytes."""
-    beside = service.llm.beside
+    cpu_pool = service.llm.cpu_pool
     size = max(call.num_taken, _ENTRY_WEIGHT * entries)
-    body = await beside.run(size, _encoded, fields_of, request)
+    body = await cpu_pool.run(size, _encoded, fields_of, request)
     size = len(body) if len(body) > SMALL_BYTES else 0
     reading = Reading(service.unknown_fields)
-    found = await beside.run(size, understand, model, body, service.bounds, reading)
+    found = await cpu_pool.run(size, understand, model, body, service.bounds, reading)
     call.let_go()
     return found
 

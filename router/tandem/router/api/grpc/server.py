@@ -43,7 +43,7 @@ _CONTINUED = bytes(range(128, 256))
 """Bytes of a number that are not its last."""
 _MAX_SHIFT = 63
 COUNT_WEIGHT = 11
-"""Cost of a counted byte, for ``Beside``: 0.65 us if all fields are empty."""
+"""Cost of a counted byte, for ``CpuPool``: 0.65 us if all fields are empty."""
 
 
 def may_exceed(num_bytes: int, most: int) -> bool:
@@ -179,7 +179,7 @@ class Server(grpc.GenericRpcHandler):
         stopped = asyncio.ensure_future(self._server.stop(grace + LINGER_SECONDS))
         await asyncio.wait({stopped}, timeout=grace)
         for call in list(self._calls):
-            call.end(RpcError(grpc.StatusCode.UNAVAILABLE, "the server stops"))
+            call.end(RpcError(grpc.StatusCode.UNAVAILABLE, "the server is shutting down"))
         await stopped
 
     def service(self, handler_call_details: Any) -> Any:
@@ -311,7 +311,7 @@ class Server(grpc.GenericRpcHandler):
         most = self._service.bounds.json_values
         counts = may_exceed(len(data), most)
         size = COUNT_WEIGHT * len(data) if counts else len(data)
-        run = self._service.llm.beside.run
+        run = self._service.llm.cpu_pool.run
         return await run(size, _parsed, request, data, most if counts else None)
 
 

@@ -38,7 +38,7 @@ async def create_chat_completion(request: Request) -> Response:
     service = service_of(request)
     # Schemas of strict tools are walked through here, once for each form of a call.
     size: int = request.scope["state"]["body_bytes"]
-    reader = await service.llm.beside.run(size, reader_of, body, service.parsers)
+    reader = await service.llm.cpu_pool.run(size, reader_of, body, service.parsers)
     answer = begin_for(request, body, "chatcmpl", service.model_name(body.model))
     if body.stream:
         return event_stream(service, request, _events(service, body, request, answer, reader))
@@ -66,7 +66,7 @@ async def _whole(
     assert last is not None, "a stream that ends without an error has said something"
     said = last.outputs if reader is None else reader.choices.values()
     size = size_of(last.prompt_logprobs) + sum(size_of(each.logprobs) for each in said)
-    content = await service.llm.beside.run(size, _content, body, answer, last, reader)
+    content = await service.llm.cpu_pool.run(size, _content, body, answer, last, reader)
     return Response(content, media_type="application/json")
 
 

@@ -115,7 +115,7 @@ async def prepare_chat(
         size: int = request.scope["state"]["body_bytes"]
         chat = chat_options(body, service)
         note_ignored(request.scope, body.ignored)
-        sampling = await service.llm.beside.run(size, body.sampling)
+        sampling = await service.llm.cpu_pool.run(size, body.sampling)
         return await service.llm.prepare_chat(
             body.messages if messages is None else messages,
             {**sampling, **({} if reader is None else reader.form), "output_kind": kind},

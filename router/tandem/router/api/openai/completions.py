@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tandem.llm.async_llm import AsyncLLM
-from tandem.llm.beside import weight
+from tandem.llm.cpu_pool import weight
 from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.llm.prepared import PreparedRequest
 from tandem.protocol.sampling import OutputKind
@@ -146,10 +146,10 @@ async def create_completion(request: Request) -> Response:
 async def prompts_of(service: Service, body: CompletionBody, embeds: list[str]) -> list[Prompt]:
     """Return prompts of embeddings first, then the rest, if any. An empty ``prompt`` next to
     embeddings is ignored: clients must send one."""
-    prompts: list[Prompt] = [*await service.embeds.read(embeds, service.llm.beside)]
+    prompts: list[Prompt] = [*await service.embeds.read(embeds, service.llm.cpu_pool)]
     if not prompts or body.prompt:
-        beside = service.llm.beside
-        prompts += await beside.run(weight(body.prompt), parse_prompts, body.prompt)
+        cpu_pool = service.llm.cpu_pool
+        prompts += await cpu_pool.run(weight(body.prompt), parse_prompts, body.prompt)
     return prompts
 
 
@@ -190,7 +190,7 @@ async def _whole(
         for output in last.values()
         for choice in output.outputs
     )
-    content = await service.llm.beside.run(size, _content, choices, body, answer, last)
+    content = await service.llm.cpu_pool.run(size, _content, choices, body, answer, last)
     return Response(content, media_type="application/json")
 
 
@@ -277,7 +277,7 @@ async def _events(
                         echoes = body.echo and choices.is_first(prompt, choice)
                         size = size_of(output.prompt_logprobs) if echoes else 0
                         chunk = (writer, choices, prompt, choice, output, body, said)
-                        yield await service.llm.beside.run(size, _chunk, *chunk)
+                        yield await service.llm.cpu_pool.run(size, _chunk, *chunk)
                     else:
                         # Also without text: a chunk a step is what clients take the time of.
                         yield writer.text(choices.index(prompt, choice), choice.text)

@@ -16,7 +16,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tandem.llm.beside import weight
+from tandem.llm.cpu_pool import weight
 from tandem.llm.outputs import PooledRequestOutput, floats_of
 from tandem.llm.prepared import PreparedRequest
 from tandem.llm.scoring import Side, pool_all, prepare_scores
@@ -97,8 +97,8 @@ class PooledCall:
             if not isinstance(each, str | list):
                 allowed = "a text, token ids, or a list of texts or of lists of token ids"
                 raise InvalidParameter(param, each, allowed)
-        beside = self.service.llm.beside
-        return await beside.run(weight(value), parse_prompts, value, param=param)
+        cpu_pool = self.service.llm.cpu_pool
+        return await cpu_pool.run(weight(value), parse_prompts, value, param=param)
 
     def bound(self, param: str, values: Sequence[object]) -> None:
         """Raise InvalidParameter for more inputs than one call may have."""
@@ -141,7 +141,7 @@ class PooledCall:
             parts += (b"," if index else b"[", *item)
         parts.append(b"]}")
         size = sum(map(len, parts))
-        content = await self.service.llm.beside.run(size // AT_A_TIME, b"".join, parts)
+        content = await self.service.llm.cpu_pool.run(size // AT_A_TIME, b"".join, parts)
         return Response(content, media_type="application/json")
 
     def _around(self, outputs: Sequence[PooledRequestOutput]) -> dict[str, Any]:
@@ -266,7 +266,7 @@ async def classify(request: Request) -> Response:
         pooling = (await call.service.llm.card()).pooling
         labels = () if pooling is None else pooling.labels
         if not labels:
-            allowed = "a model with a classification head: this one has none"
+            allowed = "a model with a classification head, which this model lacks"
             raise InvalidParameter("model", call.answer.model, allowed)
         outputs = await call.pool(await call.prepare(body.input, params))
         data = []

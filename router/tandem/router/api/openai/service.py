@@ -97,7 +97,7 @@ async def read(model: type[_AnyBody], request: Request) -> _AnyBody:
     request.scope["state"]["body_bytes"] = size
     reading = Reading(service.unknown_fields)
     with marked("parse"):
-        parsed = await service.llm.beside.run(
+        parsed = await service.llm.cpu_pool.run(
             size, understand, model, body, service.bounds, reading
         )
     note_ignored(request.scope, reading.ignored)
@@ -223,7 +223,7 @@ def _priority(asked: int, service: Service) -> int:
     """Return the client's priority in the common queue, if clients may set one."""
     if asked and not service.allow_request_priority:
         raise InvalidParameter(
-            "priority", asked, "0: this server lets no request order the queue for all"
+            "priority", asked, "0: priorities of requests are disabled on this server"
         )
     if not -MAX_PRIORITY - 1 <= asked <= MAX_PRIORITY:
         raise InvalidParameter(

@@ -64,7 +64,7 @@ class _Writer:
             raise NotFollowed(at, "a schema that is an object")
         self._deep += 1
         if self._deep > _MOST_DEEP:
-            raise NotFollowed(at, f"at most {_MOST_DEEP} schemas in one another")
+            raise NotFollowed(at, f"at most {_MOST_DEEP} nested schemas")
         try:
             return self._one(schema, at)
         finally:
@@ -109,7 +109,7 @@ class _Writer:
                 return self._array(schema, at)
             case "object":
                 if not schema.get("properties") and schema.get("additionalProperties") is not False:
-                    raise NotFollowed(at, "an object whose properties are named")
+                    raise NotFollowed(at, "an object with named properties")
                 inner = self._fields(schema, self._text.inner_key, at)
                 return _sequence([_const("{"), inner, _const("}")])
         bounds = {key: value for key, value in schema.items() if key in known}

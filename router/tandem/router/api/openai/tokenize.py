@@ -28,7 +28,7 @@ async def tokenize(request: Request) -> Response:
         "tokens": tokens,
         "token_strs": await service.llm.token_texts(tokens) if body.return_token_strs else None,
     }
-    encoded = await service.llm.beside.run(len(tokens), msgspec.json.encode, content)
+    encoded = await service.llm.cpu_pool.run(len(tokens), msgspec.json.encode, content)
     return Response(encoded, media_type="application/json")
 
 

@@ -145,8 +145,8 @@ class _Upload:
 
     def _too_still(self) -> ErrorAnswer:
         message = (
-            f"Less than {PROGRESS_BYTES} bytes of the body came in {self._stall_seconds:g} s; "
-            "send it again in one go"
+            f"Less than {PROGRESS_BYTES} bytes of the body were received in "
+            f"{self._stall_seconds:g} s; send it without pauses"
         )
         return ErrorAnswer(
             status=408,

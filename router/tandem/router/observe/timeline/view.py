@@ -15,7 +15,7 @@ import msgspec
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.timeline import Note
 from tandem.router.dispatch.recorder import Scene
-from tandem.router.placement.snapshot import LinkPace, PromptFacts, WorkerView
+from tandem.router.placement.snapshot import LinkThroughput, PromptFacts, WorkerView
 from tandem.tracing.recording import AttemptRecord, LegRecord, Recording
 
 BACK_SECONDS = 0.0005
@@ -367,7 +367,7 @@ def _part(part: Part, recording: Recording) -> dict[str, Any]:
 def _attempt(attempt: AttemptRecord, zero: float) -> dict[str, Any]:
     return {
         "number": attempt.number,
-        "rung": attempt.rung,
+        "kind": attempt.attempt_kind,
         "rule": attempt.rule,
         "begin_ms": _ms(attempt.begin - zero),
         "end_ms": _since(attempt.end, zero),
@@ -425,7 +425,11 @@ def _candidates(attempt: AttemptRecord) -> list[dict[str, Any]]:
 
 def _candidate(view: WorkerView, scene: Scene, *, chosen: bool) -> dict[str, Any]:
     facts: PromptFacts = scene.facts
-    paces = {pair: pace for pair, pace in scene.fleet.paces.items() if pair[0] == view.incarnation}
+    paces = {
+        pair: throughput
+        for pair, throughput in scene.fleet.paces.items()
+        if pair[0] == view.incarnation
+    }
     said: dict[str, Any] = {
         "worker": view.name,
         "role": str(view.role),
@@ -443,5 +447,5 @@ def _candidate(view: WorkerView, scene: Scene, *, chosen: bool) -> dict[str, Any
     return said
 
 
-def _wait(pace: LinkPace) -> float:
-    return pace.wait
+def _wait(throughput: LinkThroughput) -> float:
+    return throughput.wait

@@ -15,11 +15,11 @@ from tandem.protocol.outputs import FinishReason
 from tandem.text.logprobs import Logprob, PositionLogprobs
 
 _TOKEN_SIZE = 20
-"""Cost of one token at one position, for ``Beside``: it takes 1.4 us to write."""
+"""Cost of one token at one position, for ``CpuPool``: it takes 1.4 us to write."""
 
 
 def size_of(positions: Sequence[PositionLogprobs | None] | None) -> int:
-    """Return the cost of writing log-probabilities, in the unit of ``Beside.run``."""
+    """Return the cost of writing log-probabilities, in the unit of ``CpuPool.run``."""
     if not positions:
         return 0
     last = positions[-1]  # the first of a prompt is None

@@ -14,7 +14,7 @@ import pydantic_core
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
-from tandem.llm.beside import IN_LOOP
+from tandem.llm.cpu_pool import IN_LOOP
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import MAX_N, MAX_STOP_TOKEN_IDS
 from tandem.router.api.openai.bodies.body import Body, check_shape

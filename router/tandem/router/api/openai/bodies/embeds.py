@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tandem.llm.beside import Beside
+from tandem.llm.cpu_pool import CpuPool
 from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode, RequestRefused
 from tandem.router.config import RouterConfig
 from tandem.router.http.held_bytes import FREE_FACTOR
@@ -73,7 +73,7 @@ class EmbedsIntake:
         if not self._by_tenant[tenant]:
             del self._by_tenant[tenant]
 
-    async def read(self, given: list[str], beside: Beside) -> list[EmbedsPrompt]:
+    async def read(self, given: list[str], cpu_pool: CpuPool) -> list[EmbedsPrompt]:
         """Return the prompts; each text is released when it is read. Raises InvalidParameter that
         names the first invalid one."""
         several = len(given) > 1
@@ -82,7 +82,7 @@ class EmbedsIntake:
         while given:
             text = given.pop()
             param = f"{NAME}[{len(prompts)}]" if several else NAME
-            prompts.append(await beside.run(len(text), self._prompt, text, param))
+            prompts.append(await cpu_pool.run(len(text), self._prompt, text, param))
         return prompts
 
     def _prompt(self, text: str, param: str) -> EmbedsPrompt:

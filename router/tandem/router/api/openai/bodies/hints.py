@@ -155,8 +155,8 @@ GENERATION: Mapping[str, Hint] = {
 CHAT: Mapping[str, Hint] = {
     **GENERATION,
     "prediction": Hint("it only makes answers faster", (dict,)),
-    "verbosity": Hint("ask for it in a message", (str,), ("medium",)),
-    "web_search_options": Hint("this server searches nothing", (dict,)),
+    "verbosity": Hint("request it in a message", (str,), ("medium",)),
+    "web_search_options": Hint("this server has no search", (dict,)),
 }
 
 COMPLETION: Mapping[str, Hint] = GENERATION
@@ -189,7 +189,7 @@ RESPONSES: Mapping[str, Hint] = {
     ),
 }
 RESPONSE_TEXT: Mapping[str, Hint] = {
-    "verbosity": Hint("ask for it in a message", (str,), ("medium",))
+    "verbosity": Hint("request it in a message", (str,), ("medium",))
 }
 _WHOLE = "reasoning is given whole, as the model wrote it"
 RESPONSE_REASONING: Mapping[str, Hint] = {
@@ -263,7 +263,9 @@ MESSAGES: Mapping[str, Hint] = {
 MESSAGE_TOOL: Mapping[str, Hint] = {
     "cache_control": COUNT["cache_control"],
     "defer_loading": Hint(_ALL_LOADED, (bool,), (False,)),
-    "eager_input_streaming": Hint("arguments come as the model writes them", (bool,), (True,)),
+    "eager_input_streaming": Hint(
+        "arguments are returned as the model writes them", (bool,), (True,)
+    ),
     "input_examples": Hint("describe them in the description", (list,), ([],)),
 }
 THINKING: Mapping[str, Hint] = {

@@ -42,9 +42,9 @@ def same(value: object, other: object) -> bool:
     return isinstance(value, bool) is isinstance(other, bool) and value == other
 
 
-_STRUCTURED = "ask for structured_outputs or response_format"
-_TOOLS = "ask for tools and tool_choice"
-_TEXT = "this server takes and gives text alone"
+_STRUCTURED = "use structured_outputs or response_format"
+_TOOLS = "use tools and tool_choice"
+_TEXT = "this server accepts and returns text only"
 _BEAMS = "beam search is not available"
 
 RESPONSE_FORMAT: Mapping[str, Refused] = {
@@ -59,23 +59,23 @@ GENERATION: Mapping[str, Refused] = {
     "use_beam_search": Refused(_BEAMS, (False,)),
     "length_penalty": Refused(_BEAMS, (1.0,)),
     "watermarking": Refused("tokens are not watermarked", (False,)),
-    "logprob_token_ids": Refused("ask for the best tokens by their number"),
-    "return_tokens_as_token_ids": Refused("ask for return_token_ids", (False,)),
+    "logprob_token_ids": Refused("set the number of best tokens"),
+    "return_tokens_as_token_ids": Refused("use return_token_ids", (False,)),
     "return_token_offsets": Refused("not available", (False,)),
     "return_mm_kwargs": Refused(_TEXT, (True,)),
     "routed_experts_prompt_start": Refused("experts are not reported", (0,)),
     "stream_interval": Refused("each step's tokens are a chunk", (1,)),
-    "kv_transfer_params": Refused("the router alone decides where KV goes", ({},)),
+    "kv_transfer_params": Refused("the router places KV", ({},)),
     "ec_transfer_params": Refused(_TEXT, ({},)),
     "repetition_detection": Refused("repetition does not end an answer"),
-    "structural_tag": Refused("ask for structured_outputs.structural_tag"),
-    "guided_json": Refused("ask for structured_outputs.json"),
-    "guided_regex": Refused("ask for structured_outputs.regex"),
-    "guided_choice": Refused("ask for structured_outputs.choice"),
-    "guided_grammar": Refused("ask for structured_outputs.grammar"),
-    "guided_json_object": Refused("ask for structured_outputs.json_object", (False,)),
-    "guided_decoding_backend": Refused("ask for structured_outputs.backend"),
-    "guided_whitespace_pattern": Refused("ask for structured_outputs.whitespace_pattern"),
+    "structural_tag": Refused("use structured_outputs.structural_tag"),
+    "guided_json": Refused("use structured_outputs.json"),
+    "guided_regex": Refused("use structured_outputs.regex"),
+    "guided_choice": Refused("use structured_outputs.choice"),
+    "guided_grammar": Refused("use structured_outputs.grammar"),
+    "guided_json_object": Refused("use structured_outputs.json_object", (False,)),
+    "guided_decoding_backend": Refused("use structured_outputs.backend"),
+    "guided_whitespace_pattern": Refused("use structured_outputs.whitespace_pattern"),
     "mm_processor_kwargs": Refused(_TEXT, ({},)),
     "media_io_kwargs": Refused(_TEXT, ({},)),
 }
@@ -96,13 +96,13 @@ CHAT: Mapping[str, Refused] = {
 COMPLETION: Mapping[str, Refused] = {
     **GENERATION,
     "thinking_token_budget": Refused("only answers of chats have thoughts", (-1,)),
-    "suffix": Refused("text is continued, never filled in", ("",)),
+    "suffix": Refused("text is continued, not filled in", ("",)),
 }
 
 _NO_TOOLS = "tools are functions that the client runs"
 
 RESPONSE_REASONING: Mapping[str, Refused] = {
-    "context": Refused("the chat template decides what of earlier thoughts is read", ("auto",)),
+    "context": Refused("the chat template selects earlier thoughts", ("auto",)),
     "mode": Refused("there is one", ("standard",)),
 }
 
@@ -113,12 +113,12 @@ RESPONSE_TOOL: Mapping[str, Refused] = {
 
 RESPONSE_ITEM: Mapping[str, Refused] = {
     "async": Refused(_NO_TOOLS, (False,)),
-    "name": Refused("a result goes by its call_id"),
+    "name": Refused("a result has its call_id"),
 }
 
 RESPONSES: Mapping[str, Refused] = {
     "access_programs": Refused("there is one"),
-    "background": Refused("answers come on the connection that asks", (False,)),
+    "background": Refused("answers are sent on the connection of the request", (False,)),
     "context_management": Refused("see truncation", ([],)),
     "conversation": Refused("see previous_response_id"),
     "image": Refused(_TEXT),

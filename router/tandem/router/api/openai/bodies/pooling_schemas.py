@@ -16,7 +16,7 @@ from tandem.router.api.openai.bodies.parameters import Refused
 from tandem.router.api.openai.bodies.schemas import Information, Salt
 
 _CHATS = "inputs are texts or token ids"
-_TEXT = "this server takes text alone"
+_TEXT = "this server accepts text only"
 _REFUSED: Mapping[str, Refused] = {
     "messages": Refused(_CHATS),
     "chat_template": Refused(_CHATS),
@@ -107,7 +107,7 @@ class RerankBody(PooledBody):
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {
         **_REFUSED,
-        "max_tokens_per_doc": Refused("ask for truncate_prompt_tokens"),
+        "max_tokens_per_doc": Refused("use truncate_prompt_tokens"),
         "rank_fields": Refused("documents are texts", ([],)),
     }
 

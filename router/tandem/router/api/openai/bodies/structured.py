@@ -82,7 +82,7 @@ class ResponseFormat(Body):
     def check(self, reading: Reading, prefix: str = "") -> None:
         """See Body."""
         if (self.json_schema is not None) is not (self.type == "json_schema"):
-            allowed = 'an object with a schema together with the type "json_schema", else nothing'
+            allowed = 'an object with a schema for type "json_schema", else null'
             value = None if self.json_schema is None else self.json_schema.model_dump(by_alias=True)
             raise InvalidParameter(f"{prefix}json_schema", value, allowed)
         self._check_tag(prefix)

@@ -46,7 +46,7 @@ class TextFormat(Body):
         """See Body."""
         super().check(reading, prefix)
         if (self.schema_ is not None) is not (self.type == "json_schema"):
-            allowed = 'a JSON schema together with the type "json_schema", else nothing'
+            allowed = 'a JSON schema for type "json_schema", else null'
             raise InvalidParameter(f"{prefix}schema", self.schema_, allowed)
 
 

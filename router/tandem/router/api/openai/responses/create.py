@@ -191,7 +191,7 @@ async def _understand(service: Service, request: Request, body: ResponsesBody, m
     request_id_of(request, body)
     before = _before(request, body)
     size: int = request.scope["state"]["body_bytes"] + size_of(before)
-    return await service.llm.beside.run(size, _understood, service, request, body, before, model)
+    return await service.llm.cpu_pool.run(size, _understood, service, request, body, before, model)
 
 
 def _understood(
@@ -260,7 +260,7 @@ async def _read(
                     begun = True
                     logprobs = chat_logprobs(choice.logprobs)
                     events = asked.reader.read(output, choice)
-                    said = await asked.service.llm.beside.run(
+                    said = await asked.service.llm.cpu_pool.run(
                         asked.writer.weight_of(events),
                         asked.writer.take,
                         events,
@@ -297,8 +297,8 @@ async def _end(
     asked: Asked, output: RequestOutput, choice: CompletionOutput
 ) -> tuple[bytes, bytes]:
     """Return the whole response as JSON, which is stored now, and the last events."""
-    beside = asked.service.llm.beside
-    ended = await beside.run(asked.writer.end_weight, _ended, asked, output, choice)
+    cpu_pool = asked.service.llm.cpu_pool
+    ended = await cpu_pool.run(asked.writer.end_weight, _ended, asked, output, choice)
     content, events, outputs = ended
     if asked.body.store is not False:
         turn = Turn(asked.before, asked.inputs, outputs)

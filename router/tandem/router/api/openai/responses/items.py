@@ -56,7 +56,7 @@ _PREFIXES = {
 }
 _PART_KEYS = ("type", "text", "refusal", "annotations", "logprobs", "parsed")
 _TEXTS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
-_PART = 'a part of type "input_text", "output_text" or "refusal": this server takes text alone'
+_PART = 'a part of type "input_text", "output_text" or "refusal": this server accepts text only'
 
 
 def new_id(kind: str) -> str:
@@ -127,7 +127,7 @@ def _output(where: str, kind: str, output: object) -> str | list[dict[str, Any]]
         return ""
     if kind == "shell_call_output":
         if not isinstance(output, list):
-            raise InvalidParameter(where, output, "a list of what each command printed")
+            raise InvalidParameter(where, output, "a list of the output of each command")
         return json.dumps(output, ensure_ascii=False)
     return output if isinstance(output, str) else _parts(where, output)
 

@@ -226,7 +226,7 @@ async def cancel_response(request: Request) -> Response:
     """Refused: a response is cancelled by leaving the connection that it comes on."""
     _check_query(request)
     _found(request)
-    allowed = "one of a background response, and none are: leave the connection to cancel"
+    allowed = "a background response, which this server does not support: disconnect to cancel"
     raise InvalidParameter("response_id", request.path_params["response_id"], allowed)
 
 
@@ -237,7 +237,7 @@ async def list_input_items(request: Request) -> Response:
     after, limit, order = map(request.query_params.get, ("after", "limit", "order"))
     turn = _found(request).turn
     most = _limit(limit)
-    items = await service_of(request).llm.beside.run(size_of(turn), input_items, turn)
+    items = await service_of(request).llm.cpu_pool.run(size_of(turn), input_items, turn)
     if order not in (None, "asc", "desc"):
         raise InvalidParameter("order", order, '"asc" or "desc"')
     if order != "asc":
@@ -277,5 +277,5 @@ def _found(request: Request) -> Stored:
 def _check_query(request: Request, *known: str) -> None:
     for name, value in request.query_params.items():
         if name not in known:
-            allowed = f"only {', '.join(known)} may be asked" if known else "nothing may be asked"
+            allowed = f"only {', '.join(known)}" if known else "no query parameters"
             raise InvalidParameter(shortened(name, MAX_NAME), value, allowed)

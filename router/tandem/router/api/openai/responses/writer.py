@@ -25,7 +25,7 @@ from tandem.text.parsers.events import (
 _encode = msgspec.json.Encoder().encode
 Logprobs = Sequence[dict[str, Any]]
 _TOKEN_WEIGHT = 3.0
-"""Cost of one token at one position each time it is written, for ``Beside``: it takes 0.2 us."""
+"""Cost of one token at one position each time it is written, for ``CpuPool``: it takes 0.2 us."""
 _TEXT_WEIGHT = 1 / 80
 """Cost of a character: 0.8 ns."""
 _CLOSED, _ENDED = 3, 3
@@ -53,7 +53,7 @@ class ResponseWriter:
         self.output: list[Item] = []
 
     def weight_of(self, events: Sequence[Event]) -> int:
-        """Return the cost of ``take`` for these events, in the unit of ``Beside.run``: closing a
+        """Return the cost of ``take`` for these events, in the unit of ``CpuPool.run``: closing a
         long item writes all of it again."""
         if not self._streams or self._open is None:
             return 0

@@ -36,19 +36,19 @@ class Cache(Protocol):
 
 
 @dataclass(slots=True)
-class _Picture:
+class _Snapshot:
     """Snapshot of the cache at the time that its router connected."""
 
     hashes: tuple[BlockHash, ...]
     told: int
 
 
-class Pictures:
+class CacheSnapshots:
     """Snapshots that are not sent completely yet. For the step loop alone."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
-        self._pictures: dict[Incarnation, _Picture] = {}
+        self._cache_snapshots: dict[Incarnation, _Snapshot] = {}
         self._next = math.inf
         """Time at which parts are due again; inf while no router waits."""
 
@@ -58,13 +58,13 @@ class Pictures:
         hashes = self._cache.cached_blocks().stored
         self.forget(router)
         if len(hashes) > PART_BLOCKS:
-            self._pictures[router] = _Picture(hashes, PART_BLOCKS)
+            self._cache_snapshots[router] = _Snapshot(hashes, PART_BLOCKS)
             self._next = min(self._next, now + PAUSE_SECONDS)
         return BlockEvents(stored=hashes[:PART_BLOCKS], cleared=True)
 
     def forget(self, router: Incarnation) -> None:
         """Drop the snapshot of a router that is gone. Unknown routers are ignored."""
-        self._pictures.pop(router, None)
+        self._cache_snapshots.pop(router, None)
 
     def seconds(self, now: float) -> float:
         """Return the seconds until ``parts`` has a part to send; inf if none is left."""
@@ -74,10 +74,10 @@ class Pictures:
         """Return the next part for each router that waits, once it is due."""
         if now < self._next:
             return
-        for router, picture in list(self._pictures.items()):
-            part = picture.hashes[picture.told : picture.told + PART_BLOCKS]
-            picture.told += PART_BLOCKS
-            if picture.told >= len(picture.hashes):
+        for router, snapshot in list(self._cache_snapshots.items()):
+            part = snapshot.hashes[snapshot.told : snapshot.told + PART_BLOCKS]
+            snapshot.told += PART_BLOCKS
+            if snapshot.told >= len(snapshot.hashes):
                 self.forget(router)
             yield router, BlockEvents(stored=self._cache.still_cached(part))
-        self._next = now + PAUSE_SECONDS if self._pictures else math.inf
+        self._next = now + PAUSE_SECONDS if self._cache_snapshots else math.inf

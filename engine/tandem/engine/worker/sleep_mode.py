@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.kv_memory import SlabAllocator
+from tandem.engine.kv_memory import KVCacheAllocator
 from tandem.engine.loader import open_weights
 from tandem.engine.models import load_model
 from tandem.engine.worker import gpu
-from tandem.engine.worker.graphs import ChoiceGraphs, StepGraphs
+from tandem.engine.worker.graphs import SamplerGraphs, StepGraphs
 from tandem.engine.worker.offload import HostBlocks, available
 from tandem.engine.worker.runner import ModelRunner
 from tandem.memory import page_locked
@@ -42,7 +42,7 @@ _OUTSIDE = (ModuleType, type, BuiltinFunctionType)
 """Types that refer beyond a model, to all imported code."""
 
 
-class ParkingRoom:
+class WeightBuffer:
     """Host memory for a model's weights, page-locked if they come from a GPU. It is kept while the
     rank is awake: locking takes far longer than copying."""
 
@@ -69,10 +69,10 @@ class ParkingRoom:
             self._memory = None
 
 
-class ParkedWeights:
+class OffloadedWeights:
     """Parked tensors of a model on one device."""
 
-    def __init__(self, model: object, device: torch.device, room: ParkingRoom) -> None:
+    def __init__(self, model: object, device: torch.device, room: WeightBuffer) -> None:
         """Copy all into ``room``, then empty them. Raises HostMemoryError without enough host
         memory; then nothing has been emptied."""
         storages = list(storages_of(model, device))
@@ -153,27 +153,28 @@ def _bytes(storage: torch.UntypedStorage) -> Tensor:
 logger = logging.getLogger(__name__)
 
 
-class Rest:
+class RankMemory:
     """Memory of a rank, awake or asleep; called between steps."""
 
     def __init__(
-        self, config: EngineConfig, runner: ModelRunner, allocate: SlabAllocator | None
+        self, config: EngineConfig, runner: ModelRunner, allocate: KVCacheAllocator | None
     ) -> None:
-        """``runner`` has started; ``allocate`` allocated its slab, None: torch did."""
+        """``runner`` has started; ``allocate`` allocated its KV cache, None: torch did."""
         self._config = config
         self._runner = runner
         self._allocate = allocate
         self._device = torch.device(config.device)
         self._host_blocks = 0
         """Blocks of an offload tier, while it has no memory."""
-        self._room = ParkingRoom(registrar_for(self._device))
-        self._parked: ParkedWeights | None = None
+        self._room = WeightBuffer(registrar_for(self._device))
+        self._parked: OffloadedWeights | None = None
         self._asleep: set[SleepTag] = set()
         self._dropped = False
         """True if weights are to be loaded again."""
 
     def sleep(self, level: int) -> int:
-        """Sleep as in Executor. Also raises InvalidParameter if torch allocated a GPU's slab."""
+        """Sleep as in Executor. Also raises InvalidParameter if torch allocated a GPU's KV
+        cache."""
         awake = set(SleepTag) - self._asleep
         started = time.monotonic()
         if self._on_gpu and not isinstance(self._allocate, MappedAllocator):
@@ -182,7 +183,7 @@ class Rest:
         runner = self._runner
         if self._on_gpu:
             torch.cuda.synchronize(self._device)
-            runner.graphs, runner.choices = StepGraphs(), ChoiceGraphs()
+            runner.graphs, runner.choices = StepGraphs(), SamplerGraphs()
             runner.batch.sampling.bounds = None
         try:
             given = self._park(level, awake)
@@ -214,7 +215,7 @@ class Rest:
             self._take_weights()
             self._asleep.discard(SleepTag.WEIGHTS)
         if SleepTag.KV_CACHE in tags and SleepTag.KV_CACHE in self._asleep:
-            self._take_slab()
+            self._take_kv_cache()
             self._asleep.discard(SleepTag.KV_CACHE)
         if self._on_gpu and not self._asleep:
             gpu.capture(self._config, self._runner)
@@ -233,13 +234,14 @@ class Rest:
         return self._device.type == "cuda"
 
     def _park(self, level: int, awake: set[SleepTag]) -> int:
-        """Take the steps that may fail: weights to host memory, the slab freed; all or nothing."""
+        """Take the steps that may fail: weights to host memory, the KV cache freed; all or
+        nothing."""
         parked = None
         if level == 1 and self._on_gpu and SleepTag.WEIGHTS in awake:
             self._check_room()
-            parked = ParkedWeights(self._runner.model, self._device, self._room)
+            parked = OffloadedWeights(self._runner.model, self._device, self._room)
         try:
-            given = self._give_slab_back() if SleepTag.KV_CACHE in awake else 0
+            given = self._return_kv_cache() if SleepTag.KV_CACHE in awake else 0
         except TandemError:
             if parked is not None:
                 parked.restore()
@@ -260,22 +262,22 @@ class Rest:
             )
             raise InvalidParameter("level", 1, allowed)
 
-    def _give_slab_back(self) -> int:
-        slab = self._runner.slab
-        if not slab.memory.numel():
+    def _return_kv_cache(self) -> int:
+        kv_cache = self._runner.kv_cache
+        if not kv_cache.memory.numel():
             return 0
         if isinstance(self._allocate, MappedAllocator):
-            return self._allocate.give_back(slab.memory)
-        return page_locked.give_back(slab.memory)
+            return self._allocate.give_back(kv_cache.memory)
+        return page_locked.give_back(kv_cache.memory)
 
-    def _take_slab(self) -> None:
-        """Restore the slab and a tier's blocks, all or nothing."""
-        slab, host = self._runner.slab, None
+    def _take_kv_cache(self) -> None:
+        """Restore the KV cache and a tier's blocks, all or nothing."""
+        kv_cache, host = self._runner.kv_cache, None
         if self._host_blocks:
-            host = HostBlocks(slab.blocks, self._host_blocks)
+            host = HostBlocks(kv_cache.blocks, self._host_blocks)
         try:
-            if isinstance(self._allocate, MappedAllocator) and slab.memory.numel():
-                self._allocate.take_again(slab.memory)
+            if isinstance(self._allocate, MappedAllocator) and kv_cache.memory.numel():
+                self._allocate.take_again(kv_cache.memory)
         except TandemError:
             if host is not None:
                 host.close()

@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tandem.engine.kv_memory import SlabAllocator
+from tandem.engine.kv_memory import KVCacheAllocator
 from tandem.engine.loader.opening import DTYPES
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.layout import KVLayout
 
 
-class Slab:
+class KVCacheMemory:
     """``num_blocks`` blocks of one layout."""
 
     def __init__(
@@ -23,7 +23,7 @@ class Slab:
         layout: KVLayout,
         num_blocks: int,
         device: torch.device,
-        allocate: SlabAllocator | None = None,
+        allocate: KVCacheAllocator | None = None,
         *,
         spare: int = 0,
     ) -> None:
@@ -37,8 +37,10 @@ class Slab:
         every = num_blocks + spare
         size = every * layout.block_bytes
         memory = _plain(size, device) if allocate is None or not size else allocate(size)
-        assert memory.dtype == torch.uint8, f"the slab's allocator gave {memory.dtype}"
-        assert memory.numel() >= size, f"the slab's allocator gave {memory.numel()} of {size} bytes"
+        assert memory.dtype == torch.uint8, f"the KV cache's allocator gave {memory.dtype}"
+        assert memory.numel() >= size, (
+            f"the KV cache's allocator gave {memory.numel()} of {size} bytes"
+        )
         self.memory: Tensor = memory.view(-1)[:size]
         self.blocks: Tensor = self.memory.view(every, layout.block_bytes)[:num_blocks]
         """[num_blocks, block_bytes] uint8."""

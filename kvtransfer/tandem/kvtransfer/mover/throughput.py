@@ -44,7 +44,7 @@ PHASES_OF_WAITING = ("reserve", "pack", "slot", "read", "unpack", "commit")
 class _Link:
     best_read: float = 0.0
     """Bytes a second of the fastest single read."""
-    pace: float = 0.0
+    throughput: float = 0.0
     busy: float = 0.0
     moved: int = 0
     used_at: float = 0.0
@@ -59,7 +59,7 @@ class _Open:
     slow: bool = False
 
 
-class Pace:
+class Throughput:
     """Fed by the mover; ``look`` once a turn."""
 
     def __init__(
@@ -114,7 +114,9 @@ class Pace:
         pace expires."""
         if self._open or not self._told:
             return LOOK_SECONDS
-        oldest = min((each.used_at for each in self._links.values() if each.pace), default=None)
+        oldest = min(
+            (each.used_at for each in self._links.values() if each.throughput), default=None
+        )
         return None if oldest is None else max(LOOK_SECONDS, oldest + IDLE_SECONDS - self._clock())
 
     def look(self, pulls: Mapping[RequestKey, Pull]) -> list[Incarnation]:
@@ -144,10 +146,10 @@ class Pace:
                 self._measure(link, since)
             if nbytes:
                 link.used_at = now
-            elif link.pace and now - link.used_at >= IDLE_SECONDS:
-                link.pace, link.busy, link.moved = 0.0, 0.0, 0
+            elif link.throughput and now - link.used_at >= IDLE_SECONDS:
+                link.throughput, link.busy, link.moved = 0.0, 0.0, 0
                 old.append(peer)
-            self._book.pace(peer, bytes_per_s=link.pace, waiting_bytes=int(nbytes))
+            self._book.throughput(peer, bytes_per_s=link.throughput, waiting_bytes=int(nbytes))
         self._metrics.waiting_bytes.set(sum(waiting.values()))
         self._told = True
         return old
@@ -156,7 +158,11 @@ class Pace:
         link.busy += seconds
         if link.busy >= SAMPLE_SECONDS:
             sample = link.moved / link.busy
-            link.pace = sample if not link.pace else link.pace + NEW_SHARE * (sample - link.pace)
+            link.throughput = (
+                sample
+                if not link.throughput
+                else link.throughput + NEW_SHARE * (sample - link.throughput)
+            )
             link.busy, link.moved = 0.0, 0
 
     def _judge(self, pull: Pull, known: _Open, now: float) -> None:

@@ -48,7 +48,7 @@ class _Work:
     turn: asyncio.Future[None]
 
 
-class Beside:
+class CpuPool:
     """Executor that belongs to one event loop, from its first use on."""
 
     def __init__(

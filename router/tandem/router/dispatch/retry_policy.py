@@ -1,10 +1,10 @@
-"""The failure ladder: what may be tried after an attempt failed, and when to give up.
+"""The failure retry policy: what may be tried after an attempt failed, and when to give up.
 
-The one owner of that decision. It keeps no order of rungs itself: it excludes workers and links,
-and placement chooses the cheapest of the rest. That gives another P, local prefill on D, another D,
-in that order if all else is equal. The last attempt does not hand off. If no worker is left, the
-dispatcher allows those again whose lost link is back. While it waits, it asks full ones again.
-Pure: no sockets, no clock.
+The one owner of that decision. It keeps no order of kinds of attempts itself: it excludes workers
+and links, and placement chooses the cheapest of the rest. That gives another P, local prefill on
+D, another D, in that order if all else is equal. The last attempt does not hand off. If no worker
+is left, the dispatcher allows those again whose lost link is back. While it waits, it asks full
+ones again. Pure: no sockets, no clock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_RESUMES = 8
 workers is to end no more of them."""
 
 
-class Rung(StrEnum):
+class AttemptKind(StrEnum):
     """Kind of an attempt, compared with the one before."""
 
     FIRST = "first"
@@ -43,7 +43,7 @@ class Rung(StrEnum):
 
 
 @dataclass(slots=True)
-class Ladder:
+class RetryPolicy:
     """One request's failures and the exclusions by them."""
 
     max_attempts: int
@@ -154,12 +154,12 @@ class Ladder:
         self.exclusions = replace(self.exclusions, workers=workers)
 
 
-def rung_of(before: Placement | None, after: Placement) -> Rung:
+def kind_of_attempt(before: Placement | None, after: Placement) -> AttemptKind:
     """Return the name of the step from one placement to the next."""
     if before is None:
-        return Rung.FIRST
+        return AttemptKind.FIRST
     if after.worker != before.worker:
-        return Rung.ANOTHER_DECODE
+        return AttemptKind.ANOTHER_DECODE
     if after.prefill == before.prefill:
-        return Rung.SAME
-    return Rung.LOCAL_PREFILL if after.prefill is None else Rung.ANOTHER_PREFILL
+        return AttemptKind.SAME
+    return AttemptKind.LOCAL_PREFILL if after.prefill is None else AttemptKind.ANOTHER_PREFILL

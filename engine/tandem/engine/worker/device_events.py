@@ -19,7 +19,7 @@ WAIT_SECONDS = 600.0
 """Seconds after which a device that has not passed a point is taken to hang."""
 
 
-class Moment(Protocol):
+class DeviceEvent(Protocol):
     """One point. Also a ``Fence``: all that was queued before it has been written."""
 
     def done(self) -> bool:
@@ -38,7 +38,7 @@ class _Past(FenceDone):
         """Return at once."""
 
 
-PAST: Moment = _Past()
+PAST: DeviceEvent = _Past()
 
 
 class OnStream:
@@ -71,14 +71,14 @@ class OnStream:
 class Both:
     """A Fence of two points."""
 
-    one: Moment
-    other: Moment
+    one: DeviceEvent
+    other: DeviceEvent
 
     def done(self) -> bool:
         """Return whether both are done."""
         return self.one.done() and self.other.done()
 
 
-def moment(device: torch.device) -> Moment:
+def moment(device: torch.device) -> DeviceEvent:
     """Return the current moment in the queue of ``device``'s current stream."""
     return OnStream() if device.type == "cuda" else PAST

@@ -21,7 +21,7 @@ LINGER_SECONDS = 2.0
 MAX_STOPS = 32
 
 
-class Stillness(threading.Thread):
+class StallWatchdog(threading.Thread):
     """Start once; ``watch`` while a request is watched; ``stop`` at the end."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from tandem.operator.decide import plan
 from tandem.operator.decide.observe import Snapshot
 from tandem.operator.decide.plan import Seen
 from tandem.operator.decide.rollout import Decision, Phase
-from tandem.operator.decide.status import Picture, status_of
+from tandem.operator.decide.status import StatusInputs, status_of
 from tandem.operator.decide.words import Word
 from tandem.operator.desired.naming import (
     WORKERS,
@@ -39,7 +39,7 @@ from tandem.operator.desired.revision import service_revision
 from tandem.operator.desired.router import canary_secret, canary_secret_of
 from tandem.operator.desired.worker import kept_probe_port
 from tandem.operator.probes.canary import Question
-from tandem.operator.probes.keywatch import Door, KeyWatch
+from tandem.operator.probes.keywatch import KeyWatch, PodAccess
 from tandem.operator.probes.probing import Key, Probes
 from tandem.protocol import names
 
@@ -51,7 +51,7 @@ _REFUSED = (Reason.INVALID_SPEC, Reason.CHILD_REFUSED, Reason.QUOTA_EXCEEDED)
 """Reasons of not being ready that an unreadable spec replaces."""
 
 
-class Teller:
+class StatusWriter:
     """Writer of statuses that changed, and of no others."""
 
     def __init__(self, cluster: Cluster, store: Store, undeclared: Undeclared) -> None:
@@ -61,13 +61,13 @@ class Teller:
         self._warned: dict[str, str] = {}
         """Undeclared fields for which each service had an event, by UID."""
 
-    def say(self, seen: Seen, picture: Picture, live: Snapshot) -> None:
-        status = status_of(picture, seen.status)
+    def say(self, seen: Seen, inputs: StatusInputs, live: Snapshot) -> None:
+        status = status_of(inputs, seen.status)
         if self._declared(status) != self._declared(seen.status):
             self._undeclared.apply(self._cluster, _status_manifest(seen.owner, status))
-            self._tell(seen.owner, seen.status.conditions, status.conditions, picture.now)
-        self._warn(seen.owner, picture.now)
-        for role in picture.wanted:
+            self._tell(seen.owner, seen.status.conditions, status.conditions, inputs.now)
+        self._warn(seen.owner, inputs.now)
+        for role in inputs.wanted:
             self._say_scale(seen, live, role)
 
     def _declared(self, status: LLMServiceStatus) -> Any:
@@ -177,7 +177,7 @@ def _status_manifest(owner: Identity, status: LLMServiceStatus) -> dict[str, Any
     }
 
 
-class Asker:
+class CanaryProber:
     """Asker of a look. Answers come later, in another look: a look never waits."""
 
     def __init__(self, probes: Probes, keywatch: KeyWatch) -> None:
@@ -197,8 +197,8 @@ class Asker:
             for key, template in seen.templates.items()
             if (port := kept_probe_port(template)) is not None
         }
-        door = Door(probe_port(seen.spec, Role.DECODE), others, token or "")
-        return self._keywatch.all_read(key, older, wanted, door)
+        access = PodAccess(probe_port(seen.spec, Role.DECODE), others, token or "")
+        return self._keywatch.all_read(key, older, wanted, access)
 
     def canaries(self, key: Key, seen: Seen, decided: Decision, live: Snapshot) -> float | None:
         """Send canaries if there are pods for them; return the seconds until the next one. Verdicts

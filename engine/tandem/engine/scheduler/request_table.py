@@ -180,7 +180,7 @@ class WaitingQueue:
             heapq.heapify(heap.entries)
 
 
-class Parked:
+class WaitingForRemoteKVs:
     """Requests that wait outside the queue until their KV comes, or may be computed, in no
     order."""
 
@@ -215,7 +215,7 @@ FAILED = "error"
 HANDED_OVER = "handed_over"
 """Reasons of a request's end, in addition to those of ``FinishReason``."""
 
-_AWAITS_KV = (RequestState.REMOTE, RequestState.LOADING)
+_AWAITS_KV = (RequestState.WAITING_FOR_REMOTE_KVS, RequestState.LOADING)
 
 _Deadline = tuple[float, int, RequestKey]
 """Deadline, number of its group, and key."""
@@ -272,7 +272,7 @@ class Outbox:
         return taken
 
 
-class Roster:
+class RequestTable:
     """Sequences by place: waiting (queue), parked (remote), loading, running; and blocks handed
     out."""
 
@@ -300,7 +300,7 @@ class Roster:
         self.turns = FairOrder()
         self.by_seq: dict[SeqId, Request] = {}
         self.waiting = WaitingQueue(keeps=manager.enable_caching)
-        self.parked = Parked()
+        self.parked = WaitingForRemoteKVs()
         self.loading: dict[SeqId, Request] = {}
         self.running: list[Request] = []
         """Best order first."""
@@ -417,7 +417,7 @@ class Roster:
         if not group.live:
             keep = self._end_group(request, why, now) or keep
         if keep:
-            self.held[group.key] = self.manager.hand_out(request)
+            self.held[group.key] = self.manager.pin_for_transfer(request)
         else:
             self.manager.free(request)
 
@@ -479,7 +479,7 @@ class Roster:
         blocks = self.held.pop(key, None)
         if blocks is None:
             return False
-        self.manager.take_back(blocks)
+        self.manager.unpin(blocks)
         return True
 
     def sweep(self) -> None:

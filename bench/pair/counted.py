@@ -23,7 +23,7 @@ def grown(before: Metrics, after: Metrics, name: str) -> float:
 
 
 def ways(before: Metrics, after: Metrics) -> dict[str, int]:
-    """Return the prompts by way: attempts by shape and rung, and, where placement
+    """Return the prompts by way: attempts by shape and kind, and, where placement
     forecasts, first tokens by way."""
     found = {}
     for name, value in after.items():

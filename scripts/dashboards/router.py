@@ -51,12 +51,12 @@ BOARD = Board(
                     (rate("tandem:router_attempts_total", "shape"), "{{shape}}"),
                 ),
                 panel(
-                    "Rungs of the ladder",
+                    "Attempts after the first, by kind",
                     "short",
                     "Attempts after the first. Many: see their failures beside.",
                     (
-                        rate("tandem:router_attempts_total", "kind", f'{SERVED},rung!="first"'),
-                        "{{rung}}",
+                        rate("tandem:router_attempts_total", "kind", f'{SERVED},kind!="first"'),
+                        "{{kind}}",
                     ),
                 ),
                 panel(

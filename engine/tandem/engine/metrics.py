@@ -97,28 +97,28 @@ def register(registry: CollectorRegistry, tier: OffloadConnector, own: Mapping[s
     registry.register(_Series(name, text, own, ("transfer_type",), moved))
     series(
         "vllm:kv_offload_cpu_cache_usage_perc",
-        "Share of host memory's KV blocks that can be found, 0 to 1.",
+        "Share of host memory's KV blocks that are cached, 0 to 1.",
         lambda: tier.num_cached / tier.num_blocks,
         gauge=True,
     )
     series(
         "vllm:kv_offload_stores_skipped",
-        "Blocks that were lost as all host blocks were being read.",
+        "Blocks not stored because all host blocks were being read.",
         lambda: stats.num_declined,
     )
     series(
         "tandem:kv_offload_hit_tokens",
-        "Tokens whose KV came back from host memory instead of being computed.",
+        "Tokens whose KV was loaded from host memory.",
         lambda: stats.hit_tokens,
     )
     series(
         "tandem:kv_offload_evicted_blocks",
-        "Blocks of host memory that made room for others.",
+        "Blocks evicted from host memory.",
         lambda: stats.num_evicted,
     )
     series(
         "tandem:kv_offload_failed_loads",
-        "Loads from host memory that failed; their requests were computed.",
+        "Failed loads from host memory; their prompts were computed.",
         lambda: stats.num_failed_loads,
     )
 
@@ -224,12 +224,12 @@ class EngineMetrics:
         self._registry = registry
         self._labels = {"model_name": model_name, "engine": engine}
         self._running = self._gauge("vllm:num_requests_running", "Sequences in the batch.")
-        self._waiting = self._gauge("vllm:num_requests_waiting", "Sequences that wait.")
-        by_reason = "Sequences that wait, by what for."
+        self._waiting = self._gauge("vllm:num_requests_waiting", "Waiting sequences.")
+        by_reason = "Waiting sequences, by reason."
         name = "vllm:num_requests_waiting_by_reason"
         self._by_reason = self._gauges(name, by_reason, "reason", ("capacity", "deferred"))
-        self._usage = self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks held, 0 to 1.")
-        self._held = self._gauge("tandem:kv_blocks_held", "Blocks promised to peers.")
+        self._usage = self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
+        self._held = self._gauge("tandem:kv_blocks_held", "Blocks reserved for peers.")
         self._free = self._gauge("tandem:kv_blocks_free", "Unused blocks.")
         self._make_counters()
         self._make_histograms(token_buckets(max_model_len))
@@ -262,10 +262,12 @@ class EngineMetrics:
             flops = known.flops if flops is None else flops
             bytes_per_s = known.bytes_per_s if bytes_per_s is None else bytes_per_s
         if flops is not None:
-            text = "16-bit operations a second that the device can do: stated or its data sheet's."
+            text = "Peak 16-bit operations per second of the device, by setting or data sheet."
             self._gauge("tandem:device_peak_flops_per_second", text).set(flops)
         if bytes_per_s is not None:
-            text = "Bytes a second of the device's memory: stated or its data sheet's."
+            text = (
+                "Peak memory bandwidth of the device in bytes per second, by setting or data sheet."
+            )
             self._gauge("tandem:device_peak_bytes_per_second", text).set(bytes_per_s)
 
     def show_offload(self, tier: OffloadConnector) -> None:
@@ -350,54 +352,58 @@ class EngineMetrics:
 
     def _make_counters(self) -> None:
         counter, counters = self._counter, self._counters
-        self._queries = counter("vllm:prefix_cache_queries", "Tokens looked for in the cache.")
+        self._queries = counter("vllm:prefix_cache_queries", "Tokens looked up in the cache.")
         self._hits = counter("vllm:prefix_cache_hits", "Tokens found in the cache.")
-        self._preemptions = counter("vllm:num_preemptions", "Sequences preempted.")
+        self._preemptions = counter("vllm:num_preemptions", "Preempted sequences.")
         self._prompt = counter("vllm:prompt_tokens", "Prompt tokens of requests that began.")
         text = "Prompt tokens, by the source of their KV."
         name = "vllm:prompt_tokens_by_source"
         self._by_source = counters(name, text, "source", _SOURCES)
         self._cached = counter("vllm:prompt_tokens_cached", "Prompt tokens not computed here.")
         self._generated = counter("vllm:generation_tokens", "Tokens generated.")
-        text = "Requests that ended, by why."
+        text = "Finished requests, by finish reason."
         self._success = counters("vllm:request_success", text, "finished_reason", _REASONS)
         reasons = ("max_num_queued_reqs", "max_num_queued_tokens")
         text = "Requests refused at the queue."
         self._rejections = counters("vllm:admission_rejections", text, "reason", reasons)
-        text = "Operations that steps needed on one device, by the model's shape."
+        text = "Estimated operations of steps on one device."
         self._flops = counter("vllm:estimated_flops_per_gpu", text)
-        text = "Bytes of weights and KV that steps had to read on one device."
+        text = "Estimated bytes of weights and KV that steps read on one device."
         self._read_bytes = counter("vllm:estimated_read_bytes_per_gpu", text)
-        text = "Bytes of KV that steps wrote on one device."
+        text = "Estimated bytes of KV that steps wrote on one device."
         self._write_bytes = counter("vllm:estimated_write_bytes_per_gpu", text)
-        text = "Tokens drawn a step late, for sequences that had ended."
+        text = "Tokens sampled for sequences that had already ended."
         self._discarded = counter("tandem:discarded_tokens", text)
-        text = "Emitted tokens drawn again on resume, by whether the draw was the same."
+        text = "Tokens sampled again on resume, by whether they were equal."
         name = "tandem:resume_replayed_tokens"
         self._replayed = counters(name, text, "agreed", ("true", "false"))
-        text = "Events of the hand-off for requests that are gone."
+        text = "Events of the hand-off for requests that have ended."
         self._late = counter("tandem:late_connector_events", text)
 
     def _make_histograms(self, sizes: list[float]) -> None:
         make = self._histogram
-        self._ttft = make("vllm:time_to_first_token_seconds", "To the first token.", _TTFT)
-        self._gap = make("vllm:inter_token_latency_seconds", "Between two tokens.", _GAPS)
+        self._ttft = make("vllm:time_to_first_token_seconds", "Time to the first token.", _TTFT)
+        self._gap = make("vllm:inter_token_latency_seconds", "Time between two tokens.", _GAPS)
         name = "vllm:request_time_per_output_token_seconds"
-        self._per_token = make(name, "Mean gap of a request.", _GAPS)
-        self._e2e = make("vllm:e2e_request_latency_seconds", "Arrival to end.", _SPANS)
-        self._queue = make("vllm:request_queue_time_seconds", "Arrival to first step.", _SPANS)
+        self._per_token = make(name, "Mean time between a request's tokens after the first.", _GAPS)
+        self._e2e = make("vllm:e2e_request_latency_seconds", "Time from arrival to end.", _SPANS)
+        self._queue = make(
+            "vllm:request_queue_time_seconds", "Time from arrival to the first step.", _SPANS
+        )
         name = "vllm:request_inference_time_seconds"
-        self._inference = make(name, "First step to end.", _SPANS)
+        self._inference = make(name, "Time from the first step to the end.", _SPANS)
         name = "vllm:request_prefill_time_seconds"
-        self._prefill = make(name, "First step to first token.", _SPANS)
-        self._decode = make("vllm:request_decode_time_seconds", "First token to end.", _SPANS)
+        self._prefill = make(name, "Time from the first step to the first token.", _SPANS)
+        self._decode = make(
+            "vllm:request_decode_time_seconds", "Time from the first token to the end.", _SPANS
+        )
         self._iteration = make("vllm:iteration_tokens_total", "Tokens in a step.", _ITERATION)
         self._prompt_sizes = make("vllm:request_prompt_tokens", "Prompt tokens.", sizes)
         self._output_sizes = make("vllm:request_generation_tokens", "Output tokens.", sizes)
         name = "vllm:request_prefill_kv_computed_tokens"
         self._computed_sizes = make(name, "Prompt tokens computed.", sizes)
         self._max_tokens = make("vllm:request_params_max_tokens", "max_tokens.", sizes)
-        self._n = make("vllm:request_params_n", "Choices asked for.", (1, 2, 5, 10, 20))
+        self._n = make("vllm:request_params_n", "Choices of a request (n).", (1, 2, 5, 10, 20))
         buckets = (1, 2, 3, 4, 5, 10, 20)
         name = "vllm:request_num_preemptions"
         self._request_preemptions = make(name, "Preemptions of a request.", buckets)

@@ -40,7 +40,7 @@ class HandoffMetrics:
         )
         self.endings = Counter(
             "tandem:kv_handoffs",
-            "Hand-offs that ended, by how.",
+            "Finished hand-offs, by outcome.",
             ["role", "outcome"],
             registry=registry,
         )
@@ -52,23 +52,21 @@ class HandoffMetrics:
         )
         self.slow = Counter(
             "tandem:kv_slow_handoffs",
-            "Hand-offs slow for what their link can do, by what they waited for just then.",
+            "Hand-offs slower than their link allows, by the phase in which they waited.",
             ["phase"],
             registry=registry,
         )
         self.waiting_bytes = Gauge(
             "tandem:kv_waiting_bytes",
-            "KV that prefill workers announced and that is not here yet.",
+            "KV that prefill workers announced and that has not arrived.",
             registry=registry,
         )
         self.slots = Gauge(
             "tandem:kv_slots", "Transfer slots by state.", ["role", "state"], registry=registry
         )
-        self.leases = Gauge(
-            "tandem:kv_leases", "Exports whose blocks are promised.", registry=registry
-        )
+        self.leases = Gauge("tandem:kv_leases", "Exports with a lease.", registry=registry)
         self.leased_blocks = Gauge(
-            "tandem:kv_leased_blocks", "Blocks promised to consumers.", registry=registry
+            "tandem:kv_leased_blocks", "Blocks under a lease for consumers.", registry=registry
         )
         self.stray = Counter(
             "tandem:kv_stray_events",
@@ -78,46 +76,45 @@ class HandoffMetrics:
         )
         self.garbage = Counter(
             "tandem:kv_garbage_frames",
-            "Frames that are not of the protocol, by port.",
+            "Frames that violate the protocol, by port.",
             ["port"],
             registry=registry,
         )
         self.links = Gauge(
-            "tandem:kv_links", "Links to peers that are up.", ["role"], registry=registry
+            "tandem:kv_links", "Links to peers in state up.", ["role"], registry=registry
         )
         self.links_lost = Counter(
             "tandem:kv_links_lost", "Links that broke.", ["role"], registry=registry
         )
         self.turned_away = Counter(
-            "tandem:kv_links_refused", "HELLOs that were turned away.", registry=registry
+            "tandem:kv_links_refused", "Refused HELLO messages.", registry=registry
         )
         self.uncut_links = Counter(
             "tandem:kv_links_uncut",
-            "Links that go another way as this one does not copy blocks into those of another "
-            "size, or not so many pieces of one.",
+            "Links on another transport because this one does not support their block sizes.",
             ["connector"],
             registry=registry,
         )
         self.links_fallen = Gauge(
             "tandem:kv_links_fallen",
-            "Links that go a worse way than this one, which failed on them or may yet come.",
+            "Links on a slower transport than this one, after a failure or before its first use.",
             ["connector"],
             registry=registry,
         )
         self.probe_rate = Histogram(
             "tandem:kv_link_probe_bytes_per_second",
-            "Rate at which a new link delivered the pattern.",
+            "Rate of the probe of a new link.",
             registry=registry,
             buckets=RATE_BUCKETS,
         )
         self.slow_links = Counter(
             "tandem:kv_link_slow_probes",
-            "Times that a new link gave less than --kv-min-megabytes-per-second.",
+            "New links below --kv-min-megabytes-per-second.",
             registry=registry,
         )
         self.transport = Gauge(
             "tandem:kv_transport_info",
-            "Transport preferred here; fallback is 1 where a better could not load or be served.",
+            "Preferred transport; fallback is 1 if a faster one could not load or be served.",
             ["role", "connector", "fallback"],
             registry=registry,
         )

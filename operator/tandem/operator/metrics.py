@@ -20,20 +20,23 @@ class OperatorMetrics:
         self.registry = CollectorRegistry()
         prefix, registry = "tandem_operator:", self.registry
         self.duration = Histogram(
-            f"{prefix}reconcile_seconds", "Looks at a service.", buckets=_SECONDS, registry=registry
+            f"{prefix}reconcile_seconds",
+            "Time of a reconcile pass.",
+            buckets=_SECONDS,
+            registry=registry,
         )
         self.errors = Counter(
             f"{prefix}reconcile_errors",
-            "Looks that failed, by HTTP status (0: not reached).",
+            "Failed reconcile passes, by HTTP status (0: not reached).",
             ["status"],
             registry=registry,
         )
         for status in _STATUSES:  # of a series that begins at 1 no increase is seen
             self.errors.labels(status)
-        self.depth = Gauge(f"{prefix}queue_depth", "Services that wait.", registry=registry)
+        self.depth = Gauge(f"{prefix}queue_depth", "Services in the queue.", registry=registry)
         self.last_success = Gauge(
             f"{prefix}last_success_timestamp_seconds",
-            "Last look that went well.",
+            "Time of the last successful reconcile pass.",
             registry=registry,
         )
         self.leader = Gauge(f"{prefix}leader", "1 while this replica leads.", registry=registry)
@@ -47,7 +50,7 @@ class OperatorMetrics:
             self.lists.labels(outcome)
         self.repairs = Counter(
             f"{prefix}repairs",
-            "Deleted or edited children that were put right at once, by kind.",
+            "Deleted or edited children that were restored at once, by kind.",
             ["kind"],
             registry=registry,
         )
@@ -55,7 +58,7 @@ class OperatorMetrics:
             self.repairs.labels(kind)
         self.silent_routers = Counter(
             f"{prefix}silent_routers",
-            "Ready routers taken out of Services since their node did not answer.",
+            "Ready routers removed from Services because their node did not answer.",
             registry=registry,
         )
         self.objects = Gauge(
@@ -63,7 +66,7 @@ class OperatorMetrics:
         )
         self.undeclared_fields = Gauge(
             f"{prefix}undeclared_status_fields",
-            "Status fields that the cluster's CRDs, of an earlier release, lack.",
+            "Status fields that the cluster's older CRDs lack.",
             registry=registry,
         )
         self.services = Gauge(

@@ -144,21 +144,21 @@ def _families() -> tuple[
         ),
         GaugeMetricFamily(
             f"{prefix}service_links",
-            "KV links of a service: healthy ones, and pairs of prefill and decode workers.",
+            "KV links of a service: healthy links, and pairs of prefill and decode workers.",
             labels=(*_OWN, "state"),
         ),
         GaugeMetricFamily(
             f"{prefix}service_keys_published_timestamp_seconds",
-            "When the newest keys of a service's links were published.",
+            "Time when the newest keys of a service's links were published.",
             labels=_OWN,
         ),
         CounterMetricFamily(
             f"{prefix}service_restarts",
-            "Restarts of containers, by role; model is what fetches it.",
+            "Restarts of containers, by role; model is the container that fetches it.",
             labels=(*_OWN, "role"),
         ),
         GaugeMetricFamily(
-            f"{prefix}services_not_shown", "Services beyond the number that have series."
+            f"{prefix}services_not_shown", "Services without series, beyond the limit."
         ),
     )
 

@@ -314,11 +314,11 @@ class RouterMetrics:
     def _requests(self) -> None:
         self._h_ttft = self._histogram(
             "vllm:time_to_first_token_seconds",
-            "From arrival to the first token.",
+            "Time from arrival to the first token.",
             _TTFT,
         )
         name = "vllm:inter_token_latency_seconds"
-        self._h_itl = TokenHistogram(name, "Between two outputs of one choice.", _MODEL, _ITL)
+        self._h_itl = TokenHistogram(name, "Time between two outputs of a choice.", _MODEL, _ITL)
         self.registry.register(self._h_itl)
         self._h_tpot = self._histogram(
             "vllm:request_time_per_output_token_seconds",
@@ -326,7 +326,7 @@ class RouterMetrics:
             _ITL,
         )
         self._h_e2e = self._histogram(
-            "vllm:e2e_request_latency_seconds", "From a request's arrival to its end.", _LONG
+            "vllm:e2e_request_latency_seconds", "Time from a request's arrival to its end.", _LONG
         )
         self._h_prompt = self._histogram(
             "vllm:request_prompt_tokens", "Tokens of a request's prompt.", _TOKENS
@@ -337,19 +337,21 @@ class RouterMetrics:
         self._h_max_tokens = self._histogram(
             "vllm:request_params_max_tokens", "max_tokens of requests that have it.", _TOKENS
         )
-        self._h_n = self._histogram(
-            "vllm:request_params_n", "Choices that a request asks for.", _CHOICES
-        )
+        self._h_n = self._histogram("vllm:request_params_n", "Choices of a request (n).", _CHOICES)
         self._c_prompt = self._counter("vllm:prompt_tokens", "Prompt tokens.", _MODEL)
         self._c_cached = self._counter(
             "vllm:prompt_tokens_cached", "Prompt tokens that were not computed.", _MODEL
         )
         self._c_generation = self._counter("vllm:generation_tokens", "Tokens emitted.", _MODEL)
         self._success = self._counter(
-            "vllm:request_success", "Choices by how they ended.", (*_MODEL, "finished_reason")
+            "vllm:request_success",
+            "Finished choices, by finish reason.",
+            (*_MODEL, "finished_reason"),
         )
         self._rejections = self._counter(
-            "vllm:admission_rejections", "Requests that found no room.", (*_MODEL, "reason")
+            "vllm:admission_rejections",
+            "Requests rejected by a full queue, or by age.",
+            (*_MODEL, "reason"),
         )
         self._http = self._counter(
             "http_requests", "Answers by path and status.", ("handler", "status")
@@ -358,18 +360,18 @@ class RouterMetrics:
     def _dispatch(self) -> None:
         self._hints = self._counter(
             "tandem:router_hints_ignored",
-            "Hints in requests that have no effect, by name (docs/http.md).",
+            "Fields of requests without effect, by name (docs/reference/parameters.md).",
             ("hint",),
         )
         self._dropped = self._counter(
-            "tandem:router_frames_dropped", "Frames of workers that fit nowhere.", ("reason",)
+            "tandem:router_frames_dropped", "Frames of workers without a request.", ("reason",)
         )
         self._discovery_failed = self._counter(
-            "tandem:router_discovery_failures", "Lists or watches of pods that failed."
+            "tandem:router_discovery_failures", "Failed lists or watches of pods."
         )
         self._forecast_errors = Histogram(
             "tandem:router_forecast_error_seconds",
-            "How far first tokens came from what placement had forecast, by way.",
+            "Difference between predicted and measured times to the first token, by way.",
             ("way",),
             registry=self.registry,
             buckets=_TTFT,
@@ -380,10 +382,10 @@ class RouterMetrics:
             ("shape", "kind"),
         )
         self._attempt_failures = self._counter(
-            "tandem:router_attempt_failures", "Attempts that did not finish.", ("kind", "reason")
+            "tandem:router_attempt_failures", "Failed attempts of requests.", ("kind", "reason")
         )
         self._came = self._counter(
-            "tandem:router_requests", "Requests for answers, those that were turned away included."
+            "tandem:router_requests", "Requests for answers, including rejected ones."
         )
         self._failures = self._counter(
             "tandem:router_request_failures", "Requests without an answer.", ("reason",)
@@ -391,12 +393,15 @@ class RouterMetrics:
         self._first_from = self._counter(
             "tandem:router_first_token", "Leg that sent token 1 first.", ("source",)
         )
-        self._cancelled = self._counter("tandem:router_requests_cancelled", "Clients that left.")
+        self._cancelled = self._counter(
+            "tandem:router_requests_cancelled", "Requests whose client disconnected."
+        )
         self._repeated = self._counter(
             "tandem:router_tokens_repeated", "Equal tokens that both legs sent."
         )
         self._contradictions = self._counter(
-            "tandem:router_contradictions", "Requests failed closed: two legs disagreed."
+            "tandem:router_contradictions",
+            "Requests that failed because two workers computed different tokens.",
         )
 
     def _bind(self) -> None:

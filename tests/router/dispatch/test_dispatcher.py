@@ -227,7 +227,7 @@ async def test_decode_worker_dies(stack: Stack, prefill: Make, decode: Make) -> 
 
 
 async def test_prefill_worker_dies_first(stack: Stack, prefill: Make, decode: Make) -> None:
-    """The next rung: another P for the same D; no token is lost or changed."""
+    """The next kind of attempt: another P for the same D; no token is lost or changed."""
     p1, p2 = prefill(behaviour=die_after(stack, 0)), prefill()
     d = decode(behaviour=consume_slowly)
     await stack.find(p1, p2, d)
@@ -253,7 +253,7 @@ def consume_slowly(turn: Turn) -> Iterator[float]:
 
 
 async def test_prefill_workers_all_die(stack: Stack, prefill: Make, decode: Make) -> None:
-    """The last rung but one: D prefills by itself."""
+    """The last kind but one: D prefills by itself."""
     p, d = prefill(behaviour=die_after(stack, 1)), decode(behaviour=consume_slowly)
     await stack.find(p, d)
 

@@ -65,7 +65,7 @@ def show_rank_processes(registry: CollectorRegistry, pids: Pids) -> None:
     registry.register(
         RankSeries(
             "tandem:rank_process_cpu_seconds",
-            "CPU time that a rank's own process has taken.",
+            "CPU time of a rank's own process.",
             "counter",
             pids,
             _cpu_seconds,

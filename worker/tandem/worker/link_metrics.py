@@ -12,7 +12,7 @@ class LinkMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._dropped = Counter(
             "tandem:link_frames_dropped",
-            "Frames between router and worker that were dropped, by reason.",
+            "Dropped frames between router and worker, by reason.",
             ["reason"],
             registry=registry,
         )

@@ -80,10 +80,10 @@ def _families(now: Mapping[str, int] | None) -> Iterator[_Family]:
         "tandem:kv_agent_copies",
         "Copies that the node's agent made for decode workers, one for each landing slot.",
     )
-    copied = CounterMetricFamily("tandem:kv_agent_copied_bytes", "KV bytes that it copied.")
+    copied = CounterMetricFamily("tandem:kv_agent_copied_bytes", "KV bytes that the agent copied.")
     refused = CounterMetricFamily(
         "tandem:kv_agent_refused",
-        "Copies that were asked for and may not be, by why; their slots are the worker's again.",
+        "Refused copies, by reason.",
         labels=["reason"],
     )
     lost = CounterMetricFamily(
@@ -101,7 +101,7 @@ def _families(now: Mapping[str, int] | None) -> Iterator[_Family]:
     )
     pending = GaugeMetricFamily(
         "tandem:kv_agent_copies_pending",
-        "Copies that were asked for and have no answer yet: waiting for their turn, or under way.",
+        "Requested copies that have not finished.",
         labels=["state"],
     )
     if now is not None:

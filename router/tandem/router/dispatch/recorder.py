@@ -49,7 +49,7 @@ def begin_attempt(
         return recording.watch
     if recording.asked is None:
         recording.asked = _asked(request)
-    said = {"tandem.attempt": number, "tandem.rung": attempt_kind, "tandem.rule": rule}
+    said = {"tandem.attempt": number, "tandem.attempt_kind": attempt_kind, "tandem.rule": rule}
     begin = now - recording.arrived + recording.started
     record.span = recording.span.child("attempt", begin, "client", said)
     return Watch(recording.request_id, record.span.traceparent)

@@ -296,13 +296,13 @@ def register_link_series(metrics: RouterMetrics, live: LiveFleet) -> None:
     )
     gauge(
         "tandem:router_handoff_link_bytes_per_second",
-        "KV that came over a link, over the seconds in which some waited.",
+        "Rate of KV over a link while some waited.",
         ends,
         read(lambda health: health.bytes_per_s),
     )
     gauge(
         "tandem:router_handoff_link_waiting_bytes",
-        "KV that is announced over a link and has not come.",
+        "KV that was announced over a link and has not arrived.",
         ends,
         read(lambda health: health.waiting_bytes),
     )

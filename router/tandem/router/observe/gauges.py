@@ -46,7 +46,7 @@ def register_gauges(
     gauge = metrics.gauge
     gauge(
         "tandem:router_prefix_hit_ceiling",
-        "Share of the last 12 to 24 hours' prompt blocks that an unbounded cache would have had.",
+        "Share of prompt blocks of the last 12 to 24 hours that an unlimited cache would have.",
         (),
         hit_ceiling,
     )
@@ -64,7 +64,7 @@ def register_gauges(
     )
     gauge(
         "tandem:router_oldest_queued_seconds",
-        "How long the oldest request of the router's queue has waited.",
+        "Wait of the oldest request in the router's queue.",
         (),
         lambda: only(admission.oldest_wait(time.monotonic())),
     )
@@ -75,7 +75,7 @@ def register_gauges(
         (),
         lambda: only(fleet.needs_decode(ready_decode)),
     )
-    gauge("tandem:router_links", "Worker addresses by state of the link.", ("state",), links)
+    gauge("tandem:router_links", "Addresses of workers, by state of the link.", ("state",), links)
     gauge(
         "tandem:router_handoff_links",
         "Links between prefill and decode workers, as decode workers report.",
@@ -84,7 +84,7 @@ def register_gauges(
     )
     gauge(
         "tandem:router_prefix_index_blocks",
-        "Block hashes known of all workers.",
+        "Block hashes of all workers in the router's index.",
         (),
         lambda: only(len(fleet.index)),
     )

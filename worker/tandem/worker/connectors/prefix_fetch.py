@@ -74,7 +74,7 @@ class PullMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.pulls = Counter(
             "tandem:kv_prefix_pulls",
-            "Prompts whose cached start came from a peer instead of being computed.",
+            "Prompts whose cached prefix was pulled from a peer.",
             registry=registry,
         )
         self.tokens = Counter(
@@ -84,13 +84,13 @@ class PullMetrics:
         )
         self.seconds = Histogram(
             "tandem:kv_prefix_pull_seconds",
-            "From asking a peer for a cached prefix to having it.",
+            "Time of a prefix pull.",
             registry=registry,
             buckets=SECONDS_BUCKETS,
         )
         self.fallbacks = Counter(
             "tandem:kv_prefix_pull_fallbacks",
-            "Prefixes that were to be pulled and are computed, by why.",
+            "Prefixes computed instead of pulled, by reason.",
             ["reason"],
             registry=registry,
         )
@@ -101,17 +101,17 @@ class PullMetrics:
         )
         self.declined = Counter(
             "tandem:kv_prefix_loans_declined",
-            "Peers that asked for a cached prefix and got none of it, by why.",
+            "Declined requests of peers for a cached prefix, by reason.",
             ["reason"],
             registry=registry,
         )
         self.open = Gauge(
             "tandem:kv_prefix_pulls_open",
-            "Requests here whose start was to be pulled: asked for, come, or computed after all.",
+            "Requests with a prefix pull in progress.",
             registry=registry,
         )
         self.lent_blocks = Gauge(
-            "tandem:kv_prefix_lent_blocks", "Blocks that are lent to peers.", registry=registry
+            "tandem:kv_prefix_lent_blocks", "Blocks lent to peers now.", registry=registry
         )
         for reason in (*Fallback, *FailCause):
             self.fallbacks.labels(str(reason))

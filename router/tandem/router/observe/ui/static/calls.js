@@ -99,7 +99,7 @@ function partsOf(call) {
 }
 
 function attemptRows(attempt) {
-  const head = html("h4", {}, `attempt ${attempt.number} (${attempt.rung}): ${attempt.rule}`);
+  const head = html("h4", {}, `attempt ${attempt.number} (${attempt.kind}): ${attempt.rule}`);
   const failure = attempt.failure ? [html("p", { class: "error" }, attempt.failure)] : [];
   const candidates = attempt.candidates.map((each) => {
     const numbers = [`${number(each.cached_tokens)} cached`, `${number(each.requests)} requests`];

@@ -19,7 +19,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     """The end-of-sequence token, a stop token or a stop string."""
     LENGTH = "length"
-    "max_tokens, or the end of the model's context."
+    """max_tokens, or the end of the model's context."""
     ABORT = "abort"
     """The client disconnected, or the deadline passed."""
     ERROR = "error"

@@ -378,7 +378,7 @@ class RouterMetrics:
         )
         self._attempts = self._counter(
             "tandem:router_attempts",
-            "Dispatches by shape and retry policy kind of attempt.",
+            "Attempts of requests, by shape and kind.",
             ("shape", "kind"),
         )
         self._attempt_failures = self._counter(

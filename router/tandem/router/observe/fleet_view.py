@@ -308,7 +308,7 @@ def register_link_series(metrics: RouterMetrics, live: LiveFleet) -> None:
     )
     gauge(
         "tandem:router_handoff_links_not_shown",
-        f"Links without series of their own: more than {MAX_SERIES} are too many.",
+        f"Links without their own series, beyond the first {MAX_SERIES}.",
         (),
         lambda: only(_shown(live)[1]),
     )

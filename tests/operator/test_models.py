@@ -83,7 +83,7 @@ def test_a_job_without_a_pod_is_told_of():
     assert verdict(late=30, **HUB).reason is Reason.FETCHING
     late = verdict(late=90, **HUB)
     assert (late.ready, late.reason) == (False, Reason.JOB_STUCK)
-    assert "Job the-job gets no pod" in late.message
+    assert "Job the-job has no pod" in late.message
     assert "kubectl describe job the-job" in late.message
 
 

@@ -33,7 +33,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "host network": (
         {"router__podTemplate": {"spec": {"hostNetwork": True}}},
         "PodTemplateConflict",
-        "spec.router.podTemplate.spec.hostNetwork: True: this is beyond the baseline",
+        "spec.router.podTemplate.spec.hostNetwork: True: this exceeds the baseline",
     ),
 }
 

@@ -96,7 +96,7 @@ def test_a_service_that_is_not_there_would_be_made_whole(harness: Harness):
     accepted = [each for each in found.after.conditions if each.type == "Accepted"]
     assert [each.status for each in accepted] == ["True"], accepted
     assert harness.names("LLMService") == set()
-    assert "which does not exist" in drawn(found, "fresh.yaml")
+    assert "which is not there" in drawn(found, "fresh.yaml")
 
 
 def test_what_a_file_may_not_say_is_told_in_the_api_servers_words(lone: Harness):

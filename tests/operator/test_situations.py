@@ -152,7 +152,7 @@ def test_without_prefill_workers_the_fabrics_condition_speaks_of_hand_offs_alone
     status = status_of(serving(wanted=NO_PREFILL, links=None), LLMServiceStatus())
     told = next(each for each in status.conditions if each.type == ConditionType.KV_FABRIC_READY)
     assert (told.status, told.reason) == ("True", Reason.NOT_NEEDED)
-    assert told.message == "aggregated serving: nothing is handed over"
+    assert told.message == "aggregated serving: there are no hand-offs"
 
 
 def test_a_reason_of_any_length_fits_the_status():

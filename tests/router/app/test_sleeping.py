@@ -57,7 +57,7 @@ def test_every_worker_sleeps_and_wakes(serve: Serve, prefill: Make, decode: Make
     refused = chat(served)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "asleep")
     assert refused.headers["Retry-After"]
-    assert "woken" in refused.json()["error"]["message"]
+    assert "wakes it up" in refused.json()["error"]["message"]
     assert not p.submitted
     assert not d.submitted
     assert served.post("/v1/embeddings", json={"input": "Hi"}).status_code == 503

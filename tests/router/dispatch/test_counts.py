@@ -83,7 +83,7 @@ async def test_a_fleet_that_sleeps_fails_requests(stack: Stack, decode: Make) ->
     await stack.find(worker)
     worker.load = structs.replace(worker.load, sleeping=True)
     await beats(stack, worker)
-    with pytest.raises(RequestRefused, match="sleeps"):
+    with pytest.raises(RequestRefused, match="asleep"):
         await stack.run(make_request())
     assert (came(stack), failures(stack)) == (1, {"asleep": 1})
 

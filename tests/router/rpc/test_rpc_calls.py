@@ -139,14 +139,14 @@ def test_calls_of_a_connection_that_ends_are_given_up(raw: Any, decode: Make) ->
 def test_a_call_that_is_not_finished_in_the_drain_time_is_unavailable(
     raw: Any, decode: Make
 ) -> None:
-    """Its status says that the server stops."""
+    """Its status says that the server is shutting down."""
     worker = decode(behaviour=hold)
     served, client = raw(worker, drain_timeout=0.2)
     call = client.start(asked(stream=True))
     wait_for(lambda: worker.submitted)
     served.stop()
 
-    assert status_of(call) == (Code.UNAVAILABLE, "the server stops")
+    assert status_of(call) == (Code.UNAVAILABLE, "the server is shutting down")
 
 
 def test_calls_that_come_at_once_begin_in_rounds_of_their_own(

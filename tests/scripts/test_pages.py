@@ -64,3 +64,32 @@ def test_the_navigation_names_pages_that_exist_and_omits_none() -> None:
     assert [name for name in named - folders if name not in pages] == []
     left = {name for name in pages - named if f"{name.rpartition('/')[0]}/" not in folders}
     assert left == set()
+
+
+_OTHERS = frozenset({
+    *("cascade", "convert", "delete-emptydir-data", "recursive", "reset-then-reuse-values"),
+    *("reset-values", "reuse-values", "runner", "set", "take-ownership"),
+})  # fmt: skip
+"""Flags of kubectl, Helm and vLLM that pages name."""
+
+
+def known_flags() -> set[str]:
+    """Return the flags of all commands: those with settings, and literals in the sources."""
+    known = set(re.findall(r"`--([a-z0-9-]+)`", (DOCS / "reference" / "flags.md").read_text()))
+    for folder in ("bench", "cli", "scripts", "tests"):
+        for path in (ROOT / folder).rglob("*.py"):
+            known |= set(re.findall(r'"--([a-z0-9-]+)"', path.read_text()))
+    return known | {f"no-{name}" for name in known} | _OTHERS
+
+
+def test_flags_that_pages_name_exist() -> None:
+    """A flag that was removed or renamed is not documented any more."""
+    known = known_flags()
+    unknown = {
+        f"{page.name}: --{name}"
+        for page in PAGES
+        for code in re.findall(r"`([^`\n]+)`", page.read_text())
+        for name in re.findall(r"(?<![\w-])--(?:\w+\.)?([a-z][a-z0-9-]+)(?![\w.-])", code)
+        if name not in known
+    }
+    assert unknown == set()

@@ -36,7 +36,7 @@ def start_small(small: Path, tmp_path: Path) -> StackMaker:
     return start
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def small_pair(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """``pair``, but of the small model."""
     log = tmp_path_factory.mktemp("small-pair") / "stack.log"
@@ -44,16 +44,16 @@ def small_pair(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pair(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One prefill and one decode worker, shared by the tests of all files; none may hurt it, and
-    what one has asked is in the caches of the next."""
+    """One prefill and one decode worker, shared by the tests of a file; none may hurt it, and what
+    one has asked is in the caches of the next."""
     log = tmp_path_factory.mktemp("pair") / "stack.log"
     with Stack.running(str(smollm2), log) as stack:
         yield stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def hurt_stack(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One prefill and two decode workers of the small model, for ``hurt``.
 

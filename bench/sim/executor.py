@@ -12,7 +12,7 @@ from bench.sim.times import Device, StepTimes
 from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import Capacity, KVCacheAllocator, KVRegion, StepSize
 from tandem.engine.step import FenceDone, ModelRunnerOutput, Sampled, SchedulerOutput, TokenMasks
-from tandem.engine.timing.step_times import Padding
+from tandem.engine.timing import Padding
 from tandem.engine.worker.gpu import MOST_CAPTURED
 from tandem.engine.worker.graphs import StepGraphs, step_shapes
 from tandem.protocol.commands import SleepTag

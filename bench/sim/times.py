@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tandem.engine.config.facts import ModelFacts
 from tandem.engine.step import StepRow
-from tandem.engine.timing.step_times import Padding
+from tandem.engine.timing import Padding
 
 QWEN3_8B = ModelFacts(
     architecture="Qwen3ForCausalLM",

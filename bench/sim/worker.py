@@ -20,7 +20,7 @@ from tandem.protocol.messages import Frame, PeerHealth
 from tandem.protocol.outputs import Refused
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.router.dispatch.attempt import Leg
-from tandem.router.workers.worker import Worker
+from tandem.router.workers.connection import Worker
 from tandem.worker.connectors.consumer import DecodeConnector
 from tandem.worker.connectors.producer import PrefillConnector
 

@@ -24,8 +24,8 @@ from tandem.router.metrics import RouterMetrics
 from tandem.router.observe.fleet_view import register_link_series
 from tandem.router.observe.gauges import register_gauges
 from tandem.worker.connectors.prefix_fetch import PullMetrics
+from tandem.worker.io import LinkMetrics
 from tandem.worker.launch import show_rank_processes
-from tandem.worker.link_metrics import LinkMetrics
 
 _HEAD = f"""# Metrics
 

@@ -16,8 +16,7 @@ from tandem.cli import bench
 from tandem.cli.bench.client import Record
 from tandem.cli.bench.inprocess import Timed, TimedEngine
 from tandem.cli.bench.load import Ask, LoadConfig, arrivals, asks
-from tandem.cli.bench.serve import show
-from tandem.cli.bench.summary import parse_goodput, summarize
+from tandem.cli.bench.serve import parse_goodput, show, summarize
 from tandem.protocol.errors import InvalidParameter, TandemError
 
 Make = Callable[..., FakeWorker]

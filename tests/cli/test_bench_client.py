@@ -12,8 +12,7 @@ from tests.cli.answering import Answer, served
 
 from tandem.cli.bench.client import Record, Target, _decoder, _note
 from tandem.cli.bench.load import Ask
-from tandem.cli.bench.serve import Bounds, drive
-from tandem.cli.bench.summary import parse_goodput, summarize
+from tandem.cli.bench.serve import Bounds, drive, parse_goodput, summarize
 
 pytestmark = pytest.mark.full
 

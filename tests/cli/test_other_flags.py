@@ -14,10 +14,9 @@ from tandem.cli.__main__ import COMMANDS, main
 from tandem.cli.serve.overrides import ROLES, of_router, sections_for, take_roles
 from tandem.cli.serve.router import prepared_config, router_sections
 from tandem.cli.serve.stack import UpConfig, plan
-from tandem.cli.settings import other_flags
-from tandem.cli.settings.command import UsageError, read_command_line
+from tandem.cli.settings import command as other_flags
+from tandem.cli.settings.command import UsageError, read_command_line, translated
 from tandem.cli.settings.flags import Section, flag_of, whole_number
-from tandem.cli.settings.other_flags import translated
 from tandem.cli.settings.secret_flags import api_key_of, take_secrets
 from tandem.cli.settings.worker_settings import worker_sections
 from tandem.engine.config import ModelConfig

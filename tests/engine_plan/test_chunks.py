@@ -6,7 +6,7 @@ import pytest
 from tests.engine_plan.builders import Harness, request_of
 
 from tandem.engine.config.scheduler import SchedulerConfig
-from tandem.engine.timing.step_times import Chunks
+from tandem.engine.timing import Chunks
 
 
 def cut(config: SchedulerConfig, num_tokens: int, *, alone: bool) -> list[int]:

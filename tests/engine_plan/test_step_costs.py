@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry
 from tests.engine_plan.builders import FACTS, Clock, config_of, params_of, request_of
 from tests.engine_plan.test_metrics import engine_of, run, value
 
+from tandem.engine.core.step_notes import StepCost, StepCosts
 from tandem.engine.metrics import EngineMetrics, peak_of
 from tandem.engine.step import SchedulerOutput, SeqId, StepRow
-from tandem.engine.timing.step_costs import StepCost, StepCosts
 
 LINEAR = 8 * (4 * 8) + 3 * 8 * 16
 """Weights of the builders' one layer: q, k, v, o of 8 by 8, and an MLP of 16."""

@@ -12,7 +12,7 @@ from tests.engine_run.fp8_models import fp8_folders, judged_fp8, quantised, scal
 from tests.engine_run.run_driver import Driver
 
 from tandem.engine.config import EngineConfig, read_facts
-from tandem.engine.config.quantization import QuantFacts
+from tandem.engine.config.facts import QuantFacts
 from tandem.engine.loader import (
     INPUTS,
     LoadError,

@@ -12,8 +12,7 @@ import pytest
 
 from tandem.engine.structured import GrammarError, NoBackend
 from tandem.engine.structured.backends.guidance import GuidanceBackend
-from tandem.engine.structured.constraint import Constraint
-from tandem.engine.structured.mask_threads import MaskThreads
+from tandem.engine.structured.constraint import Constraint, MaskThreads
 
 
 class Panic(BaseException):

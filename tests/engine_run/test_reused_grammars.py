@@ -17,9 +17,8 @@ from tandem.engine.step import SeqId
 from tandem.engine.structured import StructuredOutputManager
 from tandem.engine.structured.backends import guidance
 from tandem.engine.structured.backends.guidance import GuidanceBackend
-from tandem.engine.structured.constraint import Constraint
+from tandem.engine.structured.constraint import Constraint, MaskThreads
 from tandem.engine.structured.errors import ExhaustedError, GrammarError
-from tandem.engine.structured.mask_threads import MaskThreads
 from tandem.protocol.ids import BlockHash
 from tandem.protocol.structured import StructuredOutputsParams
 

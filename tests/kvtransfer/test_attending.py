@@ -15,7 +15,7 @@ from tandem.kvtransfer import events
 from tandem.kvtransfer.control import client
 from tandem.kvtransfer.control.mail import Say
 from tandem.kvtransfer.handoff.messages import Final, ProbeReady
-from tandem.kvtransfer.mover.items import SleepState
+from tandem.kvtransfer.mover.mover import SleepState
 from tandem.link.wake_queue import WakeQueue
 
 

@@ -9,7 +9,7 @@ from tandem.base.settings import settings_of
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import AddressInUse
 from tandem.kvtransfer.memory.slots import SlotMemory
-from tandem.kvtransfer.transports.choose import make_transports
+from tandem.kvtransfer.service.parts import make_transports
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.ids import new_incarnation
 

@@ -27,9 +27,8 @@ from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.handoff.pull import Cancel, Opened, Pull
 from tandem.kvtransfer.memory.allocator import kv_cache_allocator
 from tandem.kvtransfer.mover.consumer import ConsumerMover
-from tandem.kvtransfer.service.parts import make_parts
-from tandem.kvtransfer.transports import choose
-from tandem.kvtransfer.transports.choose import make_transports
+from tandem.kvtransfer.service import parts as choose
+from tandem.kvtransfer.service.parts import make_parts, make_transports
 from tandem.memory.shared import shared_tensor
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
 
@@ -99,8 +98,8 @@ def test_gpus_that_meet_copy_before_anything_else(folder, monkeypatch, meets):
     def agent(name, *_args, on_gpu):
         return mapped(name, on_gpu=on_gpu)
 
-    monkeypatch.setattr("tandem.kvtransfer.transports.mapped.choose.make_mapped", mapped)
-    monkeypatch.setattr("tandem.kvtransfer.transports.agent.choose.make_agent", agent)
+    monkeypatch.setattr("tandem.kvtransfer.transports.mapped.transport.make_mapped", mapped)
+    monkeypatch.setattr("tandem.kvtransfer.transports.agent.transport.make_agent", agent)
     config = make_config(kv_connector="auto", kv_node_folder=str(folder) if meets else None)
     found = make_transports(config, new_incarnation(), "consumer", on_gpu=True)
     for each in found.values():

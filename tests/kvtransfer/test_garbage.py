@@ -13,7 +13,7 @@ from tests.waiting import SECONDS
 
 from tandem.kvtransfer.errors import AddressInUse
 from tandem.kvtransfer.handoff.messages import MAX_MESSAGE_BYTES, Open, ProducerCard
-from tandem.kvtransfer.transports.tcp_wire import GREETING, MAGIC, REQUEST, decode_card
+from tandem.kvtransfer.transports.tcp_server import GREETING, MAGIC, REQUEST, decode_card
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.link import HEADER_BYTES
 from tandem.protocol.messages import Welcome, encode

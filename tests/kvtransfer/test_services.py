@@ -10,9 +10,9 @@ from tests.kvtransfer.builders import Consumer, Producer, kv_of, make_config, ma
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.service import parts
 from tandem.kvtransfer.service import producer as producer_module
 from tandem.kvtransfer.service.parts import as_bytes
-from tandem.kvtransfer.transports import choose
 from tandem.protocol.errors import FailCause, InvalidParameter, RefusalCode
 from tandem.protocol.ids import RequestKey, new_incarnation
 from tandem.protocol.kv import FirstToken
@@ -242,7 +242,7 @@ def test_without_nixl_auto_is_tcp_and_says_so(workers, monkeypatch, caplog):
     def cannot(*_, **__):
         raise TransportError("nixl: cannot load: not on this machine")
 
-    monkeypatch.setattr(choose, "NixlTransport", cannot)
+    monkeypatch.setattr(parts, "NixlTransport", cannot)
     config = make_config(kv_connector="auto")
     with caplog.at_level(logging.WARNING):
         producer, consumer = workers(Producer, config), workers(Consumer, config)
@@ -264,7 +264,7 @@ def test_without_nixl_auto_that_meets_in_a_folder_has_what_is_best(workers, fold
     def cannot(*_, **__):
         raise TransportError("nixl: cannot load: not on this machine")
 
-    monkeypatch.setattr(choose, "NixlTransport", cannot)
+    monkeypatch.setattr(parts, "NixlTransport", cannot)
     producer = workers(Producer, make_config(kv_connector="auto", kv_node_folder=str(folder)))
     labels = {"role": "producer", "connector": "shm", "fallback": "0"}
     assert producer.metric("tandem:kv_transport_info", **labels) == 1

@@ -15,8 +15,8 @@ from tests.waiting import wait_for
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.mover.reads import slot_extent
+from tandem.kvtransfer.service.parts import make_transports
 from tandem.kvtransfer.transports.base import Extent, Progress, Ticket
-from tandem.kvtransfer.transports.choose import make_transports
 from tandem.kvtransfer.transports.tcp import TcpTransport
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.ids import Incarnation, new_incarnation

@@ -9,7 +9,7 @@ import pytest
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.mover.linked import MAX_DOUBLINGS, MAX_REMEMBERED_WAYS, Ways
-from tandem.kvtransfer.transports.choose import make_transports
+from tandem.kvtransfer.service.parts import make_transports
 from tandem.protocol.ids import Incarnation, new_incarnation
 
 PEER, OTHER = Incarnation(b"p" * 16), Incarnation(b"o" * 16)

@@ -13,7 +13,7 @@ from tests.engine_plan.sim import SimExecutor
 
 from tandem.engine.stat_loggers import Report
 from tandem.llm import LLM
-from tandem.llm.metrics import Counter, Gauge, Histogram, Metric, read
+from tandem.llm.llm_engine import Counter, Gauge, Histogram, Metric, read
 from tandem.protocol.errors import InvalidParameter
 
 

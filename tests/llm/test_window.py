@@ -11,7 +11,7 @@ import pytest
 from tandem.llm import pooled
 from tandem.llm.cpu_pool import weight
 from tandem.llm.pooled import Patience, Window
-from tandem.llm.weighing import MOST_TOGETHER, parts_of, prompt_tokens
+from tandem.llm.sampling import MOST_TOGETHER, parts_of, prompt_tokens
 from tandem.text.prompts import TextPrompt, TokensPrompt
 
 

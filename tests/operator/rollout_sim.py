@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from tandem.operator.api.service import Surge
 from tandem.operator.api.status import RolloutStatus
+from tandem.operator.decide.answered import RevisionView, RoleView, RolloutView
 from tandem.operator.decide.rollout import Decision, Phase, decide
-from tandem.operator.decide.views import RevisionView, RoleView, RolloutView
 from tandem.operator.desired.naming import Role
 
 LOOK = 10.0

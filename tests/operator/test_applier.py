@@ -13,8 +13,7 @@ from tests.operator.harness import Harness
 from tests.operator.test_children import facts
 
 from tandem.operator.cluster import Cluster
-from tandem.operator.cluster.apply import Applier
-from tandem.operator.cluster.ownership import Taken, is_owned
+from tandem.operator.cluster.apply import Applier, Taken, is_owned
 from tandem.operator.decide.observe import Snapshot
 from tandem.operator.desired.compose import desired
 from tandem.operator.desired.naming import Manifest, Role

@@ -327,7 +327,7 @@ def test_a_release_comes_changes_and_goes(plane: ControlPlane, namespace: str):
     where = ("-n", namespace, "--kubeconfig", str(plane.kubeconfig()))
     adopt = ("--take-ownership", "--force-conflicts", "--set", "crds.adopt=true")
     said = helm("install", "tandem", CHART, *where, *adopt)
-    assert "Serve a model" in said, said
+    assert "To serve a model" in said, said
     crd = plane.kubectl("get", "crd", "llmservices.tandem.dev", "-o", "yaml")
     assert "helm.sh/resource-policy: keep" in crd
     assert "tandem" in plane.kubectl("-n", namespace, "get", "lease", "-o", "name")
@@ -357,7 +357,7 @@ def test_releases_and_kubectl_do_not_fight_for_the_crds(plane: ControlPlane, nam
     assert plane.kubectl(*crd) == "first"
     said = helm("install", "second", CHART, *where, *other)
     assert "STATUS: deployed" in said, said
-    assert "not this release's" in said
+    assert "belong to another release" in said
     assert plane.kubectl(*crd) == "first"
     assert "serverside-applied" in plane.kubectl(*apply)
     for release, watched in (("second", other), ("first", own)):

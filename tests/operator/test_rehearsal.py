@@ -67,7 +67,7 @@ def test_a_changed_file_is_what_the_operator_then_does(harness: Harness):
     before = versions(harness)
     found = asked(harness)
     assert found.changes == []
-    assert "would change nothing" in drawn(found, None)
+    assert "would make no change" in drawn(found, None)
     assert versions(harness) == before
     changed = service(engine__maxNumSeqs=7)
     found = asked(harness, changed)
@@ -79,7 +79,7 @@ def test_a_changed_file_is_what_the_operator_then_does(harness: Harness):
     made = {(each.kind, each.name) for each in found.changes if each.verb == "create"}
     text = drawn(found, "new.yaml")
     assert f"New revision of decode: {new.before} -> {new.after}" in text
-    assert "as new.yaml would make it" in text
+    assert "as new.yaml would change it" in text
     assert "Progressing: False" in text
     harness.change({"spec": changed["spec"]})
     harness.wait(lambda: made <= versions(harness).keys())
@@ -96,7 +96,7 @@ def test_a_service_that_is_not_there_would_be_made_whole(harness: Harness):
     accepted = [each for each in found.after.conditions if each.type == "Accepted"]
     assert [each.status for each in accepted] == ["True"], accepted
     assert harness.names("LLMService") == set()
-    assert "which is not there" in drawn(found, "fresh.yaml")
+    assert "which does not exist" in drawn(found, "fresh.yaml")
 
 
 def test_what_a_file_may_not_say_is_told_in_the_api_servers_words(lone: Harness):
@@ -145,7 +145,7 @@ def test_the_operators_own_flags_count(lone: Harness):
             operator_settings(lone.cluster, wrong)
     manifest["metadata"]["name"] = "second"
     lone.cluster.create(manifest)
-    with pytest.raises(InvalidParameter, match="op, second: name one"):
+    with pytest.raises(InvalidParameter, match="select one"):
         operator_settings(lone.cluster, lone.namespace)
 
 

@@ -8,13 +8,13 @@ import pytest
 from tandem.operator.api.service import Surge
 from tandem.operator.api.status import RolloutStatus
 from tandem.operator.clock import time_text
+from tandem.operator.decide.answered import RevisionView, RoleView, RolloutView
 from tandem.operator.decide.rollout import (
     Decision,
     Phase,
     decide,
     token_of,
 )
-from tandem.operator.decide.views import RevisionView, RoleView, RolloutView
 from tandem.operator.desired.naming import Role
 from tandem.operator.desired.revision import service_revision
 

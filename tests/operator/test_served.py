@@ -17,11 +17,11 @@ from tests.operator.test_rollout import NOW, OLD, counts, seen, view
 from tandem.operator.api.service import Surge
 from tandem.operator.api.status import LLMServiceStatus, RolloutStatus
 from tandem.operator.clock import time_text
+from tandem.operator.decide.answered import RoleView, RolloutView
 from tandem.operator.decide.observe import Snapshot
 from tandem.operator.decide.plan import decision as decided
 from tandem.operator.decide.plan import judged, remembered, see, serving
 from tandem.operator.decide.rollout import Decision, Phase, decide
-from tandem.operator.decide.views import RoleView, RolloutView
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.revision import service_revision

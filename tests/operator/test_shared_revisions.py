@@ -10,8 +10,8 @@ from tests.operator.test_rollout import NOW, counts, seen
 
 from tandem.operator.api.service import Surge
 from tandem.operator.api.status import RolloutStatus
+from tandem.operator.decide.answered import RevisionView, RoleView, RolloutView
 from tandem.operator.decide.rollout import Decision, Phase, decide
-from tandem.operator.decide.views import RevisionView, RoleView, RolloutView
 from tandem.operator.desired.naming import Role
 from tandem.operator.desired.revision import service_revision
 

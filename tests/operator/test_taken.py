@@ -12,7 +12,7 @@ from tests.operator.foreign import foreign_objects
 from tests.operator.harness import Harness
 from tests.operator.test_children import facts
 
-from tandem.operator.cluster.ownership import taken
+from tandem.operator.cluster.apply import taken
 from tandem.operator.cluster.store import CHILDREN
 from tandem.operator.desired.compose import desired
 from tandem.operator.desired.naming import Manifest

@@ -21,8 +21,8 @@ from tandem.protocol.outputs import EngineCoreOutput, PooledOutput
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
 from tandem.router.dispatch.admission import AdmissionLimits, AdmissionQueue, Turns
-from tandem.router.dispatch.deadlines import DispatchLimits
 from tandem.router.dispatch.dispatcher import Dispatcher
+from tandem.router.dispatch.explain import DispatchLimits
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.forecast import Targets

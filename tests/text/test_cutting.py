@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.text.cutting import cut_within_ends
+from tandem.text.input_processor import cut_within_ends
 
 CLS, SEP = 101, 102
 SPECIAL = {CLS, SEP}

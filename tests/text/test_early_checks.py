@@ -9,9 +9,8 @@ from tandem.protocol.card import ModelCard
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.sampling import SamplingParams
-from tandem.text.cutting import BYTES_A_TOKEN, seems_to_fit
 from tandem.text.errors import ContextLengthExceeded
-from tandem.text.input_processor import InputProcessor
+from tandem.text.input_processor import BYTES_A_TOKEN, InputProcessor, seems_to_fit
 from tandem.text.tokenizer import Tokenizer
 
 KEY = RequestKey(Incarnation(bytes(16)), "r1", 0)

@@ -21,7 +21,7 @@ from tandem.text.output_processor import (
     OutputProcessor,
     RequestState,
 )
-from tandem.text.stop_strings import StopMatcher
+from tandem.text.pieces import StopMatcher
 from tandem.text.tokenizer import Tokenizer
 
 

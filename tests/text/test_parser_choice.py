@@ -5,9 +5,8 @@ import tokenizers
 from tests.text.conftest import SPECIALS, byte_level_backend, word_piece_backend
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.text.parsers.choose import check_name, reasoning_format, tool_format
 from tandem.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
-from tandem.text.parsers.model import ModelParsers
+from tandem.text.parsers.model import ModelParsers, check_name, reasoning_format, tool_format
 from tandem.text.tokenizer import Tokenizer
 
 

@@ -12,10 +12,9 @@ from tests.text.test_parsers import Said
 from tandem.protocol.structured import ReasoningSpan
 from tandem.text.chat_template import ChatOptions, ChatTemplates
 from tandem.text.parsers.calls import ToolSchemas
-from tandem.text.parsers.choose import reasoning_format, tool_format
 from tandem.text.parsers.engine import StreamParser
 from tandem.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
-from tandem.text.parsers.model import ModelParsers
+from tandem.text.parsers.model import ModelParsers, reasoning_format, tool_format
 
 pytestmark = pytest.mark.full
 

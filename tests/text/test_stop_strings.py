@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.text.stop_strings import MAX_STOP_CHARS, StopMatcher, check_stops
+from tandem.text.pieces import MAX_STOP_CHARS, StopMatcher, check_stops
 
 pytestmark = pytest.mark.full
 

@@ -9,7 +9,7 @@ import pytest
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.text.chat_template import ChatOptions, ChatTemplates
-from tandem.text.parsers.choose import tool_format
+from tandem.text.parsers.model import tool_format
 
 PLAIN = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

@@ -13,9 +13,7 @@ from tandem.protocol.card import Fingerprint, ModelCard, WorkerRole
 from tandem.protocol.ids import Incarnation, new_incarnation
 from tandem.protocol.layout import KVGroup, KVLayout
 from tandem.protocol.messages import Beat, LoadReport, WorkerBeat
-from tandem.worker.inbox import FromRouter, Inbox, Item, RouterFound, RouterLost
-from tandem.worker.io import IOThread
-from tandem.worker.link_metrics import LinkMetrics
+from tandem.worker.io import FromRouter, Inbox, IOThread, Item, LinkMetrics, RouterFound, RouterLost
 
 GROUP = KVGroup(num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")
 LOAD = LoadReport(num_running=0, num_waiting=0, waiting_tokens=0, free_blocks=9, total_blocks=9)

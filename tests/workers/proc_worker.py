@@ -26,7 +26,7 @@ from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.worker.engine_proc import EngineCoreProc
 from tandem.worker.handoff import HandoffService, NoHandoff
-from tandem.worker.inbox import Inbox
+from tandem.worker.io import Inbox
 from tandem.worker.server_config import ServerConfig
 from tandem.worker.worker_probes import WorkerProbes
 

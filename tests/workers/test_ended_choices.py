@@ -12,7 +12,7 @@ from tests.workers.proc_worker import Worker, submit
 
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.messages import Cancel, Frame
-from tandem.worker.inbox import FromRouter, Item
+from tandem.worker.io import FromRouter, Item
 
 
 def test_the_choices_that_a_cancel_names_end_and_others_go_on(

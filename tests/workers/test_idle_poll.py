@@ -17,12 +17,12 @@ from tests.workers.hand_router import Router
 from tests.workers.io_worker import Worker as IOWorker
 from tests.workers.proc_worker import Worker, frames, submit
 
-from tandem.engine import naps
+from tandem.engine import threads
 from tandem.engine.core.engine_core import StepOutputs
-from tandem.engine.naps import AHEAD_SECONDS, LATE_SECONDS, IdlePoll
+from tandem.engine.threads import AHEAD_SECONDS, LATE_SECONDS, IdlePoll
 from tandem.worker.cache_snapshots import CacheSnapshots
 from tandem.worker.engine_proc import IDLE_SECONDS, PARKED_SECONDS, EngineCoreProc
-from tandem.worker.inbox import Inbox
+from tandem.worker.io import Inbox
 
 
 class Clock:
@@ -36,7 +36,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock that ``IdlePoll`` reads."""
     clock = Clock()
-    monkeypatch.setattr(naps, "time", clock)
+    monkeypatch.setattr(threads, "time", clock)
     return clock
 
 

@@ -29,7 +29,7 @@ from tandem.protocol.messages import (
     encode,
 )
 from tandem.worker import io
-from tandem.worker.inbox import FromRouter, RouterFound, RouterLost
+from tandem.worker.io import FromRouter, RouterFound, RouterLost
 
 
 @pytest.fixture(scope="module")

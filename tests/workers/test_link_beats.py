@@ -12,7 +12,7 @@ from tests.workers.proc_worker import Worker
 from tandem.link.liveness import LinkTimes
 from tandem.protocol.messages import PeerSet, WorkerBeat
 from tandem.worker import io
-from tandem.worker.inbox import Inbox
+from tandem.worker.io import Inbox
 
 
 @pytest.fixture

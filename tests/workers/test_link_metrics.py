@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from tandem.worker.link_metrics import DROPS, LinkMetrics
+from tandem.worker.io import DROPS, LinkMetrics
 
 
 def test_drops_begin_at_nothing() -> None:

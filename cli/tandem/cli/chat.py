@@ -86,9 +86,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--max-tokens", type=int, default=512, help="of one answer, thoughts included"
     )
-    parser.add_argument(
-        "--api-key", help=f"sent as a bearer token; {ENV_API_KEY} says the same, unseen"
-    )
+    parser.add_argument("--api-key", help=f"bearer token; default: {ENV_API_KEY}")
     parser.add_argument("message", nargs="*", help="one message: answer it and leave")
     options = parser.read(argv)
     check_url("--url", options.url)

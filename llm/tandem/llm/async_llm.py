@@ -29,10 +29,12 @@ from typing import (
 from tandem.llm.cpu_pool import CpuPool
 from tandem.llm.outputs import PooledRequestOutput, RequestOutput, rendered
 from tandem.llm.prepared import PreparedRequest, Running
-from tandem.llm.sampling import Params, defaults_of, params_from
-from tandem.llm.weighing import (
+from tandem.llm.sampling import (
     PROMPT_COSTS,
+    Params,
     chat_weight,
+    defaults_of,
+    params_from,
     params_weight,
     prompt_weight,
 )

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tandem.llm.async_llm import AsyncLLM
 from tandem.llm.batch import Add, Messages, chats_of, one_each, run_batch
-from tandem.llm.llm_engine import LLMEngine
-from tandem.llm.metrics import Metric
+from tandem.llm.llm_engine import LLMEngine, Metric
 from tandem.llm.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,

@@ -10,8 +10,7 @@ import msgspec
 
 from tandem.protocol.pooling import PoolingTask
 from tandem.text.input_processor import ProcessedInput
-from tandem.text.logprobs import Logprob, PositionLogprobs
-from tandem.text.output_processor import CompletionOutput, RequestState
+from tandem.text.output_processor import CompletionOutput, Logprob, PositionLogprobs, RequestState
 
 __all__ = [
     "ClassificationOutput",

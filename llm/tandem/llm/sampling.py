@@ -6,12 +6,20 @@ What the caller leaves open comes from the model's generation_config.json, as in
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tandem.llm import params
+from tandem.llm.cpu_pool import IN_LOOP, weight
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams, from_mapping
+from tandem.text.chat_template import ChatOptions
+from tandem.text.prompts import (
+    EmbedsPrompt,
+    PromptLike,
+    TextPrompt,
+    TokensPrompt,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -65,3 +73,67 @@ def params_from(
         elif value is None:
             fields.pop(name, None)
     return from_mapping(fields)
+
+
+BAD_WORD_COSTS = 30
+"""Cost of a bad word, in characters: it is tokenized twice."""
+
+PROMPT_COSTS = 200
+"""Cost of a pooled prompt, in characters, in addition to its length."""
+
+MOST_TOGETHER = 32
+"""Maximum number of prompts prepared together, about as long as one long prompt."""
+
+CHARACTERS_A_TOKEN = 4
+"""Characters per token of English text. If every character is a token, an engine holds that much
+more of a batch."""
+
+
+def prompt_weight(prompt: PromptLike) -> int:
+    """Return the cost of a prompt: its characters, or one for each id or byte."""
+    if isinstance(prompt, TextPrompt):
+        return len(prompt.text)
+    if isinstance(prompt, EmbedsPrompt):
+        return len(prompt.embeds.values)
+    return len(prompt.token_ids) if isinstance(prompt, TokensPrompt) else weight(prompt)
+
+
+def prompt_tokens(prompt: PromptLike) -> int:
+    """Return about how many tokens a prompt has, at least 1: ids, or a quarter of characters."""
+    if isinstance(prompt, TokensPrompt):
+        return max(1, len(prompt.token_ids))
+    return max(1, prompt_weight(prompt) // CHARACTERS_A_TOKEN)
+
+
+def parts_of(prompts: Sequence[PromptLike], tokens: int, most: int) -> Iterator[list[PromptLike]]:
+    """Yield ``prompts`` in order, in parts that are prepared together. A part has about ``tokens``
+    tokens, and at most ``most`` prompts and ``MOST_TOGETHER``."""
+    most = min(most, MOST_TOGETHER)
+    part: list[PromptLike] = []
+    left = tokens
+    for prompt in prompts:
+        weight = prompt_tokens(prompt)
+        if part and (weight > left or len(part) == most):
+            yield part
+            part, left = [], tokens
+        part.append(prompt)
+        left -= weight
+    if part:
+        yield part
+
+
+def chat_weight(messages: Sequence[Mapping[str, Any]], chat: ChatOptions | None) -> int:
+    """Return the cost of a chat. A template of its own is awaited: it runs in another process."""
+    if chat is None:
+        return weight(messages)
+    if chat.chat_template is not None:
+        return IN_LOOP
+    return weight(messages) + weight([chat.template_kwargs, chat.tools, chat.documents])
+
+
+def params_weight(params: Params) -> int:
+    """Return the cost of sampling parameters as callers give them."""
+    if not isinstance(params, Mapping):
+        return 0
+    words = params.get("bad_words") or ()
+    return weight(list(params.values())) + BAD_WORD_COSTS * len(words)

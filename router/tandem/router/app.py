@@ -49,18 +49,24 @@ from tandem.router.api.openai.service import Service
 from tandem.router.api.stopping import Ending, Stopping
 from tandem.router.config import RouterConfig
 from tandem.router.dispatch.admission import AdmissionLimits, AdmissionQueue, Turns
-from tandem.router.dispatch.deadlines import DispatchLimits
 from tandem.router.dispatch.dispatcher import Dispatcher
+from tandem.router.dispatch.explain import DispatchLimits
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.endpoints import Endpoint
-from tandem.router.http.access import Access, Authorizer
+from tandem.router.http.access import Access, Authorizer, Dispatch, RouteTable
 from tandem.router.http.errors import ErrorAnswer, answer_of, error_body
-from tandem.router.http.middleware.auth import Authorization, Canary
-from tandem.router.http.middleware.errors import InTurn, Unexpected
-from tandem.router.http.middleware.limits import BodyLimit
-from tandem.router.http.middleware.origins import Origins, OwnPagesOnly, RootPath, cors_options
-from tandem.router.http.middleware.trace import Trace
-from tandem.router.http.routes import Dispatch, RouteTable
+from tandem.router.http.held_bytes import BodyLimit
+from tandem.router.http.middleware import (
+    Authorization,
+    Canary,
+    InTurn,
+    Origins,
+    OwnPagesOnly,
+    RootPath,
+    Trace,
+    Unexpected,
+    cors_options,
+)
 from tandem.router.http.shared_answers import SharedAnswers
 from tandem.router.metrics import RouterMetrics
 from tandem.router.observe.fleet_view import LiveFleet, register_link_series

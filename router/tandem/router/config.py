@@ -20,8 +20,8 @@ from tandem.protocol.steps import TARGET_ITL_MS
 from tandem.router.limits import Limits
 from tandem.router.placement.forecast import Targets
 from tandem.router.placement.policy import PlacementPolicy
-from tandem.text.parsers.choose import check_name
 from tandem.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from tandem.text.parsers.model import check_name
 from tandem.tracing.config import TracingConfig
 
 MAX_INTERVAL = 2.0

@@ -28,8 +28,8 @@ from tandem.router.api.stopping import LAST_WORD_SECONDS, Ending, shutting_down
 from tandem.router.config import RouterConfig
 from tandem.router.http.closing import LINGER_BYTES, LINGER_SECONDS
 from tandem.router.http.guard import guarded
-from tandem.router.http.limits import ConnectionLimits
-from tandem.router.http.middleware.errors import send_error
+from tandem.router.http.middleware import send_error
+from tandem.router.http.protocol import ConnectionLimits
 
 SECONDS = 1.0
 """Seconds between two checks for a quiet moment."""

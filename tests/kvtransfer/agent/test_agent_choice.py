@@ -17,8 +17,8 @@ from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control import client
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.memory.allocator import kv_cache_allocator
+from tandem.kvtransfer.service.parts import make_transports
 from tandem.kvtransfer.transports.agent.sizes import GPU_FACTOR, LandingSizes
-from tandem.kvtransfer.transports.choose import make_transports
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.ids import new_incarnation
 

@@ -42,8 +42,8 @@ from tandem.kvtransfer.memory.blocks import Blocks, SharedTags
 from tandem.kvtransfer.memory.packing import HEADER_BYTES
 from tandem.kvtransfer.memory.slots import SharedSlots
 from tandem.kvtransfer.mover.cards import pattern
+from tandem.kvtransfer.service.parts import make_transports
 from tandem.kvtransfer.transports.base import Transport
-from tandem.kvtransfer.transports.choose import make_transports
 from tandem.memory.shared import shared_tensor
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import RequestKey, new_incarnation

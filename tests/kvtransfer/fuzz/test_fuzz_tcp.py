@@ -17,7 +17,7 @@ from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.mover.reads import slot_extent
 from tandem.kvtransfer.transports.base import Progress
 from tandem.kvtransfer.transports.tcp import TcpTransport
-from tandem.kvtransfer.transports.tcp_wire import (
+from tandem.kvtransfer.transports.tcp_server import (
     ANSWER,
     GREETING,
     MAGIC,

@@ -19,8 +19,8 @@ from tests.kvtransfer.mapped.worker import BLOCKS, BYTES, Worker
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import NoSocketYet, TransportError
 from tandem.kvtransfer.memory.blocks import Blocks, SharedTags
+from tandem.kvtransfer.service.parts import make_transports
 from tandem.kvtransfer.transports.base import Progress
-from tandem.kvtransfer.transports.choose import make_transports
 from tandem.kvtransfer.transports.mapped import giving
 from tandem.kvtransfer.transports.mapped.wire import (
     Given,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tandem.router.http.middleware.trace import Trace
+from tandem.router.http.middleware import Trace
 from tandem.router.metrics import RouterMetrics
 from tandem.router.observe.timeline.recorder import Recorder
 

@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 from tandem.router.http import closing
 from tandem.router.http.closing import Closing
 from tandem.router.http.guard import SPARE_CHUNKS, GuardedProtocol, guarded
-from tandem.router.http.limits import ConnectionLimits
+from tandem.router.http.protocol import ConnectionLimits
 
 CHUNKED = b"POST /read HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 SIZED = b"POST /held HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx"

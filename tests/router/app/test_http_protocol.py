@@ -20,8 +20,7 @@ from tests.router.http_server import Served
 from uvicorn.server import ServerState
 
 from tandem.router.http.guard import guarded
-from tandem.router.http.limits import ConnectionLimits
-from tandem.router.http.protocol import JoinedTransport
+from tandem.router.http.protocol import ConnectionLimits, JoinedTransport
 
 BODY = json.dumps({"prompt": "a", "max_tokens": 4, "stream": True}).encode()
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"

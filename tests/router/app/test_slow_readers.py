@@ -15,7 +15,7 @@ from tests.router.http_server import Served
 from tests.waiting import until, wait_for
 
 from tandem.protocol.outputs import EngineCoreOutput, FinishReason
-from tandem.router.dispatch.failure import ReaderTooSlow
+from tandem.router.dispatch.retry_policy import ReaderTooSlow
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tandem.router.dispatch.admission import Turns
-from tandem.router.http.middleware.errors import InTurn
+from tandem.router.http.middleware import InTurn
 
 
 class Rounds:

@@ -15,7 +15,7 @@ from tests.waiting import wait_for
 
 from tandem.router.http import guard
 from tandem.router.http.guard import GuardedProtocol, guarded
-from tandem.router.http.limits import ConnectionLimits
+from tandem.router.http.protocol import ConnectionLimits
 
 LARGE = 48 << 10
 """More than both kernels' buffers take, less than what makes the server wait with a write."""

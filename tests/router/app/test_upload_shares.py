@@ -10,8 +10,13 @@ import pytest
 
 from tandem.router.dispatch.admission import Turns
 from tandem.router.http.errors import HttpProblem
-from tandem.router.http.held_bytes import PROGRESS_BYTES, STILL_SECONDS, HeldBytes
-from tandem.router.http.middleware.limits import PART_BYTES, BodyLimit
+from tandem.router.http.held_bytes import (
+    PART_BYTES,
+    PROGRESS_BYTES,
+    STILL_SECONDS,
+    BodyLimit,
+    HeldBytes,
+)
 from tandem.router.tenant import Tenant, current_tenant
 
 KIB = 1 << 10

@@ -12,7 +12,7 @@ from tests.router.fake_worker import FakeWorker, Turn, serve_well
 from tests.waiting import until
 
 from tandem.protocol.errors import DeadlinePassed, FailCause
-from tandem.router.placement.links import FAULTS, TIMEOUTS
+from tandem.router.placement.rates import FAULTS, TIMEOUTS
 
 FAILURES = "tandem:router_attempt_failures_total"
 

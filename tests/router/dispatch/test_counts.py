@@ -21,8 +21,8 @@ from tandem.protocol.errors import (
 )
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.router.dispatch.admission import AdmissionQueue, AdmissionRefused
-from tandem.router.dispatch.failure import ReaderTooSlow
-from tandem.router.dispatch.stopwatch import Stopwatch
+from tandem.router.dispatch.dispatcher import Stopwatch
+from tandem.router.dispatch.retry_policy import ReaderTooSlow
 from tandem.router.http.errors import answer_of
 from tandem.router.metrics import MISTAKES, RouterMetrics
 

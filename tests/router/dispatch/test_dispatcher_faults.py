@@ -32,7 +32,7 @@ from tandem.protocol.errors import (
 )
 from tandem.protocol.outputs import EngineCoreOutput, FinishReason
 from tandem.protocol.requests import Consume
-from tandem.router.dispatch.failure import AttemptFailure
+from tandem.router.dispatch.retry_policy import AttemptFailure
 
 
 async def test_refusals_move_on(stack: Stack, prefill: Make, decode: Make) -> None:

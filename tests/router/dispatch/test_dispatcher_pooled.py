@@ -18,7 +18,7 @@ from tandem.protocol.messages import LoadReport
 from tandem.protocol.outputs import PooledOutput
 from tandem.protocol.pooling import NO_SAMPLING, PoolingParams
 from tandem.protocol.requests import EngineCoreRequest
-from tandem.router.dispatch.inbox import weigh
+from tandem.router.dispatch.attempt import weigh
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, PromptFacts
 
 Make = Callable[..., FakeWorker]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tandem.protocol.outputs import EngineCoreOutput
-from tandem.router.dispatch.inbox import Backlog, Inbox, weigh
+from tandem.router.dispatch.attempt import Backlog, Inbox, weigh
 
 SMALL = EngineCoreOutput("r", 0, 0, 0, (5,))
 LARGE = EngineCoreOutput("r", 0, 0, 0, (5,) * 1_000)

@@ -9,8 +9,12 @@ from tests.router.builders import STRICT, inc, view
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode
-from tandem.router.dispatch.failure import AttemptFailure
-from tandem.router.dispatch.retry_policy import AttemptKind, RetryPolicy, kind_of_attempt
+from tandem.router.dispatch.retry_policy import (
+    AttemptFailure,
+    AttemptKind,
+    RetryPolicy,
+    kind_of_attempt,
+)
 from tandem.router.placement.snapshot import FleetSnapshot, PromptFacts
 
 P1, P2, D1, D2 = inc(1), inc(2), inc(3), inc(4)

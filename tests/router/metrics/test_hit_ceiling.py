@@ -9,7 +9,7 @@ import pytest
 from tests.router.behaviours import Make
 from tests.router.http_server import Served
 
-from tandem.router.dispatch.hit_ceiling import HALF_SECONDS, HitCeiling, Sketch
+from tandem.router.dispatch.placing import HALF_SECONDS, HitCeiling, Sketch
 
 
 def hashes(begin: int, count: int) -> tuple[bytes, ...]:

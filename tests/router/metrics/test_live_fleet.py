@@ -19,7 +19,7 @@ from tests.waiting import wait_for
 from tandem.protocol.errors import FailCause
 from tandem.protocol.messages import LoadReport
 from tandem.router.dispatch.admission import AdmissionLimits, AdmissionQueue
-from tandem.router.dispatch.failure import AttemptFailure
+from tandem.router.dispatch.retry_policy import AttemptFailure
 from tandem.router.metrics import RouterMetrics
 from tandem.router.observe.fleet_view import MAX_SERIES
 from tandem.router.observe.rates import RouterRates

@@ -14,7 +14,7 @@ from tandem.protocol.errors import (
     RequestFailed,
     RequestRefused,
 )
-from tandem.router.dispatch.failure import FailedClosed
+from tandem.router.dispatch.retry_policy import FailedClosed
 from tandem.router.http.errors import answer_of
 
 

@@ -17,10 +17,10 @@ from tokenizers import decoders, models, pre_tokenizers
 from tandem.llm.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import InvalidParameter
-from tandem.router.api.openai.answers.chat_reader import ChatReader
+from tandem.router.api.openai.answers.answer_reader import ChatReader
 from tandem.router.api.openai.bodies.schemas import ChatBody
 from tandem.router.config import RouterConfig
-from tandem.text.logprobs import Logprob
+from tandem.text.output_processor import Logprob
 from tandem.text.parsers.model import ModelParsers
 
 TEMPLATE = (

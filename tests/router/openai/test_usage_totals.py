@@ -9,7 +9,7 @@ from typing import Any, cast
 from tests.router.http_server import Served
 
 from tandem.llm.outputs import RequestOutput
-from tandem.router.api.openai.generate import Totals
+from tandem.router.api.openai.service import Totals
 
 
 class Output:

@@ -18,7 +18,7 @@ from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import RefusalCode, RequestRefused
 from tandem.protocol.outputs import FinishReason
 from tandem.protocol.requests import Consume
-from tandem.router.dispatch.failure import NON_RETRYABLE, AttemptFailure
+from tandem.router.dispatch.retry_policy import NON_RETRYABLE, AttemptFailure
 from tandem.router.placement import policy
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, PromptFacts, WorkerView
 

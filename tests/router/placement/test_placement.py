@@ -11,10 +11,10 @@ from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash
 from tandem.protocol.outputs import BlockEvents
-from tandem.router.placement import links as health
 from tandem.router.placement import prefix_index
-from tandem.router.placement.links import LinkHealth, WorkerHealth
+from tandem.router.placement import rates as health
 from tandem.router.placement.prefix_index import ENTRY_BYTES, PrefixIndex
+from tandem.router.placement.rates import LinkHealth, WorkerHealth
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, PromptFacts
 
 P, D = WorkerRole.PREFILL, WorkerRole.DECODE

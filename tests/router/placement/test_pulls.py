@@ -14,9 +14,8 @@ from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.messages import LoadReport
 from tandem.protocol.outputs import BlockEvents
 from tandem.protocol.requests import Produce, Pull
-from tandem.router.placement.forecast import Targets
+from tandem.router.placement.forecast import BUDGET_SECONDS, ROUND_SECONDS, Targets, best_pulls
 from tandem.router.placement.policy import PlacementPolicy
-from tandem.router.placement.pulls import BUDGET_SECONDS, ROUND_SECONDS, best_pulls
 from tandem.router.placement.rates import measured
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, LinkThroughput, PromptFacts
 from tandem.router.tenant import NO_KEYS

@@ -28,11 +28,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.text.chat_messages import Message, plain_messages
+from tandem.text.chat_messages import Message, in_words, knows_no_tools, plain_messages
 from tandem.text.chat_turns import in_turns, with_form
 from tandem.text.folder import DEFAULT_TEMPLATE, TOOL_TEMPLATE
 from tandem.text.template_traits import CALLS, INVALID, TemplateTraits
-from tandem.text.tools_in_words import in_words, knows_no_tools
 
 
 class _Generation(Extension):

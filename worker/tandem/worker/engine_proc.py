@@ -18,7 +18,7 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from tandem.engine.core.engine_core import EngineCore, StepOutputs
-from tandem.engine.naps import IdlePoll
+from tandem.engine.threads import IdlePoll
 from tandem.link.curve import CurveGuard
 from tandem.link.naps import nap_precisely
 from tandem.protocol.card import ModelCard, WorkerRole
@@ -49,14 +49,7 @@ from tandem.tracing.config import is_sampled
 from tandem.tracing.spans import OpenSpan, Spans
 from tandem.worker.cache_snapshots import CacheSnapshots
 from tandem.worker.handoff import HandoffService, PeerSets
-from tandem.worker.inbox import (
-    FromRouter,
-    Inbox,
-    RouterFound,
-    RouterLost,
-)
-from tandem.worker.io import IOThread
-from tandem.worker.link_metrics import LinkMetrics
+from tandem.worker.io import FromRouter, Inbox, IOThread, LinkMetrics, RouterFound, RouterLost
 from tandem.worker.server_config import ServerConfig
 from tandem.worker.stall_watchdog import StallWatchdog
 from tandem.worker.worker_probes import WorkerProbes

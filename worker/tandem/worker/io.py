@@ -17,11 +17,13 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import zmq
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from tandem.base.listening import listening_host
-from tandem.engine.naps import nap
+from tandem.engine.threads import nap
 from tandem.link.curve import CurveGuard
 from tandem.link.listener import Link, Listener
 from tandem.link.liveness import LinkTimes, Pulse
@@ -48,13 +50,69 @@ from tandem.protocol.messages import (
     WorkerBeat,
     encode,
 )
-from tandem.worker.inbox import (
-    FromRouter,
-    Inbox,
-    RouterFound,
-    RouterLost,
-)
-from tandem.worker.link_metrics import LinkMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class FromRouter:
+    """A message of a router for the step loop."""
+
+    router: Incarnation
+    message: Submit | Cancel | Call | PeerSet
+
+
+@dataclass(frozen=True, slots=True)
+class RouterFound:
+    """Event: a router connected; it has no state of this worker yet."""
+
+    router: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class RouterLost:
+    """Event: the link to a router broke; its requests' tokens are not read any more."""
+
+    router: Incarnation
+    reason: str
+
+
+Item = FromRouter | RouterFound | RouterLost | None
+"""None only wakes the loop."""
+
+
+Inbox = WakeQueue[Item]
+"""Any thread puts; the step loop alone takes."""
+
+
+DROPS = ("router gone", "garbage", "reset")
+"""Why a frame is dropped."""
+
+
+class LinkMetrics:
+    """Counts what the I/O thread drops and how many routers it serves."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._dropped = Counter(
+            "tandem:link_frames_dropped",
+            "Dropped frames between router and worker, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in DROPS:  # of a series that begins at 1 no increase is seen
+            self._dropped.labels(reason)
+        self._routers = Gauge(
+            "tandem:routers_connected",
+            "Routers with a live link to this worker.",
+            registry=registry,
+        )
+
+    def dropped(self, reason: str) -> None:
+        """One frame was not delivered."""
+        self._dropped.labels(reason).inc()
+
+    def routers(self, count: int) -> None:
+        """Routers connected now."""
+        self._routers.set(count)
+
 
 logger = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from tandem.protocol.keys import KeyRing
 from tandem.tracing.spans import Spans
 from tandem.worker.engine_proc import EngineCoreProc
 from tandem.worker.handoff import HandoffService
-from tandem.worker.inbox import Inbox
+from tandem.worker.io import Inbox
 from tandem.worker.server_config import ServerConfig
 from tandem.worker.worker_probes import WorkerProbes
 

@@ -86,9 +86,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--url", help="a server that runs")
     parser.add_argument("--model", help="what a server is started for, as `tandem serve` takes it")
     parser.add_argument("--serve-flags", default="", help="flags of that `tandem serve`, a word")
-    parser.add_argument(
-        "--api-key", help=f"sent as a bearer token; {ENV_API_KEY} says the same, unseen"
-    )
+    parser.add_argument("--api-key", help=f"bearer token; default: {ENV_API_KEY}")
     parser.add_argument(
         "--concurrency",
         type=int,

@@ -22,7 +22,7 @@ STALL_MS = 150.0
 _STALLS = {
     "stood still": "stood still",
     "not taken yet": "did not take the request",
-    "no word of it": "had the request and said nothing of it",
+    "no word of it": "had the request but sent no message",
     "no word of it, then lost": "had the request and was lost",
 }
 MAX_ROWS = 200
@@ -104,7 +104,7 @@ def _candidate(each: Json) -> str:
     if each["prefill_tokens_per_s"]:
         numbers.append(f"{each['prefill_tokens_per_s']:g} tokens/s")
     if each.get("link_wait_ms"):
-        numbers.append(f"its link is {each['link_wait_ms']:.1f} ms behind")
+        numbers.append(f"its link has a backlog of {each['link_wait_ms']:.1f} ms")
     numbers += [name for name in ("draining", "suspect") if each.get(name)]
     return f"  {'->' if each['chosen'] else '  '} {each['worker']}: {', '.join(numbers)}"
 
@@ -112,7 +112,7 @@ def _candidate(each: Json) -> str:
 def _leg(leg: Json) -> Iterator[str]:
     yield f"  {leg['worker']}: sent at {leg['sent_ms']:.1f} ms"
     if leg["notes"] is None:
-        yield "    it has told nothing of its time"
+        yield "    no timeline from this worker"
         return
     yield f"    placed to within {leg['off_by_at_most_ms']:.1f} ms"
     for note in leg["notes"]:
@@ -169,9 +169,7 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument("request_id", help="the call's x-request-id, or the id of its answer")
     parser.add_argument("--url", default=f"http://127.0.0.1:{ROUTER_PORT}", help="the router's URL")
-    parser.add_argument(
-        "--api-key", help=f"sent as a bearer token; {ENV_API_KEY} says the same, unseen"
-    )
+    parser.add_argument("--api-key", help=f"bearer token; default: {ENV_API_KEY}")
     parser.add_argument("--width", type=int, default=100, help="columns of the drawing")
     options = parser.read(argv)
     if not 60 <= options.width <= 400:

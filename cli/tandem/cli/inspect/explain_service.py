@@ -17,9 +17,8 @@ from tandem.cli.settings.flags import Section
 from tandem.cli.settings.logs import LogConfig
 from tandem.operator.api.status import Condition
 from tandem.operator.cluster import Cluster
-from tandem.operator.rehearse.difference import Difference
 from tandem.operator.rehearse.rehearsal import Rehearsal, rehearse
-from tandem.operator.rehearse.stage import Change, Stage
+from tandem.operator.rehearse.stage import Change, Difference, Stage
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import ENV_PREFIX
@@ -41,21 +40,21 @@ def _head(found: Rehearsal, file: str | None) -> Iterator[str]:
     if file is None:
         yield f"LLMService {found.service}, generation {found.generation}, as it is now"
     elif found.exists:
-        yield f"LLMService {found.service}, as {file} would make it (nothing is written)"
-        yield from _fields(found.spec, "  ") if found.spec else ("  the file changes nothing",)
+        yield f"LLMService {found.service}, as {file} would change it (dry run)"
+        yield from _fields(found.spec, "  ") if found.spec else ("  no change",)
     else:
-        yield f"LLMService {found.service}, which is not there, as {file} would make it"
+        yield f"LLMService {found.service}, which does not exist, as {file} would create it"
     summary = found.after.summary
     parts = {"prefill": summary.prefill, "decode": summary.decode, "router": summary.router}
     said = ", ".join(f"{name} {value}" for name, value in parts.items() if value)
     if said:
-        yield f"ready of wanted: {said}; links {summary.links}"
+        yield f"ready of requested: {said}; links {summary.links}"
     yield ""
 
 
 def _changes(found: Rehearsal) -> Iterator[str]:
     if not found.changes:
-        yield "The operator would change nothing."
+        yield "The operator would make no change."
     else:
         count = len(found.changes)
         yield f"The operator would make {count} change{'s' if count > 1 else ''}, in this order:"
@@ -97,7 +96,7 @@ def _conditions(found: Rehearsal) -> Iterator[str]:
         yield "Its conditions would become:"
         for each in moved:
             old = before.get(each.type)
-            was = "not told yet" if old is None else f"{old.status} {old.reason}"
+            was = "unset" if old is None else f"{old.status} {old.reason}"
             yield f"  {each.type}: {was} -> {each.status} {each.reason}"
             yield f"      {each.message}"
     known = {each.type for each in moved}
@@ -191,7 +190,7 @@ def operator_settings(cluster: Cluster, where: str) -> OperatorSettings:
         found = cluster.items("Deployment", namespace, LABEL)
     if len(found) != 1:
         names = ", ".join(sorted(each["metadata"]["name"] for each in found))
-        why = f"there are several, {names}: name one" if found else "there is no such Deployment"
+        why = f"there are several ({names}); select one" if found else "there is no such Deployment"
         raise InvalidParameter("--operator", where, f"{allowed}; {why}")
     (deployment,) = found
     for container in deployment["spec"]["template"]["spec"]["containers"]:

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.cli.serve.child_flags import sections_of
-from tandem.cli.settings.command import UsageError
+from tandem.cli.settings.command import RefusedFlag, UsageError, with_routers
 from tandem.cli.settings.flags import Section, flag_of, plain_type
-from tandem.cli.settings.other_flags import RefusedFlag, with_routers
 from tandem.cli.settings.worker_settings import worker_sections
 from tandem.prefill.config import PrefillConfig
 from tandem.protocol.names import ENV_PREFIX

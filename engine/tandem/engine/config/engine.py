@@ -20,9 +20,8 @@ from tandem.base.settings import (
     setting,
     settings_of,
 )
-from tandem.engine.config.cache import GPU_BLOCK_SIZE, CacheConfig
+from tandem.engine.config.cache import GPU_BLOCK_SIZE, CacheConfig, GPUConfig
 from tandem.engine.config.facts import ModelFacts, check_settings
-from tandem.engine.config.gpu import GPUConfig
 from tandem.engine.config.model import DTYPES, ModelConfig
 from tandem.engine.config.parallel import ParallelConfig
 from tandem.engine.config.read import CONFIG, read_facts

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tandem.engine.config.facts import DEFAULT_THETA, ModelFacts, RopeFacts
+from tandem.engine.config.facts import DEFAULT_THETA, ModelFacts, RopeFacts, quantization_of
 from tandem.engine.config.families import family_of
 from tandem.engine.config.pooling import (
     max_length_of,
@@ -22,7 +22,6 @@ from tandem.engine.config.pooling import (
     pooling_of,
     with_modules,
 )
-from tandem.engine.config.quantization import quantization_of
 from tandem.engine.config.weight_files import Stored, read_json, stored_in
 from tandem.protocol.errors import InvalidParameter
 

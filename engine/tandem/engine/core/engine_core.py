@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from tandem.engine.cache.manager import KVCacheManager, only_group
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.sleep import Sleep
-from tandem.engine.core.step_notes import StepNotes
+from tandem.engine.core.step_notes import StepCosts, StepNotes
 from tandem.engine.executor.base import Executor, OnKVWritten
 from tandem.engine.kv_memory import Capacity, KVCacheAllocator
 from tandem.engine.metrics import EngineMetrics
@@ -35,7 +35,6 @@ from tandem.engine.scheduler.scheduler import Scheduler
 from tandem.engine.stat_loggers import PrometheusStatLogger, StatLoggers
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.engine.structured import structured_outputs
-from tandem.engine.timing.step_costs import StepCosts
 from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.errors import Refusal, RefusalCode, TandemError

@@ -33,9 +33,8 @@ from tandem.engine.executor.wire import (
     encode,
     failed,
 )
-from tandem.engine.naps import nap
 from tandem.engine.step import TokenMasks
-from tandem.engine.threads import spin_briefly
+from tandem.engine.threads import nap, spin_briefly
 from tandem.link.naps import nap_precisely
 from tandem.memory.shared import SharedMemory
 from tandem.protocol.errors import TandemError

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tandem.engine.loader.errors import MissingTensor
-from tandem.engine.loader.progress import Progress
+from tandem.engine.loader.files import Progress
 from tandem.engine.loader.weights import Shard, Weights, cut
 
 PERIOD = 1_048_573

@@ -29,10 +29,10 @@ from tandem.engine.loader.errors import BadWeightsFile, MissingTensor
 from tandem.engine.loader.files import (
     TYPES,
     Place,
+    Progress,
     places_in,
     weight_files,
 )
-from tandem.engine.loader.progress import Progress
 from tandem.engine.loader.weights import (
     OUTPUTS,
     Shard,

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from tandem.engine.loader.errors import UnexpectedTensors, UnsupportedTensor, WrongShape
-from tandem.engine.loader.files import FLOATS, TYPES
-from tandem.engine.loader.progress import Progress
+from tandem.engine.loader.files import FLOATS, TYPES, Progress
 
 OUTPUTS, INPUTS = 0, 1
 """Dimensions of a weight [out, in]."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tandem.engine.config.quantization import FP8_BLOCK, QuantFacts
+from tandem.engine.config.facts import FP8_BLOCK, QuantFacts
 from tandem.engine.loader import LoadError, Weights
 from tandem.engine.quant.base import (
     ComposedProduct,

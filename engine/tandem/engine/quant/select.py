@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tandem.engine.config.quantization import QuantFacts
+from tandem.engine.config.facts import QuantFacts
 from tandem.engine.quant.base import LinearMethod, PlainMethod
 from tandem.engine.quant.dense import DenseMethod, PackedMethod
 from tandem.engine.quant.fp8 import FP8Method

@@ -14,9 +14,9 @@ from tandem.engine.config.scheduler import SchedulerConfig
 from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import InStepConnector
 from tandem.engine.scheduler.constrained import MOST_DRAFTS, Held, draws_several
-from tandem.engine.scheduler.noted import note_preemption
 from tandem.engine.scheduler.remote import RemoteKV, Way
 from tandem.engine.scheduler.request_table import RequestTable
+from tandem.engine.scheduler.stats import note_preemption
 from tandem.engine.scheduler.updater import Chunk
 from tandem.engine.step import (
     BlockTransfers,
@@ -25,12 +25,7 @@ from tandem.engine.step import (
     SpecTokens,
     StepRow,
 )
-from tandem.engine.timing.step_times import (
-    Chunks,
-    MeasuredSteps,
-    Padding,
-    StepRoom,
-)
+from tandem.engine.timing import Chunks, MeasuredSteps, Padding, StepRoom
 from tandem.protocol.layout import blocks_for
 from tandem.protocol.steps import DecodeBatch
 

@@ -24,8 +24,7 @@ from tandem.engine.request import (
 from tandem.engine.scheduler.connector import Hold, KVConnector
 from tandem.engine.scheduler.constrained import Constrained, Drafts
 from tandem.engine.scheduler.gates import Gates
-from tandem.engine.scheduler.noted import closed
-from tandem.engine.scheduler.stats import FinishedRecord, StepStats
+from tandem.engine.scheduler.stats import FinishedRecord, StepStats, closed
 from tandem.engine.step import SeqId
 from tandem.protocol.errors import FailCause, Refusal
 from tandem.protocol.ids import RequestKey

@@ -47,7 +47,7 @@ from tandem.engine.step import (
     SchedulerOutput,
     TokenMasks,
 )
-from tandem.engine.timing.step_times import MeasuredSteps, Padding
+from tandem.engine.timing import MeasuredSteps, Padding
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode
 from tandem.protocol.hashing import root_hash
 from tandem.protocol.ids import BlockHash, RequestKey

@@ -12,8 +12,8 @@ from operator import eq, sub
 
 from tandem.engine.request import Request, RequestState
 from tandem.engine.scheduler.constrained import release
-from tandem.engine.scheduler.noted import note_chunk
 from tandem.engine.scheduler.request_table import HANDED_OVER, RequestTable
+from tandem.engine.scheduler.stats import note_chunk
 from tandem.engine.step import DraftSampled, ModelRunnerOutput, Sampled, SeqId
 from tandem.protocol.errors import FailCause, TandemError
 from tandem.protocol.kv import Fence, FirstToken

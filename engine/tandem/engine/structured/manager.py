@@ -21,9 +21,8 @@ from tandem.engine.config.structured_outputs import missing_package
 from tandem.engine.request import Request
 from tandem.engine.step import SeqId
 from tandem.engine.structured.backends.base import Grammar, GrammarBackend
-from tandem.engine.structured.constraint import Constraint, Renew, make_mask
+from tandem.engine.structured.constraint import Constraint, MaskThreads, Renew, make_mask
 from tandem.engine.structured.errors import GrammarError, NoBackend, NotNow
-from tandem.engine.structured.mask_threads import MaskThreads
 from tandem.engine.structured.process import GrammarProcess, ProcessBackend
 from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode
 from tandem.protocol.requests import EngineCoreRequest

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
-from tandem.engine.naps import nap
 from tandem.engine.step import FenceDone
+from tandem.engine.threads import nap
 
 WAIT_SECONDS = 600.0
 """Seconds after which a device that has not passed a point is taken to hang."""

@@ -18,7 +18,7 @@ from tandem.engine.loader import open_weights
 from tandem.engine.logits_processors import ProcessorClasses, ProcessorContext
 from tandem.engine.models import CausalModel, load_model
 from tandem.engine.sample import Sampler
-from tandem.engine.sample.processing import RowProcessors
+from tandem.engine.sample.batch import RowProcessors
 from tandem.engine.step import SchedulerOutput, TokenMasks
 from tandem.engine.threads import StepThreads
 from tandem.engine.worker import gpu

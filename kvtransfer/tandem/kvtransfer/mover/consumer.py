@@ -24,9 +24,14 @@ from tandem.kvtransfer.handoff.messages import Final, ProbeReady
 from tandem.kvtransfer.handoff.slots import SlotState
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.mover.cards import Fault, fault_of_copy, why_not_read
-from tandem.kvtransfer.mover.items import ConsumerItem, Reserved, SleepState
 from tandem.kvtransfer.mover.linked import LinkedMover
-from tandem.kvtransfer.mover.mover import MOVE_NAP_SECONDS, MoverParts
+from tandem.kvtransfer.mover.mover import (
+    MOVE_NAP_SECONDS,
+    ConsumerItem,
+    MoverParts,
+    Reserved,
+    SleepState,
+)
 from tandem.kvtransfer.mover.phases import Phases
 from tandem.kvtransfer.mover.prober import PROBE_KEY
 from tandem.kvtransfer.mover.reads import Ended, Reads, Unpacks

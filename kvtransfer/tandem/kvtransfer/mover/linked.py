@@ -20,9 +20,8 @@ from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.kvtransfer.memory.packing import HEADER_BYTES
 from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.mover.cards import form_with, why_refused
-from tandem.kvtransfer.mover.items import ConsumerItem
 from tandem.kvtransfer.mover.make_slots import slots_for
-from tandem.kvtransfer.mover.mover import Mover, MoverParts
+from tandem.kvtransfer.mover.mover import ConsumerItem, Mover, MoverParts
 from tandem.kvtransfer.mover.prober import Prober
 from tandem.kvtransfer.transports.base import Check, Transport
 from tandem.protocol.ids import Incarnation

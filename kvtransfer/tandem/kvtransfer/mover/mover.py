@@ -20,13 +20,25 @@ from torch import Tensor
 
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control.channel import Channel, now_ms
-from tandem.kvtransfer.control.mail import LinkNumber, Say
+from tandem.kvtransfer.control.mail import (
+    FromPeer,
+    LinkDown,
+    LinkNumber,
+    LinkUp,
+    Say,
+)
+from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.handoff.actions import Action, Millis
 from tandem.kvtransfer.handoff.form import Form
 from tandem.kvtransfer.handoff.manifest import Group
 from tandem.kvtransfer.handoff.messages import Message
 from tandem.kvtransfer.memory.blocks import Blocks, BlockTags, SharedTags
-from tandem.kvtransfer.memory.packing import HEADER_BYTES, Packing, packing_of, part_ids
+from tandem.kvtransfer.memory.packing import (
+    HEADER_BYTES,
+    Packing,
+    packing_of,
+    part_ids,
+)
 from tandem.kvtransfer.memory.slots import SlotMemory, SlotSizes
 from tandem.kvtransfer.metrics import HandoffMetrics
 from tandem.kvtransfer.transports.base import Region, Transport
@@ -34,8 +46,32 @@ from tandem.kvtransfer.waiting import ProgressBoard
 from tandem.link.naps import nap_precisely
 from tandem.link.wake_queue import SHORT_SECONDS, WakeQueue
 from tandem.protocol.card import Fingerprint
-from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.layout import DTYPE_BYTES, KVLayout, Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The engine has blocks: bring tokens [from_token, to_token) into them."""
+
+    key: RequestKey
+    block_ids: tuple[int, ...]
+    from_token: int
+    to_token: int
+    hashes: tuple[BlockHash, ...] = ()
+    """Hashes of the full blocks, if tags are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class SleepState:
+    """Sleep state of the engine: no items of it arrive while it sleeps."""
+
+    asleep: bool
+
+
+FromEngine = d_events.Opened | Reserved | d_events.Cancel | SleepState
+ConsumerItem = FromEngine | LinkUp | LinkDown | FromPeer
+
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from tandem.kvtransfer.control.mail import SetPeers
 from tandem.kvtransfer.events import BlocksFree, ConsumerEvent, Ready
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.mover.consumer import ConsumerMover
-from tandem.kvtransfer.mover.items import Reserved, SleepState
+from tandem.kvtransfer.mover.mover import Reserved, SleepState
 from tandem.kvtransfer.service.parts import make_parts, tell_transports
 from tandem.kvtransfer.transports.base import Transport
 from tandem.link.curve import CurveGuard

@@ -25,13 +25,13 @@ from tandem.kvtransfer.transports.base import (
     Ticket,
     Traits,
 )
-from tandem.kvtransfer.transports.tcp_server import TcpServer
-from tandem.kvtransfer.transports.tcp_wire import (
+from tandem.kvtransfer.transports.tcp_server import (
     ANSWER,
     GREETING,
     MAGIC,
     REQUEST,
     TcpCard,
+    TcpServer,
     decode_card,
     encode_card,
     prepare,

@@ -15,22 +15,75 @@ import logging
 import os
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
+from typing import Annotated
 
-from tandem.kvtransfer.errors import AddressInUse
+import msgspec
+from msgspec import Meta
+
+from tandem.kvtransfer.errors import AddressInUse, TransportError
 from tandem.kvtransfer.memory.slots import SlotMemory
-from tandem.kvtransfer.transports.tcp_wire import (
-    ANSWER,
-    GREETING,
-    MAGIC,
-    REQUEST,
-    SECRET_BYTES,
-    prepare,
-)
 from tandem.link.wake_queue import WakeQueue
 from tandem.protocol.ids import Incarnation
+
+GREETING = struct.Struct("<8s16s16s")
+"""Magic, P's incarnation, P's secret."""
+MAGIC = b"TDMDATA3"
+REQUEST = struct.Struct("<QIQ")
+"""Offset, bytes, ticket."""
+ANSWER = struct.Struct("<QI")
+"""Ticket, bytes; the bytes follow."""
+SECRET_BYTES = 16
+
+
+SILENT_SECONDS = 30
+"""Seconds after which a connection ends if the kernel of its other end does not answer."""
+
+
+def prepare(sock: socket.socket) -> None:
+    """Set up a connection of either end: data is sent at once, and the kernel detects a dead
+    connection, also while it is idle."""
+    probes = 3
+    sock.setblocking(False)
+    options = [
+        (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
+        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", SILENT_SECONDS // 2),
+        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", SILENT_SECONDS // 2 // probes),
+        (socket.IPPROTO_TCP, "TCP_KEEPCNT", probes),
+        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", SILENT_SECONDS * 1000),
+    ]
+    for level, name, value in options:
+        if hasattr(socket, name):  # not every system has all
+            sock.setsockopt(level, getattr(socket, name), value)
+
+
+class TcpCard(msgspec.Struct, frozen=True, array_like=True):
+    """Card of P's server."""
+
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    secret: Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
+    incarnation: Annotated[bytes, Meta(min_length=16, max_length=16)]
+
+
+_cards = msgspec.msgpack.Decoder(TcpCard)  # built once: threads must not do it side by side
+
+
+def encode_card(card: TcpCard) -> bytes:
+    """Encode a card for WELCOME."""
+    return msgspec.msgpack.encode(card)
+
+
+def decode_card(data: bytes) -> TcpCard:
+    """Decode a card from WELCOME. Raises TransportError."""
+    try:
+        return _cards.decode(data)
+    except msgspec.MsgspecError as error:
+        raise TransportError(f"tcp: not a card: {error}") from error
+
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import msgspec
 from tandem.operator.api.model import SourceType
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.status import Reason
+from tandem.operator.cluster.apply import is_ours
 from tandem.operator.cluster.client import Cluster, ClusterError, Refused, unanswered
-from tandem.operator.cluster.ownership import is_ours
 from tandem.operator.cluster.store import CHILDREN, Key, Store
 from tandem.operator.decide.observe import Snapshot
 from tandem.operator.desired.naming import Identity, Manifest

@@ -14,9 +14,8 @@ from threading import Lock
 
 import msgspec
 
-from tandem.operator.cluster.apply import Applier
+from tandem.operator.cluster.apply import Applier, is_owned
 from tandem.operator.cluster.client import Cluster, ClusterError, Refused
-from tandem.operator.cluster.ownership import is_owned
 from tandem.operator.cluster.undeclared import is_tampered
 from tandem.operator.decide.observe import Snapshot
 from tandem.operator.desired.compose import Objects

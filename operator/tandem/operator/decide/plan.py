@@ -17,6 +17,7 @@ from tandem.operator.api.status import (
     RolloutStatus,
 )
 from tandem.operator.decide import observe
+from tandem.operator.decide.answered import RevisionView, RoleView, RolloutView
 from tandem.operator.decide.keyring import KeyPlan, may_speak
 from tandem.operator.decide.modelcheck import ModelVerdict
 from tandem.operator.decide.observe import Snapshot
@@ -28,7 +29,6 @@ from tandem.operator.decide.rollout import (
     token_of,
 )
 from tandem.operator.decide.scaling import Wanted, gives_back, wanted
-from tandem.operator.decide.views import RevisionView, RoleView, RolloutView
 from tandem.operator.decide.words import Word, told_of
 from tandem.operator.desired.capability import unsupported
 from tandem.operator.desired.compose import target_revisions

@@ -31,6 +31,9 @@ from tandem.operator.api.service import Surge
 from tandem.operator.api.status import RolloutStatus
 from tandem.operator.clock import parse_time, time_text
 from tandem.operator.decide.answered import (
+    RevisionView,
+    RoleView,
+    RolloutView,
     answered,
     begun,
     comes_back,
@@ -45,7 +48,6 @@ from tandem.operator.decide.answered import (
     still_served,
     targets_of,
 )
-from tandem.operator.decide.views import RevisionView, RoleView, RolloutView
 from tandem.operator.desired.naming import WORKERS, Role
 from tandem.operator.desired.revision import service_revision
 from tandem.operator.desired.workload import RevisionKey

@@ -12,7 +12,7 @@ import msgspec
 from tandem.operator.api.roles import ScaledRole
 from tandem.operator.api.values import API_VERSION
 from tandem.operator.desired import network, router, secrets
-from tandem.operator.desired.extras import labelled
+from tandem.operator.desired.containers import labelled
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.job import model_job
 from tandem.operator.desired.naming import WORKERS, Manifest, Role

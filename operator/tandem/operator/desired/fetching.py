@@ -15,11 +15,11 @@ from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.desired import model as models
 from tandem.operator.desired.containers import (
     container_extras,
+    pull_secrets,
     scratch_env,
     scratch_mounts,
     worker_image,
 )
-from tandem.operator.desired.extras import pull_secrets
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.merge import MAIN, merged
 from tandem.operator.desired.naming import Manifest, Role

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tandem.operator.desired import model as models
 from tandem.operator.desired.capability import unsupported
-from tandem.operator.desired.containers import scratch_volumes
-from tandem.operator.desired.extras import with_extras
+from tandem.operator.desired.containers import scratch_volumes, with_extras
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.fetching import (
     FETCH,

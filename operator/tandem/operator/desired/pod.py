@@ -14,8 +14,8 @@ from tandem.operator.desired.containers import (
     scratch_env,
     scratch_mounts,
     scratch_volumes,
+    with_extras,
 )
-from tandem.operator.desired.extras import with_extras
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.fetching import fetch_container, without_job
 from tandem.operator.desired.merge import MAIN, merged

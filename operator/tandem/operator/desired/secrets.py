@@ -5,7 +5,7 @@ Values come from outside, so that this stays pure; ``keys`` draws them. Called b
 
 from __future__ import annotations
 
-from tandem.operator.desired.extras import labelled
+from tandem.operator.desired.containers import labelled
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.pod import keys_secret

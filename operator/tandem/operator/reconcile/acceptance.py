@@ -14,9 +14,8 @@ from kubernetes.utils.quantity import parse_quantity
 from tandem.operator.api.service import Surge
 from tandem.operator.api.status import Reason
 from tandem.operator.cluster import Cluster, ClusterError
-from tandem.operator.cluster.apply import Applier, Problem
+from tandem.operator.cluster.apply import Applier, Problem, Taken
 from tandem.operator.cluster.client import Refused, unanswered
-from tandem.operator.cluster.ownership import Taken
 from tandem.operator.decide import plan
 from tandem.operator.decide.observe import Snapshot
 from tandem.operator.decide.plan import Seen

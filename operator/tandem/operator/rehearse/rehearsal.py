@@ -35,8 +35,7 @@ from tandem.operator.probes.probing import (
 from tandem.operator.probes.reach import Reach
 from tandem.operator.probes.refusals import Refusals
 from tandem.operator.reconcile.reconciler import Reconciler
-from tandem.operator.rehearse.difference import Difference, differences
-from tandem.operator.rehearse.stage import Change, Stage
+from tandem.operator.rehearse.stage import Change, Difference, Stage, differences
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.names import LABEL_REVISION, LABEL_ROLE, LABEL_SERVICE

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.router.api.openai.answers.sse import last_words
 from tandem.router.http.errors import ErrorAnswer
-from tandem.router.http.middleware.errors import send_error
+from tandem.router.http.middleware import send_error
 
 LAST_WORD_SECONDS = 1.0
 """Seconds for a client that does not read its last event."""

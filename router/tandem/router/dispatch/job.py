@@ -26,14 +26,13 @@ from tandem.protocol.requests import (
 from tandem.protocol.sampling import ALL_LOGPROBS, SamplingParams
 from tandem.protocol.timeline import Watch
 from tandem.router.dispatch.attempt import Attempt
-from tandem.router.dispatch.failure import AttemptFailure
-from tandem.router.dispatch.ledger import Ledger
+from tandem.router.dispatch.fleet import Ledger
 from tandem.router.dispatch.recorder import Scene
-from tandem.router.dispatch.retry_policy import RetryPolicy
+from tandem.router.dispatch.retry_policy import AttemptFailure, RetryPolicy
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.policy import Placement
 from tandem.router.placement.snapshot import PromptFacts
-from tandem.router.workers.worker import Worker
+from tandem.router.workers.connection import Worker
 from tandem.tracing.recording import Recording
 
 FIRST_PAUSE = 1.0

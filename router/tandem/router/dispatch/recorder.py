@@ -9,7 +9,7 @@ from tandem.protocol.context import Route, Shape
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.timeline import Watch
 from tandem.router.dispatch.attempt import Attempt
-from tandem.router.dispatch.failure import AttemptFailure
+from tandem.router.dispatch.retry_policy import AttemptFailure
 from tandem.router.placement.snapshot import FleetSnapshot, PromptFacts
 from tandem.tracing.recording import AttemptRecord, LegRecord, Recording
 

@@ -33,7 +33,7 @@ from tandem.protocol.errors import (
     TandemError,
 )
 from tandem.router.dispatch.admission import AdmissionRefused
-from tandem.router.dispatch.failure import FailedClosed, ReaderTooSlow
+from tandem.router.dispatch.retry_policy import FailedClosed, ReaderTooSlow
 from tandem.router.metrics import RejectReason
 from tandem.text.errors import ContextLengthExceeded
 

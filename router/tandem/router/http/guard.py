@@ -18,17 +18,17 @@ from typing import Any, ClassVar
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tandem.router.http.errors import ErrorAnswer
-from tandem.router.http.limits import (
+from tandem.router.http.middleware import send_error
+from tandem.router.http.parser import framing_problem, host_of
+from tandem.router.http.protocol import (
     ConnectionLimits,
+    EndingProtocol,
     crowded,
     head_too_large,
     head_too_slow,
     malformed,
     written,
 )
-from tandem.router.http.middleware.errors import send_error
-from tandem.router.http.parser import framing_problem, host_of
-from tandem.router.http.protocol import EndingProtocol
 
 SPARE_CONNECTIONS = 32
 """Connections beyond the cap, for probes: too many connections are not a reason for a restart."""

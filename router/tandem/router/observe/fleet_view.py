@@ -22,9 +22,9 @@ from tandem.router.dispatch.fleet import Fleet, LinkCount
 from tandem.router.dispatch.job import Job
 from tandem.router.metrics import RouterMetrics, only
 from tandem.router.observe.rates import RouterRates
-from tandem.router.placement.links import Pair
+from tandem.router.placement.rates import Pair
+from tandem.router.workers.connection import Worker
 from tandem.router.workers.pool import handoff_peers
-from tandem.router.workers.worker import Worker
 
 PHASES = ("admission", "no_worker", "sent", "prefill", "handoff", "decode", "client")
 """Phases in the order in which a request goes through them."""

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 from tandem.router.dispatch.admission import AdmissionQueue
 from tandem.router.dispatch.fleet import Fleet
-from tandem.router.dispatch.hit_ceiling import HitCeiling
+from tandem.router.dispatch.placing import HitCeiling
 from tandem.router.metrics import RouterMetrics, only
+from tandem.router.workers.connection import Worker
 from tandem.router.workers.pool import handoff_peers
-from tandem.router.workers.worker import Worker
 
 _Reading = Mapping[tuple[str, ...], float]
 

@@ -18,13 +18,14 @@ from tandem.router.placement.forecast import (
     Forecast,
     Outlook,
     Prefilling,
+    PullPlan,
     Targets,
+    best_pulls,
     forecast_decode,
     forecast_pair,
     forecast_prefill,
     forecast_prompt,
 )
-from tandem.router.placement.pulls import PullPlan, best_pulls
 from tandem.router.placement.rates import Rates, measured, with_mixed_chunk
 from tandem.router.placement.snapshot import (
     UNUSED,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tandem.link.liveness import Pulse
@@ -21,7 +21,7 @@ from tandem.link.session import (
     Verdict,
 )
 from tandem.link.sockets import Context, decode_to_router
-from tandem.protocol.card import ModelCard
+from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, Reply
 from tandem.protocol.errors import FailCause, RequestFailed
 from tandem.protocol.ids import Incarnation
@@ -32,6 +32,8 @@ from tandem.protocol.messages import (
     Cancel,
     Draining,
     Frame,
+    LoadReport,
+    PeerHealth,
     PeerSet,
     ReplyTo,
     Reset,
@@ -52,6 +54,7 @@ from tandem.protocol.outputs import (
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.timeline import LegTimes
 from tandem.router.workers.dealer import Dealer
+from tandem.router.workers.rates import Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,3 +398,60 @@ class WorkerConnection:
             sink.receive(event)
         else:
             self._context.dropped("stale")
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker that is up."""
+
+    incarnation: Incarnation
+    card: ModelCard
+    connection: WorkerConnection
+    role: WorkerRole
+    fingerprint: str
+    """Digest, by which prompts' blocks are hashed."""
+    compatibility: str
+    """KV moves only between equal ones."""
+    load: LoadReport | None = None
+    peers: dict[Incarnation, PeerHealth] = field(default_factory=dict)
+    """The worker's links to those that hand over or lend to it, as last reported."""
+    draining: bool = False
+    note: WorkerNote = NO_NOTE
+    """Facts from discovery."""
+    num_legs: int = 0
+    """Legs of this router under way on it."""
+    leg_tokens: int = 0
+    """Prompt tokens of those legs that no output has come for yet."""
+    leg_compute_tokens: int = 0
+    """Tokens among ``leg_tokens`` that the worker computes itself."""
+    leg_prompts: int = 0
+    """Legs that ``leg_tokens`` are of."""
+    leg_whole_tokens: int = 0
+    """Value of ``leg_tokens`` with nothing cached: a worker counts its waiting tokens so."""
+    leg_whole_compute_tokens: int = 0
+    """Tokens among ``leg_whole_tokens`` of legs that the worker computes itself."""
+    num_streams: int = 0
+    """Legs with output that go on: the decoding requests, as far as this router knows."""
+    reported: tuple[int, int] = (0, 0)
+    """``leg_whole_tokens`` and ``leg_whole_compute_tokens`` when the load report came: tokens that
+    it states beyond them are of other routers."""
+    peers_sent: dict[str, Incarnation] | None = None
+    received_at: float = 0.0
+    """Time of its last beat."""
+    throughput: Window = field(default_factory=Window)
+    """Rates of its steps, prompt tokens computed and tokens drawn."""
+
+    @property
+    def takes_new(self) -> bool:
+        """Return whether new requests may be placed on the worker."""
+        return not (self.draining or self.note.leaving)
+
+    @property
+    def sleeps(self) -> bool:
+        """Return whether the worker last reported that it sleeps: it accepts nothing then."""
+        return self.load is not None and self.load.sleeping
+
+    @property
+    def name(self) -> str:
+        """Return a name for log lines: role, address, first digits of the incarnation."""
+        return f"{self.role} {self.connection.endpoint} {self.incarnation.hex()[:8]}"

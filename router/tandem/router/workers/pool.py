@@ -25,12 +25,12 @@ from tandem.router.workers.connection import (
     NO_NOTE,
     Admitted,
     LinkContext,
+    Worker,
     WorkerConnection,
     WorkerNote,
     admitted_templates,
 )
 from tandem.router.workers.rates import Naps
-from tandem.router.workers.worker import Worker
 
 
 def controls_of(worker: Worker, workers: Iterable[Worker]) -> dict[str, Incarnation]:

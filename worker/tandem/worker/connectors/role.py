@@ -15,8 +15,7 @@ from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.messages import PeerHealth
-from tandem.worker.connectors.lender import LendConnector
-from tandem.worker.connectors.prefix_fetch import PullConnector, PullMetrics
+from tandem.worker.connectors.prefix_fetch import LendConnector, PullConnector, PullMetrics
 from tandem.worker.handoff import HandoffService
 from tandem.worker.launch import RoleContext, RoleParts
 

@@ -12,12 +12,8 @@ from typing import Any
 
 from tandem.engine.config.facts import ModelFacts
 from tandem.engine.config.families.base import Family
-from tandem.engine.config.families.bert import Bert
-from tandem.engine.config.families.colbert import ColBert
-from tandem.engine.config.families.llama import Llama
-from tandem.engine.config.families.qwen2 import Qwen2
-from tandem.engine.config.families.qwen3 import Qwen3
-from tandem.engine.config.families.roberta import Roberta
+from tandem.engine.config.families.bert import Bert, ColBert, Roberta
+from tandem.engine.config.families.llama import Llama, Qwen2, Qwen3
 from tandem.protocol.errors import InvalidParameter
 
 _MISSING = {

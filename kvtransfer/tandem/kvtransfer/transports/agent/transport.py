@@ -14,11 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.memory.blocks import TAG_BYTES, Blocks, SharedTags
 from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.transports.agent.asking import Asker
 from tandem.kvtransfer.transports.agent.landing import Giver, Landing, Piece
+from tandem.kvtransfer.transports.agent.line import agent_folder
 from tandem.kvtransfer.transports.agent.sizes import LandingSizes
 from tandem.kvtransfer.transports.agent.wire import (
     MAX_PLACES,
@@ -41,12 +43,14 @@ from tandem.kvtransfer.transports.base import (
 )
 from tandem.kvtransfer.transports.mapped.batches import Batch, batches
 from tandem.kvtransfer.transports.mapped.copiers import Copier, Mark, traits_of
+from tandem.kvtransfer.transports.mapped.transport import make_copier
 from tandem.kvtransfer.transports.mapped.wire import (
     COPYING,
     PROOF_BYTES,
     SECRET_BYTES,
     Given,
     key_for,
+    open_folder,
     place_of,
 )
 from tandem.kvtransfer.waiting import is_foretold
@@ -412,3 +416,15 @@ class AgentTransport:
 def _has(memory: Tensor, piece: Batch) -> bool:
     """Return whether the memory has room for the piece and all offsets are valid."""
     return piece.fits(source_bytes=1 << 60, target_bytes=memory.numel())
+
+
+def make_agent(
+    name: str, incarnation: Incarnation, config: KVTransferConfig, *, on_gpu: bool
+) -> AgentTransport:
+    """Return the transport ``name``. Raises TransportError if it cannot reach the KV cache."""
+    if on_gpu != (name == "cuda_p2p_agent"):
+        where, allowed = ("a GPU", "cuda_p2p_agent") if on_gpu else ("the host", "shm_agent")
+        raise TransportError(f"kv_connector: {name}, with KV in memory of {where}: try {allowed}")
+    place = agent_folder(open_folder(config.kv_node_folder))
+    sizes = LandingSizes(config, on_gpu=on_gpu)
+    return AgentTransport(name, incarnation, make_copier(on_gpu), place, sizes, on_gpu=on_gpu)

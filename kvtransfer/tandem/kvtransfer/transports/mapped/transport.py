@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from tandem.kvtransfer.errors import TransportError
@@ -29,6 +30,8 @@ from tandem.kvtransfer.transports.mapped.batches import (
 )
 from tandem.kvtransfer.transports.mapped.copiers import (
     Copier,
+    CudaCopier,
+    HostCopier,
     Mark,
     Source,
     traits_of,
@@ -41,6 +44,7 @@ from tandem.kvtransfer.transports.mapped.wire import (
     MappedCard,
     decode_card,
     encode_card,
+    open_folder,
     place_of,
 )
 from tandem.protocol.ids import Incarnation
@@ -329,3 +333,26 @@ class MappedTransport:
                 failed = True  # those before it are under way: it ends behind them
             mark = self._copier.mark()
             self._reads[ticket] = read._replace(mark=mark, failed=failed, turns=turns)
+
+
+def make_mapped(
+    name: str,
+    incarnation: Incarnation,
+    folder: str | None,
+    *,
+    on_gpu: bool,
+    on_garbage: Callable[[], None],
+) -> MappedTransport:
+    """Return the transport ``name``. Raises TransportError if it cannot reach the KV cache."""
+    if on_gpu != (name == "cuda_p2p"):
+        where, allowed = ("a GPU", "cuda_p2p") if on_gpu else ("the host", "shm")
+        raise TransportError(f"kv_connector: {name}, with KV in memory of {where}: try {allowed}")
+    place, copier = open_folder(folder), make_copier(on_gpu)
+    return MappedTransport(name, incarnation, copier, place, on_gpu=on_gpu, on_garbage=on_garbage)
+
+
+def make_copier(on_gpu: bool) -> Copier:
+    """Return the copier into this worker's memory."""
+    if on_gpu:
+        return CudaCopier(torch.device("cuda", torch.cuda.current_device()))
+    return HostCopier()

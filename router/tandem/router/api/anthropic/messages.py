@@ -21,7 +21,7 @@ from tandem.router.api.openai.answers.answer_reader import AnswerReader, check_c
 from tandem.router.api.openai.answers.sse import end_with, while_connected
 from tandem.router.api.openai.bodies.hints import note_ignored
 from tandem.router.api.openai.bodies.schemas import ChatBody
-from tandem.router.api.openai.chat_run import chat_options, chat_outputs
+from tandem.router.api.openai.chat import chat_options, chat_outputs
 from tandem.router.api.openai.service import (
     Service,
     blaming,

@@ -32,14 +32,15 @@ from tandem.router.api.openai.bodies.bounds import SMALL_BYTES, understand
 from tandem.router.api.openai.bodies.hints import Reading
 from tandem.router.api.openai.bodies.pooling_schemas import EmbeddingBody, PooledBody, ScoreBody
 from tandem.router.api.openai.bodies.schemas import ChatBody, CompletionBody, TokenizeBody
-from tandem.router.api.openai.chat_run import chat_options
+from tandem.router.api.openai.chat import chat_options
 from tandem.router.api.openai.completions import prompts_of
-from tandem.router.api.openai.generate import begin, count_finished
 from tandem.router.api.openai.pooled import PooledCall
 from tandem.router.api.openai.service import (
     Service,
+    begin,
     blaming,
     checked_id,
+    count_finished,
     options_of,
 )
 from tandem.text.input_processor import InputOptions

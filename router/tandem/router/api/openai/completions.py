@@ -27,23 +27,21 @@ from tandem.router.api.openai.answers.chunks import (
 )
 from tandem.router.api.openai.answers.sse import COMMENT, while_connected
 from tandem.router.api.openai.bodies.schemas import CompletionBody, StreamOptions
-from tandem.router.api.openai.generate import (
+from tandem.router.api.openai.service import (
     Answer,
     Outputs,
+    Service,
     Totals,
     begin_for,
-    prepare_all,
-    run,
-    without_tokens,
-)
-from tandem.router.api.openai.service import (
-    Service,
     blaming,
     context_of,
     event_stream,
     input_options,
+    prepare_all,
     read,
+    run,
     service_of,
+    without_tokens,
 )
 from tandem.router.endpoints import Routes
 from tandem.text.offsets import AnswerOffsets, EchoedPrompt

@@ -19,16 +19,15 @@ from starlette.responses import Response
 from tandem.llm.cpu_pool import weight
 from tandem.llm.outputs import PooledRequestOutput, floats_of
 from tandem.llm.prepared import PreparedRequest
+from tandem.llm.sampling import parts_of
 from tandem.llm.scoring import Side, pool_all, prepare_scores
-from tandem.llm.weighing import parts_of
 from tandem.protocol.context import RequestContext
 from tandem.protocol.errors import InvalidParameter, Refusal, RequestRefused
 from tandem.protocol.outputs import FinishReason
 from tandem.protocol.pooling import MAX_TOKEN_VALUES, PoolingParams, PoolingTask
 from tandem.router.api.openai.answers.chunks import usage
 from tandem.router.api.openai.answers.sse import while_connected
-from tandem.router.api.openai.bodies.bounds import MAX_INPUTS, too_many
-from tandem.router.api.openai.bodies.numbers import MAX_INTEGER
+from tandem.router.api.openai.bodies.bounds import MAX_INPUTS, MAX_INTEGER, too_many
 from tandem.router.api.openai.bodies.pooling_schemas import (
     ClassifyBody,
     EmbeddingBody,
@@ -37,9 +36,10 @@ from tandem.router.api.openai.bodies.pooling_schemas import (
     RerankBody,
     ScoreBody,
 )
-from tandem.router.api.openai.generate import Answer, begin_for
 from tandem.router.api.openai.service import (
+    Answer,
     Service,
+    begin_for,
     context_of,
     input_options,
     read,

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tandem.router.api.openai.bodies.schemas import DetokenizeBody, TokenizeBody
-from tandem.router.api.openai.chat_run import chat_options
+from tandem.router.api.openai.chat import chat_options
 from tandem.router.api.openai.service import Service, read, service_of
 from tandem.router.endpoints import Routes
 

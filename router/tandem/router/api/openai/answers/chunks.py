@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tandem.protocol.outputs import FinishReason
-from tandem.text.logprobs import Logprob, PositionLogprobs
+from tandem.text.output_processor import Logprob, PositionLogprobs
 
 _TOKEN_SIZE = 20
 """Cost of one token at one position, for ``CpuPool``: it takes 1.4 us to write."""

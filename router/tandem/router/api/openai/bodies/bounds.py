@@ -6,9 +6,11 @@ make a million messages. A body that may be large is checked in a thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pydantic_core
 from pydantic import BaseModel, ValidationError
@@ -19,7 +21,6 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import MAX_N, MAX_STOP_TOKEN_IDS
 from tandem.router.api.openai.bodies.body import Body, check_shape
 from tandem.router.api.openai.bodies.hints import Reading
-from tandem.router.api.openai.bodies.numbers import check_finite
 from tandem.router.config import RouterConfig
 from tandem.router.http.errors import (
     MAX_NAME,
@@ -28,6 +29,36 @@ from tandem.router.http.errors import (
     shortened,
     written,
 )
+
+MAX_INTEGER = 2**63 - 1
+"""Largest value of a field that has no smaller bound."""
+_SUSPECT = re.compile(rb"NaN|Infinity|[0-9][eE]\+?[0-9]{3}")
+
+
+def check_finite(body: bytes) -> None:
+    """Raise InvalidParameter that names the first number in ``body``, which is JSON, that is not
+    finite."""
+    if _SUSPECT.search(body) is None:
+        return
+    for path, value in _walked(from_json(body)):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidParameter(shortened(path, MAX_NAME), value, "a finite number")
+
+
+def _walked(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield all values in ``value`` with their paths, in order."""
+    left = [("", value)]
+    while left:
+        path, each = left.pop()
+        yield path, each
+        if isinstance(each, dict):
+            inner = [(f"{path}.{key}" if path else key, at) for key, at in each.items()]
+        elif isinstance(each, list):
+            inner = [(f"{path}[{index}]", at) for index, at in enumerate(each)]
+        else:
+            continue
+        left += reversed(inner)
+
 
 _AnyBody = TypeVar("_AnyBody", bound=Body)
 

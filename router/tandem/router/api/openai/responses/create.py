@@ -28,7 +28,7 @@ from tandem.router.api.openai.answers.chunks import chat_logprobs
 from tandem.router.api.openai.answers.sse import end_with, while_connected
 from tandem.router.api.openai.bodies.bounds import too_many
 from tandem.router.api.openai.bodies.schemas import ChatBody
-from tandem.router.api.openai.chat_run import outputs_of, prepare_chat
+from tandem.router.api.openai.chat import outputs_of, prepare_chat
 from tandem.router.api.openai.responses.body import NAMES, ResponsesBody
 from tandem.router.api.openai.responses.items import messages_of
 from tandem.router.api.openai.responses.store import (

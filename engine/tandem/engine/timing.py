@@ -1,11 +1,4 @@
-"""Measured times of this engine's steps, read by the planner and the load report.
-
-A step's time is that of its decodes plus the time that its prompt tokens add. Both are kept as the
-medians of the last steps, in classes of sizes that double; a step that built kernels moves no
-median. Prompt tokens with decodes are kept apart from those alone, with a margin for the error of
-their forecast. Contexts of decodes, which are read, count by a slope. Those of prompts, which are
-multiplied, count as more tokens, by the model's shape.
-"""
+"""Times of steps as measured, and what they predict: chunks, padding, decode batches."""
 
 from __future__ import annotations
 

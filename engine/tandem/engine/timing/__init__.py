@@ -1,1 +1,0 @@
-"""Measured and predicted times of steps."""

@@ -1,1 +1,0 @@
-"""Pure ASGI layers around the application."""

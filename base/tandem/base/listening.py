@@ -1,7 +1,6 @@
 """Listening on all addresses of a machine: `::` means both families if the machine has both.
 
-Pods of a cluster have an IPv4 address, an IPv6 one, or both. asyncio and many hosts treat `::` as
-IPv6 only, and a host without IPv6 cannot bind it.
+asyncio and many hosts treat `::` as IPv6 only, and a host without IPv6 cannot bind it.
 """
 
 import ipaddress
@@ -18,7 +17,7 @@ PLAINTEXT_HELP = (
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether ``host`` is a loopback address or ``localhost``. Other names return False."""
+    """Return whether ``host`` is a loopback address or ``localhost``."""
     bare = host.strip("[]")
     if bare == "localhost":
         return True
@@ -69,7 +68,7 @@ def family_of(host: str) -> socket.AddressFamily:
 
 
 def take_both_families(listener: socket.socket) -> None:
-    """Make an unbound IPv6 socket accept IPv4 too. Does nothing for an IPv4 socket."""
+    """Make an unbound IPv6 socket accept IPv4 too."""
     if listener.family == socket.AF_INET6:
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
 

@@ -1,8 +1,6 @@
 """Descriptions of settings, from which flags, environment variables and files are derived.
 
-Every role's config classes use it. cli/ iterates over ``settings_of`` and never repeats a name, a
-default or a help text. The config classes check their values in ``__post_init__``, with the helpers
-below.
+The config classes check their values in ``__post_init__``, with the helpers below.
 """
 
 import math
@@ -22,23 +20,21 @@ class Setting:
     """One setting of a config class, as a command line shows it."""
 
     name: str
-    """Field name; the flag is the same with dashes, the variable in capitals."""
+    """Field name; the flag has dashes, the variable capitals."""
     type: Any
-    """Annotated type, ``X | None`` where None has a meaning (its help says which)."""
+    """Annotated type; ``X | None`` if None has a meaning."""
     default: Any
     help: str
     choices: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other words for choices."""
     unit: str = ""
     group: str = ""
-    """Name of the config class, for grouped help."""
     required: bool = False
 
 
 def setting(
     default: _Value,
-    help: str,  # noqa: A002  the word that argparse and users know
+    help: str,  # noqa: A002
     *,
     choices: tuple[str, ...] = (),
     aliases: Mapping[str, str] = MappingProxyType({}),
@@ -57,7 +53,7 @@ def required(help: str) -> Any:  # noqa: A002  as above
 
 @cache
 def settings_of(config: type) -> tuple[Setting, ...]:
-    """Return the settings of one config class, in field order. Other fields are skipped."""
+    """Return the settings of one config class, in field order."""
     hints = get_type_hints(config)
     return tuple(
         Setting(
@@ -119,8 +115,9 @@ def check_flag(param: str, value: object) -> None:
 
 
 def check_choices(config: Any) -> None:
-    """Raise InvalidParameter for a value that is not among its setting's choices; an alias is
-    replaced by its choice."""
+    """Check every value that has choices, and replace aliases by their choice. Raises
+    InvalidParameter.
+    """
     for each in settings_of(config.__class__):
         value = getattr(config, each.name)
         if isinstance(value, str) and value in each.aliases:

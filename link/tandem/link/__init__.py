@@ -1,4 +1,1 @@
-"""Code of both ends of links: routers and workers, prefill and decode workers.
-
-No torch: only protocol, msgspec, pyzmq and the standard library. Import from the modules.
-"""
+"""Both ends of links between routers and workers, and between prefill and decode workers."""

@@ -1,8 +1,6 @@
 """CURVE on the sockets of links: the keys that may connect, and the keys of outgoing connections.
 
-One authenticator for the process's ZMQ context; both the I/O thread (for routers) and the
-hand-off's control thread (for decode workers) open their sockets in that context. Keys are read
-again when their folder changes, so a rotation requires no restart of processes that only listen.
+The process's ZMQ context has one authenticator. Keys are read again when their folder changes.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ START_SECONDS = 5.0
 
 
 class CurveGuard:
-    """CURVE guard of the process: ``start`` before the first bind, ``stop`` after the last."""
+    """CURVE guard of the process. Call ``start`` before the first bind, ``stop`` after the last."""
 
     def __init__(self, ring: KeyRing) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
@@ -32,14 +30,14 @@ class CurveGuard:
         self._authenticator = ThreadAuthenticator(self.context)
 
     def start(self) -> None:
-        """Start the authenticator. Raises zmq.ZMQError if another guard of this process runs."""
+        """Start the authenticator. Raises zmq.ZMQError if the process has another guard."""
         ends = time.monotonic() + START_SECONDS
         while True:
             try:
                 self._authenticator.start()
             except zmq.ZMQError as error:
                 self._authenticator.zap_socket.close(0)
-                # A closed socket lets go of its address in its own time.
+                # The address of a closed socket becomes free a moment later.
                 if error.errno != zmq.EADDRINUSE or time.monotonic() > ends:
                     raise
                 time.sleep(0.02)
@@ -47,11 +45,10 @@ class CurveGuard:
                 return
 
     def stop(self) -> None:
-        """Stop the authenticator."""
         self._authenticator.stop()
 
     def serve(self, socket: zmq.Socket[bytes], role: str, *others: str) -> None:
-        """Prepare a socket before ``bind``: only keys of ``role`` and of ``others`` may connect."""
+        """Prepare a socket before ``bind``: only keys of these roles may connect."""
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._ring.secret)
         socket.setsockopt(zmq.ZAP_DOMAIN, role.encode())
@@ -60,9 +57,8 @@ class CurveGuard:
     def call(self, socket: zmq.Socket[bytes], role: str, *others: str, attempt: int) -> None:
         """Prepare a socket before ``connect``: expect a server of ``role``.
 
-        ``attempt`` goes through the keys of ``role``, then through those of ``others``.
-
-        Raises InvalidParameter when no key of those roles is known.
+        ``attempt`` selects one of the keys of these roles. Raises InvalidParameter if there is
+        none.
         """
         keys = self._ring.call((role, *others), attempt)
         if keys is None:
@@ -71,21 +67,21 @@ class CurveGuard:
 
 
 def call_with(keys: CallKeys, socket: zmq.Socket[bytes]) -> None:
-    """Prepare a socket before ``connect``: the server must have the one key, and gets the other."""
+    """Set the keys of both ends on a socket, before ``connect``."""
     socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
 
 
 class _OnlyRoles:
-    """Check of the caller's key; runs in the authenticator's thread for each new connection."""
+    """Check of a caller's key, for each new connection, in the authenticator's thread."""
 
     def __init__(self, ring: KeyRing, *roles: str) -> None:
         self._ring = ring
         self._roles = roles
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether the caller's key (32 bytes or Z85) is one of the roles'."""
+        """Return whether the key (32 bytes or Z85) belongs to one of the roles."""
         text, named = key if len(key) != 32 else z85.encode(key), " or ".join(self._roles)
         try:
             known = any(self._ring.knows(role, text) for role in self._roles)

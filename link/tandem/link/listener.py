@@ -1,6 +1,6 @@
 """The answering end of many links: it greets callers, reads frames and detects silent peers.
 
-Pure, as ``session`` is: the ``Host`` has the socket and the users of the links.
+It does no input or output: the ``Host`` has the socket and the users of the links.
 """
 
 from __future__ import annotations
@@ -22,39 +22,38 @@ LONGEST_REASON = 500
 
 
 class Link:
-    """Connection of one caller, with its session."""
+    """Connection of one caller."""
 
     __slots__ = ("identity", "number", "session")
 
     def __init__(self, identity: bytes, number: int, session: Session) -> None:
         self.identity = identity
         self.number = number
-        """Number of the link, unique in its listener; a link made again has another."""
+        """Number of the link, unique in its listener."""
         self.session = session
 
     @property
     def peer(self) -> Incarnation:
-        """Return the incarnation of the other end."""
         return self.session.peer
 
 
 class Host(Protocol):
-    """Owner of the socket and user of the links; called by the listener, never blocks."""
+    """Owner of the socket and user of the links. Its methods never block."""
 
     def write(self, parts: list[bytes]) -> bool:
         """Write identity, header and payload to the socket; return False if they cannot be sent."""
         ...
 
     def welcome(self, hello: Hello) -> Welcome[Any] | str:
-        """Return the WELCOME for a caller that passed the checks, or why it gets no link."""
+        """Return the WELCOME for a caller that passed the checks, or the reason of a refusal."""
         ...
 
     def up(self, link: Link, welcome: Welcome[Any]) -> None:
-        """A link is up; its WELCOME is sent next."""
+        """The link is up; its WELCOME is sent next."""
         ...
 
     def deliver(self, link: Link, message: Any) -> bool:
-        """Deliver a message of the link's protocol; return False if the user cannot keep up."""
+        """Deliver a message; return False if the user cannot keep up."""
         ...
 
     def down(self, link: Link, reason: str) -> None:
@@ -62,17 +61,15 @@ class Host(Protocol):
         ...
 
     def dropped(self, kind: str, words: str) -> None:
-        """A frame was dropped: ``garbage``, ``stray``, ``refused`` (a HELLO), ``reset`` (it broke
-        its link, or has none)."""
+        """Count a dropped frame: ``garbage``, ``stray``, ``refused`` (HELLO) or ``reset``."""
         ...
 
 
 class Listener:
-    """Links of one socket. For one thread at a time, except ``read``."""
+    """Links of one socket. Only ``read`` may be called from any thread."""
 
     def __init__(self, terms: Terms, decode: Callable[[bytes], Any], host: Host) -> None:
         self.by_peer: dict[Incarnation, Link] = {}
-        """Links that are up."""
         self._terms = terms
         self._decode = decode
         self._host = host
@@ -81,7 +78,7 @@ class Listener:
         self._numbers = itertools.count(1)
 
     def read(self, parts: list[bytes]) -> FrameIn | None:
-        """Return a frame that the socket received, or None for garbage, which is counted."""
+        """Return a frame that the socket received; count garbage and return None."""
         try:
             if len(parts) != 3:
                 raise WireError(f"message of {len(parts)} parts; it has 3")
@@ -92,7 +89,6 @@ class Listener:
             return None
 
     def take(self, frame: FrameIn, now: float) -> None:
-        """Handle a frame."""
         identity, header, message = frame
         link = self._by_identity.get(identity)
         if type(message) is Hello and header.sequence == 0:
@@ -116,11 +112,10 @@ class Listener:
             self.unsent(link)
 
     def unsent(self, link: Link) -> None:
-        """A frame could not be written: it is lost, and the link with it."""
+        """End a link whose frame could not be written."""
         self._end(link, "the connection is closed or full", tell=False)
 
     def say_all(self, payload: bytes) -> None:
-        """Send a message on every link."""
         for link in list(self.by_peer.values()):
             self.say(link, payload)
 
@@ -129,9 +124,11 @@ class Listener:
         self._end(link, reason, tell=True)
 
     def drop_silent(self, now: float, late: float) -> None:
-        """Check every peer, and end the links of silent ones. ``late``: seconds that the caller
-        itself stood still since the last check. Frames that came in that time are unread, so it
-        does not count as a peer's silence."""
+        """End the links of silent peers.
+
+        ``late``: seconds that the caller itself stood still since the last check. They do not count
+        as silence.
+        """
         for link in list(self.by_peer.values()):
             link.session.alive.overslept(late)
             fault = link.session.overdue(now)

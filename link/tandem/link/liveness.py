@@ -1,8 +1,7 @@
 """Liveness of the other end of a link, judged by its frames and their times.
 
-Pure: the caller has the clock, in seconds. A silent peer counts as dead; so does a peer whose beat
-counters stand still although work is pending. Time in which the caller itself stood still is not a
-peer's silence: frames that came in that time are unread.
+The caller passes the time, in seconds. A silent peer counts as dead; so does a peer whose beat
+counters stand still although work is pending.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ class LinkTimes:
 
     beat_interval: float = 1.0
     beat_timeout: float = 5.0
-    """Silence for this long ends the link."""
+    """Silence after which the link ends."""
     stall_timeout: float = 120.0
-    """No progress with work pending for this long ends it too."""
+    """Time without progress of pending work after which the link ends."""
     greet_timeout: float | None = None
-    """Time without an answer to HELLO that ends the link; None is ``beat_timeout``."""
+    """Time without an answer to HELLO after which the link ends; None is ``beat_timeout``."""
 
 
 class Liveness:
@@ -36,7 +35,6 @@ class Liveness:
         self.restart(now)
 
     def restart(self, now: float) -> None:
-        """Start the clocks as a link begins."""
         self._heard = now
         self._moved = now
         self._last = Beat()
@@ -47,18 +45,17 @@ class Liveness:
         self._moved += seconds
 
     def heard(self, now: float) -> None:
-        """Record that a frame came."""
         self._heard = now
 
     def progress(self, now: float, beat: Beat) -> None:
-        """Record a beat: compare its counters with those of the one before."""
+        """Record a beat, and compare its counters with the previous ones."""
         last, self._last = self._last, beat
         still = (beat.engine_step, beat.transfers) == (last.engine_step, last.transfers)
         if not (still and beat.has_work):
             self._moved = now
 
     def overdue(self, now: float, *, greeting: bool = False) -> str | None:
-        """Return why the link is to be ended, or None. ``greeting``: HELLO is not answered yet."""
+        """Return the reason to end the link, or None. ``greeting``: HELLO is not answered yet."""
         times = self._times
         limit = times.beat_timeout
         if greeting and times.greet_timeout is not None:
@@ -80,15 +77,16 @@ class Pulse:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self.next = -math.inf
-        """Time of the next beat; the first one is due at once."""
 
     def hasten(self) -> None:
-        """Make the next beat due at once. Any thread: a beat in progress may be sent once more."""
+        """Make the next beat due at once. Thread-safe."""
         self.next = -math.inf
 
     def late(self, now: float) -> float | None:
-        """Return None before the beat is due; then, once, the seconds by which it is late. The next
-        beat is counted from now: missed beats are not sent later."""
+        """Return None before the beat is due; then, once, its delay in seconds.
+
+        The next beat is counted from now: missed beats are not sent later.
+        """
         if now < self.next:
             return None
         late = now - self.next if self.next > -math.inf else 0.0

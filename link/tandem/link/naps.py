@@ -1,4 +1,4 @@
-"""Naps of a thread that end on time, and fast switches between threads."""
+"""Sleeps of a thread that end on time, and fast switches between threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 
 _PR_SET_TIMERSLACK = 29
 SWITCH_SECONDS = 0.0005
-"""Longest time for which a computing thread may keep the interpreter from a thread that woke."""
+"""Longest time for which a computing thread keeps the interpreter from a thread that woke."""
 
 
 class _Watched(ctypes.Structure):
@@ -26,21 +26,21 @@ class _Duration(ctypes.Structure):
 
 
 def nap_precisely() -> None:
-    """Set the calling thread's naps to end on time: Linux adds up to 50 us to each."""
+    """Make the calling thread's sleeps precise: Linux adds up to 50 us to each."""
     if sys.platform == "linux":
         _library().prctl(_PR_SET_TIMERSLACK, 1)
 
 
 def switch_soon() -> None:
-    """Let waiting threads of this process have the interpreter after half a millisecond. Python's
-    own 5 ms would be added to each of a hand-off's hops while a step loop computes."""
+    """Let waiting threads of this process run after half a millisecond instead of 5 ms."""
     sys.setswitchinterval(SWITCH_SECONDS)
 
 
 def sleep_on(descriptors: Sequence[int], seconds: float) -> bool:
     """Sleep until a descriptor is readable or the time is over; return whether one is readable.
-    Precise to some microseconds: ``select.poll`` and epoll sleep whole milliseconds, and longer
-    than requested."""
+
+    Precise to microseconds, unlike ``select.poll`` and epoll.
+    """
     if sys.platform != "linux":
         return bool(select.select(descriptors, (), (), seconds)[0])
     watched = (_Watched * len(descriptors))(

@@ -1,10 +1,8 @@
-"""One end of a link, from HELLO to its end. Pure: no sockets, and the caller has the clock.
+"""One end of a link, from HELLO to its end.
 
-One end calls: it sends HELLO, and the link is up with the WELCOME to it. The other end answers.
-After that a frame belongs to the link if it is the next one of that peer for this process; beats
-show that the other end lives and makes progress. A session ends on any doubt: a frame of or for
-another incarnation, a gap, a RESET or silence ends it, and with it all that was under way on it.
-The model checker of the hand-off runs this class.
+It has no socket and no clock. A caller sends HELLO; the WELCOME to it opens the link. A frame
+belongs to the link if it is the peer's next one for this process. A frame of another incarnation, a
+gap, a RESET or silence ends the link.
 """
 
 from __future__ import annotations
@@ -43,24 +41,23 @@ class Verdict(Enum):
     DELIVER = "deliver"
     """The frame is the next one, for the user of the link."""
     NOTED = "noted"
-    """The frame was for the session itself."""
     UP = "up"
-    """The frame was the WELCOME that the caller waited for."""
+    """The frame was the awaited WELCOME."""
     REFUSED = "refused"
-    """The frame was a RESET in place of a WELCOME (``why``)."""
+    """The frame was a RESET instead of a WELCOME (``why``)."""
     GARBAGE = "garbage"
-    """The bytes are no frame: drop them."""
+    """The bytes are not a frame: drop them."""
     STRAY = "stray"
-    """The frame is of an earlier link, or out of place: drop it."""
+    """The frame is of an earlier link, or out of sequence: drop it."""
     LOST = "lost"
-    """The link has ended (``why``); no RESET is to be sent."""
+    """The link has ended (``why``); send no RESET."""
     BROKEN = "broken"
-    """The link has ended (``why``): send a RESET to the other end."""
+    """The link has ended (``why``): send a RESET."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Identity of this end, and the values that the other end of every link must agree to."""
+    """Identity of this end, and the values in which both ends must agree."""
 
     me: Incarnation
     protocol: str
@@ -68,19 +65,18 @@ class Terms:
     version: int
     times: LinkTimes
     fingerprint: str = ""
-    """Fingerprint of the model that is served; empty agrees with nothing else."""
+    """Fingerprint of the served model; empty differs from all others."""
     secret: str | None = None
-    """Secret of the callers that may connect; None allows any caller."""
+    """Secret that callers must know; None allows any caller."""
     forgiving: bool = False
-    """Whether an invalid payload is ignored; else it counts as lost, which the next frame shows."""
+    """Whether an invalid payload is ignored; else it counts as lost."""
 
     def hello(self, connectors: Sequence[str] = ()) -> Hello:
-        """Return the HELLO, a caller's first message."""
         auth = b"" if self.secret is None else mac(self.secret, self.me, self.fingerprint)
         return Hello(self.version, self.fingerprint, tuple(connectors), auth)
 
     def refusal(self, source: Incarnation, hello: Hello) -> str | None:
-        """Return why a caller gets no link, or None."""
+        """Return the reason to refuse a caller, or None."""
         if hello.version != self.version:
             return f"{self.protocol} {hello.version}; here it is {self.version}"
         if self.secret is not None:
@@ -92,13 +88,15 @@ class Terms:
         return None
 
     def is_other_version(self, refusal: str) -> bool:
-        """Return whether a RESET in place of a WELCOME names another version. Every release reports
-        it in these words, before it checks anything else."""
+        """Return whether a RESET instead of a WELCOME names another version.
+
+        Every release uses these words.
+        """
         return refusal.startswith(f"{self.protocol} {self.version}; ")
 
 
 class Session:
-    """Session of one end. Begins DOWN; ``greet`` starts a caller's, ``answer`` an answerer's."""
+    """Session of one end, DOWN at first."""
 
     __slots__ = ("_expected", "_sent", "alive", "me", "peer", "state", "terms", "why")
 
@@ -106,10 +104,9 @@ class Session:
         self.terms = terms
         self.me = terms.me
         self.peer = NO_INCARNATION
-        """Incarnation of the other end, after its first frame."""
+        """Incarnation of the other end, known from its first frame."""
         self.state = LinkState.DOWN
         self.why = ""
-        """Reason why the link was refused or ended."""
         self.alive = Liveness(terms.times, now)
         self._sent = 0
         self._expected = 0
@@ -123,7 +120,7 @@ class Session:
         return self.seal()
 
     def answer(self, header: Header, hello: Hello) -> str | None:
-        """Take a HELLO: return None if the link is up (send WELCOME), else why not (send RESET)."""
+        """Take a HELLO: return None to send WELCOME, or the reason to send RESET."""
         self.peer = header.source
         if header.destination not in (self.me, NO_INCARNATION):
             return "HELLO for another process"
@@ -134,13 +131,12 @@ class Session:
         return refusal
 
     def seal(self) -> bytes:
-        """Return the header of the next frame to send."""
         header = HEADER.pack(MAGIC, self.me, self.peer, self._sent)
         self._sent += 1
         return header
 
     def take(self, header: Header, message: object, now: float) -> Verdict:
-        """Judge a frame that came, and count it."""
+        """Judge and count a received frame."""
         if self.state is LinkState.UP:
             if self._is_next(header):
                 self._expected += 1
@@ -163,7 +159,7 @@ class Session:
     def receive(
         self, parts: list[bytes], decode: Callable[[bytes], Message], now: float
     ) -> tuple[Verdict, Message | None]:
-        """``take`` what came on a caller's socket."""
+        """Decode and ``take`` what a caller's socket received."""
         header: Header | None = None
         try:
             if len(parts) != 2:
@@ -178,12 +174,11 @@ class Session:
         return self.take(header, message, now), message
 
     def end(self, why: str) -> None:
-        """End the link, as its owner asks."""
         self.state = LinkState.DOWN
         self.why = why
 
     def overdue(self, now: float) -> str | None:
-        """Return why the other end counts as lost by now, or None."""
+        """Return the reason to count the other end as lost, or None."""
         return self.alive.overdue(now, greeting=self.state is LinkState.GREETING)
 
     def _is_next(self, header: Header) -> bool:

@@ -1,7 +1,6 @@
 """A queue whose reader sleeps on file descriptors: any thread puts, one takes.
 
-The reader may wait for sockets at the same time. While it works, its descriptor is not written, so
-that a put costs no system call then.
+The reader may wait for sockets at the same time. While it works, a put costs no system call.
 """
 
 from __future__ import annotations
@@ -21,27 +20,24 @@ Item = TypeVar("Item")
 
 _ONCE = (1).to_bytes(8, sys.byteorder)
 SHORT_SECONDS = 0.02
-"""A nap that is shorter is measured in microseconds."""
+"""Sleeps below this are measured in microseconds."""
 MOST_ITEMS = 100_000
-"""Most items that ``offer`` queues, so that peers never fill the memory: above it links end."""
+"""Maximum items that ``offer`` queues."""
 
 
 class WakeQueue(Generic[Item]):
-    """Writers ``put``, ``offer``, ``add`` and ``wake``; the rest is the reader's.
-
-    Writers never block, and may be signal handlers.
-    """
+    """Queue with one reader. Writers never block, and may be signal handlers."""
 
     def __init__(self, limit: int = MOST_ITEMS) -> None:
-        """Make an empty queue. ``limit``: items beyond which ``offer`` returns False."""
+        """``limit``: items beyond which ``offer`` returns False."""
         self._items: deque[Item] = deque()
         self._limit = limit
         self._listening = False
         self._closed = True
         self._lock = threading.RLock()
-        """Lock of the descriptors' lifetimes; a signal handler may have interrupted its holder."""
+        """Lock of the descriptors' lifetimes, reentrant for signal handlers."""
         if sys.platform == "linux":
-            # A pipe's reader would wake behind its writer, on the same processor.
+            # A pipe's reader would wake after its writer, on the same processor.
             self._bell = self._rope = os.eventfd(0)
         else:
             self._bell, self._rope = os.pipe()
@@ -59,9 +55,9 @@ class WakeQueue(Generic[Item]):
         return self._bell
 
     def put(self, item: Item) -> None:
-        """Add an item and wake the listening reader; after ``close`` it is dropped."""
+        """Add an item and wake the sleeping reader; after ``close`` it is dropped."""
         self.add(item)
-        # After the item is there: who does not listen yet looks for items before it sleeps.
+        # After the append: a reader that does not listen yet looks for items before it sleeps.
         if self._listening:
             self.wake()
 
@@ -73,25 +69,23 @@ class WakeQueue(Generic[Item]):
         return True
 
     def add(self, item: Item) -> None:
-        """Add an item without waking the reader."""
         if not self._closed:
             self._items.append(item)
 
     def wake(self) -> None:
         """Make the descriptor readable, even if the reader does not listen."""
-        with self._lock, contextlib.suppress(BlockingIOError):  # full: it is readable anyway
+        with self._lock, contextlib.suppress(BlockingIOError):
             if not self._closed:
                 os.write(self._rope, _ONCE)
 
     @property
     def empty(self) -> bool:
-        """Return whether there is no item to take."""
         return not self._items
 
     def take(self) -> list[Item]:
         """Take all items, the oldest first."""
         items: list[Item] = []
-        while self._items:  # nobody else takes
+        while self._items:
             items.append(self._items.popleft())
         return items
 
@@ -102,8 +96,10 @@ class WakeQueue(Generic[Item]):
                 pass
 
     def listening(self) -> _Listening:
-        """Within the block every ``put`` makes the returned descriptor readable. An earlier ``put``
-        does not: check whether the queue is ``empty`` before you sleep."""
+        """Make every ``put`` within the block set the returned descriptor readable.
+
+        Check ``empty`` before you sleep.
+        """
         return _Listening(self)
 
     def wait(self, seconds: float | None, others: Sequence[int] = ()) -> None:
@@ -113,8 +109,7 @@ class WakeQueue(Generic[Item]):
                 self._sleep(seconds, others)
 
     def _sleep(self, seconds: float | None, others: Sequence[int]) -> None:
-        """Sleep by poll, which takes any descriptor (select none above 1023) and milliseconds. Naps
-        of a few milliseconds are measured more precisely."""
+        """Sleep by poll; select takes no descriptor above 1023. Short sleeps are more precise."""
         if seconds is not None and seconds < SHORT_SECONDS:
             sleep_on((self._bell, *others), seconds)
             return
@@ -127,8 +122,7 @@ class WakeQueue(Generic[Item]):
                 self._poller.unregister(descriptor)
 
     def close(self) -> None:
-        """Close the descriptors, and drop items that are put from now on. For the reader, when its
-        loop has ended. May be called twice."""
+        """Close the descriptors. Items put from now on are dropped. May be called twice."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -137,7 +131,7 @@ class WakeQueue(Generic[Item]):
 
 
 class _Listening:
-    """Context in which the reader sleeps on the queue; a generator would be slower to leave."""
+    """Context in which the reader sleeps on the queue; faster than a generator."""
 
     __slots__ = ("_queue",)
 

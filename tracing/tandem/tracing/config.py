@@ -36,8 +36,10 @@ class TracingConfig:
 
 
 def traceparent_of(value: str) -> str:
-    """Return the header in its first version; empty unless it names a valid trace and span. Later
-    versions may have more fields: W3C requires reading the known ones."""
+    """Return the header in its first version; empty unless it names a valid trace and span.
+
+    W3C requires reading the known fields of later versions.
+    """
     found = _TRACEPARENT.fullmatch(value)
     if found is None:
         return ""
@@ -48,5 +50,5 @@ def traceparent_of(value: str) -> str:
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Return whether the header's sampled bit is set: the trace's origin records spans."""
+    """Return whether the header's sampled bit is set."""
     return bool(traceparent) and bool(int(traceparent[53:55], 16) & 1)

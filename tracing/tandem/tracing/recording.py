@@ -1,7 +1,6 @@
-"""Record of one call to a server: where its time went, measured by the serving process.
+"""Record of one call to a server: the times that the serving process measured.
 
-The code that serves a call opens a ``Recording`` and makes it current for its task. Code that does
-a part of the work adds a mark. Without a recording, a mark costs one read of a context variable.
+The code that serves a call makes a ``Recording`` current for its task. Other code adds marks to it.
 """
 
 from __future__ import annotations
@@ -15,19 +14,18 @@ from typing import Any
 from tandem.protocol.timeline import LegTimes, Watch
 
 MAX_MARKS = 128
-"""Marks of one call; further ones are dropped and counted."""
+"""Maximum marks of a call; further ones are counted only."""
 MAX_ATTEMPTS = 32
 MAX_GAPS = 8
-"""Number of longest waits between outputs of a worker that are kept."""
+"""Number of the longest waits that are kept."""
 
 
 @dataclass(slots=True)
 class Mark:
-    """One interval of the serving process's own work or waiting."""
+    """Interval of work or waiting, in the process's monotonic clock."""
 
     name: str
     begin: float
-    """Seconds on the process's monotonic clock."""
     end: float
 
 
@@ -37,12 +35,10 @@ class LegRecord:
 
     role: str
     worker: str
-    """Display name of the worker."""
     sent: float
     accepted: float | None = None
     """Arrival time of the worker's ``Accepted``."""
     first: float | None = None
-    """Arrival time of its first output."""
     heard: float | None = None
     """Arrival time of its notes."""
     times: LegTimes | None = None
@@ -50,11 +46,10 @@ class LegRecord:
 
 @dataclass(slots=True)
 class AttemptRecord:
-    """One dispatch of a request, to one worker or a pair."""
+    """Dispatch of a request to one worker or a pair."""
 
     number: int
     rule: str
-    """Reason for this placement."""
     attempt_kind: str
     begin: float
     legs: list[LegRecord] = field(default_factory=list)
@@ -62,9 +57,8 @@ class AttemptRecord:
     failure: str | None = None
     failed_worker: str | None = None
     span: Any = None
-    """Span of the tracer, if tracing is on."""
     scene: object = None
-    """State that placement used, for explanations of its decision."""
+    """State that placement used, to explain its decision."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,11 +71,11 @@ class Recording:
     """Wall-clock time of ``arrived``."""
     path: str = ""
     tenant: str = ""
-    """Tenant that the call belongs to, once its key is known."""
+    """Tenant of the call, once its key is known."""
     route: str = ""
-    """Route template that matches the path. Empty if no handler matches or access was denied."""
+    """Route template of the path. Empty if no handler matches or access was denied."""
     traceparent: str = ""
-    """Header of the call's own span, the parent of the workers' spans."""
+    """Header of the call's own span."""
     marks: list[Mark] = field(default_factory=list)
     attempts: list[AttemptRecord] = field(default_factory=list)
     dropped: int = 0
@@ -94,24 +88,20 @@ class Recording:
     wait_seconds: float = 0.0
     """Total of all waits."""
     write_seconds: float = 0.0
-    """Time of writing to the client after the first output, including the client's delays."""
     num_prompt: int = 0
     num_tokens: int = 0
     status: int = 0
     ended: float | None = None
     span: Any = None
-    """Span of the tracer, if tracing is on."""
     asked: dict[str, float] | None = None
-    """Numeric parameters of the first request, for its span; None if there is no span. The
-    parameters themselves are never kept: a client's lists and schemas may be of any size."""
+    """Numeric parameters of the first request, for its span; None without a span."""
     num_cached: int = 0
     finishes: list[str] = field(default_factory=list)
-    """Finish reasons of choices."""
     rows: tuple[int, bytes] | None = None
     """Legs with known times, and the encoded summary for lists. Set after the end."""
 
     def mark(self, name: str, begin: float, end: float) -> None:
-        """Keep one interval; count it as dropped if there are too many."""
+        """Keep one interval, or count it as dropped."""
         if len(self.marks) < MAX_MARKS:
             self.marks.append(Mark(name, begin, end))
         else:
@@ -148,7 +138,6 @@ class Recording:
 
     @property
     def watch(self) -> Watch:
-        """Return the watch to send to workers."""
         return Watch(self.request_id, self.traceparent)
 
 
@@ -166,7 +155,7 @@ def begin(recording: Recording) -> None:
 
 
 class _Marked:
-    """Context manager of a mark; cheaper than a generator, as each call pays for it."""
+    """Context manager of a mark; faster than a generator."""
 
     __slots__ = ("_name", "_recording", "_started")
 
@@ -185,5 +174,5 @@ class _Marked:
 
 
 def marked(name: str) -> _Marked:
-    """Return a context manager that marks its block as a part of the current call."""
+    """Return a context manager that marks its block in the current call."""
     return _Marked(name)

@@ -1,8 +1,7 @@
-"""OpenTelemetry spans of one process: begun when work is passed on, written after its end.
+"""OpenTelemetry spans of one process.
 
-Spans are made by a thread of their own from times that were recorded anyway, so that no working
-thread waits for them. Only spans whose ids are sent to other processes are begun at once. Without
-an endpoint nothing here is imported, and no thread runs.
+A separate thread makes spans from recorded times. Only spans whose ids are sent to other processes
+begin at once. Without an endpoint, OpenTelemetry is not imported.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ _PORT = re.compile(r":[0-9]+$")
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 4096
-"""Calls whose spans are not made yet; those of further ones are dropped."""
+"""Maximum calls whose spans are not made yet; spans of further ones are dropped."""
 CLOSE_SECONDS = 3.0
-"""Longest wait at the end for spans that cannot be sent: less than any grace before a kill."""
+"""Maximum seconds to send spans at the end."""
 
 Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 
 
 class OpenSpan:
-    """Span that has begun, and that other spans may have as parent."""
+    """Span that has begun, and may be the parent of others."""
 
     __slots__ = ("_span", "_tracer")
 
@@ -47,19 +46,18 @@ class OpenSpan:
 
     @property
     def sampled(self) -> bool:
-        """Return whether the span is recorded."""
         return self._span.is_recording()
 
     @property
     def traceparent(self) -> str:
-        """Return W3C's traceparent header, which makes other spans children of this one."""
+        """Return the traceparent header that makes other spans children of this one."""
         context = self._span.get_span_context()
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def child(
         self, name: str, begin: float, kind: str = "internal", attributes: Attributes | None = None
     ) -> OpenSpan:
-        """Begin a child span; ``begin`` in seconds on the wall clock."""
+        """Begin a child span; ``begin`` in seconds of the wall clock."""
         from opentelemetry.trace import SpanKind, set_span_in_context
 
         span = self._tracer.start_span(
@@ -72,7 +70,6 @@ class OpenSpan:
         return OpenSpan(self._tracer, span)
 
     def event(self, name: str, at: float, attributes: Attributes | None = None) -> None:
-        """Record an event within the span."""
         self._span.add_event(name, attributes, timestamp=_ns(at))
 
     def end(
@@ -89,7 +86,7 @@ class OpenSpan:
 
 
 class Spans:
-    """One per process; ``close`` sends what is left."""
+    """Spans of a process; ``close`` sends what is left."""
 
     def __init__(
         self,
@@ -100,9 +97,11 @@ class Spans:
         ratio: float = 0.0,
         namespace: str = "",
     ) -> None:
-        """Start the thread. Raises InvalidParameter if the SDK is not installed. ``ratio``: share
-        of new traces that are sampled; calls of existing traces follow these. ``namespace``: of the
-        process's pod, if its environment does not have it."""
+        """Start the thread. Raises InvalidParameter if the SDK is not installed.
+
+        ``ratio``: sampled share of new traces; other calls follow their trace. ``namespace``: of
+        the pod, if its environment has none.
+        """
         try:
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
@@ -133,12 +132,12 @@ class Spans:
         self._thread.start()
         self._ending: threading.Thread | None = None
         self.dropped = 0
-        """Number of dropped calls, whose spans found no room in the queue."""
+        """Number of calls whose spans were dropped."""
 
     def begin(
         self, name: str, begin: float, traceparent: str, tracestate: str = "", kind: str = "server"
     ) -> OpenSpan:
-        """Begin a span under ``traceparent``, or the first span of a trace without one."""
+        """Begin a span under ``traceparent``, or a trace's first span if it is empty."""
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -148,7 +147,7 @@ class Spans:
         return OpenSpan(self._tracer, span)
 
     def later(self, work: Callable[[], None]) -> None:
-        """Queue a call that makes spans for the thread. Never waits."""
+        """Queue a call that makes spans. Never waits."""
         try:
             self._work.put_nowait(work)
         except Full:
@@ -157,8 +156,10 @@ class Spans:
             self.dropped += 1
 
     def close(self) -> None:
-        """Make and send the remaining spans, within CLOSE_SECONDS, whatever the collector does. The
-        SDK itself keeps no deadline of a flush. May be called twice."""
+        """Make and send the remaining spans within CLOSE_SECONDS. May be called twice.
+
+        The SDK itself has no deadline of a flush.
+        """
         if self._ending is not None:
             return
         if self.dropped:
@@ -173,7 +174,7 @@ class Spans:
         with suppress(Full):
             self._work.put(None, timeout=CLOSE_SECONDS)
         self._thread.join(CLOSE_SECONDS)
-        self._provider.shutdown()  # flushes first
+        self._provider.shutdown()
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
@@ -199,8 +200,10 @@ def _exporter(config: TracingConfig) -> SpanExporter:
 
 
 def with_port(endpoint: str) -> str:
-    """Return a URL with its scheme's port if it names none. gRPC would dial 443 whatever the scheme
-    is, and network policies open the port that the URL means."""
+    """Return a URL with its scheme's port if it names none.
+
+    gRPC would use 443 for any scheme.
+    """
     scheme, _, rest = endpoint.rstrip("/").partition("://")
     if _PORT.search(rest):
         return endpoint
@@ -208,7 +211,7 @@ def with_port(endpoint: str) -> str:
 
 
 def _pod(namespace: str) -> dict[str, str]:
-    """Return a pod's attributes from its environment, by the conventions' names; {} elsewhere."""
+    """Return a pod's attributes from its environment; {} elsewhere."""
     name = os.environ.get(ENV_POD_NAME, "")
     if not name:
         return {}

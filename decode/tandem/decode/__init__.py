@@ -1,7 +1,4 @@
-"""The decode worker: a connector, its policy and an entry.
+"""Decode worker: the engine with kvtransfer's ``HandoffConsumer`` as its ``KVConnector``.
 
-Thin on purpose: kernels are in kernels/, the scheduler, the block manager and the sampler loop in
-engine/, peers and bytes in kvtransfer/. Here engine's ``KVConnector`` is married to kvtransfer's
-``HandoffConsumer``. A request that names no producer is computed here whole, so that this is the
-aggregated worker too.
+Requests without a producer are computed whole, so this is the aggregated worker, too.
 """

@@ -1,10 +1,6 @@
-"""A stream of copies of one GPU's engines, timed by the device, with a predicted end.
+"""Copies on one GPU's engines, timed by the device, with a predicted end.
 
-The first ranges of a batch go to the driver alone, so that the device copies while the rest is
-prepared; the numbers at a time keep both engines and host busy. The time of copies from a source is
-learned from the device's own events, since the host sees an end late. The predicted end of the next
-copies follows from that (H100s over NVLink: 9 MiB blocks by 4 and then 32 in a call moved at 366 to
-395 GB/s, all in one call at 353 to 379).
+The first ranges of a batch are one call, so that the device copies while the rest is prepared.
 """
 
 from __future__ import annotations
@@ -51,9 +47,8 @@ class _Attributes(ctypes.Structure):
 
 
 def copy_many(targets: Numbers, sources: Numbers, sizes: Numbers, stream: int) -> None:
-    """Copy between device addresses, behind what ``stream`` (not the default one) has, in any order
-    among themselves: int64 arrays [copies] of addresses, addresses and bytes. Raises
-    DeviceMemoryError; some copies may have begun then."""
+    """Copy between device addresses after the work of ``stream``, in any order. int64 arrays
+    [copies]. Raises DeviceMemoryError; some copies may have begun then."""
     library = driver()
     if len(sizes) > 1 and hasattr(library, "cuMemcpyBatchAsync_v2"):
         _copy_batch("cuMemcpyBatchAsync_v2", (targets, sources, sizes), stream, ())
@@ -66,7 +61,7 @@ def copy_many(targets: Numbers, sources: Numbers, sizes: Numbers, stream: int) -
 
 
 def copy_in_turn(targets: Numbers, sources: Numbers, sizes: Numbers, stream: int) -> None:
-    """Copy as ``copy_many``, by a call each."""
+    """Copy as ``copy_many``, with one call each."""
     rows = (each.tolist() for each in (targets, sources, sizes))
     for target, source, nbytes in zip(*rows, strict=True):
         call_driver(
@@ -104,22 +99,20 @@ _NOT_READY = 600
 
 
 class Lane:
-    """One stream; used by one thread, which has the device's context."""
+    """One stream, used by one thread that has the device's context."""
 
     def __init__(self, index: int) -> None:
         self._stream: Any = torch.cuda.Stream(torch.device("cuda", index))  # type: ignore[no-untyped-call]
         self._spare: list[int] = []
-        """Events that are not in use."""
+        """Unused events."""
         self._open: deque[LaneMark] = deque()
         self._seen_at = 0.0
-        """Time at which the last end was seen."""
         self._begun: _Begun | None = None
         """Copies since the last mark."""
 
     def copy(self, targets: Numbers, sources: Numbers, sizes: Numbers, source: DeviceRange) -> None:
-        """Copy ranges after the lane's earlier copies; those of one call have no order among
-        themselves. int64 arrays [ranges] of addresses, addresses in ``source``, and bytes. Raises
-        DeviceMemoryError; some copies may have begun then."""
+        """Copy ranges after the lane's earlier copies, in any order. int64 arrays [ranges]; sizes
+        in bytes. Raises DeviceMemoryError; some copies may have begun then."""
         begun = self._begun
         if begun is None:
             begun = self._begun = _Begun(time.perf_counter(), source)
@@ -131,23 +124,20 @@ class Lane:
             some = slice(at, stop)
             copy_many(targets[some], sources[some], sizes[some], self._stream.cuda_stream)
             at, done = stop, int(ends[stop - 1])
-            if begun.event is None:  # behind the first, which must not wait for it
+            if begun.event is None:  # after the first, which must not wait for it
                 begun.event, begun.untimed = self._recorded(), done
 
     def mark(self) -> LaneMark:
-        """Return a mark after all copies so far; it times those since the mark before it. Raises
-        DeviceMemoryError."""
+        """Return a mark after all copies so far. Raises DeviceMemoryError."""
         mark = LaneMark(self, self._begun or _Begun(time.perf_counter(), None), self._recorded())
         self._begun = None
         self._open.append(mark)
         return mark
 
     def wait(self) -> None:
-        """Wait until all copies have ended."""
         self._stream.synchronize()
 
     def due(self, mark: LaneMark) -> float:
-        """Return the predicted end, by ``time.perf_counter``; inf without a prediction."""
         at = max(self._seen_at, self._open[0].begun.at) if self._open else math.inf
         for each in self._open:
             at += each.seconds
@@ -156,7 +146,6 @@ class Lane:
         return -math.inf
 
     def ended(self, mark: LaneMark, events: tuple[int | None, int]) -> None:
-        """Take back the events of a mark that has been reached."""
         self._seen_at = time.perf_counter()
         self._open.remove(mark)
         self._spare += [each for each in events if each is not None]
@@ -174,7 +163,6 @@ class _Begun:
     """Copies between two marks."""
 
     at: float
-    """Time by ``time.perf_counter``, before the first copy."""
     source: DeviceRange | None
     nbytes: int = 0
     event: int | None = None
@@ -191,7 +179,6 @@ class LaneMark:
         self._through = False
         source = begun.source
         self.seconds = 0.0 if source is None else source.rate.seconds_for(begun.nbytes)
-        """Predicted seconds of its copies."""
 
     @property
     def due(self) -> float:

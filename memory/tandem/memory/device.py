@@ -1,8 +1,7 @@
-"""GPU memory by ``cuMemCreate``, which another process can map by a file descriptor.
+"""GPU memory made by ``cuMemCreate``: other processes map it by a file descriptor.
 
-Memory of torch's allocator (``cudaMalloc``) can be shared between processes by CUDA's own handles
-only, which do not pass from one container to another; a mapping made here can. Called through the
-driver's C interface, so that no package is required for six functions. Freed with the tensor.
+Handles of torch's allocator (``cudaMalloc``) cannot pass between containers. The memory is freed
+with its tensor.
 """
 
 from __future__ import annotations
@@ -20,23 +19,21 @@ from torch import Tensor
 from tandem.protocol.errors import TandemError
 
 MOST_TIMES = 4
-"""Factor over the largest timed copy up to which a time is predicted. Small copies spend their time
-on other things than bytes."""
+"""Factor over the largest timed copy up to which a time is predicted."""
 LARGE_BYTES = 128 << 20
-"""Size of a copy that counts for the link's rate, however large others were."""
+"""Size from which a copy counts for the link's rate, however large others were."""
 _FADE = 16
 """Divisor of the difference by which a slower copy lowers the rate."""
 
 
 class Rate:
-    """Best bytes a second, fading: a prediction is rather too early than too late."""
+    """Best rate in bytes a second, fading: predictions are rather too early than too late."""
 
     def __init__(self) -> None:
         self._rate = 0.0
         self._largest = 0
 
     def took(self, nbytes: int, seconds: float) -> None:
-        """Record one copy's time."""
         if nbytes < min(self._largest // MOST_TIMES, LARGE_BYTES):
             return
         self._largest = max(self._largest, nbytes)
@@ -67,7 +64,7 @@ class DeviceMemoryError(TandemError):
 
 
 class DeviceFullError(DeviceMemoryError):
-    """The driver has no memory left to give."""
+    """The device has not enough free memory."""
 
 
 class _Location(ctypes.Structure):
@@ -102,7 +99,7 @@ class _Access(ctypes.Structure):
 
 
 class _Mapping:
-    """One mapped range, as numpy's and torch's array interface shows it."""
+    """One mapped range, in numpy's and torch's array interface."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {
@@ -114,20 +111,20 @@ class _Mapping:
 
 
 class MappedAllocator:
-    """A ``KVCacheAllocator`` on one device, whose memory ``descriptor_of`` finds."""
+    """``KVCacheAllocator`` of one device; ``descriptor_of`` finds its memory."""
 
     def __init__(self, device: torch.device) -> None:
-        """Make an allocator. Raises DeviceMemoryError if driver or device lack the functions."""
+        """Raise DeviceMemoryError if driver or device lack the functions."""
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self._device = device
         self._index = device.index if device.index is not None else torch.cuda.current_device()
         self._ranges: dict[int, DeviceRange] = {}
-        """Ranges that were allocated and are still referred to, by address."""
+        """Allocated ranges that are still in use, by address."""
         driver()
 
     def __call__(self, size: int) -> Tensor:
         """Return flat uint8 memory of at least ``size`` bytes. Raises DeviceMemoryError."""
-        use_device(self._index)  # waits for nothing: a stream of the device may be captured now
+        use_device(self._index)  # does not wait: a stream of the device may be captured now
         whole = _whole_grains(size, _properties_of(self._index))
         address = ctypes.c_ulonglong()
         length, zero = ctypes.c_size_t(whole), ctypes.c_ulonglong(0)
@@ -146,17 +143,17 @@ class MappedAllocator:
         return torch.as_tensor(mapping, device=self._device)
 
     def give_back(self, tensor: Tensor) -> int:
-        """Give the memory that ``tensor`` begins back to the device; return its bytes. Its address
-        stays taken, and no code may touch it before ``take_again``. Raises DeviceMemoryError if it
-        is not of this allocator."""
+        """Return a tensor's memory to the device; return its bytes. Keep the address; it must not
+        be accessed before ``take_again``. Raises DeviceMemoryError if the memory is not of this
+        allocator."""
         given = self._range_of(tensor)
         torch.cuda.synchronize(self._device)
         given.empty()
         return given.size
 
     def take_again(self, tensor: Tensor) -> None:
-        """Put memory of any content under the address of a tensor that was given back. Do nothing
-        if it has memory already. Raises DeviceMemoryError if there is not enough."""
+        """Map memory of any content at a tensor's address again, unless it has memory. Raises
+        DeviceMemoryError."""
         given = self._range_of(tensor)
         if given.handle:
             return
@@ -173,7 +170,6 @@ class MappedAllocator:
         self._ranges.pop(address).close()
 
     def _fill(self, given: DeviceRange) -> None:
-        """Make memory for a range that has none, and map it."""
         handle, properties = ctypes.c_ulonglong(), _properties_of(self._index)
         address, length = ctypes.c_ulonglong(given.address), ctypes.c_size_t(given.size)
         zero = ctypes.c_ulonglong(0)
@@ -189,18 +185,17 @@ class MappedAllocator:
 
 
 class DeviceRange:
-    """Addresses of the device and the memory mapped there: one's own, or another process's."""
+    """Device addresses and the memory mapped there, of this process or of another."""
 
     def __init__(self, address: int, size: int, handle: int) -> None:
-        """Make a range. ``handle`` is the memory's; 0 without memory."""
+        """``handle`` is the memory's; 0 without memory."""
         self.address = address
         self.size = size
         self.handle = handle
         self.rate = Rate()
-        """Rate of copies from the range."""
 
     def empty(self) -> None:
-        """Unmap and release the memory; the addresses stay."""
+        """Unmap and release the memory; keep the addresses."""
         if self.handle:
             library = driver()
             library.cuMemUnmap(ctypes.c_ulonglong(self.address), ctypes.c_size_t(self.size))
@@ -208,7 +203,7 @@ class DeviceRange:
             self.handle = 0
 
     def close(self) -> None:
-        """Unmap; no copy from it may be under way. May be called twice."""
+        """Unmap; no copy may be under way. May be called twice."""
         self.empty()
         if self.address:
             driver().cuMemAddressFree(ctypes.c_ulonglong(self.address), ctypes.c_size_t(self.size))
@@ -216,8 +211,8 @@ class DeviceRange:
 
 
 def descriptor_of(tensor: Tensor) -> tuple[int, int]:
-    """Return a POSIX file descriptor of the range that ``tensor`` begins, and the range's bytes.
-    The caller closes it. Raises DeviceMemoryError if it is not a ``MappedAllocator``'s."""
+    """Return a POSIX file descriptor of the tensor's range, which the caller closes, and its bytes.
+    Raises DeviceMemoryError unless a ``MappedAllocator`` made it."""
     handle, descriptor = ctypes.c_ulonglong(), ctypes.c_int()
     base, size = ctypes.c_ulonglong(), ctypes.c_size_t()
     address = ctypes.c_ulonglong(tensor.data_ptr())
@@ -241,22 +236,20 @@ def descriptor_of(tensor: Tensor) -> tuple[int, int]:
 
 
 _OTHERS = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFBLK, stat.S_IFLNK)
-"""Kinds of files that no driver exports memory by."""
+"""Kinds of files that cannot be exported memory."""
 
 
 def check_descriptor(descriptor: int) -> None:
-    """Raise DeviceMemoryError for a file, a folder, a pipe or a socket: these are not imported. The
-    driver refuses other devices, and more bytes than the memory has."""
+    """Raise DeviceMemoryError for a file, folder, pipe or socket. The driver checks device and
+    size."""
     kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
     if kind in _OTHERS:
         raise DeviceMemoryError(f"a descriptor is not of a GPU's memory: its kind is {kind:#o}")
 
 
 def map_range(descriptor: int, size: int, device: int, *, writable: bool = False) -> DeviceRange:
-    """Map another process's range from its start on, for a device of this process. ``size`` bytes
-    are mapped, rounded up to the last grain of memory, to be read (and written, if ``writable``);
-    the descriptor stays the caller's. Raises DeviceMemoryError, also if the range's GPU cannot be
-    reached from here."""
+    """Map the first ``size`` bytes of another process's range on a device of this process. The
+    caller keeps the descriptor. Raises DeviceMemoryError, also if the GPU cannot be reached."""
     check_descriptor(descriptor)
     handle, address = ctypes.c_ulonglong(), ctypes.c_ulonglong()
     whole = _whole_grains(size, _properties_of(device))
@@ -282,8 +275,6 @@ def map_range(descriptor: int, size: int, device: int, *, writable: bool = False
 
 
 def _properties_of(device: int) -> _Properties:
-    """Return the properties of memory that is made here. It is on this device, for other processes
-    and, if the device supports it, NICs."""
     network = ctypes.c_int()
     call_driver(
         "cuDeviceGetAttribute",
@@ -297,7 +288,7 @@ def _properties_of(device: int) -> _Properties:
 
 
 def _whole_grains(size: int, properties: _Properties) -> int:
-    """Return the bytes of the grains that ``size`` bytes take: no less can be mapped."""
+    """Return ``size`` rounded up to what can be mapped."""
     grain = ctypes.c_size_t()
     call_driver(
         "cuMemGetAllocationGranularity",
@@ -309,14 +300,13 @@ def _whole_grains(size: int, properties: _Properties) -> int:
 
 
 def use_device(device: int) -> None:
-    """Make a device's context this thread's, for the calls of this module. Waits for nothing."""
+    """Make a device's context current in this thread, without waiting."""
     context = ctypes.c_void_p()
     call_driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), ctypes.c_int(device))
     call_driver("cuCtxSetCurrent", context)
 
 
 def _free(address: int, size: int, handle: int) -> None:
-    """Unmap, and release the address and the memory; steps that were not done yet may fail."""
     library = driver()
     if address:
         library.cuMemUnmap(ctypes.c_ulonglong(address), ctypes.c_size_t(size))

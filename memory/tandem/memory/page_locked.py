@@ -1,8 +1,6 @@
 """Page-locked host memory for a GPU's copies, of an exact size.
 
-torch's own page-locked memory (``pin_memory``) is rounded up to a power of two, and stays with the
-process when it is given back: 40 GiB take 64, for good. Here the driver locks an owner's pages, and
-the owner unlocks and frees them.
+torch's ``pin_memory`` rounds up to a power of two and never returns the memory to the system.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from tandem.memory.device import DeviceMemoryError, call_driver
 from tandem.protocol.errors import TandemError
 
 _DONTNEED, _REMOVE = 4, 9
-"""MADV_DONTNEED of memory of one's own, MADV_REMOVE of shared memory, whose file keeps it else."""
+"""MADV_DONTNEED for private memory, MADV_REMOVE for shared memory."""
 
 
 class PagesKept(TandemError):
@@ -32,11 +30,10 @@ class PagesKept(TandemError):
 
 
 def give_back(tensor: Tensor) -> int:
-    """Give back the whole pages under a dense tensor of the host; how many bytes they are.
+    """Return the whole pages of a dense host tensor to the system; return their bytes.
 
-    Its content is lost: zero in these pages. Raises PagesKept for memory that was shared with
-    other processes to be read (``shared.SharedMemory.share``), whose seal forbids it, and where the
-    system refuses.
+    The pages are zero then. Raises PagesKept if the system refuses, also for memory that was sealed
+    by ``shared.SharedMemory.share``.
     """
     assert tensor.is_contiguous(), "pages are given back of dense memory"
     page = mmap.PAGESIZE
@@ -47,7 +44,7 @@ def give_back(tensor: Tensor) -> int:
     failed = _advise_range(begin, end - begin, _REMOVE)
     if failed == errno.EPERM:
         raise PagesKept("the memory is shared with other processes, which may read it")
-    if failed:  # no shared memory
+    if failed:  # not shared memory
         failed = _advise_range(begin, end - begin, _DONTNEED)
     if failed:
         raise PagesKept(f"the system keeps the pages: {os.strerror(failed)}")
@@ -84,8 +81,8 @@ class Registrar(Protocol):
         ...
 
     def unregister(self, address: int) -> None:
-        """Unlock the pages that begin at ``address``, once the copies under way have ended. Raises
-        DeviceMemoryError, and RuntimeError if the device has failed."""
+        """Unlock the pages after the copies under way. Raises DeviceMemoryError, RuntimeError if
+        the device has failed."""
         ...
 
 
@@ -96,13 +93,11 @@ class DriverRegistrar:
         self._device = device
 
     def register(self, address: int, nbytes: int) -> None:
-        """See Registrar."""
-        torch.cuda.synchronize(self._device)  # makes the device's context this thread's
+        torch.cuda.synchronize(self._device)  # makes the device's context current in this thread
         where, size = ctypes.c_void_p(address), ctypes.c_size_t(nbytes)
         call_driver("cuMemHostRegister_v2", where, size, ctypes.c_uint(_PORTABLE))
 
     def unregister(self, address: int) -> None:
-        """See Registrar."""
         torch.cuda.synchronize(self._device)
         call_driver("cuMemHostUnregister", ctypes.c_void_p(address))
 
@@ -113,14 +108,13 @@ def registrar_for(device: torch.device) -> Registrar | None:
 
 
 class HostMemory:
-    """``nbytes`` bytes of the host, locked if there is a registrar. Held until ``free`` or the
-    owner's end."""
+    """Host memory, locked if there is a registrar, until ``free`` or its owner's end."""
 
     def __init__(self, nbytes: int, registrar: Registrar | None) -> None:
-        """Allocate the memory. Raises HostMemoryError; then nothing is held."""
+        """Allocate ``nbytes``. Raises HostMemoryError."""
         self.nbytes = nbytes
         self.tensor: Tensor = torch.empty(0, dtype=torch.uint8)
-        """Flat uint8 [nbytes], all zero at first; not to be read or written after ``free``."""
+        """Flat uint8 [nbytes], zero at first; invalid after ``free``."""
         self._release: weakref.finalize[..., HostMemory] | None = None
         if not nbytes:
             return
@@ -142,8 +136,8 @@ class HostMemory:
         self.tensor = tensor
 
     def free(self) -> int:
-        """Unlock the memory and give it back, once nothing else refers to the tensor; return its
-        bytes. May be called twice."""
+        """Unlock and free the memory once no tensor refers to it; return its bytes. May be called
+        twice."""
         if self._release is not None:
             self._release()
         self.tensor = torch.empty(0, dtype=torch.uint8)
@@ -152,8 +146,7 @@ class HostMemory:
 
 
 def _advise(mapping: mmap.mmap) -> None:
-    """Advise the system on the pages; it may know neither advice. Pages that a device writes stay
-    this process's own when it forks; large ones are locked sooner."""
+    """Keep the pages from forks and ask for huge ones; the system may know neither advice."""
     for name in ("MADV_DONTFORK", "MADV_HUGEPAGE"):
         advice = getattr(mmap, name, None)
         if advice is not None:
@@ -162,7 +155,7 @@ def _advise(mapping: mmap.mmap) -> None:
 
 
 def _unlock(registrar: Registrar, address: int, mapping: mmap.mmap) -> None:
-    """Unlock the pages; ``mapping`` stays until this returns."""
+    """Unlock the pages; the argument keeps ``mapping`` alive until then."""
     try:
         registrar.unregister(address)
     except (DeviceMemoryError, RuntimeError) as error:

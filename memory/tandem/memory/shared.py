@@ -1,10 +1,8 @@
-"""Host memory that several processes of one machine share.
+"""Host memory that several processes of one machine share: an anonymous file, freed with the last.
 
-An anonymous file that each of them maps; freed with the last of them, however it ends. If the
-system can, it is sealed: no holder of a descriptor can change its size under the others' mappings,
-whose next access would kill them. Once it has been shared to be read, no holder can write it, map
-it to be written, punch holes into it or change its seals. Memory of another process is checked for
-the same seals before it is used.
+Seals prevent that a holder of a descriptor changes the size, which would kill other processes at
+their next access. Memory shared for reading is also sealed against writes, maps for writing and
+holes. Another process's memory must have these seals.
 """
 
 from __future__ import annotations
@@ -24,19 +22,18 @@ if TYPE_CHECKING:
 _SEALED = hasattr(os, "memfd_create")
 _ADD_SEALS, _GET_SEALS = 1033, 1034
 _SEAL, _SHRINK, _GROW, _FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10
-"""Constants of linux/fcntl.h; Python has not all of them."""
+"""Constants of linux/fcntl.h that Python lacks in part."""
 _SHARED = _SEAL | _SHRINK | _GROW | _FUTURE_WRITE
 """Seals of memory that another process reads or writes."""
 _STAT_BLOCK = 512
 _ranges: dict[int, tuple[SharedMemory, int]] = {}
-"""Ranges that ``shared_tensor`` made and that are still mapped, by address."""
+"""Mapped ranges of ``shared_tensor``, by address."""
 
 
 class SharedMemory:
-    """``size`` bytes; ``descriptor`` is what another process maps."""
+    """``size`` bytes behind ``descriptor``, which other processes map."""
 
     def __init__(self, descriptor: int, size: int) -> None:
-        """Take the descriptor over."""
         self.descriptor = descriptor
         self.size = size
 
@@ -58,38 +55,36 @@ class SharedMemory:
 
     @classmethod
     def given(cls, descriptor: int, size: int) -> SharedMemory:
-        """Return memory that another process made to be read; the descriptor stays the caller's.
-        Raises OSError if it is not such memory, has another size or lacks a seal."""
+        """Return another process's readable memory; the caller keeps the descriptor. Raises OSError
+        if it is of another kind or size, or lacks a seal."""
         _check(descriptor, size)
         _check_seals(descriptor)
         return cls(descriptor, size)
 
     @classmethod
     def lent(cls, descriptor: int, size: int) -> mmap.mmap:
-        """Map memory that another process made to be written by this one. The descriptor stays the
-        caller's. The memory is sealed first, so that its pages stay those that its owner has
-        touched: no write here makes a page, whatever the owner does later. Raises OSError if it is
-        not such memory, has another size, cannot be sealed or has a page that was not touched."""
+        """Map another process's memory for writing, sealed so that its pages stay those it has. The
+        caller keeps the descriptor. Raises OSError if kind or size differ, or a page is missing."""
         _check(descriptor, size)
         mapping = cls(descriptor, size).map()  # before the seal, which forbids it
         try:
             _seal(descriptor, _SHARED)
             _check_seals(descriptor)
-            check_touched(descriptor, size)  # after the seal: holes cannot be made any more
+            check_touched(descriptor, size)  # after the seal: no holes can be made any more
         except OSError:
             mapping.close()
             raise
         return mapping
 
     def share(self, *, writable: bool = False) -> int:
-        """Return a new descriptor for other processes, which the caller closes. They may only read,
-        unless the memory is theirs to write, too. They seal it then."""
+        """Return a new descriptor for other processes, which the caller closes. They may write only
+        if ``writable``."""
         if not writable:
             _seal(self.descriptor, _SHARED)
         return os.dup(self.descriptor)
 
     def map(self, *, writable: bool = True) -> mmap.mmap:
-        """Return all of it, mapped as long as anything refers to it."""
+        """Map all of it as long as a reference exists."""
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         return mmap.mmap(self.descriptor, self.size, prot=access)
 
@@ -107,8 +102,8 @@ class SharedMemory:
 
 
 def shared_tensor(size: int) -> Tensor:
-    """Return a flat uint8 tensor of ``size`` bytes, all zero, whose memory ``descriptor_of`` finds.
-    A ``KVCacheAllocator``. Raises OSError if there is not enough memory."""
+    """Return a flat zero uint8 tensor; ``descriptor_of`` finds its memory. A ``KVCacheAllocator``.
+    Raises OSError if there is not enough memory."""
     import torch
 
     memory = SharedMemory.make(size)
@@ -125,15 +120,14 @@ def shared_tensor(size: int) -> Tensor:
 
 
 def descriptor_of(tensor: Tensor, *, writable: bool = False) -> tuple[int, int]:
-    """Return a new descriptor of the memory that ``tensor`` begins, and its bytes. The caller
-    closes it. Its receiver may write if ``writable``. Raises KeyError if ``shared_tensor`` did not
-    make the tensor."""
+    """Return a new descriptor of a tensor's memory, which the caller closes, and its bytes. Raises
+    KeyError if ``shared_tensor`` did not make it."""
     memory, size = _ranges[tensor.data_ptr()]
     return memory.share(writable=writable), size
 
 
 def check_touched(descriptor: int, size: int) -> None:
-    """Raise OSError unless each page of sealed memory exists: reading it makes none."""
+    """Raise OSError unless each page of sealed memory exists: reading one makes none."""
     if _SEALED and os.fstat(descriptor).st_blocks * _STAT_BLOCK < size:
         raise OSError("it has pages that its owner has not touched")
 
@@ -148,7 +142,7 @@ def _check(descriptor: int, size: int) -> None:
 
 
 def _check_seals(descriptor: int) -> None:
-    """Raise OSError if a holder of the descriptor could still change it; only memory has seals."""
+    """Raise OSError if a holder of the descriptor could still change the memory."""
     if not _SEALED:
         return
     missing = _SHARED & ~fcntl.fcntl(descriptor, _GET_SEALS)
@@ -159,14 +153,13 @@ def _check_seals(descriptor: int) -> None:
 
 
 def _seal(descriptor: int, seals: int) -> None:
-    """Seal the memory, as far as the system has seals."""
+    """Seal the memory if the system has seals."""
     if _SEALED:
         with contextlib.suppress(OSError):
             fcntl.fcntl(descriptor, _ADD_SEALS, seals)
 
 
 def _forget(address: int, memory: SharedMemory) -> None:
-    """Forget a mapping that has gone: its addresses may be another's by now."""
     if address in _ranges and _ranges[address][0] is memory:
         del _ranges[address]
     memory.close()

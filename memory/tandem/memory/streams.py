@@ -1,8 +1,7 @@
-"""Streams of a GPU for users that come and go, with reuse.
+"""GPU streams that their users return for reuse.
 
-torch has 32 streams a device, and a new one is the next of them in a circle: an engine that made
-its own at each wake-up had the transfer thread's in the end, and captured that one's copies. So a
-user returns its stream for the next one. Called by any thread.
+torch hands out 32 streams a device in a circle, so a new one may be in use elsewhere. Callable from
+any thread.
 """
 
 from __future__ import annotations
@@ -13,13 +12,11 @@ from typing import Any
 import torch
 
 _spare: dict[torch.device, list[Any]] = {}
-"""Without a lock: what an owner had may come back while garbage is collected, in the midst of
-``borrow_stream``."""
+"""No lock: the garbage collector may return a stream during ``borrow_stream``."""
 
 
 def borrow_stream(owner: object, device: torch.device) -> Any:
-    """A stream of a GPU that no other owner has while this one lives; what was queued on it before
-    may not be through."""
+    """Return a GPU stream that only ``owner`` has while it lives; earlier work on it may still run."""
     spare = _spare.setdefault(device, [])
     try:
         stream = spare.pop()

@@ -1,5 +1,1 @@
-"""The prefill worker: a connector, its policy and an entry.
-
-Thin on purpose: kernels are in kernels/, the scheduler and the runner in engine/, peers and bytes
-in kvtransfer/. Here engine's ``KVConnector`` is married to kvtransfer's ``HandoffProducer``.
-"""
+"""Prefill worker: the engine with kvtransfer's ``HandoffProducer`` as its ``KVConnector``."""

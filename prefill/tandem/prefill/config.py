@@ -27,13 +27,11 @@ class PrefillConfig:
 
 
 def chunked(config: EngineConfig, prefill: PrefillConfig, kv: KVTransferConfig) -> EngineConfig:
-    """Return ``config`` with chunks of whole blocks, unless the user set a threshold.
+    """Return ``config`` with chunks of whole blocks, unless the user set a threshold or it is an
+    encoder.
 
-    An encoder keeps its config too: its prompts are computed whole and handed to no worker.
-
-    A chunk that ends inside a block would leave that block to be sent with the next one. If a link
-    sends a chunk in one to three milliseconds, a prompt that is alone is not cut for it: another
-    step costs the first token more than the second gains.
+    If the link sends a chunk within milliseconds, a lone prompt is not cut: another step costs
+    more.
     """
     if config.facts.encoder is not None:
         if prefill.prefill_chunk_tokens is not None:
@@ -57,7 +55,7 @@ def chunked(config: EngineConfig, prefill: PrefillConfig, kv: KVTransferConfig) 
 
 
 def copies_blocks(kv: KVTransferConfig) -> bool:
-    """Return whether GPU blocks are copied between workers that meet on this machine."""
+    """Return whether workers copy GPU blocks to each other on one machine."""
     near = kv.kv_connector == "auto" and kv.kv_node_folder is not None
     near = near and kv.kv_wire_dtype == "auto"
     return near or kv.kv_connector in ("cuda_p2p", "cuda_p2p_agent")

@@ -1,4 +1,4 @@
-"""Entry of the prefill worker: settings in, exit status out. An encoder hands nothing over."""
+"""Entry of the prefill worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tandem.worker.server_config import ServerConfig
 def run(
     config: EngineConfig, server: ServerConfig, kv: KVTransferConfig, prefill: PrefillConfig
 ) -> int:
-    """Serve until a signal."""
+    """Serve until a signal; return the exit status. An encoder gets no hand-off."""
     hands_over = config.facts.encoder is None
     executor = make_executor(config, reach_memory=hands_over)
 

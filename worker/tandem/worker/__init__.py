@@ -1,1 +1,1 @@
-"""A worker's process: step loop, links to routers, probes, signals, drain; an engine inside."""
+"""Worker process around an engine: step loop, links to routers, probes, signals and drain."""

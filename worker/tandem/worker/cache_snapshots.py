@@ -1,9 +1,7 @@
 """Snapshots of the prefix cache for routers that have just connected, sent in parts.
 
-The whole cache may be millions of hashes. In one frame they exceed the link's bound, and a router's
-loop stands still while it reads them. Changes in the meantime go to these routers as to all others.
-A part contains only hashes that are cached when it is sent, so no block is reported after its
-removal. A router with some of the parts places some prompts as if none of their blocks were here.
+A whole cache in one frame would exceed the link's bound and block the router's loop. A part has
+only hashes cached when it is sent, so no block is reported after its removal.
 """
 
 from __future__ import annotations
@@ -17,44 +15,39 @@ from tandem.protocol.ids import BlockHash, Incarnation
 from tandem.protocol.outputs import BlockEvents
 
 PART_BLOCKS = 4_096
-"""Blocks of one part: 74 kB, and a millisecond of a router's loop."""
+"""Blocks of one part: 74 kB."""
 PAUSE_SECONDS = 0.025
-"""Least pause between two parts. Twenty workers that a router finds at once leave it time for its
-streams, and a million blocks take some seconds."""
+"""Least pause between two parts, which leaves the router time for its streams."""
 
 
 class Cache(Protocol):
     """Engine interface that the snapshots read."""
 
-    def cached_blocks(self) -> BlockEvents:
-        """Return all hashes of the prefix cache."""
-        ...
+    def cached_blocks(self) -> BlockEvents: ...
 
     def still_cached(self, hashes: tuple[BlockHash, ...]) -> tuple[BlockHash, ...]:
-        """Return those of ``hashes`` that are cached now."""
+        """Return those of ``hashes`` that are cached."""
         ...
 
 
 @dataclass(slots=True)
 class _Snapshot:
-    """Snapshot of the cache at the time that its router connected."""
-
     hashes: tuple[BlockHash, ...]
     told: int
 
 
 class CacheSnapshots:
-    """Snapshots that are not sent completely yet. For the step loop alone."""
+    """Unfinished snapshots, for the step loop only."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._cache_snapshots: dict[Incarnation, _Snapshot] = {}
         self._next = math.inf
-        """Time at which parts are due again; inf while no router waits."""
+        """Time of the next parts; inf while no router waits."""
 
     def begin(self, router: Incarnation, now: float) -> BlockEvents:
-        """Return the first part, which replaces the router's view of the cache. The rest follows.
-        ``now`` is of ``time.monotonic``, here and below."""
+        """Return the first part, which replaces the router's view of the cache. ``now`` is of
+        ``time.monotonic``."""
         hashes = self._cache.cached_blocks().stored
         self.forget(router)
         if len(hashes) > PART_BLOCKS:
@@ -63,11 +56,10 @@ class CacheSnapshots:
         return BlockEvents(stored=hashes[:PART_BLOCKS], cleared=True)
 
     def forget(self, router: Incarnation) -> None:
-        """Drop the snapshot of a router that is gone. Unknown routers are ignored."""
         self._cache_snapshots.pop(router, None)
 
     def seconds(self, now: float) -> float:
-        """Return the seconds until ``parts`` has a part to send; inf if none is left."""
+        """Return the seconds until a part is due; inf if none is left."""
         return max(0.0, self._next - now)
 
     def parts(self, now: float) -> Iterator[tuple[Incarnation, BlockEvents]]:

@@ -1,7 +1,7 @@
-"""The shell of a worker: EngineCore's step loop in the main thread, and everything around it.
+"""Worker process around EngineCore: its step loop in the main thread, links, probes, signals,
+drain.
 
-The same for both roles: I/O thread (routers), probes, signals, drain. The role comes in as a
-``KVConnector`` (inside the EngineCore) and a ``HandoffService``. No code here reads a token.
+The role is a ``KVConnector`` in the EngineCore and a ``HandoffService``.
 """
 
 from __future__ import annotations
@@ -55,27 +55,27 @@ from tandem.worker.stall_watchdog import StallWatchdog
 from tandem.worker.worker_probes import WorkerProbes
 
 RELEASE_SECONDS = 10.0
-"""Seconds after the hand-back in which peers can fetch KV that is leased to them."""
+"""Seconds after the hand-back in which peers can fetch leased KV."""
 KILL_MARGIN = 30.0
 """Seconds before a known kill for hand-back and release; at most half of the time left."""
 
 
 class Drain:
-    """Drain of a worker. ``begin`` from any thread (one assignment decides), else from the loop."""
+    """Drain of a worker; ``begin`` is callable from any thread."""
 
     def __init__(self) -> None:
         self._ends: tuple[float, float] | None = None
-        """Times of the hand-back of running requests, and of the end of the wait for peers."""
+        """Times at which running requests are handed back and the wait for peers ends."""
 
     @property
     def begun(self) -> bool:
-        """Return whether the drain has begun."""
         return self._ends is not None
 
     def begin(self, now: float, grace: float) -> bool:
-        """Begin to drain, with ``grace`` seconds for running requests; False if one ends earlier.
+        """Begin to drain with ``grace`` seconds for running requests; return False if one ends
+        earlier.
 
-        A grace of zero ends at once: there is no wait for peers either.
+        A grace of zero ends at once, without a wait for peers.
         """
         hand_back = now + grace
         if self._ends is not None and self._ends[0] <= hand_back:
@@ -84,25 +84,24 @@ class Drain:
         return True
 
     def hands_back(self, now: float) -> bool:
-        """Return whether requests that still run are to be handed back to the routers now."""
+        """Return whether running requests are to be handed back now."""
         return self._ends is not None and now >= self._ends[0]
 
     def over(self, now: float) -> bool:
-        """Return whether the drain has ended: the worker waits for no peer any more."""
+        """Return whether the worker no longer waits for peers."""
         return self._ends is not None and now >= self._ends[1]
 
 
 def grace_before(killed_in: float) -> float:
-    """Return the grace in seconds of a process that is killed in ``killed_in`` seconds."""
+    """Return the grace in seconds before a kill in ``killed_in`` seconds."""
     return max(killed_in / 2, killed_in - KILL_MARGIN)
 
 
 FRAME_BYTES = 16 << 20
-"""Bytes of outputs in one frame; a larger output goes alone. Far below MAX_FRAME_BYTES, so that
-other messages to the router are not delayed by it."""
+"""Bytes of outputs in one frame, so that other messages are not delayed; a larger output is sent
+alone."""
 FRAME_BLOCKS = 1 << 14
-"""Block hashes in one frame: 295 kB, which a router's loop reads in some milliseconds. Its streams
-get their turns between two frames."""
+"""Block hashes in one frame, so that the router's loop is not blocked."""
 
 
 def step_frames(
@@ -111,9 +110,8 @@ def step_frames(
     failed: tuple[Failed, ...],
     times: tuple[LegTimes, ...],
 ) -> Iterator[Frame]:
-    """Yield the frames of a step, mostly one. ``times`` go with the first one, as nothing is read
-    after a request's last output. ``failed`` goes with the last one, after the outputs before the
-    failure."""
+    """Yield the frames of a step, mostly one. ``times`` go with the first, before a request's last
+    output; ``failed`` with the last."""
     *before, last = _parts(outputs, FRAME_BYTES)
     for part in before:
         yield Frame(step=step, outputs=part, times=times)
@@ -122,8 +120,7 @@ def step_frames(
 
 
 def block_frames(step: int, events: BlockEvents | None) -> Iterator[Frame]:
-    """Yield the frames of block events, mostly one; none without events. Clearing a cache at once
-    gives as many events as the cache had blocks."""
+    """Yield the frames of block events, mostly one; none without events."""
     if events is None:
         return
     stored, removed = events.stored, events.removed
@@ -151,7 +148,7 @@ _ENDED_BADLY = ("abort", "error")
 
 
 def write_spans(spans: Spans, role: str, book: NoteBook, now: float, stops: Sequence[Note]) -> None:
-    """Queue, chunks, hand-off with its parts, decoding; stops and preemptions are events."""
+    """Write spans of queue, chunks, hand-off and decoding; stops and preemptions are their events."""
     offset = time.time() - time.monotonic()
     notes = {each.name: each for each in book.notes}
     whole = spans.begin(role, book.arrived + offset, book.watch.traceparent)
@@ -200,14 +197,14 @@ def _write_handoff(whole: OpenSpan, book: NoteBook, offset: float) -> None:
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 1.0
-"""Longest sleep of an idle loop that nothing wakes; deadlines are checked this often."""
+"""Longest wait of an idle loop, after which it checks deadlines."""
 PARKED_SECONDS = 0.05
-"""Longest wait while requests wait for something that may not wake the loop."""
+"""Longest wait while requests wait for what may not wake the loop."""
 LOAD_SECONDS = 0.2
 
 
 class EngineCoreProc:
-    """Worker process: build, ``run`` until a signal; the exit status is 0 after a clean drain."""
+    """Worker process; ``run`` returns exit status 0 after a clean drain."""
 
     def __init__(
         self,
@@ -234,10 +231,10 @@ class EngineCoreProc:
         self._load_at = 0.0
         self._steps = 0
         self._turns = 0
-        """Turns of the loop in which no step could be computed. Requests wait for peers' KV, if any
-        do, and a turn of the loop is all the progress that is possible."""
+        """Turns of the loop without a step, which count as progress while requests wait for peers'
+        KV."""
         self._unflushed = False
-        """Whether output waits to be flushed after the next step's launch."""
+        """Whether output waits to be flushed after the next launch."""
         self._idle = IdlePoll(core.config.scheduler.idle_poll_ms / 1000)
         self._drain = Drain()
         self._stall_watchdog = StallWatchdog()
@@ -249,7 +246,7 @@ class EngineCoreProc:
         self._peers = PeerSets()
         self._cache_snapshots = CacheSnapshots(core)
         self._linked: frozenset[Incarnation] = frozenset()
-        """Peers whose link was up in the last report to the routers."""
+        """Linked peers in the last report to routers."""
         self._io = IOThread(
             endpoint=f"tcp://{server.host}:{server.port}",
             card=card,
@@ -266,11 +263,10 @@ class EngineCoreProc:
 
     @property
     def endpoint(self) -> str:
-        """Return the endpoint that routers connect to."""
         return self._io.endpoint
 
     def run(self) -> int:
-        """Run the step loop until ``stop`` or a signal (which only a main thread can get)."""
+        """Run the step loop until ``stop`` or a signal; signals require the main thread."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._on_signal)
@@ -282,7 +278,7 @@ class EngineCoreProc:
         except Exception:
             logger.exception("the step loop failed; the worker ends")
             self._probes.fail("the step loop failed")
-            # What they need is another worker, or the next of this place.
+            # The requests need another process.
             self._tell(self._core.keys(), FailCause.WORKER_LOST, "the worker's engine failed")
             return 1
         finally:
@@ -291,7 +287,7 @@ class EngineCoreProc:
             self._handoff.close()
             self._core.close()
             if self._spans is not None:
-                self._spans.close()  # the last: a collector may keep it waiting, nobody else may
+                self._spans.close()  # last: it may wait for a collector
         return 0
 
     def _loop(self) -> None:
@@ -311,7 +307,7 @@ class EngineCoreProc:
     def _receive(self, *, block: bool) -> None:
         if block and self._inbox.empty:
             seconds = self._cache_snapshots.seconds(time.monotonic())
-            if self._core.has_work:  # KV is on its way: who moves it needs the interpreter
+            if self._core.has_work:  # KV is arriving, and its threads need the interpreter
                 expected = self._handoff.expected()
                 self._io.attend(*self._idle.expecting(expected, min(PARKED_SECONDS, seconds)))
             else:
@@ -332,11 +328,11 @@ class EngineCoreProc:
                 self._cache_snapshots.forget(item.router)
             else:
                 woken = True
-        if woken:  # by the hand-off: once, however often it rang
+        if woken:  # by the hand-off; several wakes count once
             self._look_at_links()
 
     def _look_at_links(self) -> None:
-        """Report a link that came up or broke to the routers at once: they place requests by it."""
+        """Report changed links to the routers at once: they place requests by them."""
         linked = frozenset(each.peer for each in self._handoff.peer_health() if each.up)
         if linked != self._linked:
             self._linked = linked
@@ -361,7 +357,7 @@ class EngineCoreProc:
         if command.name is CommandName.DRAIN and "grace_ms" in command.args:
             self.stop(grace_before(float(command.args["grace_ms"]) / 1000))
         reply = self._core.call(command)
-        self._load = self._core.load_report()  # a beat behind the reply says no less
+        self._load = self._core.load_report()  # a beat after the reply has the same load
         self._io.send(router, ReplyTo(reply))
         self._io.flush()
 
@@ -375,7 +371,8 @@ class EngineCoreProc:
             if message.request.watch is not None:
                 self._watched += 1
                 self._stall_watchdog.watch()
-            # Said behind the step's launch, or with the next beat: it need not hold that up.
+            # Sent after the step's launch or with the next beat, so that it does not delay the
+            # launch.
             accepted = (Accepted(key.request, key.attempt),)
             self._io.send(router, Frame(step=self._steps, accepted=accepted))
             self._unflushed = True
@@ -385,7 +382,7 @@ class EngineCoreProc:
             self._io.flush()
 
     def _send(self, outputs: StepOutputs) -> None:
-        """Send a step's outputs and the output that was left for after its launch."""
+        """Send a step's outputs and the output left for after its launch."""
         sent, self._unflushed = self._unflushed, False
         times = self._times(outputs) if outputs.ended else {}
         for router, tokens, failed in outputs.by_router():
@@ -406,7 +403,7 @@ class EngineCoreProc:
             self._io.flush()
 
     def _times(self, outputs: StepOutputs) -> dict[Incarnation, list[LegTimes]]:
-        """Return the times of the watched requests that ended in this step, by router."""
+        """Return the times of watched requests that ended in this step, by router."""
         told: dict[Incarnation, list[LegTimes]] = {}
         now, stops = time.monotonic(), self._stall_watchdog.stops()
         self._watched -= len(outputs.ended)
@@ -433,7 +430,7 @@ class EngineCoreProc:
             self._handoff.note_progress(self._steps, self._core.has_work)
 
     def _beat(self) -> WorkerBeat:
-        """Return the next beat, from values that the loop left; called by the I/O thread."""
+        """Return the next beat from values that the loop left; called by the I/O thread."""
         load = self._load
         report = structs.replace(
             load, leased_blocks=self._handoff.leased_blocks(), draining=self._drain.begun
@@ -448,8 +445,8 @@ class EngineCoreProc:
         self.stop(self._server.drain_seconds if self._signals == 1 else 0.0)
 
     def stop(self, grace: float) -> None:
-        """Take no new requests; those that run after ``grace`` seconds go back to the routers, and
-        the worker ends. Any thread; the earliest of all requested ends counts."""
+        """Refuse new requests, hand back those left after ``grace`` seconds, then end. Callable
+        from any thread; the earliest requested end counts."""
         if not self._drain.begin(time.monotonic(), grace):
             return
         logger.info("draining for up to %g s", grace)
@@ -472,13 +469,13 @@ class EngineCoreProc:
         return not self._core.has_work or self._drain.over(now)
 
     def _give_back(self, keys: list[RequestKey], reason: str) -> None:
-        """Drop requests and notify their routers, so that they can go on elsewhere."""
+        """Drop requests and notify their routers, which retry them elsewhere."""
         for key in keys:
             self._core.abort(key)
         self._tell(keys, FailCause.DRAINING, reason)
 
     def _tell(self, keys: list[RequestKey], cause: FailCause, reason: str) -> None:
-        """Report requests as failed to their routers; leave the engine alone: it may be broken."""
+        """Report requests as failed, without the engine, which may be broken."""
         for key in keys:
             failed = Failed(key.request, key.attempt, cause, reason)
             self._io.send(Incarnation(key.router), Frame(step=self._steps, failed=(failed,)))

@@ -1,7 +1,4 @@
-"""Interface between the worker's shell and its hand-off, next to the engine's KVConnector.
-
-The two services of kvtransfer implement it unchanged; ``NoHandoff`` is for a worker without one.
-"""
+"""Interface between worker and hand-off services."""
 
 from __future__ import annotations
 
@@ -14,14 +11,14 @@ from tandem.protocol.messages import PeerHealth
 
 
 class HandoffService(Protocol):
-    """Hand-off as the shell calls it; only ``close`` blocks."""
+    """Hand-off service of a worker; only ``close`` blocks."""
 
     def set_peers(self, controls: Mapping[str, Incarnation]) -> None:
-        """Set the prefill workers that a router reports (control endpoint to incarnation)."""
+        """Set a router's prefill workers, as incarnations by control endpoint."""
         ...
 
     def peer_health(self) -> tuple[PeerHealth, ...]:
-        """Return the links to prefill workers as this worker sees them."""
+        """Return the states of the links to prefill workers."""
         ...
 
     def progress(self) -> int:
@@ -29,16 +26,16 @@ class HandoffService(Protocol):
         ...
 
     def expected(self) -> float:
-        """Return the time by ``time.monotonic`` at which KV under way probably arrives. It is inf
-        if no KV is under way, or if nothing predicts the time."""
+        """Return the predicted arrival of KV under way, by ``time.monotonic``; inf without a
+        prediction."""
         ...
 
     def leased_blocks(self) -> int:
-        """Return the number of blocks that are leased to peers."""
+        """Return the number of blocks leased to peers."""
         ...
 
     def problem(self) -> str | None:
-        """Return why the worker should not get requests, or None."""
+        """Return why the worker should get no requests, or None."""
         ...
 
     def ended(self) -> str | None:
@@ -46,11 +43,11 @@ class HandoffService(Protocol):
         ...
 
     def keeps_awake(self) -> str | None:
-        """Return why the KV memory cannot be given back, or None."""
+        """Return why the KV memory cannot be freed, or None."""
         ...
 
     def sleep(self) -> int:
-        """Give back the memory that only hand-offs require; return its bytes. The engine sleeps."""
+        """Free the memory that only hand-offs require; return its bytes. The engine sleeps."""
         ...
 
     def wake_up(self) -> None:
@@ -62,7 +59,7 @@ class HandoffService(Protocol):
         ...
 
     def close(self) -> None:
-        """Close links to peers, threads and memory; bounded by a few seconds."""
+        """Close links to peers, threads and memory within a few seconds."""
         ...
 
 
@@ -70,38 +67,30 @@ class NoHandoff:
     """Hand-off service of a worker without hand-offs."""
 
     def set_peers(self, controls: Mapping[str, Incarnation]) -> None:
-        """Ignore the peers."""
+        """Do nothing."""
 
     def peer_health(self) -> tuple[PeerHealth, ...]:
-        """Return no links."""
         return ()
 
     def progress(self) -> int:
-        """Return a constant."""
         return 0
 
     def expected(self) -> float:
-        """Return inf: no KV is under way."""
         return math.inf
 
     def leased_blocks(self) -> int:
-        """Return 0: no block is leased."""
         return 0
 
     def problem(self) -> str | None:
-        """Return None: there is no problem."""
         return None
 
     def ended(self) -> str | None:
-        """Return None: there is no service that could end."""
         return None
 
     def keeps_awake(self) -> str | None:
-        """Return None: no peer has the memory registered."""
         return None
 
     def sleep(self) -> int:
-        """Return 0: there is no such memory."""
         return 0
 
     def wake_up(self) -> None:
@@ -115,8 +104,7 @@ class NoHandoff:
 
 
 class PeerSets:
-    """Prefill workers as several routers report them. The last report of each router is kept; the
-    result is the union of these reports."""
+    """Union of the prefill workers that routers reported last."""
 
     def __init__(self) -> None:
         self._by_router: dict[Incarnation, Mapping[str, Incarnation]] = {}
@@ -132,6 +120,6 @@ class PeerSets:
         return union
 
     def forget(self, router: Incarnation) -> None:
-        """Remove a router that is gone. Links are kept until the next report of a router: the same
-        router, back after a lost frame, would require them again."""
+        """Remove a router that is gone. Links are kept until the next report, as the router may
+        return."""
         self._by_router.pop(router, None)

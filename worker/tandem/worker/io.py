@@ -1,12 +1,10 @@
-"""The I/O thread of a worker: the ZMQ ROUTER socket that routers connect to.
+"""I/O thread of a worker: the ZMQ ROUTER socket that routers connect to.
 
-It decodes frames, passes them to the links, and sends the beats. It runs outside the step loop so
-that a long step never looks like a dead worker. The beats carry the loop's progress so that a dead
-loop does not look alive.
+It runs outside the step loop, so that a long step is not taken for a dead worker; beats carry the
+loop's progress.
 
-On an idle machine a thread takes 50 us to wake, so two of its duties may be the step loop's. The
-loop writes its own output to the socket (``flush``), and while it has no work it waits for the
-socket in this thread's place (``attend``).
+Waking a thread takes long on an idle machine. So the loop writes its output itself (``flush``) and
+waits for the socket while it has no work (``attend``).
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ from tandem.protocol.messages import (
 
 @dataclass(frozen=True, slots=True)
 class FromRouter:
-    """A message of a router for the step loop."""
+    """Message of a router for the step loop."""
 
     router: Incarnation
     message: Submit | Cancel | Call | PeerSet
@@ -80,15 +78,15 @@ Item = FromRouter | RouterFound | RouterLost | None
 
 
 Inbox = WakeQueue[Item]
-"""Any thread puts; the step loop alone takes."""
+"""Queue from any thread to the step loop."""
 
 
 DROPS = ("router gone", "garbage", "reset")
-"""Why a frame is dropped."""
+"""Reasons to drop a frame."""
 
 
 class LinkMetrics:
-    """Counts what the I/O thread drops and how many routers it serves."""
+    """Counters of dropped frames, gauge of connected routers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._dropped = Counter(
@@ -97,7 +95,7 @@ class LinkMetrics:
             ["reason"],
             registry=registry,
         )
-        for reason in DROPS:  # of a series that begins at 1 no increase is seen
+        for reason in DROPS:  # so that the series begins at 0
             self._dropped.labels(reason)
         self._routers = Gauge(
             "tandem:routers_connected",
@@ -106,22 +104,20 @@ class LinkMetrics:
         )
 
     def dropped(self, reason: str) -> None:
-        """One frame was not delivered."""
         self._dropped.labels(reason).inc()
 
     def routers(self, count: int) -> None:
-        """Routers connected now."""
         self._routers.set(count)
 
 
 logger = logging.getLogger(__name__)
 
 TIMES = LinkTimes(WORKER_BEAT_SECONDS, WORKER_PATIENCE_SECONDS)
-"""No setting: routers hold theirs to it."""
+"""Fixed: routers use the same times."""
 
 
 class RouterLinks:
-    """One thread at a time, ``read`` apart."""
+    """State of the links to routers. Requires the caller's lock, except ``read``."""
 
     def __init__(
         self,
@@ -132,8 +128,8 @@ class RouterLinks:
         metrics: LinkMetrics,
         write: Callable[[list[bytes]], bool],
     ) -> None:
-        """``write``: identity, header and payload to the socket; False where they cannot be sent.
-        Never blocks."""
+        """``write`` gets identity, header and payload; it never blocks and returns False if it
+        cannot send."""
         self._card = card
         self._inbox = inbox
         self._metrics = metrics
@@ -145,7 +141,6 @@ class RouterLinks:
         self._by_peer = self.listener.by_peer
 
     def say(self, router: Incarnation | None, message: ToRouter) -> None:
-        """Write a message to one router, or to all (None)."""
         if router is None:
             self.listener.say_all(encode(message))
             return
@@ -156,33 +151,28 @@ class RouterLinks:
             self.listener.unsent(link)
 
     def beat(self, beat: WorkerBeat, now: float, late: float) -> None:
-        """Forget the routers that are silent (see ``Listener.drop_silent``), beat the others."""
+        """Drop silent routers (see ``Listener.drop_silent``), send the others a beat."""
         self.listener.drop_silent(now, late)
         self.say(None, beat)
 
-    # What the listener asks of its host.
+    # Methods of the listener's host.
 
     def welcome(self, hello: Hello) -> Welcome[ModelCard]:
-        """The worker's card, for any router."""
         return Welcome(self._card)
 
     def up(self, link: Link, welcome: object) -> None:
-        """A router greeted."""
         self._metrics.routers(len(self._by_peer))
         self._inbox.put(RouterFound(link.peer))
 
     def deliver(self, link: Link, message: Submit | Cancel | Call | PeerSet) -> bool:
-        """Something for the step loop."""
         return self._inbox.offer(FromRouter(link.peer, message))
 
     def down(self, link: Link, reason: str) -> None:
-        """A router is gone."""
         self._metrics.routers(len(self._by_peer))
         logger.info("router %s lost: %s", link.peer.hex()[:8], reason)
         self._inbox.put(RouterLost(link.peer, reason))
 
     def dropped(self, kind: str, words: str) -> None:
-        """A frame fits nowhere."""
         self._metrics.dropped("garbage" if kind in ("garbage", "stray") else "reset")
         logger.debug("%s: %s", kind, words)
 
@@ -190,12 +180,11 @@ class RouterLinks:
 _BATCH = 256
 _SEND_QUEUE = 100_000
 STAND_BY_SECONDS = 0.05
-"""Time after the step loop left the socket before this thread takes the socket over. A step that
-computes on the CPU has ended when it has been launched."""
+"""Time until this thread takes over a socket that the step loop left; longer than a launch."""
 
 
 class IOThread(threading.Thread):
-    """Start, then ``send`` and ``flush`` from the step loop; ``stop`` sends the rest and joins."""
+    """I/O thread; ``stop`` sends what is queued and joins."""
 
     def __init__(
         self,
@@ -208,16 +197,16 @@ class IOThread(threading.Thread):
         metrics: LinkMetrics,
         guard: CurveGuard | None = None,
     ) -> None:
-        """Raises OSError when ``endpoint`` cannot be bound."""
+        """Raise OSError if ``endpoint`` cannot be bound."""
         super().__init__(name="tandem-io", daemon=True)
         self._inbox = inbox
         self._beat = beat
         self._outbox: WakeQueue[tuple[Incarnation | None, ToRouter]] = WakeQueue()
         self._lock = threading.Lock()
-        """Lock of the socket and the links. Not for signal handlers, which may have interrupted its
+        """Lock of the socket and the links; not for signal handlers, which may have interrupted its
         holder."""
         self._turn = threading.Lock()
-        """Held by the one thread that waits for the socket."""
+        """Held by the thread that waits for the socket."""
         self._attended = False
         """Whether the step loop has that turn, or waits for it."""
         self._left = threading.Event()
@@ -229,7 +218,7 @@ class IOThread(threading.Thread):
         self._closed = False
         self._pulse = Pulse(TIMES.beat_interval)
         self._more = False
-        """Whether more frames may be queued than a turn read: the socket signals them only once."""
+        """Whether frames may be left in the queue: the socket signals them only once."""
         self._socket = _bound(endpoint, guard)
         self._links = RouterLinks(
             card, incarnation, inbox=inbox, metrics=metrics, write=self._write
@@ -239,15 +228,15 @@ class IOThread(threading.Thread):
         for descriptor in (self._descriptor, self._outbox.fileno()):
             self._poller.register(descriptor, select.POLLIN)
         self.endpoint = str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
-        """Endpoint as bound: port 0 is replaced by the port that the kernel chose."""
+        """Bound endpoint, with the port that the kernel chose."""
 
     def send(self, router: Incarnation | None, message: ToRouter) -> None:
-        """Queue a message for one router, or for all (None); it goes out with the next ``flush``,
-        or with the next beat. Any thread."""
+        """Queue a message for one router, or for all (None), until ``flush`` or the next beat.
+        Callable from any thread."""
         self._outbox.add((router, message))
 
     def flush(self) -> None:
-        """Write what is queued to the socket, in the calling thread. Never waits for a router."""
+        """Write what is queued to the socket in this thread; never wait for a router."""
         with self._lock:
             if self._closed:
                 return
@@ -256,20 +245,18 @@ class IOThread(threading.Thread):
                 self.ring()
 
     def ring(self) -> None:
-        """Wake the thread that waits for the socket, and have it write what is queued. Callable
-        from any thread and from signal handlers; never blocks."""
+        """Wake the waiting thread to write what is queued. Callable from any thread and signal
+        handlers; never blocks."""
         self._outbox.wake()
 
     def beat_soon(self) -> None:
-        """Send the next beat to the routers now. Any thread; never blocks."""
+        """Send the next beat now. Callable from any thread; never blocks."""
         self._pulse.hasten()
         self.ring()
 
     def attend(self, seconds: float, awake_until: float = 0.0) -> None:
-        """Wait for the socket in this thread's place until an item comes or the time is over. For
-        the step loop: a frame wakes it directly, without another thread in between. Until
-        ``awake_until`` (of ``time.monotonic``) it polls between naps instead. ``leave`` ends the
-        turn; until then this thread stays away from the socket for a while."""
+        """Wait for the socket in the step loop until an item comes or the time is over. Until
+        ``awake_until`` (``time.monotonic``) it polls between naps. End with ``leave``."""
         until = time.monotonic() + seconds
         self._left.clear()
         self._attended = True
@@ -287,8 +274,8 @@ class IOThread(threading.Thread):
             self._attended = False
 
     def leave(self) -> None:
-        """Return the socket to this thread, once the work that the loop woke for is under way. The
-        loop calls it late because two threads that wake at once slow each other down."""
+        """Return the socket to the I/O thread. Late is better: two threads that wake at once slow
+        each other down."""
         if not self._left.is_set():
             self._left.set()
 
@@ -317,13 +304,12 @@ class IOThread(threading.Thread):
         return self._attended or time.monotonic() - self._left_at < STAND_BY_SECONDS
 
     def _one_turn(self, until: float, awake_until: float = 0.0) -> None:
-        """Wait for the socket, a wake or the next beat, and do what is to be done."""
         ready = self._wait(0.0 if self._more else min(until, self._pulse.next), awake_until)
         if self._outbox.fileno() in ready:
             self._outbox.hush()
             with self._lock:
                 self._send_queued()
-        if self._more or ready - {self._inbox.fileno()}:  # who is kind of attempt for is not kept
+        if self._more or ready - {self._inbox.fileno()}:  # reasons for the wake are not kept
             self._receive()
         now = time.monotonic()
         late = self._pulse.late(now)
@@ -335,7 +321,7 @@ class IOThread(threading.Thread):
                 self._more = self._more or self._has_frames()
 
     def _wait(self, until: float, awake_until: float) -> set[int]:
-        """Return the descriptors that are ready, by ``until`` at the latest."""
+        """Return the ready descriptors, by ``until`` at the latest."""
         ready = self._poller.poll(0)
         while not ready and time.monotonic() < min(until, awake_until):
             nap()
@@ -362,8 +348,8 @@ class IOThread(threading.Thread):
                 self._links.take(frame, time.monotonic())
 
     def _has_frames(self) -> bool:
-        """Return whether frames wait to be read. Call it after writing, under the lock: the write
-        may have consumed the socket's signal for frames that came meanwhile."""
+        """Return whether frames can be read. Call it under the lock after a write, which may
+        consume the socket's signal."""
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def _send_queued(self) -> None:
@@ -394,7 +380,7 @@ def _bound(endpoint: str, guard: CurveGuard | None) -> Socket:
 
 
 def _of_both_families(socket: Socket, endpoint: str) -> str:
-    """Return the endpoint in ZMQ's form: an IPv6 address in brackets, `::` for IPv4 as well."""
+    """Return the endpoint in ZMQ's form: an IPv6 address in brackets, `::` for IPv4, too."""
     scheme, _, address = endpoint.partition("://")
     if scheme != "tcp":
         return endpoint

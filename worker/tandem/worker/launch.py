@@ -1,8 +1,4 @@
-"""Start of a worker from its settings, the same steps for both roles.
-
-Probes answer first (a kubelet sees "loading", not a refused connection), then weights are loaded,
-then the role makes its connector for what the executor can hold, and only then routers may connect.
-"""
+"""Start of a worker, the same steps for both roles: probes, weights, connector, routers."""
 
 from __future__ import annotations
 
@@ -45,14 +41,14 @@ from tandem.worker.server_config import ServerConfig
 from tandem.worker.worker_probes import WorkerProbes
 
 _UTIME, _STIME, _RSS = 11, 12, 21
-"""Indices of fields of /proc/PID/stat after the command's name, from 0: proc(5)."""
+"""Indices in /proc/PID/stat after the command's name, from 0: proc(5)."""
 
 Pids = Callable[[], Mapping[int, int]]
 """Process ids by rank."""
 
 
 def show_rank_processes(registry: CollectorRegistry, pids: Pids) -> None:
-    """Add the series of all ranks that have a process of their own."""
+    """Register CPU and memory metrics of ranks with a process of their own."""
     registry.register(
         RankSeries(
             "tandem:rank_process_resident_memory_bytes",
@@ -74,14 +70,14 @@ def show_rank_processes(registry: CollectorRegistry, pids: Pids) -> None:
 
 
 class RankSeries(Collector):
-    """Series of one figure of each such process."""
+    """One metric of these processes."""
 
     labels = ("rank",)
 
     def __init__(
         self, name: str, text: str, kind: str, pids: Pids, read: Callable[[list[str]], float]
     ) -> None:
-        """``read`` takes the fields of a process's stat, ``kind`` is gauge or counter."""
+        """``read`` takes the fields of a process's stat; ``kind`` is gauge or counter."""
         self.name = name
         self.documentation = text
         self.kind = kind
@@ -89,7 +85,6 @@ class RankSeries(Collector):
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        """See Collector; a process that is gone has no series."""
         made = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
         family = made(self.name, self.documentation, labels=self.labels)
         for rank, pid in sorted(self._pids().items()):
@@ -126,9 +121,9 @@ class RoleContext:
     executor: Executor
     registry: CollectorRegistry
     guard: CurveGuard | None
-    """Guard that refuses unknown keys on the role's own sockets."""
+    """Guard of the role's own sockets against unknown keys."""
     notify: Callable[[], None]
-    """Function that wakes the step loop; callable from any thread."""
+    """Function that wakes the step loop, from any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +154,11 @@ def run_worker(
     make_role: MakeRole,
     allocate: KVCacheAllocator | None = None,
 ) -> int:
-    """Serve until a signal; return the exit status. Raises TooFewDescriptors. ``allocate`` gives
-    the KV cache's memory if a transport shares it."""
+    """Serve until a signal; return the exit status. ``allocate`` gives the KV cache's memory if a
+    transport shares it. Raises TooFewDescriptors."""
     raise_descriptor_limit()
     switch_soon()
-    # One context for guard and sockets, set before the first: links take three sockets each.
+    # Before the first socket: links take three sockets each.
     roomy(zmq.Context.instance())
     registry = CollectorRegistry()
     for collector in (GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR):

@@ -1,7 +1,6 @@
-"""HTTP for the kubelet and Prometheus: /health, /ready, /metrics, /debug of a worker.
+"""HTTP of a worker for the kubelet and Prometheus: /health, /ready, /metrics, /debug.
 
-A thread of the standard library's server: it must answer while the step loop is busy, and costs
-nothing without requests.
+Threads of the standard library's server answer while the step loop is busy.
 """
 
 from __future__ import annotations
@@ -20,15 +19,14 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from tandem.base.listening import child_headers, family_of, listening_host, take_both_families
 
 MAX_CONNECTIONS = 64
-"""Connections at a time, each with a thread. A new connection above this replaces the oldest one:
-idle connections must not block a kubelet."""
+"""Connections at a time, each with a thread; a further one replaces the oldest."""
 POLL_SECONDS = 1.0
-"""Interval at which the server checks whether it shall end, if nothing wakes it for that."""
+"""Interval at which the server checks for its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeState:
-    """Callbacks of the probes, each answered from memory without waiting for the step loop."""
+    """Callbacks of the probes, which answer without waiting for the step loop."""
 
     health: Callable[[], str | None]
     """Function that returns None while the worker is alive, else the reason."""
@@ -39,7 +37,7 @@ class ProbeState:
 
 
 class ProbeServer:
-    """Bind at once (so that a taken port is an error at start), serve from ``start``."""
+    """HTTP server, bound at once so that a taken port is an error at start."""
 
     def __init__(self, host: str, port: int, state: ProbeState) -> None:
         handler = type("Handler", (_Handler,), {"state": state})
@@ -54,16 +52,13 @@ class ProbeServer:
 
     @property
     def port(self) -> int:
-        """Return the bound port (the requested one, or the kernel's choice for 0)."""
         return int(self._server.server_address[1])
 
     def start(self) -> None:
-        """Serve until the process ends or ``stop``."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop serving. If the kernel wakes a thread that waits for a socket that is shut down
-        (Linux does), that takes no time, else up to ``POLL_SECONDS``."""
+        """Stop serving, within ``POLL_SECONDS``."""
         with suppress(OSError):
             self._server.socket.shutdown(socket.SHUT_RDWR)
         self._server.shutdown()
@@ -103,7 +98,6 @@ class _Server(ThreadingHTTPServer):
 
 
 def _hang_up(connection: Any) -> None:
-    """Shut the connection down: its thread reads an end, and closes it."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -128,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(status, json.dumps(body).encode() + b"\n", "application/json")
 
     def _answer(self, status: int, body: bytes, kind: str) -> None:
-        with suppress(ConnectionError):  # who asked has given up: a busy start answers late
+        with suppress(ConnectionError):  # the client closed before a late answer
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))

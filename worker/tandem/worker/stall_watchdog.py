@@ -1,7 +1,6 @@
-"""Notices that the whole process stood still: stopped, starved or frozen.
+"""Thread that notices when the whole process stood still: stopped, starved or frozen.
 
-A thread that sleeps for a known time and finds that more has passed. It runs only while a request
-is watched, so that a worker without such requests pays nothing.
+It measures its own sleeps, only while a request is watched.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from tandem.protocol.timeline import Note
 TICK_SECONDS = 0.04
 """Largest error of a stop's recorded times."""
 STILL_SECONDS = 0.15
-"""Shortest stop that counts: a busy machine is late by as much."""
+"""Shortest stop that counts, above a busy machine's delays."""
 LINGER_SECONDS = 2.0
-"""Seconds for which it goes on after the last call of ``watch``."""
+"""Seconds for which it runs after the last ``watch``."""
 MAX_STOPS = 32
 
 
 class StallWatchdog(threading.Thread):
-    """Start once; ``watch`` while a request is watched; ``stop`` at the end."""
+    """Watchdog; call ``watch`` while a request is watched."""
 
     def __init__(self) -> None:
         super().__init__(name="tandem-stillness", daemon=True)
@@ -33,28 +32,25 @@ class StallWatchdog(threading.Thread):
         self._over = False
 
     def watch(self) -> None:
-        """Watch for stops; to be called again while a request is watched, twice a second or so."""
+        """Watch for stops; call it about twice a second while a request is watched."""
         now = time.monotonic()
         self._until = now + LINGER_SECONDS
         if not self._watching.is_set():
-            self._asleep_since = now  # whoever is stopped before the thread wakes stood still, too
+            self._asleep_since = now  # a stop before the thread wakes counts, too
             self._watching.set()
 
     def stop(self) -> None:
-        """End the thread."""
         self._over = True
         self._watching.set()
 
     def stops(self) -> tuple[Note, ...]:
-        """The last times at which the process stood still, on the monotonic clock; one that has
-        just ended, too."""
+        """Return the last stops on the monotonic clock, including one that has just ended."""
         now, since = time.monotonic(), self._asleep_since
         if since and now - since - TICK_SECONDS >= STILL_SECONDS:
             return (*self._stops, Note("stopped", since, now, 1))
         return tuple(self._stops)
 
     def run(self) -> None:
-        """Tick while a request is watched."""
         while not self._over:
             self._watching.wait()
             since = self._asleep_since or time.monotonic()
@@ -66,6 +62,6 @@ class StallWatchdog(threading.Thread):
             if now > self._until:
                 self._watching.clear()
                 self._asleep_since = 0.0
-                if self._until > now:  # asked for again meanwhile
+                if self._until > now:  # ``watch`` was called meanwhile
                     self._asleep_since = now
                     self._watching.set()

@@ -1,4 +1,4 @@
-"""Answers of the probes at each stage of a worker's life; ``probes`` is their HTTP server."""
+"""Answers of the probes at each stage of a worker's life."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class _Attached:
 
 
 class WorkerProbes:
-    """Probes of the worker from the first moment: loading, then serving.
+    """Probes of the worker while it loads and serves.
 
-    A draining worker stays ready: Kubernetes would delete unready pods before those that were
-    chosen by cost. So does one that sleeps: it can be woken up, and has no fault.
+    A draining worker stays ready, as Kubernetes would delete unready pods first; so does a sleeping
+    one, which can be woken.
     """
 
     def __init__(self, server: ServerConfig, registry: CollectorRegistry) -> None:
@@ -41,17 +41,15 @@ class WorkerProbes:
 
     @property
     def port(self) -> int:
-        """Return the bound port."""
         return self._http.port
 
     def close(self) -> None:
-        """Stop answering."""
         self._http.stop()
 
     def attach(
         self, *, core: EngineCore, handoff: HandoffService, draining: Callable[[], bool]
     ) -> None:
-        """Attach the engine: answer for it from now on."""
+        """Answer for the engine from now on."""
         self._attached = _Attached(core, handoff, draining)
 
     def tell_keys(self, names: Callable[[], list[str]]) -> None:
@@ -59,18 +57,16 @@ class WorkerProbes:
         self._keys = names
 
     def fail(self, reason: str) -> None:
-        """Record that the engine is broken for good."""
+        """Record a permanent failure of the engine."""
         self._failed = reason
 
     def note_step(self) -> None:
-        """Record a turn of the loop."""
         self._stepped = time.monotonic()
 
     def _health(self) -> str | None:
         if self._failed is not None or not self._main.is_alive():
             return self._failed or "the step loop ended"
-        # It may well serve whole requests, and is asked to end them first: what it lacks for good
-        # only the next process has.
+        # Not unhealthy: it may serve whole requests, and a drain comes first.
         return None if self._attached is None else self._attached.handoff.ended()
 
     def _ready(self) -> str | None:

@@ -1,4 +1,1 @@
-"""Cached prefixes between peers: pulling them, lending them, and both as parts of a role.
-
-The hand-off's state machines and threads do it. See docs/decisions/prefix-fetch.md.
-"""
+"""Connectors between the engine and kvtransfer: hand-offs, and pulls and loans of cached prefixes."""

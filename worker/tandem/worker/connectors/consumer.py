@@ -1,8 +1,6 @@
-"""Engine's KVConnector over a HandoffConsumer: this worker loads KV that a prefill worker computed.
+"""Engine's KVConnector over a HandoffConsumer: loads KV that a prefill worker computed.
 
-Called in the step loop, never blocks. A request with ``Consume`` is opened at admission, reserved
-at the first READY and joins the batch when its KV is committed. A failure is reported to the
-router, which alone starts another attempt.
+Never blocks the step loop. The router gets each failure and alone starts another attempt.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
 from tandem.protocol.requests import Consume
 
-if TYPE_CHECKING:  # it brings torch, which a simulation of this connector goes without
+if TYPE_CHECKING:  # imports torch, which simulations lack
     from tandem.kvtransfer.service.consumer import HandoffConsumer
 
 _NOTHING = Remote(Lookup.NOTHING)
@@ -29,11 +27,9 @@ _LATER = Remote(Lookup.LATER, announced=True)
 
 @dataclass(slots=True)
 class _Pull:
-    """Hand-off that has not ended."""
-
     ready: Remote = _LATER
     loading: bool = False
-    """Whether blocks were given to the service."""
+    """Whether the service has the blocks."""
     let_go: bool = False
     """Whether the engine ended the request and left its blocks here."""
 
@@ -47,13 +43,12 @@ class DecodeConnector:
         *,
         poll: Callable[[], Iterable[events.ConsumerEvent]] | None = None,
     ) -> None:
-        """``poll``: the consumer's events of hand-offs, where others have a share in them."""
+        """``poll`` replaces the consumer's own if other connectors share its events."""
         self._consumer = consumer
         self._poll = poll or consumer.poll
         self._pulls: dict[RequestKey, _Pull] = {}
 
     def admit(self, request: Request) -> Refusal | None:
-        """Open the hand-off, unless its producer is out of reach."""
         kv = request.kv
         if not isinstance(kv, Consume):
             return None
@@ -67,12 +62,10 @@ class DecodeConnector:
         return None
 
     def lookup(self, request: Request, num_local: int) -> Remote:
-        """Return the producer's answer so far."""
         pull = self._pulls.get(request.key)
         return _NOTHING if pull is None or pull.loading else pull.ready
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
-        """Load what the local cache lacks."""
         pull = self._pulls.get(request.key)
         if pull is not None:
             pull.loading = True
@@ -80,7 +73,7 @@ class DecodeConnector:
             self._consumer.begin_load(request.key, block_ids, tokens.start, tokens.stop, hashes)
 
     def _hashes(self, request: Request, num_tokens: int) -> Sequence[BlockHash]:
-        """Return the hashes of the full blocks in the producer's block size, which may differ."""
+        """Return the hashes of full blocks in the producer's block size, which may differ."""
         peers = self._consumer.hashed_as(request.key)
         size, source = peers.layout.block_size, request.source
         if size == request.group.block_size:
@@ -122,11 +115,9 @@ class DecodeConnector:
         """Do nothing: ``finished`` has stopped the pull already."""
 
     def poll(self) -> list[Event]:
-        """Return the events for which the engine still waits."""
         return [told for event in self._poll() for told in self._told(event)]
 
     def has_pending(self) -> bool:
-        """Return whether a pull has not ended."""
         return bool(self._pulls)
 
     def _told(self, event: events.ConsumerEvent) -> Iterator[Event]:

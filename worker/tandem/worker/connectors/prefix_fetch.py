@@ -1,8 +1,7 @@
-"""Engine's KVConnector over a HandoffConsumer: the start of a prompt that a peer has cached.
+"""Engine's KVConnector over a HandoffConsumer for prompt starts that a peer has cached.
 
-The router names the peer in the request (``Pull``). Asked for when the request's turn has come, so
-that a lease is short; what then goes wrong, or takes longer than computing would, is computed here:
-a pull costs time at most, and never fails a request. Called in the step loop, never blocks.
+The request names the peer (``Pull``); it is asked when the request is scheduled, so that leases are
+short. What a pull does not deliver in time is computed here; it never fails a request.
 """
 
 from __future__ import annotations
@@ -58,12 +57,12 @@ SECONDS_BUCKETS = (
 
 
 class Fallback(StrEnum):
-    """Reasons to compute a prefix here that a peer should have, besides causes of failures."""
+    """Reasons to compute a prefix here that a peer has, besides causes of failures."""
 
     CACHED = "cached"
-    """The prefix is cached here by now, as far as the router knew of it at the peer."""
+    """The local cache has what the router knew of the peer's."""
     TIER = "tier"
-    """The start of the prefix lies in this worker's tier in host memory, which is nearer."""
+    """This worker's tier in host memory has the start of the prefix."""
     NO_LINK = "no_link"
     """No link to the peer is up."""
     LESS = "less"
@@ -129,20 +128,19 @@ _LATER = Remote(Lookup.LATER, lent=True)
 
 @dataclass(slots=True)
 class _Pull:
-    """Pull of one request; kept until the engine has freed the request and no write is pending."""
+    """Pull of one request, kept until the engine has freed the request and no write is pending."""
 
     key: RequestKey
-    """Key of the request."""
     holder: Incarnation
     asked: int
-    """Tokens that were requested from the peer; 0 if no request was sent."""
+    """Tokens requested from the peer; 0 if no request was sent."""
     since: float
     ready: int | None = None
     """Tokens that the holder lends."""
     tokens: range | None = None
     """Tokens that are loaded; None before ``begin_load``."""
     over: bool = False
-    """Whether the load has ended: tokens that are not here are computed."""
+    """Whether the load has ended: missing tokens are computed."""
     settled: bool = False
     """Whether the engine has its result."""
     let_go: bool = False
@@ -162,8 +160,8 @@ class PullConnector:
         has_tier: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``poll``: the consumer's events of pulls; ``has_tier``: what the blocks lack of that
-        which the router knows to be here lies in host memory; ``clock`` in seconds, monotonic."""
+        """``poll`` returns the pulls' events. ``has_tier``: blocks missing from the cache may be in
+        host memory. ``clock`` is monotonic, in seconds."""
         self._consumer = consumer
         self._block_size = block_size
         self._metrics = metrics
@@ -171,16 +169,15 @@ class PullConnector:
         self._has_tier = has_tier
         self._clock = clock
         self._pulls: dict[RequestKey, _Pull] = {}
-        """Pulls by ``RequestKey.for_pull``."""
+        """By ``RequestKey.for_pull``."""
         metrics.open.set_function(lambda: len(self._pulls))
         self._missed: list[LoadMissed | Released] = []
 
     def admit(self, request: Request) -> Refusal | None:
-        """Admit every request: tokens that are not pulled are computed."""
         return None
 
     def lookup(self, request: Request, num_local: int) -> Remote:
-        """Return the peer's answer so far; send the request to the peer on the first call."""
+        """Return the peer's answer so far; the first call sends the request to the peer."""
         pull = self._pulls.get(request.key.for_pull)
         if pull is None:
             return self._ask(request, num_local)
@@ -194,7 +191,6 @@ class PullConnector:
         return Remote(Lookup.READY, pull.ready)
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
-        """Bring what the local cache lacks, unless the pull has ended since it was ready."""
         pull = self._pulls[request.key.for_pull]
         pull.tokens = tokens
         if pull.over:
@@ -218,7 +214,6 @@ class PullConnector:
         """Do nothing: a pull exports no KV."""
 
     def finished(self, request: Request, why: str) -> Hold:
-        """Stop a pull that has not ended; its blocks stay until nothing writes them."""
         pull = self._pulls.get(request.key.for_pull)
         if pull is None:
             return Hold.FREE
@@ -235,12 +230,10 @@ class PullConnector:
         """Do nothing: ``finished`` has stopped the pull already."""
 
     def poll(self) -> list[Event]:
-        """Return the events of pulls for which the engine still waits."""
         missed, self._missed = self._missed, []
         return [*missed, *(told for event in self._poll() for told in self._told(event))]
 
     def has_pending(self) -> bool:
-        """Return whether a pull has not ended."""
         return any(not (each.over or each.settled) for each in self._pulls.values())
 
     def _ask(self, request: Request, num_local: int) -> Remote:
@@ -308,7 +301,7 @@ class PullConnector:
         return Loaded(pull.key, (), notes=event.notes)
 
     def _answer_missed(self, pull: _Pull) -> LoadMissed | Released:
-        """Nothing writes the blocks any more, and they hold nothing."""
+        """Return the end of a pull after its last write."""
         pull.settled = pull.over = True
         return self._released(pull) if pull.let_go else LoadMissed(pull.key)
 
@@ -340,32 +333,29 @@ class LendConnector:
         *,
         poll: Callable[[], Iterable[events.ProducerEvent]],
     ) -> None:
-        """``share`` of the engine's blocks may be lent at once; ``poll``: the producer's events of
-        pulls."""
+        """``share`` is the part of the engine's blocks that may be lent at once; ``poll`` returns
+        the pulls' events."""
         self._producer = producer
         self._share = share
         self._metrics = metrics
         self._poll = poll
         self._cache: CachedPrefixes | None = None
         self._lent: dict[RequestKey, int] = {}
-        """Lent blocks by key, until they are given back."""
+        """Number of lent blocks by key."""
         metrics.lent_blocks.set_function(lambda: self.num_lent)
 
     def lend_from(self, cache: CachedPrefixes) -> None:
-        """Set the cache to lend from; called once the engine exists."""
+        """Set the cache to lend from, after the engine's start."""
         self._cache = cache
 
     @property
     def num_lent(self) -> int:
-        """Return the number of blocks that are lent now."""
-        return sum(list(self._lent.values()))  # a copy: who scrapes asks from another thread
+        return sum(list(self._lent.values()))  # a copy: metrics are read in another thread
 
     def admit(self, request: Request) -> Refusal | None:
-        """Admit every request."""
         return None
 
     def lookup(self, request: Request, num_local: int) -> Remote:
-        """Return nothing to load."""
         return _NOTHING
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
@@ -390,12 +380,11 @@ class LendConnector:
         return Hold.FREE
 
     def cancelled(self, key: RequestKey) -> None:
-        """End a loan: the router that it was for is gone."""
+        """End the loan of a router that is gone."""
         if key in self._lent:
             self._producer.cancel(key)
 
     def poll(self) -> list[Event]:
-        """Answer the peers' requests; give back blocks that are not read any more."""
         given_back: list[Event] = []
         for event in self._poll():
             if isinstance(event, events.Wanted):
@@ -403,7 +392,8 @@ class LendConnector:
             elif isinstance(event, Released):
                 self._lent.pop(event.key, None)
                 given_back.append(event)
-            # A loan that ended by itself (``Revoked``) is given back by the ``Released`` behind it.
+            # ``Released`` follows ``Revoked`` and gives back the blocks of a loan that ended by
+            # itself.
         return given_back
 
     def has_pending(self) -> bool:
@@ -411,14 +401,14 @@ class LendConnector:
         return bool(self._lent)
 
     def _answer(self, wanted: events.Wanted) -> list[Event]:
-        """Lend what there is, or decline; what has to be given back at once."""
+        """Lend cached blocks or decline; return the events of blocks to give back at once."""
         key, cache, producer = wanted.key, self._cache, self._producer
         assert cache is not None, "a peer asks before the engine is there"
         if not key.is_pull:  # it might be a request's
             return self._decline(wanted, "refused")
-        if cache.closed():  # a loan would be promised, and hold up the worker's end or its sleep
+        if cache.closed():  # a loan would delay the worker's end or sleep
             return self._decline(wanted, "leaving")
-        if producer.is_short or cache.is_short:  # who waits here would, as long as peers ask
+        if producer.is_short or cache.is_short:  # local requests that wait go first
             return self._decline(wanted, "quota")
         room = int(self._share * cache.num_blocks) - self.num_lent
         room = min(room, producer.max_blocks - producer.leased_blocks())

@@ -1,8 +1,7 @@
-"""Engine's KVConnector over a HandoffProducer: a prefill worker exports the KV that it computes.
+"""Engine's KVConnector over a HandoffProducer: exports the KV that a prefill worker computes.
 
-Called in the step loop, never blocks: the service queues everything for its own threads. The engine
-keeps the blocks of every admitted export until the service's ``Released``, even if the request has
-ended meanwhile.
+Never blocks the step loop. The engine keeps an export's blocks until ``Released``, even if the
+request has ended.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
 from tandem.protocol.layout import blocks_for
 from tandem.protocol.requests import Produce
 
-if TYPE_CHECKING:  # it brings torch, which a simulation of this connector goes without
+if TYPE_CHECKING:  # imports torch, which simulations lack
     from tandem.kvtransfer.service.producer import HandoffProducer
 
 _NOTHING = Remote(Lookup.NOTHING)
@@ -28,7 +27,7 @@ _LATER = Remote(Lookup.LATER)
 
 
 class PrefillConnector:
-    """One per engine; requests without ``Produce`` pass it by."""
+    """KVConnector of a prefill worker, one per engine; requests without ``Produce`` are ignored."""
 
     def __init__(
         self,
@@ -37,7 +36,7 @@ class PrefillConnector:
         *,
         poll: Callable[[], Iterable[events.ProducerEvent]] | None = None,
     ) -> None:
-        """``poll``: the producer's events of hand-offs, if other parts use the producer, too."""
+        """``poll`` replaces the producer's own if other connectors share its events."""
         self._producer = producer
         self._poll = poll or producer.poll
         self._block_size = block_size
@@ -45,7 +44,6 @@ class PrefillConnector:
         """Admitted and not yet released."""
 
     def admit(self, request: Request) -> Refusal | None:
-        """Ask for a place under the lease quota."""
         kv = request.kv
         if not isinstance(kv, Produce):
             return None
@@ -61,12 +59,12 @@ class PrefillConnector:
         return refusal
 
     def lookup(self, request: Request, num_local: int) -> Remote:
-        """Computed here, as soon as the lease quota has room for its blocks."""
+        """Return nothing to load, once the lease quota has room for the blocks."""
         waits = request.key in self._exports and not self._producer.may_start(request.key)
         return _LATER if waits else _NOTHING
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
-        """Never called: ``lookup`` promises nothing."""
+        """Do nothing; never called, as ``lookup`` finds nothing."""
         raise AssertionError("a prefill worker loads nothing")
 
     def started(self, request: Request) -> None:
@@ -77,7 +75,7 @@ class PrefillConnector:
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
     ) -> None:
-        """Announce the chunk once its fence is seen."""
+        """Announce the chunk once its fence has passed."""
         if request.key in self._exports:
             wants = self._producer.wants_hashes
             hashes = request.hashes_upto(tokens.stop // self._block_size) if wants else ()
@@ -91,7 +89,7 @@ class PrefillConnector:
             self._producer.final(request.key, first, finish)
 
     def finished(self, request: Request, why: str) -> Hold:
-        """Return how blocks are freed: by the service, when no peer may read them any more."""
+        """Leave the blocks to the service until no peer reads them."""
         if request.key not in self._exports:
             return Hold.FREE
         if why in (ABORT, FAILED):
@@ -100,11 +98,11 @@ class PrefillConnector:
         return Hold.KEPT
 
     def cancelled(self, key: RequestKey) -> None:
-        """End the lease of what was handed over, and remember a key that was never here."""
+        """End the key's lease, or remember the key if it is unknown."""
         self._producer.cancel(key)
 
     def poll(self) -> list[Loaded | LoadFailed | Released]:
-        """Return the exports that ended; one that was revoked has failed for the engine."""
+        """Return the exports that ended; a revoked one has failed for the engine."""
         told = (self._told(event) for event in self._poll())
         return [each for each in told if each is not None]
 
@@ -116,7 +114,7 @@ class PrefillConnector:
         if isinstance(event, Released):
             self._exports.discard(event.key)
             return event
-        if isinstance(event, events.Wanted):  # under no key of a pull: nobody lends for it
+        if isinstance(event, events.Wanted):  # not a pull's key: it gets no loan
             self._producer.refuse(event.key)
             return None
         return LoadFailed(event.key, event.cause, event.message)

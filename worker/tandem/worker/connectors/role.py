@@ -1,4 +1,4 @@
-"""Parts of a role with pulls of prefixes: the other half of the hand-off, and two connectors."""
+"""Parts of a role that also pulls and lends prefixes."""
 
 from __future__ import annotations
 
@@ -21,69 +21,56 @@ from tandem.worker.launch import RoleContext, RoleParts
 
 
 class BothWays:
-    """``gives`` to peers and ``takes`` from them. Implements HandoffService; see there."""
+    """HandoffService of a producer and a consumer."""
 
     def __init__(self, gives: HandoffService, takes: HandoffService) -> None:
         self._gives = gives
         self._takes = takes
 
     def set_peers(self, controls: Mapping[str, Incarnation]) -> None:
-        """Set the peers of the consumer, which connects to producers."""
         self._takes.set_peers(controls)
 
     def peer_health(self) -> tuple[PeerHealth, ...]:
-        """Return the health of the consumer's links."""
         return self._takes.peer_health()
 
     def progress(self) -> int:
-        """Return the sum of both counters."""
         return self._gives.progress() + self._takes.progress()
 
     def expected(self) -> float:
-        """Return the consumer's expected time: KV comes to the consumer."""
+        """Return the consumer's value: only it receives KV."""
         return self._takes.expected()
 
     def leased_blocks(self) -> int:
-        """Return the number of blocks that the producer leases."""
         return self._gives.leased_blocks()
 
     def problem(self) -> str | None:
-        """Return the problem of either service, or None."""
         return self._gives.problem() or self._takes.problem()
 
     def ended(self) -> str | None:
-        """Return why either service has ended, or None."""
         return self._gives.ended() or self._takes.ended()
 
     def keeps_awake(self) -> str | None:
-        """Return why either service keeps the worker awake, or None."""
         return self._gives.keeps_awake() or self._takes.keeps_awake()
 
     def sleep(self) -> int:
-        """Put both services to sleep; return the bytes that they gave back."""
         return self._gives.sleep() + self._takes.sleep()
 
     def wake_up(self) -> None:
-        """Wake both services up."""
         self._gives.wake_up()
         self._takes.wake_up()
 
     def note_progress(self, engine_step: int, has_work: bool) -> None:
-        """Record the progress in both services."""
         self._gives.note_progress(engine_step, has_work)
         self._takes.note_progress(engine_step, has_work)
 
     def close(self) -> None:
-        """Close both services, the producer first: peers are notified."""
         self._gives.close()
         self._takes.close()
 
 
 class _Keyed(Protocol):
     @property
-    def key(self) -> RequestKey:
-        """Return the key of the hand-off or pull."""
-        ...
+    def key(self) -> RequestKey: ...
 
 
 Event = TypeVar("Event", bound=_Keyed)
@@ -98,11 +85,10 @@ class SplitEvents(Generic[Event]):
         self._of_handoffs: deque[Event] = deque()
 
     def of_pulls(self) -> list[Event]:
-        """Return the new events of keys that ``RequestKey.for_pull`` made."""
+        """Return the new events of keys made by ``RequestKey.for_pull``."""
         return self._taken(self._of_pulls)
 
     def of_handoffs(self) -> list[Event]:
-        """Return the new events of all other keys."""
         return self._taken(self._of_handoffs)
 
     def _taken(self, queue: deque[Event]) -> list[Event]:
@@ -160,21 +146,21 @@ class Ends:
 
     @classmethod
     def of(cls, producer: HandoffProducer, consumer: HandoffConsumer) -> Ends:
-        """Return both services, whose ``poll`` only this class calls from now on."""
+        """Make both; only this class calls their ``poll`` afterwards."""
         given, taken = SplitEvents(producer.poll), SplitEvents(consumer.poll)
         return cls(producer, consumer, given, taken)
 
 
 def lending_only(kv: KVTransferConfig) -> KVTransferConfig:
-    """Return the settings of a worker that only lends: slots and quota are those of loans."""
+    """Return settings of a worker that only lends: slots and quota are those of loans."""
     return replace(kv, kv_lease_quota=kv.kv_pull_quota, kv_lease_backlog=1.0)
 
 
 def with_pulls(
     context: RoleContext, kv: KVTransferConfig, ends: Ends, own: KVConnector, *, lends_only: bool
 ) -> RoleParts:
-    """A role's parts with its ``own`` connector first: hand-offs go before pulls, pulls before the
-    tier in host memory. ``lends_only``: the worker hands over nothing else."""
+    """Return a role's parts with connectors in order: ``own``, pulls, tier in host memory.
+    ``lends_only``: the worker hands over nothing else."""
     metrics = PullMetrics(context.registry)
     size = context.capacity.layout.block_size
     tier = context.config.cache.kv_offloading_size is not None

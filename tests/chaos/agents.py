@@ -36,7 +36,6 @@ def worker_flags(folder: Path) -> list[str]:
     """Links go by the agent; while it is away by what comes next, and then back."""
     return [
         *("--kv-connector", "auto", "--kv-node-folder", str(folder), "--kv-node-copy", "agent"),
-        *("--kv-quarantine-seconds", "2"),
     ]
 
 

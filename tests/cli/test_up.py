@@ -86,7 +86,7 @@ def test_a_taken_port_is_found_before_the_model_is_looked_at(capsys: pytest.Capt
         ("--worker-flags --enforce-eagr", "--enforce-eagr is no flag of `tandem prefill`"),
         ("--worker-flags '--max-num-seqs x'", "--max-num-seqs: 'x' is not allowed; an integer"),
         ("--decode-flags '--max-num-seqs -4'", "decode workers: max_num_seqs: -4"),
-        ("--prefill-flags '--kv-slot-bytes 1'", "prefill workers: kv_slot_bytes: 1"),
+        ("--prefill-flags '--kv-send-slots 0'", "prefill workers: kv_send_slots: 0"),
         ("--router-flags '--max-attempts 0'", "flags of the router: max_attempts: 0"),
         ("--router-flags '--api-key \"\"'", "api-key: [''] is not allowed"),
         ("--router-flags '\"'", "No closing quotation"),

@@ -36,7 +36,7 @@ def agent() -> Iterator[Agent]:
 def stack(agent: Agent, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A pair whose KV the agent copies, chunk by chunk."""
     words = ["--kv-node-folder", str(agent.folder), "--kv-node-copy", "agent"]
-    words += ["--max-num-batched-tokens", "64", "--kv-quarantine-seconds", "2"]
+    words += ["--max-num-batched-tokens", "64"]
     log = tmp_path_factory.mktemp("agent") / "stack.log"
     with Stack.running(str(smollm2), log, worker_flags=words) as stack:
         yield stack
@@ -79,7 +79,7 @@ async def test_a_killed_agent_costs_no_token(agent: Agent, stack: Stack) -> None
     following = await asyncio.to_thread(Agent, agent.folder)
     try:
         await asyncio.to_thread(
-            stack.until, lambda: BY_AGENT in fleet(stack.url), 60, "no way back"
+            stack.until, lambda: BY_AGENT in fleet(stack.url), 90, "no way back"
         )
         await check(stack, (2, 3, 4))
         assert following.status()["bytes"] > 0

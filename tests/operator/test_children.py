@@ -43,7 +43,6 @@ EVERYTHING: dict[str, Any] = {
         "connector": "NIXL",
         "failurePolicy": "Fail",
         "leaseDurationSeconds": 20,
-        "noProgressTimeoutSeconds": 7,
         "pullPeers": 4,
     },
     "disaggregation": {"mode": "Always"},

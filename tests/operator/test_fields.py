@@ -106,7 +106,6 @@ EFFECTS: dict[str, tuple[Changes, Changes]] = {
     "kvTransfer.connector": ({}, {"kvTransfer__connector": "TCP"}),
     "kvTransfer.transport": ({}, {"kvTransfer__transport": "RDMA"}),
     "kvTransfer.failurePolicy": ({}, {"kvTransfer__failurePolicy": "Fail"}),
-    "kvTransfer.noProgressTimeoutSeconds": ({}, {"kvTransfer__noProgressTimeoutSeconds": 9}),
     "kvTransfer.leaseDurationSeconds": ({}, {"kvTransfer__leaseDurationSeconds": 9}),
     "kvTransfer.pullPeers": ({}, {"kvTransfer__pullPeers": 4}),
     "kvTransfer.nodeLocal.mode": (
@@ -124,11 +123,6 @@ EFFECTS: dict[str, tuple[Changes, Changes]] = {
     "kvTransfer.nodeLocal.volume.persistentVolumeClaim.claimName": (
         {},
         {"kvTransfer__nodeLocal": {"volume": CLAIM}},
-    ),
-    "kvTransfer.preflight.mode": ({}, {"kvTransfer__preflight": {"mode": "Warn"}}),
-    "kvTransfer.preflight.minMegabytesPerSecond": (
-        {},
-        {"kvTransfer__preflight": {"minMegabytesPerSecond": 9}},
     ),
     "task": ({}, {"task": "Embed", "decode__replicas": 0}),
     "disaggregation.mode": ({}, {"disaggregation__mode": "Always"}),

@@ -11,7 +11,7 @@ from tandem.base.settings import (
 )
 from tandem.kvtransfer.handoff.form import WireDtype
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.names import CONTROL_PORT
+from tandem.protocol.names import CONTROL_PORT, DATA_PORTS
 
 CONNECTORS = ("auto", "nixl", "cuda_p2p", "shm", "cuda_p2p_agent", "shm_agent", "tcp")
 MEETING = ("auto", "cuda_p2p", "shm")
@@ -19,7 +19,6 @@ MEETING = ("auto", "cuda_p2p", "shm")
 BY_SLOTS = ("auto", "nixl", "tcp")
 """Connectors that pack KV into slots, or may."""
 NODE_COPIES = ("auto", "direct", "agent")
-PREFLIGHTS = ("off", "warn", "require")
 MIN_SLOT_BYTES = 4 << 10
 MAX_PULL_PEERS = 256
 
@@ -34,12 +33,9 @@ class KVTransferConfig:
         " link by link. The _agent transports copy by the node's agent.",
         choices=CONNECTORS,
     )
-    kv_slot_bytes: int | None = setting(
-        None,
-        "Size of a slot, at least one KV block. Default: 128 MiB in GPU memory, 4 MiB in host "
-        "memory (GPU blocks: 32 MiB).",
-        unit="bytes",
-    )
+    kv_slot_bytes: int | None = None
+    """Size of a slot; None: 128 MiB in GPU memory, 4 MiB in host memory, 32 MiB there for blocks of
+    a GPU."""
     kv_send_slots: int = setting(16, "Send slots of a worker that exports KV.", unit="slots")
     kv_receive_slots: int = setting(16, "Receive slots of a worker that imports KV.", unit="slots")
     kv_slots_per_peer: int = 8
@@ -53,9 +49,8 @@ class KVTransferConfig:
         "earlier.",
         unit="s",
     )
-    kv_lease_quota: float = setting(
-        0.9, "Share of a worker's blocks that hand-offs may hold; 0.3 if it also decodes."
-    )
+    kv_lease_quota: float = 0.9
+    """Share of a worker's blocks that hand-offs may hold."""
     kv_lease_backlog: float = 4.0
     """Admitted hand-offs, running or queued, in multiples of the quota."""
     kv_pull_peers: int = setting(
@@ -70,12 +65,9 @@ class KVTransferConfig:
     """Time for which an ended hand-off is remembered, to answer late messages."""
     kv_expect_seconds: float = 30.0
     """Time for which the OPEN of a consumer waits until the request is admitted here."""
-    kv_transfer_seconds: float = setting(
-        20.0,
-        "Time without progress after which a load has failed. A link whose reads hang as "
-        "long is connected again.",
-        unit="s",
-    )
+    kv_transfer_seconds: float = 20.0
+    """Time without progress after which a load has failed. A link whose reads hang as long is
+    connected again."""
     kv_commit_seconds: float = 5.0
     """Time for which a consumer waits for the answer to DONE."""
     kv_wait_seconds: float = 600.0
@@ -91,26 +83,10 @@ class KVTransferConfig:
     """A peer with work whose engine and transfers stand still for this long is lost."""
     kv_connect_seconds: float = 5.0
     """Time that HELLO and the pattern probe of a peer may take."""
-    kv_quarantine_seconds: float = setting(
-        30.0,
-        "How long a link is quarantined after data that failed its identity or digest.",
-        unit="s",
-    )
-    kv_probe_bytes: int = setting(
-        1 << 20, "Size of the probe of a new link, at most a slot.", unit="bytes"
-    )
-    kv_preflight: str = setting(
-        "warn",
-        "Effect of a new link below --kv-min-megabytes-per-second. warn: logged; require:"
-        " not used, and auto tries the next connector; off: none.",
-        choices=PREFLIGHTS,
-    )
-    kv_min_megabytes_per_second: int | None = setting(
-        None,
-        "Minimum rate of a new link, in the best of three probes. A fast link requires more "
-        "--kv-probe-bytes. Default: no minimum.",
-        unit="MB/s",
-    )
+    kv_quarantine_seconds: float = 30.0
+    """Quarantine of a link after data that failed its identity or digest."""
+    kv_probe_bytes: int = 1 << 20
+    """Size of the probe of a new link, at most a slot."""
     kv_control_host: str = setting(
         "127.0.0.1",
         "Address of the control socket. On loopback, KV stays on this machine.",
@@ -137,8 +113,11 @@ class KVTransferConfig:
         " may differ, KV goes through slots. One end suffices.",
         choices=tuple(WireDtype),
     )
-    kv_data_port: int = setting(0, "First port to try for the tcp connector. 0: any free port.")
-    kv_data_ports: int = setting(16, "Number of ports to try.", unit="ports")
+    kv_data_port: int = setting(
+        0, f"First of {DATA_PORTS} ports to try for the tcp connector. 0: any free port."
+    )
+    kv_data_ports: int = DATA_PORTS
+    """Number of ports to try."""
     kv_tcp_streams: int | None = None
     """Sockets and threads of the tcp connector to each peer; None: 4 for the blocks of a GPU, 2 for
     those of a CPU."""
@@ -163,11 +142,6 @@ class KVTransferConfig:
         for name in ("kv_send_slots", "kv_receive_slots", "kv_slots_per_peer"):
             check_integer(name, getattr(self, name), 1)
         check_integer("kv_probe_bytes", self.kv_probe_bytes, 64)
-        least = self.kv_min_megabytes_per_second
-        check_optional_integer("kv_min_megabytes_per_second", least, 1)
-        if self.kv_preflight == "require" and least is None:
-            allowed = "off or warn, unless kv_min_megabytes_per_second says what is required"
-            raise InvalidParameter("kv_preflight", self.kv_preflight, allowed)
         for name in ("kv_control_port", "kv_data_port"):
             check_integer(name, getattr(self, name), 0, 65535)
         check_integer("kv_data_ports", self.kv_data_ports, 1, 65535)

@@ -107,11 +107,6 @@ class HandoffMetrics:
             registry=registry,
             buckets=RATE_BUCKETS,
         )
-        self.slow_links = Counter(
-            "tandem:kv_link_slow_probes",
-            "New links below --kv-min-megabytes-per-second.",
-            registry=registry,
-        )
         self.transport = Gauge(
             "tandem:kv_transport_info",
             "Preferred transport; fallback is 1 if a faster one could not load or be served.",

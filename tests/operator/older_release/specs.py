@@ -46,10 +46,8 @@ SPECS: dict[str, dict[str, Any]] = {
             "transport": "TCP",
             "integrity": "Header",
             "failurePolicy": "Fail",
-            "noProgressTimeoutSeconds": 7,
             "leaseDurationSeconds": 20,
             "nodeLocal": {"mode": "Disabled"},
-            "preflight": {"mode": "Off"},
         }
     },
     "aggregated": {"prefill": None, "disaggregation": {"mode": "Never"}},

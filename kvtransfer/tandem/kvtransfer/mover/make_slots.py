@@ -45,8 +45,9 @@ def sized_slots(
         return make_slots(count + spare, sizes.slot_bytes, kv_cache, traits), sizes
     except (torch.OutOfMemoryError, DeviceFullError) as error:
         mib = (count + spare) * sizes.slot_bytes >> 20
-        text = f"no room for {count + spare} slots, {mib} MiB of GPU memory: lower --kv-slot-bytes"
-        raise TransportError(f"{text} or --gpu-memory-utilization") from error
+        text = f"no room for {count + spare} slots, {mib} MiB of GPU memory"
+        lower = "lower --kv-send-slots, --kv-receive-slots or --gpu-memory-utilization"
+        raise TransportError(f"{text}: {lower}") from error
 
 
 @dataclass(frozen=True, slots=True)

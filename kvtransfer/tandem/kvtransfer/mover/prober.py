@@ -28,10 +28,6 @@ logger = logging.getLogger(__name__)
 
 PROBE_KEY = RequestKey(b"", "probe", 0)
 """Holds receive slots for probes; no router has an empty incarnation."""
-RATE_READS = 3
-"""Reads of a pattern that a slow link gets: the first may have found ends that slept."""
-SLOW_REST_MS = 10_000
-"""Until a link that gave less than is required, with no other way, is tried again."""
 AGAIN_MS = (4_000, 16_000, 64_000)
 """After which a link that nothing has used is probed again."""
 NO_SLOT = "its receive slots wait for reads that hang"
@@ -50,9 +46,6 @@ class _Probing:
     slot: int | None = None
     """Receive slot, once there is one."""
     started: float = 0.0
-    reads: int = 0
-    best: float = 0.0
-    """Bytes a second of the fastest of them."""
     again: bool = False
     """The link is in use by its first probe."""
 
@@ -217,16 +210,10 @@ class Prober:
             return actions
         if right:
             seconds = max(time.perf_counter() - probing.started, 1e-6)
-            probing.best = max(probing.best, read.nbytes / seconds)
-            probing.reads += 1
-            if self._is_slow(probing.best) and probing.reads < RATE_READS:
-                self._probing[read.peer], probing.slot = probing, None
-                self._read(read.peer, probing, now)
-                return actions
-        mover.say(read.peer, ProbeDone(probing.number, right))
-        if right:
-            self._judge(read.peer, probing, now)
+            mover.say(read.peer, ProbeDone(probing.number, True))
+            self._measured(read.peer, read.nbytes / seconds, now, again=probing.again)
         else:
+            mover.say(read.peer, ProbeDone(probing.number, False))
             fault = "the pattern is wrong" if done else "the pattern could not be read"
             self._fail(read.peer, fault, now)
         return actions
@@ -236,18 +223,10 @@ class Prober:
         by_agent = self._mover.transport_to(peer).traits.by_agent
         self._mover.fall(peer, reason, now, may_come=by_agent)
 
-    def _is_slow(self, bytes_per_s: float) -> bool:
-        config = self._mover.config
-        least = config.kv_min_megabytes_per_second
-        return least is not None and config.kv_preflight != "off" and bytes_per_s < least * 1e6
-
-    def _judge(self, peer: Incarnation, probing: _Probing, now: Millis) -> None:
-        """Judge the rate of a link that delivers."""
-        mover, bytes_per_s = self._mover, probing.best
+    def _measured(self, peer: Incarnation, bytes_per_s: float, now: Millis, *, again: bool) -> None:
+        mover = self._mover
         mover.metrics.probe_rate.observe(bytes_per_s)
-        if (
-            probing.again
-        ):  # the link is in use, and if KV has come by it meanwhile, that measures it
+        if again:  # the link is in use, and if KV has come by it meanwhile, that measures it
             known = self._unused.get(peer)
             if known is not None and bytes_per_s > known.best:
                 known.best = bytes_per_s
@@ -255,16 +234,6 @@ class Prober:
             return
         self._unused[peer] = unused = _Unused(bytes_per_s)
         unused.next(now)
-        if not self._is_slow(bytes_per_s):
-            mover.usable(peer, bytes_per_s)
-            return
-        mover.metrics.slow_links.inc()
-        least = mover.config.kv_min_megabytes_per_second
-        said = f"the link gives {bytes_per_s / 1e6:.0f} MB/s, {least} are asked"
-        if mover.config.kv_preflight == "require":
-            mover.fall(peer, said, now, SLOW_REST_MS)
-            return
-        logger.warning("KV of %s: %s", peer.hex()[:8], said)
         mover.usable(peer, bytes_per_s)
 
     def end(self, peer: Incarnation) -> None:

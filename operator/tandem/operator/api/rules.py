@@ -241,12 +241,6 @@ RULES: dict[type, tuple[Rule, ...]] = {
             "kvTransfer.nodeLocal.volume requires connector Auto or CudaP2P; remove one",
             ".nodeLocal.volume",
         ),
-        Rule(
-            "!has(self.preflight) || !has(self.preflight.mode)"
-            " || self.preflight.mode != 'Require' || has(self.preflight.minMegabytesPerSecond)",
-            "kvTransfer.preflight.mode Require requires minMegabytesPerSecond",
-            ".preflight",
-        ),
     ),
     LLMServiceSpec: (
         Rule(

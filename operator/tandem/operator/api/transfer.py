@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from tandem.operator.api.values import Api, ClaimRef, Count, DnsName, Seconds, doc
+from tandem.operator.api.values import Api, ClaimRef, DnsName, Seconds, doc
 
 PeerCount = Annotated[int, Meta(ge=1, le=256)]
 """Of one worker's links beside those of hand-offs."""
@@ -60,14 +60,6 @@ class NodeLocalCopy(StrEnum):
     AGENT = "Agent"
 
 
-class PreflightMode(StrEnum):
-    """Effect of a link's measured rate."""
-
-    OFF = "Off"
-    WARN = "Warn"
-    REQUIRE = "Require"
-
-
 class CsiVolume(Api, frozen=True, kw_only=True):
     """An inline CSI volume."""
 
@@ -104,22 +96,6 @@ class NodeLocal(Api, frozen=True, kw_only=True):
     volume: Annotated[NodeLocalVolume | None, doc("Volume to mount in every worker.")] = None
 
 
-class Preflight(Api, frozen=True, kw_only=True):
-    """A link is measured before it is used."""
-
-    mode: Annotated[
-        PreflightMode | None,
-        doc(
-            "Effect of a link below minMegabytesPerSecond. Warn (default): workers log and "
-            "count it. Require: it is not used. Off: none."
-        ),
-    ] = None
-    min_megabytes_per_second: Annotated[
-        Count | None,
-        doc("Rate below which a link is slow. Default: no link is slow."),
-    ] = None
-
-
 class KVTransfer(Api, frozen=True, kw_only=True):
     """The hand-off of KV between workers."""
 
@@ -146,9 +122,6 @@ class KVTransfer(Api, frozen=True, kw_only=True):
         FailurePolicy | None,
         doc("Recompute (default): retry the request on another worker. Fail: answer 503."),
     ] = None
-    no_progress_timeout_seconds: Annotated[
-        Seconds | None, doc("Time without progress after which a load fails.")
-    ] = None
     lease_duration_seconds: Annotated[
         Seconds | None, doc("Time that a prefill worker keeps exported blocks. Default: 30.")
     ] = None
@@ -163,6 +136,3 @@ class KVTransfer(Api, frozen=True, kw_only=True):
         NodeLocal,
         doc("Folder shared by the pods of a node, to copy KV without a network."),
     ] = field(default_factory=NodeLocal)
-    preflight: Annotated[Preflight, doc("Measurement of links before use.")] = field(
-        default_factory=Preflight
-    )

@@ -111,10 +111,11 @@ def _router_inputs(spec: LLMServiceSpec) -> list[Any]:
 
 def _worker_inputs(spec: LLMServiceSpec, role: Role) -> list[Any]:
     part = worker_role(spec, role)
+    transfer = msgspec.to_builtins(spec.kv_transfer)
     return [
         spec.image,
         spec.engine,
-        spec.kv_transfer,
+        {**transfer, "preflight": {}},  # earlier releases had this map: equal specs roll no role
         part.parallelism,
         part.nodes_per_replica,
         part.resources,

@@ -170,7 +170,6 @@ def _engine_flags(facts: Facts, role: Role) -> Flags:
 
 def _transfer_flags(facts: Facts) -> Flags:
     transfer = facts.spec.kv_transfer
-    preflight = transfer.preflight
     meets = node_local_volume(facts.spec) is not None
     copies = transfer.node_local.copy_mode if meets else None
     return {
@@ -179,14 +178,10 @@ def _transfer_flags(facts: Facts) -> Flags:
         "kv-control-port": names.CONTROL_PORT,
         "kv-advertise-host": f"$({names.ENV_POD_IP})",
         "kv-data-port": names.DATA_PORT,
-        "kv-data-ports": names.DATA_PORTS,
         "kv-lease-seconds": transfer.lease_duration_seconds,
         "kv-pull-peers": transfer.pull_peers,
-        "kv-transfer-seconds": transfer.no_progress_timeout_seconds,
         "kv-node-folder": names.PATH_NODE if meets else None,
         "kv-node-copy": None if copies is None else copies.lower(),
-        "kv-preflight": None if preflight.mode is None else preflight.mode.lower(),
-        "kv-min-megabytes-per-second": preflight.min_megabytes_per_second,
     }
 
 

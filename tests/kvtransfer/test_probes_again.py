@@ -1,8 +1,7 @@
-"""A new link's rate is measured before it is used, and judged as settings say."""
+"""Links are probed before use, and again while nothing uses them."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 
@@ -14,87 +13,10 @@ from tandem.kvtransfer import events
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control.channel import now_ms
 from tandem.kvtransfer.mover import prober, throughput
-from tandem.kvtransfer.mover.prober import RATE_READS
 from tandem.kvtransfer.transports.base import Check, Extent, Progress, Ticket
-from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.ids import Incarnation, new_incarnation
 
-NEVER = 10**9
-"""MB/s that no link gives."""
-SLOW = "tandem:kv_link_slow_probes_total"
 CONNECTORS = pytest.mark.parametrize("connector", ["tcp", "shm"])
-
-
-def health_of(consumer: Consumer) -> tuple[bool, str]:
-    """Whether the one link is up, and why not; nothing before it was ever tried."""
-    known = consumer.service.peer_health()
-    return (known[0].up, known[0].reason) if known else (False, "")
-
-
-@CONNECTORS
-def test_a_link_that_gives_less_than_required_is_not_used(workers, connector):
-    """It says what it gives and what is asked; the pattern was right, so nothing is quarantined."""
-    config = make_config(
-        kv_connector=connector, kv_preflight="require", kv_min_megabytes_per_second=NEVER
-    )
-    producer, consumer = (
-        workers(Producer, make_config(kv_connector=connector)),
-        workers(Consumer, config),
-    )
-    consumer.service.set_peers({producer.service.control: producer.incarnation})
-    consumer.until(lambda: "MB/s" in health_of(consumer)[1])
-    up, reason = health_of(consumer)
-    assert not up
-    assert f"{NEVER} are asked" in reason
-    assert consumer.metric(SLOW) == 1
-    assert not consumer.service.peer_up(producer.incarnation)
-
-
-@CONNECTORS
-def test_a_slow_link_is_warned_of_and_used(workers, connector, caplog):
-    config = make_config(kv_connector=connector, kv_min_megabytes_per_second=NEVER)
-    producer, consumer = (
-        workers(Producer, make_config(kv_connector=connector)),
-        workers(Consumer, config),
-    )
-    with caplog.at_level(logging.WARNING):
-        consumer.meet(producer)
-    assert f"MB/s, {NEVER} are asked" in caplog.text
-    assert consumer.metric(SLOW) == 1
-    key = make_key("over")
-    consumer.open(key, producer.incarnation)
-    producer.hand_over(key, 12, [0, 1, 2], consumer.incarnation)
-    consumer.load(key, [5, 6, 7])
-    consumer.wait_for(events.Loaded, key)
-
-
-@pytest.mark.parametrize(("mode", "least"), [("off", NEVER), ("require", 1), ("warn", None)])
-def test_other_links_are_used_without_a_word(workers, caplog, mode, least):
-    """Where nothing is judged, where enough comes, where nothing is asked."""
-    large = {"kv_slot_bytes": 1 << 20, "kv_probe_bytes": 1 << 20}  # a slow machine's second will do
-    config = make_config(kv_preflight=mode, kv_min_megabytes_per_second=least, **large)
-    producer, consumer = workers(Producer, make_config(**large)), workers(Consumer, config)
-    with caplog.at_level(logging.WARNING):
-        consumer.meet(producer)
-    assert "are asked" not in caplog.text
-    assert consumer.metric(SLOW) == 0
-
-
-def test_a_slow_link_gets_several_reads(workers, monkeypatch):
-    """The first may have found ends that slept: the best of them counts."""
-    reads = []
-    config = make_config(kv_min_megabytes_per_second=NEVER)
-    producer, consumer = workers(Producer), workers(Consumer, config)
-    own = consumer.service._mover.prober
-    really = own.read_ended
-
-    def counted(read, done, now):
-        reads.append(read)
-        return really(read, done, now)
-
-    monkeypatch.setattr(own, "read_ended", counted)
-    consumer.meet(producer)
-    assert len(reads) == RATE_READS
 
 
 class Sieve(MemoryTransport):
@@ -135,8 +57,8 @@ def probe_again(consumer: Consumer, best: float | None = None) -> None:
     unused.at = now_ms()
 
 
-def connecting(seconds: float, **fields: object) -> KVTransferConfig:
-    return make_config(kv_connector="memory", kv_connect_seconds=seconds, **fields)
+def connecting(seconds: float) -> KVTransferConfig:
+    return make_config(kv_connector="memory", kv_connect_seconds=seconds)
 
 
 def probes(consumer: Consumer) -> float:
@@ -181,12 +103,10 @@ def test_a_link_that_is_used_is_not_probed_again(workers, at_will):
 
 
 def test_a_later_probe_during_which_kv_comes_judges_nothing(workers, at_will, monkeypatch):
-    """KV measures the link from then on; a slow probe beside it was taken for the link's first, and
-    the link given up."""
-    config = connecting(60.0, kv_preflight="require", kv_min_megabytes_per_second=NEVER)
-    lax = connecting(60.0)
-    producer, transport = workers(Producer, lax), Sieve()
-    consumer = workers(Consumer, lax, transports={"memory": transport})
+    """KV measures the link from then on; the probe is not taken for the link's first."""
+    config = connecting(60.0)
+    producer, transport = workers(Producer, config), Sieve()
+    consumer = workers(Consumer, config, transports={"memory": transport})
     consumer.meet(producer)
     mover = consumer.service._mover
     seen, usable = [], mover.usable
@@ -196,7 +116,6 @@ def test_a_later_probe_during_which_kv_comes_judges_nothing(workers, at_will, mo
         usable(peer, bytes_per_s)
 
     monkeypatch.setattr(mover, "usable", noted)
-    monkeypatch.setattr(mover, "config", config)
     transport.holds_patterns = True
     probe_again(consumer)
     consumer.until(lambda: transport.held)
@@ -212,7 +131,6 @@ def test_a_later_probe_during_which_kv_comes_judges_nothing(workers, at_will, mo
     consumer.until(lambda: time.monotonic() > end)
     assert not seen
     assert consumer.service.peer_up(producer.incarnation)
-    assert consumer.metric(SLOW) == 0
 
 
 def test_a_link_that_was_used_long_ago_is_probed_again(workers, at_will, monkeypatch):
@@ -283,15 +201,3 @@ def test_a_link_whose_later_probe_is_wrong_is_given_up(workers, at_will):
     memory.rows[memory.count - 1, 100] ^= 1
     probe_again(consumer)
     consumer.until(lambda: not consumer.service.peer_up(producer.incarnation))
-
-
-def test_what_is_required_must_be_said():
-    """A requirement of nothing is a mistake, and is named."""
-    for fields in (
-        {"kv_preflight": "require"},
-        {"kv_preflight": "always"},
-        {"kv_min_megabytes_per_second": 0},
-    ):
-        with pytest.raises(InvalidParameter) as caught:
-            KVTransferConfig(**fields)
-        assert caught.value.param in fields

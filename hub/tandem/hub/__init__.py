@@ -1,7 +1,4 @@
-"""Model sources: from what a user names to a folder that workers load.
-
-Runs before any worker starts, on the command line or in an init container. Needs no torch.
-"""
+"""Model sources: from a user's name for a model to a folder that workers load, without torch."""
 
 from tandem.hub.errors import (
     AccessDenied,

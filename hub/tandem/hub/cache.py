@@ -1,8 +1,7 @@
-"""Cache of prepared folders, each of which is built exactly once.
+"""Cache of prepared folders, each of which is built once and never changed.
 
-An entry is built in a folder next to its final place, written to the disk and renamed. So an entry
-that exists is complete, also after a crash of the node. A lock file keeps a second process from
-building the same entry. Entries are never changed.
+An entry is built in a temporary folder, synced and renamed, so an existing entry is complete. A
+lock file excludes other builders.
 """
 
 import hashlib
@@ -20,8 +19,10 @@ _BLOCKS = 64
 
 
 def sampled_digest(path: Path, head: int = 0) -> bytes:
-    """16 bytes of blake2b over size, head and 64 blocks of 4 KiB evenly spread. The head is the
-    first ``head`` bytes, and a MiB at least."""
+    """Return blake2b-128 over the size, the first ``head`` bytes and samples.
+
+    The head is at least a MiB; the samples are 64 blocks of 4 KiB, evenly spread.
+    """
     size = path.stat().st_size
     state = hashlib.blake2b(size.to_bytes(8, "little"), digest_size=16)
     with path.open("rb") as file:
@@ -37,12 +38,11 @@ def sampled_digest(path: Path, head: int = 0) -> bytes:
 
 
 BUILD_DEADLINE_S = 3600.0
-"""Longest wait for another process that prepares the same model: a 70B GGUF takes minutes."""
+"""Maximum wait for another process that prepares the same model."""
 
 
 def cache_root(cache_dir: Path | None = None) -> Path:
-    """Return ``cache_dir``, else ``$TANDEM_CACHE``, else tandem in the user's cache folder. The
-    user's cache folder is ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Return ``cache_dir``, else ``$TANDEM_CACHE``, else tandem in the user's cache folder."""
     if cache_dir is not None:
         return cache_dir.expanduser().absolute()
     if own := os.environ.get(ENV_CACHE):
@@ -56,12 +56,12 @@ def build_once(
 ) -> Path:
     """Return ``entry``, after ``build(folder)`` has filled it if it did not exist.
 
-    ``build`` gets an empty folder on the same file system. If it raises, nothing is left. Raises
-    CacheBusy when another process holds the lock past ``deadline_s``.
+    The folder is empty, on the same file system, and removed if ``build`` raises. Raises CacheBusy
+    after ``deadline_s``.
     """
     if entry.is_dir():
         return entry
-    from filelock import FileLock, Timeout  # the router's image has none, and fetches nothing
+    from filelock import FileLock, Timeout  # missing in the router's image
 
     entry.parent.mkdir(parents=True, exist_ok=True)
     lock = entry.with_name(f"{entry.name}.lock")
@@ -77,7 +77,7 @@ def build_once(
 
 def _build(entry: Path, build: Callable[[Path], None]) -> Path:
     partial = entry.with_name(f"{entry.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # of a killed process
     partial.mkdir()
     try:
         build(partial)
@@ -92,12 +92,11 @@ def _build(entry: Path, build: Callable[[Path], None]) -> Path:
 
 
 def _write_through(path: Path) -> None:
-    """Sync a file's content, or a folder's names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError:
-        if not path.is_dir():  # some file systems of a network have no such thing for folders
+        if not path.is_dir():  # not supported by some network file systems
             raise
     finally:
         os.close(descriptor)

@@ -12,28 +12,28 @@ from tandem.protocol.errors import TandemError
 
 
 class HubError(TandemError):
-    """Root of this portion's errors; the text names the remedy."""
+    """Root of the hub's errors."""
 
 
 class ModelNotFound(HubError, LookupError):
-    """The source names no folder, file, package or repository that exists."""
+    """The source does not exist."""
 
     exit_status = 2
 
 
 class UnsupportedModel(HubError, ValueError):
-    """The source was read and its format is not one that Tandem serves; names both."""
+    """The source has a format that Tandem does not serve."""
 
     exit_status = 2
 
 
 class Offline(HubError, ConnectionError):
-    """A hub id was given, its files are not in the local cache, and the hub does not answer."""
+    """The files of a hub id are not in the local cache, and the hub does not answer."""
 
 
 class AccessDenied(HubError, PermissionError):
-    """The repository is private or gated, and no token that opens it was found."""
+    """The repository is private or gated, and no token opens it."""
 
 
 class CacheBusy(HubError, TimeoutError):
-    """The lock on a cache entry was not released within the deadline."""
+    """The lock of a cache entry was not released within the deadline."""

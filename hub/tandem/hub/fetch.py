@@ -1,9 +1,6 @@
-"""Brings a repository's files from the hub into huggingface_hub's own cache.
+"""Fetching of a repository's files into huggingface_hub's own cache.
 
-Only what Tandem reads is fetched: JSON, templates, the safetensors that are loaded (many
-repositories hold the same weights a second time), or one GGUF file. Endpoint, token and cache
-follow huggingface_hub's variables (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE). Every
-request carries that library's timeouts; its retries are bounded.
+Only required files are fetched. Endpoint, token and cache follow huggingface_hub's variables.
 """
 
 from collections.abc import Callable
@@ -43,10 +40,11 @@ _FETCH = TypeVar("_FETCH")
 def fetch_folder(
     repo_id: str, *, revision: str | None, weights: bool, check: Callable[[Path], None]
 ) -> tuple[Path, str]:
-    """Local folder and commit of a repository; without ``weights`` only what describes the model.
+    """Return the local folder and commit of a repository.
 
-    ``check`` gets the folder when it has what describes the model, before any weights. Raises what
-    it does; Offline, ModelNotFound, AccessDenied, or UnsupportedModel for what is no model here.
+    Without ``weights`` only the description is fetched. ``check`` gets the folder with the
+    description, before any weights. Raises what it raises, Offline, ModelNotFound, AccessDenied or
+    UnsupportedModel.
     """
 
     def fetched(at: str | None, wanted: list[str], unwanted: str | None = None) -> Path:
@@ -75,7 +73,6 @@ def fetch_folder(
 
 
 def _names(repo_id: str, commit: str) -> list[str]:
-    """Names of all files of a repository; none where the hub does not answer."""
     try:
         return list(HfApi().list_repo_files(repo_id, revision=commit))
     except (OSError, OfflineModeIsEnabled, httpx2.HTTPError):
@@ -83,8 +80,7 @@ def _names(repo_id: str, commit: str) -> list[str]:
 
 
 def fetch_start(repo_id: str, file: str, *, revision: str | None, size: int) -> bytes:
-    """The first ``size`` bytes of a file, without fetching the rest; nothing where the hub does not
-    give them: ``fetch_file`` says why."""
+    """Return the first ``size`` bytes of a file; empty if the hub does not send them."""
     known = try_to_load_from_cache(repo_id, file, revision=revision)
     if isinstance(known, str):
         with Path(known).open("rb") as local:
@@ -106,7 +102,7 @@ def fetch_start(repo_id: str, file: str, *, revision: str | None, size: int) -> 
 
 
 def fetch_file(repo_id: str, file: str, *, revision: str | None) -> tuple[Path, str]:
-    """Local path and commit of one file of a repository; raises as ``fetch_folder`` does."""
+    """Return the local path and commit of one file. Raises as ``fetch_folder``."""
     path = _explained(
         repo_id, revision, lambda: hf_hub_download(repo_id, filename=file, revision=revision)
     )

@@ -1,8 +1,7 @@
 """Check of prepared folders, and their fingerprint.
 
-A prepared folder has Hugging Face's layout: config.json, tokenizer.json and safetensors files. It
-is checked before any process starts, so that a missing or truncated file gives one clear line and
-not a worker's traceback. Values are not checked; the loader does that.
+A prepared folder has Hugging Face's layout: config.json, tokenizer.json and safetensors files.
+Values are not checked.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _OTHER_KINDS = {
     "model_index.json": "a pipeline of diffusers, which is not served",
     "params.json": "Mistral's own format; a folder in Hugging Face's layout is needed",
 }
-"""Files of folders that are not models in Hugging Face's layout."""
+"""Files of models in other layouts."""
 _OTHER_TOKENIZERS = (
     "tekken.json",
     "vocab.json",
@@ -38,13 +37,13 @@ _OTHER_TOKENIZERS = (
     "sentencepiece.bpe.model",
 )
 _VOLATILE = ("_name_or_path", "transformers_version")
-"""Keys of config.json that describe the model's origin, not its content."""
+"""Keys of config.json about the model's origin."""
 
 
 def check(path: Path, *, weights: bool) -> None:
-    """Raise ModelNotFound or UnsupportedModel naming the first thing that is missing.
+    """Raise ModelNotFound or UnsupportedModel for the first missing file.
 
-    With ``weights=False`` a config.json is enough.
+    Without ``weights`` a config.json is enough.
     """
     if not (path / "config.json").exists():
         explain_no_config(path, (file.name for file in path.iterdir()))
@@ -60,7 +59,7 @@ def check(path: Path, *, weights: bool) -> None:
 
 
 def explain_no_config(path: Path | str, names: Iterable[str]) -> NoReturn:
-    """Raise for a folder or repository without config.json, by the names of its files."""
+    """Raise the error of a folder or repository without config.json."""
     names = sorted(names)
     ggufs = [name for name in names if name.endswith(".gguf")]
     if ggufs:
@@ -75,7 +74,7 @@ def explain_no_config(path: Path | str, names: Iterable[str]) -> NoReturn:
 
 
 def explain_no_weights(path: Path | str, names: Iterable[str]) -> NoReturn:
-    """Raise for a folder or repository without safetensors, by the names of its files."""
+    """Raise the error of a folder or repository without safetensors."""
     names = sorted(names)
     ggufs = [name for name in names if name.endswith(".gguf")]
     if ggufs:
@@ -99,10 +98,9 @@ def _several(names: list[str]) -> str:
 
 
 def fingerprint(path: Path, *, weights: bool) -> str:
-    """Return 32 hex digits over config.json and samples of the weight files' contents.
+    """Return 32 hex digits over config.json and samples of the weight files.
 
-    Without ``weights`` only config.json counts. The same on every machine that has the same files;
-    takes milliseconds.
+    Without ``weights`` only config.json counts.
     """
     config = read_json(path / "config.json")
     kept = {key: value for key, value in config.items() if key not in _VOLATILE}
@@ -114,12 +112,10 @@ def fingerprint(path: Path, *, weights: bool) -> str:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return the safetensors files of a folder that are loaded, sorted by name.
+    """Return the safetensors files that are loaded, sorted by name.
 
-    These are the files that its index names, else model.safetensors, else all.
-
-    Raises ModelNotFound when a shard is missing or there are none, UnsupportedModel when the
-    weights are in another format.
+    They are those of the index, else model.safetensors, else all. Raises ModelNotFound or
+    UnsupportedModel.
     """
     named = indexed_files(path)
     if named is not None:
@@ -137,8 +133,10 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def indexed_files(path: Path) -> list[str] | None:
-    """Return the names of the files that a folder's index lists, sorted; None without one. Raises
-    UnsupportedModel for an index that lists none, or one of another folder."""
+    """Return the files of a folder's index, sorted; None without an index.
+
+    Raises UnsupportedModel for an empty index, or files of another folder.
+    """
     index = path / _INDEX
     if not index.is_file():
         return None
@@ -150,13 +148,13 @@ def indexed_files(path: Path) -> list[str] | None:
 
 
 def _listed(names: list[str]) -> str:
-    """Return ``1 weight file: a`` or ``3 weight files: a, b, c``, at most three of them named."""
+    """Return ``1 weight file: a`` or ``3 weight files: a, b, c``, with at most three names."""
     kind = "1 weight file" if len(names) == 1 else f"{len(names)} weight files"
     return f"{kind}: {', '.join(names[:3])}{', and more' if len(names) > 3 else ''}"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON object from a file; the errors name the file."""
+    """Return a JSON object from a file. Errors name the file."""
     try:
         content = path.read_bytes()
         check_pointer(path, content)
@@ -180,7 +178,7 @@ def _check_weights(file: Path) -> None:
 
 
 def check_tokenizer(path: Path) -> None:
-    """Raise ModelNotFound or UnsupportedModel for a folder without a tokenizer that is read."""
+    """Raise ModelNotFound or UnsupportedModel for a folder without a usable tokenizer."""
     if (path / "tokenizer.json").is_file():
         read_json(path / "tokenizer.json")
         return
@@ -213,12 +211,12 @@ _OF_TOKENIZER = (
     "additional_chat_templates",
 )
 _NAMES_A_FILE = 255
-"""Characters of a file's name at most: longer words are templates."""
+"""Maximum characters of a file's name; longer texts are templates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """Replacements of the model's own files; an empty text replaces nothing."""
+    """Replacements of the model's own files; empty texts replace nothing."""
 
     tokenizer: str = setting(
         "", "Model source of the tokenizer and the chat template. Default: the model."
@@ -249,7 +247,7 @@ _LEFT = ("generation_config", "auto")
 
 
 def linked(source: Path, target: Path, files: ModelFiles, tokenizer: Path | None) -> None:
-    """Fill the empty folder ``target`` with links to ``source`` and what replaces its files.
+    """Fill the folder ``target`` with links to ``source`` and replacements.
 
     ``tokenizer`` is the prepared folder of ``files.tokenizer``. Raises a HubError or
     InvalidParameter.
@@ -272,7 +270,7 @@ def linked(source: Path, target: Path, files: ModelFiles, tokenizer: Path | None
 
 
 def name_of(source: Path, files: ModelFiles, tokenizer: Path | None) -> str:
-    """Return a name for the folder that ``linked`` fills: equal where its content is."""
+    """Return a name for the folder that ``linked`` fills, determined by its content."""
     state = blake2b(digest_size=8)
     for each in sorted(source.iterdir()):
         stat = each.stat()
@@ -283,7 +281,6 @@ def name_of(source: Path, files: ModelFiles, tokenizer: Path | None) -> str:
 
 
 def _replaced(source: Path, files: ModelFiles) -> dict[str, str]:
-    """Return the texts of the files that are replaced, by name."""
     found: dict[str, str] = {}
     if files.hf_overrides:
         own = read_json(source / CONFIG)
@@ -315,7 +312,7 @@ def _defaults(source: Path, given: str) -> dict[str, Any] | None:
 
 
 def template_text(given: str) -> str:
-    """Return the template in the file ``given``, or ``given`` itself if it is one."""
+    """Return the template in the file ``given``, or ``given`` if it is a template."""
     if len(given) <= _NAMES_A_FILE and "\n" not in given:
         path = Path(given).expanduser()
         if path.is_file():
@@ -331,7 +328,6 @@ def template_text(given: str) -> str:
 
 
 def _merged(own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Return ``own`` with the keys of ``given``; objects within are merged likewise."""
     result = dict(own)
     for key, value in given.items():
         inner = result.get(key)

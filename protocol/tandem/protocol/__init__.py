@@ -1,4 +1,1 @@
-"""Messages between router and worker: requests, outputs, commands, errors, hashes, layouts.
-
-Imports nothing of Tandem and no torch, so every image can contain it. Import from the modules.
-"""
+"""Messages between router and worker: requests, outputs, commands, errors, hashes, layouts."""

@@ -14,7 +14,7 @@ PROTOCOL_VERSION = 4
 HANDOFF_VERSION = 8
 """Increased whenever a message between workers, or a slot's header, changes meaning."""
 WIRE = f"{PROTOCOL_VERSION}.{HANDOFF_VERSION}"
-"""Version of routers and workers that can serve together. Pods of another wire have no link."""
+"""Version of routers and workers that can serve together."""
 
 
 class WorkerRole(StrEnum):
@@ -22,14 +22,14 @@ class WorkerRole(StrEnum):
 
     PREFILL = "prefill"
     DECODE = "decode"
-    """Also takes whole requests, without a hand-off."""
+    """Also for whole requests, without a hand-off."""
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     """Identity of a worker's KV: weights, dtype and memory layout."""
 
     revision: str
-    """Digest of weights and config, computed by hub/."""
+    """Digest of weights and config."""
     dtype: str
     layout: KVLayout
     tensor_parallel_size: int = 1
@@ -43,8 +43,10 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def compatibility(self) -> str:
-        """Return 32 hex digits that are equal for workers with compatible KV. The block size, and
-        the number of ranks that share a layer's heads, are left out."""
+        """Return 32 hex digits that are equal for workers with compatible KV.
+
+        Block size and the number of ranks that share a layer's heads are excluded.
+        """
         replace = msgspec.structs.replace
         groups = tuple(
             replace(each, num_kv_heads=each.num_kv_heads * self.tensor_parallel_size)
@@ -55,7 +57,6 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
         return blake2b(fields, digest_size=16, person=b"tandem-compat").hexdigest()
 
     def with_block_size(self, block_size: int) -> "Fingerprint":
-        """Return a copy with another number of tokens per block."""
         replace = msgspec.structs.replace
         groups = tuple(replace(each, block_size=block_size) for each in self.layout.groups)
         return replace(self, layout=KVLayout(groups))
@@ -65,7 +66,6 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """Result of ``EngineCoreClient.describe``, and content of a worker's WELCOME."""
 
     model: str
-    """Name under which the model is served."""
     fingerprint: Fingerprint
     max_model_len: int
     """Prompt and output tokens together."""
@@ -77,22 +77,19 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     max_logprobs: int
     role: WorkerRole | None = None
-    """None for an engine inside this process."""
+    """Role of the worker; None for an engine inside this process."""
     incarnation: Incarnation | None = None
     control: str | None = None
-    """``host:port`` of the control socket, as peers can reach it. Set by prefill workers and by any
-    worker that lends cached blocks."""
+    """``host:port`` of the control socket of workers that lend KV, as peers can reach it."""
     max_handoff_tokens: int | None = None
-    """Tokens of the longest prompt that a prefill worker hands over, limited by its lease quota.
-    None: limited by ``max_model_len`` only."""
+    """Maximum prompt tokens of a hand-off; None: limited by ``max_model_len`` only."""
     pull_peers: int = 0
-    """Number of workers to which it keeps links for pulling cached prefixes, in addition to the
-    workers that hand over to it."""
+    """Links for pulling cached prefixes, in addition to those of hand-offs."""
     pooling: ModelPooling | None = None
-    """Tasks of the model other than generation. None from a worker of a version without pooling."""
+    """Tasks of the model other than generation. None from older workers."""
     prompt_embeds: int | None = None
-    """Vector length of a prompt given as embeddings. None if such prompts are refused."""
+    """Vector length of a prompt of embeddings. None if such prompts are refused."""
     prefix_caching: bool = True
-    """False if it caches no blocks; then no prompt needs hashes."""
+    """Whether blocks are cached; if not, prompts need no hashes."""
     ends_choices: bool = False
-    """True if it supports ``Cancel.choices``. False from a worker of a version without it."""
+    """Whether ``Cancel.choices`` is supported. False from older workers."""

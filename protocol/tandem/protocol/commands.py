@@ -1,4 +1,4 @@
-"""Commands to an engine other than requests: one small command, one reply."""
+"""Commands to an engine other than requests."""
 
 from enum import StrEnum
 
@@ -9,21 +9,21 @@ class CommandName(StrEnum):
     """Commands that an EngineCore knows."""
 
     RESET_PREFIX_CACHE = "reset_prefix_cache"
-    """Drop every cached block that no request holds; refused while leases are out."""
+    """Drop every cached block that is not in use; refused while leases are out."""
     STATS = "stats"
-    """Counters and gauges of the engine, for tests and ``/debug``."""
+    """Counters and gauges of the engine."""
     DRAIN = "drain"
-    """Take nothing new, finish what runs."""
+    """Refuse new requests, and finish running ones."""
     SLEEP = "sleep"
     """Free memory until ``WAKE_UP``. Repeated until no request runs (see ``SleepMode``)."""
     WAKE_UP = "wake_up"
     """Allocate the memory again, all of it or the parts in ``tags``."""
     IS_SLEEPING = "is_sleeping"
-    """Report whether the engine sleeps, by the same count as ``SLEEP``."""
+    """Report whether the engine sleeps."""
     START_PROFILE = "start_profile"
-    """Record what steps do, until ``STOP_PROFILE``; refused where no folder is set for it."""
+    """Record steps until ``STOP_PROFILE``; refused if no folder is set for it."""
     STOP_PROFILE = "stop_profile"
-    """Write what was recorded since ``START_PROFILE``; the reply's message is the file."""
+    """Write the record; the reply's message is the file."""
 
 
 class SleepMode(StrEnum):
@@ -32,7 +32,7 @@ class SleepMode(StrEnum):
     ABORT = "abort"
     """Abort them at once."""
     WAIT = "wait"
-    """Let them finish; new requests are refused meanwhile."""
+    """Let them finish; new requests are refused."""
 
 
 class SleepTag(StrEnum):
@@ -45,11 +45,11 @@ class SleepTag(StrEnum):
 SLEEP_LEVELS = (1, 2)
 """1 keeps weights in host memory; 2 drops them and loads them again. Both drop all KV."""
 MAX_SLEEP_WAIT_S = 600.0
-"""Longest time that requests may take to finish before an engine sleeps."""
+"""Maximum seconds for requests to finish before an engine sleeps."""
 MEMORY_SECONDS = 600.0
-"""A command that moves weights must be answered within this."""
+"""Deadline of a command that moves weights."""
 PROFILE_SECONDS = 120.0
-"""Deadline for starting or writing a profile. The first start loads a library."""
+"""Deadline for starting or writing a profile."""
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,8 +61,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def seconds_for(command: Command, usual: float) -> float:
-    """Return the seconds within which an engine must answer. ``usual`` applies to commands that
-    neither move memory nor write a file."""
+    """Return the deadline of a command in seconds; ``usual`` applies to short ones."""
     if command.name in (CommandName.SLEEP, CommandName.WAKE_UP):
         return MEMORY_SECONDS
     profiles = command.name in (CommandName.START_PROFILE, CommandName.STOP_PROFILE)

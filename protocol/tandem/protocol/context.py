@@ -1,4 +1,4 @@
-"""Facts about a request that a client needs and no worker receives."""
+"""Facts about a request that no worker receives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ class Shape(StrEnum):
     DISAGGREGATED = "disaggregated"
     """Served by a prefill and a decode worker."""
     AGGREGATED = "aggregated"
-    """Served by one worker."""
 
 
 @dataclass(slots=True)
@@ -25,9 +24,8 @@ class Route:
     prefill_revision: str | None = None
     decode_revision: str | None = None
     served_shape: Shape | None = None
-    """Shape of the attempt whose tokens were emitted last; None before the first."""
+    """Shape of the attempt that emitted last; None before the first."""
     served_prefill: str = ""
-    """Revision of its prefill worker, if it had one."""
     served_decode: str = ""
 
     def revision_of(self, role: WorkerRole) -> str | None:
@@ -40,18 +38,19 @@ class RequestContext:
     """Values passed along with a request from its arrival to ``EngineCoreClient.stream``."""
 
     arrived: float | None = None
-    """Arrival time on the loop's (monotonic) clock. None: the time of ``stream``."""
+    """Arrival time on the loop's clock. None: the time of ``stream``."""
     route: Route | None = None
-    """Route of an operator's canary, which is counted separately; None for users."""
+    """Route of a canary; None for users."""
     tells_accepted: bool = False
-    """True if the caller expects an ``Accepted`` when the request waits in a queue or at a
-    worker."""
+    """Whether the caller expects an ``Accepted`` when the request waits."""
     takes_partial: bool = False
-    """True if the caller accepts the partial output at the deadline as an answer."""
+    """Whether the partial output at the deadline is an answer."""
     ended: list[int] | None = None
-    """Choices that ended for the caller although workers would continue (a stop string). The caller
-    appends them as it reads; the client removes them. None if no client reads the list."""
+    """Choices that ended for the caller although workers would continue.
+
+    The caller appends, the client removes. None if no client reads the list.
+    """
 
 
 ORDINARY = RequestContext()
-"""Context of a user's request that has just arrived."""
+"""Context of a user's request that arrived now."""

@@ -1,7 +1,6 @@
-"""Prompts given as embeddings instead of token ids, as bytes that any process can forward.
+"""Prompts given as embeddings instead of token ids, as bytes: routers have no numpy.
 
-The bytes are never converted to numbers here: a router has neither torch nor numpy. Exponents are
-checked in whole slices, by arithmetic of long integers.
+Exponents are checked by arithmetic of long integers.
 """
 
 from functools import cache
@@ -11,12 +10,11 @@ import msgspec
 from tandem.protocol.errors import InvalidParameter
 
 PLACEHOLDER = 0
-"""Token id that stands for each embedding if a prompt is counted by its ids."""
+"""Token id that stands for each embedding."""
 MOST_BYTES = 48 << 20
-"""Maximum bytes of one prompt's values. A frame to a worker also holds the rest of a request."""
+"""Maximum bytes of one prompt's values; a frame has more."""
 MAX_MAGNITUDE = 32_768
-"""Exclusive bound of a value's magnitude. Embeddings of models are at most a few hundred, and
-float16 overflows at about twice this bound."""
+"""Exclusive bound of magnitudes; float16 overflows at twice this bound."""
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a value, by dtype."""
 _SLICE = 1 << 16
@@ -28,9 +26,7 @@ class PromptEmbeds(msgspec.Struct, frozen=True, array_like=True):
     """One vector for each position of a prompt."""
 
     dtype: str
-    """One of ``WIDTHS``."""
     hidden_size: int
-    """Values of each vector."""
     values: bytes
     """[positions, hidden_size], rows one after the other, little-endian."""
 
@@ -39,7 +35,6 @@ class PromptEmbeds(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of one vector."""
         return self.hidden_size * WIDTHS[self.dtype]
 
     @property
@@ -49,7 +44,6 @@ class PromptEmbeds(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def shape_text(self) -> str:
-        """Return shape and dtype as text for messages."""
         width = WIDTHS.get(self.dtype, 1) * max(self.hidden_size, 1)
         return f"[{len(self.values) // width}, {self.hidden_size}] {self.dtype}"
 
@@ -59,14 +53,14 @@ class PromptEmbeds(msgspec.Struct, frozen=True, array_like=True):
         return memoryview(self.values)[first * size : end * size]
 
     def cut(self, first: int, end: int) -> "PromptEmbeds":
-        """Return the embeddings of positions [first, end)."""
         if first == 0 and end == self.num_tokens:
             return self
         return PromptEmbeds(self.dtype, self.hidden_size, bytes(self.rows(first, end)))
 
     def verify_shape(self, param: str, hidden_size: int) -> None:
-        """Raise InvalidParameter for ``param`` unless these are whole vectors of ``hidden_size``
-        values. At least one vector and a known dtype are required."""
+        """Raise InvalidParameter for ``param`` unless these are vectors of ``hidden_size``
+        values.
+        """
         if self.dtype not in WIDTHS:
             raise InvalidParameter(param, self.dtype, f"a tensor of {', '.join(WIDTHS)}")
         if self.hidden_size != hidden_size:
@@ -76,8 +70,10 @@ class PromptEmbeds(msgspec.Struct, frozen=True, array_like=True):
             raise InvalidParameter(param, self.shape_text, "one vector or more, each of them whole")
 
     def verify_values(self, param: str) -> None:
-        """Raise InvalidParameter for ``param`` if a value is too large or not finite. Takes
-        milliseconds per megabyte; other threads can run between slices."""
+        """Raise InvalidParameter for ``param`` if a value is too large or not finite.
+
+        Other threads can run between slices.
+        """
         mantissa, width = _MANTISSA_BITS[self.dtype], WIDTHS[self.dtype]
         bias = (1 << (_EXPONENT_BITS[self.dtype] - 1)) - 1
         exponents = ((1 << _EXPONENT_BITS[self.dtype]) - 1) << mantissa

@@ -26,23 +26,21 @@ class RefusalCode(StrEnum):
     INVALID = "invalid"
     """The request is invalid for every worker (HTTP 400)."""
     NEVER_FITS = "never_fits"
-    """The request is too long for this worker, or for a hand-off (HTTP 400 if no other worker
-    can)."""
+    """The request is too long for this worker or a hand-off (HTTP 400 if for all workers)."""
     UNSUPPORTED = "unsupported"
-    """The request is valid, but this worker does not support it (HTTP 400 if no other worker
-    does)."""
+    """This worker does not support the request (HTTP 400 if no other does)."""
     CAPACITY = "capacity"
-    """The queue or the lease quota is full; another worker may accept it (HTTP 503)."""
+    """The queue or the lease quota is full (HTTP 503)."""
     DRAINING = "draining"
     """The worker is shutting down (HTTP 503)."""
     ASLEEP = "asleep"
     """The worker is in sleep mode (HTTP 503)."""
     DUPLICATE = "duplicate"
-    """The key is already in use: a repeated frame, or an id used twice."""
+    """The key is already in use."""
     PEER_UNKNOWN = "peer_unknown"
-    """The hand-off partner named in the request has no live link to this worker."""
+    """The hand-off's peer has no live link to this worker."""
     FINGERPRINT = "fingerprint"
-    """The partner's KV has another layout, revision or dtype."""
+    """The peer's KV has another layout, revision or dtype."""
     EXPIRED = "expired"
     """The deadline passed before the request could start."""
 
@@ -51,7 +49,7 @@ class FailCause(StrEnum):
     """Why an attempt ended without finishing."""
 
     PEER = "peer"
-    """The hand-off's peer, or the link to it, was lost."""
+    """The hand-off's peer or its link was lost."""
     TIMEOUT = "timeout"
     """No progress or no answer within the time limit."""
     GONE = "gone"
@@ -59,7 +57,7 @@ class FailCause(StrEnum):
     IDENTITY = "identity"
     """KV of another block, position, token or prompt arrived."""
     DIGEST = "digest"
-    """The bytes of the KV differ from those that were sent."""
+    """The bytes of the KV differ from those sent."""
     CAPACITY = "capacity"
     """There was no memory to continue."""
     DRAINING = "draining"
@@ -67,7 +65,7 @@ class FailCause(StrEnum):
     ASLEEP = "asleep"
     """The worker was put to sleep before the end."""
     WORKER_LOST = "worker_lost"
-    """The worker or the link to it was lost, or there is no worker."""
+    """The worker or its link was lost, or there is no worker."""
     INTERNAL = "internal"
     """A fault of the worker; its log has the reason."""
 
@@ -81,22 +79,21 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TandemError(Exception):
-    """Root of every error that Tandem raises on purpose."""
+    """Root of all errors of Tandem."""
 
     exit_status = 1
-    """Exit status of a command that ends with this error; 2 if the user's input is wrong."""
+    """Exit status of a command; 2 if the user's input is wrong."""
     answers: Mapping[int, Any] = MappingProxyType({})
-    """Answers by prompt index of an offline batch that this error ended, as in ``LLM.generate``."""
+    """Answers by prompt index of an offline batch that this error ended."""
 
 
 def shown(value: object) -> str:
-    """Return ``repr(value)`` cut to 120 characters. The time does not grow with the value."""
+    """Return ``repr(value)`` cut to 120 characters, in constant time."""
     text = repr(_cut(value, _SHOWN_DEPTH))
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
 
 
 def _cut(value: object, depth: int) -> object:
-    """Return a part of a large value that is long enough for a message."""
     if isinstance(value, str | bytes):
         return value[:_SHOWN_CHARS]
     if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
@@ -113,7 +110,7 @@ def _cut(value: object, depth: int) -> object:
 
 
 class InvalidParameter(TandemError, ValueError):
-    """A value that the interface does not allow; names the field, the value, what is allowed."""
+    """A value that is not allowed; names the field, the value, what is allowed."""
 
     exit_status = 2
 
@@ -125,7 +122,7 @@ class InvalidParameter(TandemError, ValueError):
 
 
 class RequestRefused(TandemError):
-    """Raised by ``EngineCoreClient.stream`` when no worker would start the request."""
+    """No worker would start the request. Raised by ``EngineCoreClient.stream``."""
 
     def __init__(self, refusal: Refusal) -> None:
         self.refusal = refusal
@@ -133,9 +130,9 @@ class RequestRefused(TandemError):
 
 
 class RequestFailed(TandemError):
-    """Raised by ``EngineCoreClient.stream`` when a request ended without an answer.
+    """The request ended without an answer. Raised by ``EngineCoreClient.stream``.
 
-    ``reasons`` lists each attempt's cause and message, first to last.
+    ``reasons``: cause and message of each attempt.
     """
 
     def __init__(self, cause: FailCause, message: str, reasons: tuple[str, ...] = ()) -> None:
@@ -145,8 +142,8 @@ class RequestFailed(TandemError):
 
 
 class DeadlinePassed(RequestFailed):
-    """The request's deadline passed, on any worker."""
+    """The request's deadline passed."""
 
 
 class WireError(TandemError):
-    """Bytes that are not a frame of this protocol; the receiver counts and drops them."""
+    """Bytes that are not a frame of this protocol; they are counted and dropped."""

@@ -1,10 +1,8 @@
 """Chained hashes of token blocks: equal hash, equal KV.
 
-blake2b-128 over the parent's hash and the block's ids; the root covers everything else that
-changes KV (fingerprint, adapter, salt, block size). A fast non-cryptographic hash would let one
-tenant collide with another's prefix on purpose. The router hashes a prompt once and sends the
-hashes; workers extend the chain with what they generate. Partial blocks have no hash. A block with
-positions that are embeddings is hashed by these, as another kind of block: no ids give its hash.
+blake2b-128 over the parent's hash and the block's ids; cryptographic, so that tenants cannot make
+collisions. The root covers fingerprint, adapter, salt and block size. Partial blocks have no hash.
+Embeddings are hashed as another kind of block.
 """
 
 import sys
@@ -30,10 +28,7 @@ def root_hash(
     adapter: str | None = None,
     salt: str | None = None,
 ) -> BlockHash:
-    """Return the parent hash of a prompt's first block.
-
-    ``fingerprint`` names weights, dtype and layout; ``salt`` keeps tenants' caches apart.
-    """
+    """Return the parent hash of a prompt's first block; ``salt`` separates caches."""
     fields = msgspec.msgpack.encode((fingerprint, block_size, adapter, salt))
     return BlockHash(blake2b(fields, digest_size=DIGEST_BYTES, person=b"tandem-root").digest())
 
@@ -45,8 +40,10 @@ def extend_hashes(
     block_size: int,
     embeds: PromptEmbeds | None = None,
 ) -> None:
-    """Append the hashes of all full blocks of ``token_ids`` that ``hashes`` lacks, in place. Each
-    id is under 2**32. ``embeds`` replace the first positions, whose ids are ignored."""
+    """Append the hashes of all full blocks of ``token_ids`` that ``hashes`` lacks.
+
+    Each id is under 2**32. ``embeds`` replace the first positions, whose ids are ignored.
+    """
     first, end = len(hashes), len(token_ids) // block_size
     if first >= end:
         return
@@ -91,8 +88,9 @@ def _after(parent: BlockHash, data: bytes) -> BlockHash:
 def _after_embeds(
     parent: BlockHash, embeds: PromptEmbeds, start: int, token_ids: Sequence[int]
 ) -> BlockHash:
-    """Return the hash of a block that starts at position ``start``: vectors, then the ids after
-    them. The dtype, the hidden size and the number of vectors are hashed first."""
+    """Return the hash of a block: dtype, hidden size, number of vectors, vectors, ids after
+    them.
+    """
     held = min(len(token_ids), embeds.num_tokens - start)
     digest = blake2b(digest_size=DIGEST_BYTES, person=b"tandem-embeds")
     digest.update(parent)

@@ -1,7 +1,4 @@
-"""Types of identifiers in messages: incarnations, request keys, block hashes.
-
-NewTypes keep a raw ``bytes`` or ``int`` from being used as another identifier.
-"""
+"""Types of identifiers in messages: incarnations, request keys, block hashes."""
 
 import os
 from typing import Annotated, NewType
@@ -10,22 +7,22 @@ import msgspec
 from msgspec import Meta
 
 Incarnation = NewType("Incarnation", bytes)
-"""128 random bits drawn at each process start. A restarted process is another peer."""
+"""128 random bits, drawn at each process start."""
 
 BlockHash = NewType("BlockHash", bytes)
-"""Chained 128-bit hash of a full block and all that precedes it (see ``hashing``)."""
+"""Chained 128-bit hash of a full block and all that precedes it."""
 
 INCARNATION_BYTES = 16
 MAX_REQUEST_NAME = 256
-"""Maximum number of characters of a name. Tens of thousands of ended keys are kept in memory."""
+"""Maximum characters of a name."""
 _PULL = "<"
-"""Prefix of pull keys. No router's name of a request begins with it."""
+"""Prefix of pull keys; names of requests never begin with it."""
 NO_INCARNATION = Incarnation(bytes(INCARNATION_BYTES))
-"""Destination of a first frame, before the peer's incarnation is known."""
+"""Destination of frames before the peer's incarnation is known."""
 
 
 def new_incarnation() -> Incarnation:
-    """Draw the incarnation of this process. Call once per process."""
+    """Draw the incarnation of this process, once."""
     return Incarnation(os.urandom(INCARNATION_BYTES))
 
 

@@ -1,7 +1,6 @@
 """CURVE keys as files: a role's own pair, and the public keys of all roles, which may change.
 
-A pod mounts both folders (see ``names``). This module only reads them; the owners of sockets set
-the keys. A role may have several generations at once during rotation: callers try the newest first.
+During rotation a role may have several generations: callers try the newest first.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class CallKeys:
 
 
 class KeyRing:
-    """This role's pair and the public keys of all roles. Safe to use from several threads."""
+    """This role's pair and the public keys of all roles. Thread-safe."""
 
     def __init__(self, public: bytes, secret: bytes, peers: Path) -> None:
         self.public = public
@@ -39,13 +38,13 @@ class KeyRing:
         self._peers = peers
         self._known: tuple[float, dict[str, tuple[bytes, ...]]] = (_NEVER, {})
         self._unread = ""
-        """Error of the last read of the folder; empty if it succeeded."""
+        """Error of the last read; empty if it succeeded."""
 
     @classmethod
     def load(cls, keys: str | None, peers: str | None) -> KeyRing | None:
         """Return a ring of the two folders; None if neither is given.
 
-        Raises InvalidParameter for a folder or file that is missing or does not contain a key.
+        Raises InvalidParameter for a folder or file without a valid key.
         """
         if keys is None and peers is None:
             return None
@@ -59,10 +58,9 @@ class KeyRing:
         return cls(public, secret, Path(peers))
 
     def public_keys(self, role: str) -> tuple[bytes, ...]:
-        """Return the keys of a role, newest generation first. Reads again if the folder has
-        changed. If that read fails, returns the keys of the last successful one.
+        """Return the keys of a role, newest generation first; read again if the folder has changed.
 
-        Raises InvalidParameter if none has succeeded yet.
+        Raises InvalidParameter if no read has succeeded yet.
         """
         changed = self._changed()
         if changed != self._known[0]:
@@ -79,26 +77,27 @@ class KeyRing:
         return self._known[1].get(role, ())
 
     def names(self) -> list[str]:
-        """Return ``ROLE.GENERATION`` of every public key in the folder now."""
+        """Return ``ROLE.GENERATION`` of every public key."""
         return sorted(path.name.removesuffix(_SUFFIX) for path in self._peers.glob(f"*{_SUFFIX}"))
 
     def call(self, roles: tuple[str, ...], attempt: int) -> CallKeys | None:
-        """Return the keys for attempt number ``attempt`` to connect to a server of one of the
-        roles. Attempts cycle through the known keys. None if there are none."""
+        """Return the keys to connect to one of the roles; None if there are none.
+
+        Attempts cycle through the known keys.
+        """
         keys = [key for role in roles for key in self.public_keys(role)]
         if not keys:
             return None
         return CallKeys(keys[attempt % len(keys)], self.public, self.secret)
 
     def knows(self, role: str, key: bytes) -> bool:
-        """Return whether ``key`` is a public key of the role now."""
         return key in self.public_keys(role)
 
     def _changed(self) -> float:
         try:
             return self._peers.stat().st_mtime
         except OSError:
-            return self._known[0]  # being replaced: what was known holds
+            return self._known[0]  # unreadable while it is replaced
 
     def _read_peers(self) -> dict[str, tuple[bytes, ...]]:
         found: dict[str, list[tuple[int, bytes]]] = {}

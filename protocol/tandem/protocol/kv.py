@@ -1,7 +1,4 @@
-"""Types that an engine and a hand-off exchange about a request's KV.
-
-Neither imports the other: prefill/ and decode/ connect them and pass these objects on unchanged.
-"""
+"""Types that an engine and a hand-off exchange about a request's KV."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ class Fence(Protocol):
 
 
 class FirstToken(msgspec.Struct, frozen=True, array_like=True):
-    """First token of one choice, drawn by the prefill worker. Also sent between workers."""
+    """First token of one choice, drawn by the prefill worker."""
 
     choice: Annotated[int, Meta(ge=0, le=1 << 24)]
     token_id: Count
@@ -34,33 +31,32 @@ class FirstToken(msgspec.Struct, frozen=True, array_like=True):
 
 
 MAX_FIRST_BYTES = 1 << 19
-"""Maximum number of bytes of the first tokens of all choices, by ``first_bytes``. Larger ones are
-not handed over. Messages between workers may be twice as long."""
+"""Maximum bytes of the first tokens of all choices in a hand-off."""
 _BYTES_OF_A_LOGPROB = 16
-"""Maximum number of bytes of an id and its log-probability on the wire."""
+"""Maximum bytes of an id and its log-probability in a message."""
 
 
 def first_bytes(n: int, logprobs: int) -> int:
-    """Return the most bytes that the first tokens of ``n`` choices take on the wire, with
-    ``logprobs`` log-probabilities each."""
+    """Return the maximum bytes of the first tokens of ``n`` choices."""
     return n * (logprobs + 1) * _BYTES_OF_A_LOGPROB
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The hand-off no longer uses the key's blocks; the engine may reuse them. Reported once for
-    every key that ended while its blocks were still in use."""
+    """The hand-off no longer uses the key's blocks; the engine may reuse them."""
 
     key: RequestKey
 
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """The hand-off failed; the key's blocks contain nothing to use or cache. Also reported for a
-    producer's revoked export: the engine drops the rest of its work on it."""
+    """The hand-off failed; the key's blocks contain nothing to use or cache.
+
+    Also reported for a producer's revoked export.
+    """
 
     key: RequestKey
     cause: FailCause
     message: str
     blocks_free: bool = True
-    """False if writes may still land. A ``Released`` with the same key follows."""
+    """False if writes may still arrive; a ``Released`` follows."""

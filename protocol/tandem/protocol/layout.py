@@ -1,8 +1,7 @@
-"""Memory layout of KV blocks, as a value that both ends of a hand-off can compare.
+"""Memory layout of KV blocks, which both ends of a hand-off compare.
 
-One KV cache per rank, block-major with all layers of a block contiguous:
-``[block][layer][K|V][kv_head][token][head_dim]``. A block is one extent for transfer and offload;
-head slices are contiguous for unequal tensor parallelism.
+One KV cache per rank: ``[block][layer][K|V][kv_head][token][head_dim]``. A block is one contiguous
+extent; so are slices of heads.
 """
 
 from enum import StrEnum
@@ -13,7 +12,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
 class KVKind(StrEnum):
-    """Content of a group's blocks. It decides which of them a sequence needs to continue."""
+    """Content of a group's blocks."""
 
     FULL = "full_attention"
     """Keys and values of every token."""
@@ -30,19 +29,17 @@ class KVKind(StrEnum):
 
 
 class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers that share one block shape and one rule for the blocks that a sequence needs.
+    """Layers that share one block shape and one rule for the required blocks.
 
     Raises ValueError if ``span`` is missing, or given for a ``kind`` without one.
     """
 
     num_layers: int
     num_kv_heads: int
-    """KV heads held by one rank."""
+    """KV heads of one rank."""
     head_dim: int
     block_size: int
-    """Tokens per block."""
     dtype: str
-    """One of ``DTYPE_BYTES``."""
     kind: KVKind = KVKind.FULL
     span: int | None = None
     """Tokens of a sliding window, or positions of an encoder's output; None for other kinds."""
@@ -60,12 +57,12 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_rows(self) -> int:
-        """Return the contiguous runs of a block's tokens: one per layer, K or V, and head."""
+        """Return the contiguous runs of tokens in a block: one per layer, K or V, and head."""
         return self.num_layers * 2 * self.num_kv_heads
 
     @property
     def token_bytes(self) -> int:
-        """Return the bytes of KV per token over all layers."""
+        """Return the bytes per token over all layers."""
         return self.num_layers * 2 * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
 
     @property
@@ -75,7 +72,7 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """One rank of ``size`` ranks that each hold an equal number of a layer's heads."""
+    """Rank of ``size`` ranks that each hold an equal number of a layer's heads."""
 
     rank: int = 0
     size: int = 1
@@ -84,7 +81,7 @@ class Shard(msgspec.Struct, frozen=True):
         return f"rank {self.rank} of {self.size}"
 
     def heads(self, num_kv_heads: int) -> range:
-        """Return this rank's heads of a layer with ``num_kv_heads``, a multiple of ``size``."""
+        """Return this rank's heads; ``num_kv_heads`` is a multiple of ``size``."""
         own = num_kv_heads // self.size
         return range(self.rank * own, (self.rank + 1) * own)
 
@@ -96,7 +93,7 @@ class KVLayout(msgspec.Struct, frozen=True):
 
     @property
     def block_size(self) -> int:
-        """Return the tokens per block, equal in every group."""
+        """Return the tokens per block, equal in all groups."""
         return self.groups[0].block_size
 
     @property

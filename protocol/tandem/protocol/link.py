@@ -1,8 +1,6 @@
-"""Header of every frame: source, destination and number.
+"""Header of every frame: source, destination and number, from 0.
 
-ZMQ reconnects to any process that listens at an address, and may deliver frames meant for an ended
-process. So every frame names both incarnations and is numbered from 0. ``tandem.link.session``
-applies these rules to a link.
+ZMQ may deliver frames that were meant for an ended process.
 """
 
 from __future__ import annotations
@@ -16,11 +14,11 @@ from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation
 
 DISTRIBUTION = "tandem-serving"
-"""Its name at a package index; another project owns the name `tandem` there."""
+"""Name of the package at an index."""
 
 
 def tandem_version() -> str:
-    """Return the version of this Tandem, as "0.1.0"."""
+    """Return the version, such as "0.1.0"."""
     return version(DISTRIBUTION)
 
 
@@ -28,7 +26,7 @@ HEADER = struct.Struct("<4s16s16sQ")
 MAGIC = b"TDM1"
 HEADER_BYTES = HEADER.size
 WORKER_BEAT_SECONDS = 1.0
-"""Interval between two beats of a worker to its routers."""
+"""Interval of a worker's beats to its routers."""
 WORKER_PATIENCE_SECONDS = 5.0
 """Time without a frame after which a worker drops a router and its requests."""
 
@@ -42,7 +40,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_header(data: bytes) -> Header:
-    """Return the decoded header. Raises WireError for bytes that are not a header."""
+    """Return the decoded header. Raises WireError."""
     if len(data) != HEADER_BYTES:
         raise WireError(f"header of {len(data)} bytes; it has {HEADER_BYTES}")
     magic, source, destination, sequence = HEADER.unpack(data)

@@ -1,8 +1,7 @@
 """Frames between a router and a worker, in msgpack with a tag per kind.
 
-The router connects a DEALER to the worker's ROUTER socket. A ZMQ message has two parts: the
-``link`` header and one of these. The reader (``tandem.link.sockets``) bounds them, and counts those
-that do not decode.
+The router connects a DEALER to the worker's ROUTER socket. A ZMQ message is a ``link`` header and
+one of these.
 """
 
 from typing import Annotated, Generic, TypeVar
@@ -23,19 +22,19 @@ Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
-    """First frame of a link, sent by the caller, and again after every RESET."""
+    """First frame of a link, sent by the caller, and again after a RESET."""
 
     version: Count
     fingerprint: Annotated[str, Meta(max_length=64)] = ""
-    """Fingerprint that the caller serves; empty from a router."""
+    """Fingerprint of the caller's model; empty from a router."""
     connectors: tuple[Annotated[str, Meta(max_length=32)], ...] = ()
-    """Transports that the caller could load, in order of preference."""
+    """Transports of the caller, in order of preference."""
     auth: Annotated[bytes, Meta(max_length=16)] = b""
-    """MAC over the caller's incarnation and the fingerprint, if there is a shared secret."""
+    """MAC over incarnation and fingerprint, if there is a shared secret."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """Start an attempt: a prefill or a decode leg, or both (see ``EngineCoreRequest.kv``)."""
+    """Start an attempt: a prefill or a decode leg, or both."""
 
     request: EngineCoreRequest
 
@@ -46,8 +45,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", omit_defaults=True):
     request: str
     attempt: int
     choices: tuple[Count, ...] = ()
-    """Only these choices are dropped; the rest continue. Sent only to workers that support it, as
-    older ones would drop all. Unknown keys and choices are then ignored."""
+    """Choices to drop; empty drops all. Sent only to workers that support it."""
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
@@ -57,89 +55,86 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """Progress counters of both ends. A peer with work but no progress is treated as lost."""
+    """Progress counters. A peer with work but without progress counts as lost."""
 
     engine_step: Count = 0
     transfers: Count = 0
-    """Grows while KV is transferred, and while a worker can only wait for its peers' transfers."""
+    """Grows while KV is transferred, or peers' transfers are awaited."""
     has_work: bool = False
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's load, for placement; sent with its beats."""
+    """Load of a worker, sent with its beats."""
 
     num_running: int
     num_waiting: int
     waiting_tokens: int
-    """Prompt tokens not yet computed over all requests."""
+    """Prompt tokens not yet computed."""
     loading_tokens: int = 0
-    """Waiting tokens whose KV is to be received from prefill workers."""
+    """Waiting tokens whose KV comes from prefill workers."""
     free_blocks: int
     total_blocks: int
     leased_blocks: int = 0
     prefill_tokens_per_s: float = 0.0
-    """Measured over the last steps; 0 while unknown."""
+    """Measured over the last steps; 0 if unknown."""
     num_decoding: int = 0
-    """Running requests that have finished their prompt."""
     context_tokens: int = 0
-    """Tokens of context over all decoding requests."""
+    """Tokens of context of all decoding requests."""
     decode_steps: StepTimes = ()
-    """Seconds of steps by number of decodes, without the time for contexts."""
+    """Seconds of steps by number of decodes, without contexts."""
     context_s: float = 0.0
-    """Seconds for each token of a decode's context; 0 while unknown."""
+    """Seconds per token of a decode's context; 0 if unknown."""
     prompt_steps: StepTimes = ()
-    """Seconds of prompt tokens by their number, alone or added to a step, at a prompt's start."""
+    """Seconds of prompt tokens by their number, at a prompt's start."""
     mixed_steps: StepTimes = ()
-    """Seconds that prompt tokens add to a step of decodes, which has already read the weights."""
+    """Seconds that prompt tokens add to a step of decodes."""
     steepness: float = 0.0
-    """Relative increase in the time of a prompt token for each token before it."""
+    """Relative increase of a prompt token's time per token before it."""
     chunk_tokens: int = 0
-    """Prompt tokens per step in addition to the current decodes; 0 while unknown."""
+    """Prompt tokens per step next to the current decodes; 0 if unknown."""
     mixed_chunk_tokens: int = 0
-    """Prompt tokens per step in addition to at least one decode; 0 while unknown. Differs from
-    ``chunk_tokens`` while no request decodes."""
+    """Prompt tokens per step next to at least one decode; 0 if unknown."""
     bounds_steps: bool = False
-    """True if these keep a step within a time limit. Then fewer fit after a long context."""
+    """Whether these keep a step within a time limit; then fewer fit after a long context."""
     residence_s: float = 0.0
-    """Mean seconds that a request holds its blocks; 0 while unknown."""
+    """Mean seconds that a request holds its blocks; 0 if unknown."""
     prompt_share: float = 0.0
-    """Share of recent time spent on prompts, 0 to 1. Decodes in the same steps are not counted."""
+    """Share of recent time spent on prompts, 0 to 1."""
     prompts_per_s: float = 0.0
-    """Prompts per second whose last token was computed here recently."""
+    """Recent rate of completed prompts."""
     draining: bool = False
     sleeping: bool = False
-    """True while the worker refuses requests until it is woken up."""
+    """Whether the worker is in sleep mode."""
     computed_tokens: int = 0
-    """Prompt tokens computed here since the start."""
+    """Prompt tokens computed since the start."""
     generated_tokens: int = 0
-    """Tokens sampled here since the start."""
+    """Tokens sampled since the start."""
 
 
 class PeerHealth(msgspec.Struct, frozen=True):
-    """State of the link from a decode worker to one prefill worker."""
+    """State of a decode worker's link to one prefill worker."""
 
     peer: Incarnation
     up: bool
     reason: str = ""
     transport: str = ""
-    """Transport that moves KV from there; empty while the link is down."""
+    """Transport of KV; empty if the link is down."""
     bytes_per_s: float = 0.0
-    """Rate of received KV, over the seconds in which some was pending; 0 while unknown."""
+    """Rate of received KV while some was pending; 0 if unknown."""
     waiting_bytes: int = 0
-    """Bytes of KV that are announced from there and not yet received."""
+    """Bytes of KV that are announced and not yet received."""
     probed_bytes_per_s: float = 0.0
-    """Link rate measured with a test pattern while much KV was pending; 0 while it is down."""
+    """Rate measured with a test pattern; 0 if the link is down."""
 
 
 class Welcome(msgspec.Struct, Generic[Card], frozen=True, tag="welcome"):
     """Reply to HELLO: the link is established."""
 
     card: Card
-    """Card of the receiver; its type depends on the protocol."""
 
 
 class WorkerBeat(msgspec.Struct, frozen=True, tag="worker_beat"):
-    """The worker's beat: progress, load, and (a decode worker) its links to prefill workers."""
+    """Beat of a worker: progress, load, and links of a decode worker."""
 
     beat: Beat
     load: LoadReport
@@ -147,7 +142,7 @@ class WorkerBeat(msgspec.Struct, frozen=True, tag="worker_beat"):
 
 
 class Frame(msgspec.Struct, frozen=True, tag="frame", omit_defaults=True):
-    """All messages of one engine step to one router, or a part of them if they are large."""
+    """Messages of one engine step to one router, or a part of them."""
 
     step: int
     outputs: tuple[EngineOutput, ...] = ()
@@ -166,19 +161,19 @@ class ReplyTo(msgspec.Struct, frozen=True, tag="reply"):
 
 
 class PeerSet(msgspec.Struct, frozen=True, tag="peers"):
-    """Prefill workers that a decode worker keeps links to, sent by the router."""
+    """Prefill workers to which a decode worker keeps links."""
 
     controls: dict[str, Incarnation]
 
 
 class Draining(msgspec.Struct, frozen=True, tag="draining"):
-    """The worker received its signal: place no new requests; it ends within ``grace_ms``."""
+    """The worker ends within ``grace_ms``: place no new requests."""
 
     grace_ms: int
 
 
 class Reset(msgspec.Struct, frozen=True, tag="reset"):
-    """No link, sent by either end. Its keys have failed; HELLO begins another."""
+    """The link has ended, and its keys have failed; HELLO begins another."""
 
     reason: Annotated[str, Meta(max_length=500)]
 

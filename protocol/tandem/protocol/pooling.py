@@ -1,8 +1,4 @@
-"""Pooling: answers with a vector or scores, made of a prompt's hidden states.
-
-The model's folder (``ModelPooling``) gives the values that a request leaves open. The engine fills
-them in before any work, so a rank sees no None.
-"""
+"""Pooling: answers with a vector or scores, made of a prompt's hidden states."""
 
 from enum import StrEnum
 from typing import TypeVar
@@ -13,9 +9,9 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams
 
 MAX_PLACE = 2**31 - 1
-"""Bound of a vector's values or a prompt's tokens: more than any model has."""
+"""Bound of a vector's length or a prompt's tokens."""
 MAX_TOKEN_VALUES = 4 << 20
-"""Maximum number of float32 values of one answer with a vector for each token: 16 MiB."""
+"""Maximum float32 values of one answer with a vector for each token."""
 
 
 class PoolingTask(StrEnum):
@@ -48,27 +44,25 @@ class LateInteractionMode(StrEnum):
     """Use of the vectors of a prompt's tokens, instead of returning them."""
 
     CACHE_QUERY = "cache_query"
-    """The worker keeps them. The answer is one value: their number."""
+    """The worker keeps them. The answer is their number."""
     SCORE_DOC = "score_doc"
-    """The answer is one value: their score against a kept query, NaN if the query is not kept."""
+    """The answer is their score against a kept query, NaN if it is not kept."""
 
 
 MAX_QUERY_KEY = 64
-"""Maximum number of characters of a key."""
 MAX_QUERY_USES = 1 << 20
 
 
 class LateInteractionParams(msgspec.Struct, frozen=True, kw_only=True):
-    """Scoring of documents by their tokens, at the worker that keeps the query's tokens."""
+    """Scoring of documents by their tokens, at the worker that keeps the query."""
 
     mode: LateInteractionMode
     query_key: str
-    """Name of the query. Requests with one key go to one worker; any may score against it."""
+    """Name of the query; requests with one key go to one worker."""
     query_uses: int = 1
     """Number of documents for which a query is kept."""
 
     def verify(self) -> None:
-        """Raise InvalidParameter naming the field."""
         _word("late_interaction.mode", self.mode, LateInteractionMode)
         key = self.query_key
         if not isinstance(key, str) or not 0 < len(key) <= MAX_QUERY_KEY:
@@ -100,8 +94,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def needs_all_states(self) -> bool:
-        """Return whether hidden states before the prompt's last token are needed. If so, nothing of
-        the prompt comes from a cache."""
+        """Return whether hidden states before the prompt's last token are needed."""
         pooled_last = self.pooling_type in (None, PoolingType.LAST)
         return self.task == PoolingTask.TOKEN_EMBED or not pooled_last
 
@@ -126,7 +119,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
                 raise InvalidParameter(name, getattr(self, name), allowed)
         if type(self) is PoolingParams and task is self.task and kind is self.pooling_type:
             return self
-        # A program's subclass verifies what it is made of, also what an engine fills in later.
+        # Subclasses verify what they add.
         fields = {name: getattr(self, name) for name in PoolingParams.__struct_fields__}
         return PoolingParams(**{**fields, "task": task, "pooling_type": kind})
 
@@ -138,14 +131,13 @@ _OF_TASKS = {
     "activation": (PoolingTask.CLASSIFY,),
     "late_interaction": (PoolingTask.TOKEN_EMBED,),
 }
-"""Tasks of the fields that only some tasks allow."""
+"""Tasks that allow a field."""
 
 
 _Word = TypeVar("_Word", bound=StrEnum)
 
 
 def _word(name: str, value: object, words: type[_Word]) -> _Word:
-    """Return the enum member for ``value``. Raises InvalidParameter if there is none."""
     if isinstance(value, words):
         return value
     if not isinstance(value, str) or value not in tuple(words):
@@ -167,25 +159,26 @@ class ModelPooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     pooling_type: PoolingType = PoolingType.LAST
     normalize: bool = True
     dimensions: tuple[int, ...] = ()
-    """Allowed lengths of cut vectors, if the model names them; () allows any."""
+    """Allowed lengths of cut vectors; () allows any."""
     labels: tuple[str, ...] = ()
-    """Labels of the classification head, by index; () if there is no head."""
+    """Labels of the classification head, by index; () without a head."""
     label_tokens: tuple[int, ...] = ()
-    """Tokens for yes and, if the model has it, for no. Set if the model's one label is a token of
-    its vocabulary. The label's number is the difference of their logits."""
+    """Tokens for yes and possibly no, if the one label is a token.
+
+    Its number is the difference of their logits.
+    """
     activation: Activation = Activation.SOFTMAX
     generates: bool = True
     """True if the model can also generate tokens."""
     classified: PoolingType = PoolingType.LAST
     """Hidden state that the classification head reads."""
     has_token_types: bool = False
-    """True if tokens of a pair's second text have another type."""
+    """Whether the second text of a pair has another token type."""
     token_values: int | None = None
-    """Values of a late-interaction model's token vectors, its only vectors and scores."""
+    """Length of token vectors of a late-interaction model, which has no others."""
 
     @property
     def tasks(self) -> tuple[PoolingTask, ...]:
-        """Return the tasks that the model supports."""
         if self.token_values is not None:
             return (PoolingTask.TOKEN_EMBED,)
         if self.labels:
@@ -204,13 +197,9 @@ class ModelPooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return params
 
     def resolve(self, params: PoolingParams, *, hidden_size: int, num_tokens: int) -> PoolingParams:
-        """Return ``params`` with all fields that their task needs. Raises InvalidParameter naming
-        the field.
+        """Return ``params`` with all fields that their task needs. Raises InvalidParameter.
 
-        Args:
-            params: as a client gave them.
-            hidden_size: values of a hidden state.
-            num_tokens: of the prompt.
+        ``hidden_size`` is in values; ``num_tokens`` are the prompt's.
         """
         params = self.check_task(params)
         self._check_pair(params.second_text_at, num_tokens)
@@ -255,4 +244,4 @@ class ModelPooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 NO_SAMPLING = SamplingParams(temperature=0.0, max_tokens=1)
-"""Sampling parameters of a pooled request, whatever their seed: no token is sampled."""
+"""Sampling parameters of a pooled request."""

@@ -1,8 +1,7 @@
 """Sampling parameters of one request, in vLLM's names, and their allowed values.
 
-Pure data: the sampler in engine/ reads it, the router fills it, text/ fills the ids of bad words.
-Every request that samples has a seed when it reaches a worker. If the client gave none, the router
-draws one, so that a second attempt samples the same tokens as the first.
+A request that samples has a seed when it reaches a worker. The router draws it if the client gave
+none, so that attempts sample the same tokens.
 """
 
 import math
@@ -22,23 +21,20 @@ MAX_LOGIT_BIAS = 4_096
 MAX_BAD_WORDS = 4_096
 MAX_BAD_WORD_CHARS = 256
 MAX_BAD_WORD_IDS = 64
-"""Ids of one bad word."""
+"""Maximum ids of a bad word."""
 DEFAULT_MAX_LOGPROBS = 20
 ALL_LOGPROBS = -1
-"""Value of ``logprobs`` that stands for every token of the vocabulary."""
+"""Value of ``logprobs`` for the whole vocabulary."""
 PENALTY_RANGE = 1e-20, 1e20
-"""Bounds of ``repetition_penalty``: logits are float32, and stay finite under both."""
+"""Bounds of ``repetition_penalty``: float32 logits stay finite."""
 SEED_BITS = 63
 NO_SEED = -1
-"""Value of ``seed`` that stands for none, as in vLLM."""
+"""Value of ``seed`` for none, as in vLLM."""
 
 MAX_EXTRA_ARGS = 64
 MAX_EXTRA_ARG_CHARS = 128
-"""Maximum number of characters of a name."""
 MAX_EXTRA_VALUES = 1_024
-"""Maximum number of values of a list."""
 MAX_EXTRA_TEXT = 4_096
-"""Maximum number of characters of one value."""
 ExtraArg = str | int | float | list[str | int | float]
 
 _MOST = {
@@ -60,11 +56,9 @@ class ThinkingMarks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Token ids that mark a model's reasoning."""
 
     opens: tuple[tuple[int, ...], ...] = ()
-    """Sequences that may open the reasoning."""
     close: int
-    """Token that closes it."""
     has_begun: bool = False
-    """True if the prompt has already opened it."""
+    """Whether the prompt has already opened it."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -126,12 +120,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def greedy(self) -> bool:
-        """Return whether the best token is taken without sampling."""
         return self.temperature < 1e-5
 
     @property
     def has_seed(self) -> bool:
-        """Return whether a seed is set, by the client or the router."""
         return self.seed is not None and self.seed != NO_SEED
 
     def verify(self) -> "SamplingParams":
@@ -184,7 +176,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def verify_vocabulary(
         self, vocab_size: int, max_logprobs: int = DEFAULT_MAX_LOGPROBS
     ) -> "SamplingParams":
-        """Return self, or raise InvalidParameter for ids or counts that the model cannot meet."""
+        """Return self, or raise InvalidParameter for ids or counts beyond the model's."""
         _ids("stop_token_ids", self.stop_token_ids, vocab_size)
         _ids("allowed_token_ids", self.allowed_token_ids or (), vocab_size)
         _ids("logit_bias", tuple(self.logit_bias or {}), vocab_size)
@@ -218,7 +210,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self
 
     def with_all_logprobs(self, vocab_size: int) -> "SamplingParams":
-        """Return parameters with the vocabulary size in place of -1, as workers expect them."""
+        """Return parameters with the vocabulary size instead of -1."""
         counts = {"logprobs": self.logprobs, "prompt_logprobs": self.prompt_logprobs}
         wanted = {name: vocab_size for name, count in counts.items() if count == ALL_LOGPROBS}
         return msgspec.structs.replace(self, **wanted) if wanted else self
@@ -230,10 +222,7 @@ def seeded(params: SamplingParams, seed: int) -> SamplingParams:
 
 
 def from_mapping(fields: Mapping[str, object]) -> SamplingParams:
-    """Return verified parameters built of plain values (an offline caller's dict).
-
-    Raises InvalidParameter for an unknown name or a value of the wrong type.
-    """
+    """Return verified parameters from plain values. Raises InvalidParameter."""
     known = SamplingParams.__struct_fields__
     for name in fields:
         if name not in known:
@@ -285,7 +274,7 @@ def _verify_extra(given: Mapping[str, ExtraArg]) -> None:
             if isinstance(each, str):
                 fits = len(each) <= MAX_EXTRA_TEXT
             elif isinstance(each, int):
-                fits = -(2**63) <= each < 2**64  # what msgpack holds
+                fits = -(2**63) <= each < 2**64
             else:
                 fits = isinstance(each, float) and math.isfinite(each)
             if not fits:

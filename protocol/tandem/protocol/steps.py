@@ -1,4 +1,4 @@
-"""Durations of an engine's steps as measured points. Workers report them; a router reads them."""
+"""Durations of an engine's steps as measured points."""
 
 from __future__ import annotations
 
@@ -8,40 +8,44 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 TARGET_ITL_MS = 25.0
-"""Default target between tokens of a router."""
+"""Default of a router's target between tokens."""
 SHARE_OF_TARGET = 0.84
-"""Share of the target that a step may take, so that the time around it fits."""
+"""Share of the target that a step may take."""
 BOUNDS = frozenset({"max_itl_ms", "max_num_mixed_tokens"})
-"""Settings of a worker that bound the time or the width of its mixed steps."""
+"""Settings of a worker that bound its mixed steps."""
 
 
 def step_bound(target_itl_ms: float, given: Collection[str]) -> list[str]:
-    """Return the flags that bound the steps of a worker whose router has that target between
-    tokens, in milliseconds. Empty if a setting in ``given``, by name, has a bound."""
+    """Return the flags that bound the steps of a worker, for a target in milliseconds.
+
+    Empty if a setting in ``given``, by name, has a bound.
+    """
     if not BOUNDS.isdisjoint(given):
         return []
     return ["--max-itl-ms", f"{SHARE_OF_TARGET * target_itl_ms:g}"]
 
 
 StepTimes = Annotated[tuple[tuple[int, float], ...], Meta(max_length=32)]
-"""(size of a step, seconds), by size in decodes or prompt tokens; empty is unknown."""
+"""(size of a step, seconds), by size in decodes or prompt tokens; empty if unknown."""
 
 
 class DecodeBatch(NamedTuple):
-    """The decodes of one step."""
+    """Decodes of one step."""
 
     streams: int
     context: int = 0
-    """Tokens of context over all streams."""
+    """Tokens of context of all streams."""
 
     def joined(self, tokens: int) -> DecodeBatch:
-        """Return a copy with one more stream that has ``tokens`` of context."""
+        """Return a copy with another stream, of ``tokens`` of context."""
         return DecodeBatch(self.streams + 1, self.context + tokens)
 
 
 def seconds_at(points: Sequence[tuple[int, float]], size: int) -> float:
-    """Return the seconds of a step of ``size``. Interpolates linearly between two points, and
-    scales the nearest point beyond them. 0 while nothing is known, and for a size of 0."""
+    """Return the seconds of a step of ``size``, 0 if unknown.
+
+    Interpolates between points, and scales the nearest one beyond them.
+    """
     if not points or size <= 0:
         return 0.0
     before = points[0]
@@ -56,9 +60,11 @@ def seconds_at(points: Sequence[tuple[int, float]], size: int) -> float:
 
 
 def decode_seconds(points: Sequence[tuple[int, float]], decodes: int) -> float:
-    """Return the seconds of a step of so many decodes. Fewer decodes than measured take as long as
-    the first point, since weights are read once. Beyond the last point, extends the last
-    segment."""
+    """Return the seconds of a step of so many decodes.
+
+    Weights are read once, so the first point is the minimum. Beyond the last point, extends the
+    last segment.
+    """
     if not points or decodes <= 0:
         return 0.0
     first, last = points[0], points[-1]
@@ -76,7 +82,9 @@ def decode_seconds(points: Sequence[tuple[int, float]], decodes: int) -> float:
 def decode_batch_seconds(
     points: Sequence[tuple[int, float]], context_s: float, decode_batch: DecodeBatch
 ) -> float:
-    """Return the seconds of a step of these decodes. ``points`` exclude contexts; each token of a
-    context takes ``context_s``. 0 while nothing is known."""
+    """Return the seconds of a step of decodes, 0 if unknown.
+
+    ``points`` exclude contexts; each token of a context takes ``context_s``.
+    """
     own = decode_seconds(points, decode_batch.streams)
     return own + context_s * decode_batch.context if own else 0.0

@@ -1,7 +1,6 @@
 """Form that an answer must match (``structured_outputs``), in vLLM's names, and its bounds.
 
-Pure data. The worker that compiles an expression, a schema or a grammar decides whether it is
-valid.
+The worker that compiles the form decides whether it is valid.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ FORMATS = frozenset(
         *("relative-json-pointer", "time", "uri", "uri-reference", "uri-template", "uuid"),
     }
 )
-"""Formats of JSON Schema's own. Any other (password, int32, ...) is an annotation."""
+"""Formats of JSON Schema itself; others are annotations."""
 KEYWORDS = frozenset(
     {
         *("type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf", "not", "if", "then", "else"),
@@ -33,7 +32,7 @@ KEYWORDS = frozenset(
         *("maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     }
 )
-"""Keywords that may restrict values, of draft 2020-12 and before."""
+"""Keywords that may restrict values, up to draft 2020-12."""
 
 
 def says(keyword: str, value: object) -> bool:
@@ -45,13 +44,12 @@ def says(keyword: str, value: object) -> bool:
 
 MAX_CHOICES = 1_000
 MAX_CHOICE_BYTES = 65_536
-"""Maximum number of bytes of all choices together."""
 MAX_REGEX_BYTES = 16_384
 MAX_SCHEMA_BYTES = 131_072
 MAX_SCHEMA_DEPTH = 64
-"""Most nested objects and lists of a schema."""
+"""Maximum nesting of a schema."""
 MAX_TAG_ELEMENTS = 1_024
-"""Maximum number of formats of a structural tag, over all its lists."""
+"""Maximum formats of a structural tag."""
 MAX_GRAMMAR_BYTES = 65_536
 MAX_PATTERN_BYTES = 256
 KINDS = ("choice", "regex", "json", "json_object", "grammar", "structural_tag")
@@ -61,10 +59,10 @@ JSON_KINDS = ("json", "json_object")
 
 
 class ReasoningSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Texts around a model's reasoning. The answer's form applies after it."""
+    """Texts around a model's reasoning, after which the form applies."""
 
     opens: tuple[str, ...] = ()
-    """Texts that may open it; empty if the prompt has opened it."""
+    """Texts that may open it; empty if the prompt has."""
     close: str
     """Text that closes it."""
 
@@ -89,8 +87,7 @@ class StructuredOutputsParams(
     backend: str | None = None
     """One of ``BACKENDS``; None for the worker's."""
     reasoning: ReasoningSpan | None = None
-    """Reasoning that may precede the answer, or does if the prompt has opened it. Set from the
-    model and its prompt, never by a client."""
+    """Reasoning that may precede the answer. Never set by a client."""
     disable_any_whitespace: bool = False
     """True forbids whitespace outside of JSON strings."""
     whitespace_pattern: str | None = None
@@ -98,11 +95,11 @@ class StructuredOutputsParams(
 
     @property
     def kind(self) -> str:
-        """Return the field of ``KINDS`` that is set. Requires verified parameters."""
+        """Return the field of ``KINDS`` that is set in verified parameters."""
         return next(name for name in KINDS if getattr(self, name) is not None)
 
     def verify(self) -> None:
-        """Raise InvalidParameter, named as a field of ``structured_outputs``, for a bad value."""
+        """Raise InvalidParameter, named as a field of ``structured_outputs``."""
         given = [name for name in KINDS if getattr(self, name) is not None]
         if len(given) != 1:
             allowed = f"exactly one of {', '.join(KINDS[:-1])} and {KINDS[-1]}"
@@ -152,7 +149,6 @@ def _verify_json(name: str, text: str, allowed: str) -> None:
 
 
 def _depth(value: Any) -> int:
-    """Return the depth of nested objects and lists. Stops beyond the bound."""
     level, depth = [value], 0
     while level and depth <= MAX_SCHEMA_DEPTH:
         inner: list[Any] = []
@@ -172,7 +168,6 @@ def _bounded(name: str, text: str | None, most: int) -> None:
 
 
 def _utf8(name: str, text: str) -> int:
-    """Return the bytes of a text in UTF-8. Raises InvalidParameter for lone surrogates."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:

@@ -1,7 +1,6 @@
 """Tool calls and tool definitions in the form that chat templates expect.
 
-OpenAI's arguments are JSON in a string; templates write out the parsed value. Called by
-``chat_messages`` for the calls in a history, and by the router for the tools of a request.
+OpenAI's arguments are JSON in a string; templates write out the parsed value.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from tandem.protocol.errors import InvalidParameter
 
 
 def plain_calls(where: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the calls in an assistant's message, with arguments as objects; often empty.
+    """Return the calls in an assistant's message, with arguments as objects.
 
-    ``function_call``, the form before ``tool_calls``, counts as one call. Raises InvalidParameter
-    that names the call.
+    ``function_call`` counts as one call. Raises InvalidParameter that names the call.
     """
     calls = message.get("tool_calls", [])
     if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
@@ -32,7 +30,8 @@ def plain_calls(where: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
 def check_tools(tools: Sequence[Mapping[str, Any]], *, first: int = 0) -> None:
     """Raise InvalidParameter unless each is ``{"type": "function", "function": {"name": ...}}``.
 
-    ``first``: place of the first of them among the request's tools."""
+    ``first``: index of the first one in the request.
+    """
     for index, tool in enumerate(tools, first):
         _check_type(f"tools[{index}]", tool)
         function = tool.get("function")
@@ -70,7 +69,6 @@ def _check_name(where: str, name: object) -> None:
 
 
 def _arguments(where: str, arguments: object) -> object:
-    """Return arguments as an object. A string that is not a JSON object is unchanged."""
     if not arguments:
         return {}
     if isinstance(arguments, Mapping):

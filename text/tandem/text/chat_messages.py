@@ -1,9 +1,4 @@
-"""Normalization of OpenAI's chat messages: checked, and with one form for each content.
-
-Called by ``chat_template`` before rendering. A history comes back as some server once wrote it,
-with tool calls (see ``chat_calls``), refusals and nulls. ``chat_fitting`` converts it to the form
-that a template accepts.
-"""
+"""Normalization of OpenAI's chat messages: checked, and with one form for each content."""
 
 from __future__ import annotations
 
@@ -21,11 +16,10 @@ Message = dict[str, Any]
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Key of the text of each type of part."""
 _STRINGS = ("name", "tool_call_id", "refusal", "reasoning", "reasoning_content")
-"""Keys whose values must be texts if they are given."""
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return copies of ``messages`` without keys whose value is None.
+    """Return copies of ``messages`` without null values.
 
     Raises InvalidParameter that names the message and the key.
     """
@@ -55,7 +49,6 @@ def _plain(where: str, message: object) -> Message:
 
 
 def _plain_assistant(where: str, message: Message) -> None:
-    """Normalize an assistant's message: its refusal, the name of reasoning, its calls."""
     refusal = message.pop("refusal", "")
     if message.get("content") in (None, ""):
         message["content"] = refusal
@@ -78,7 +71,6 @@ def _content(where: str, message: Message) -> str | list[dict[str, str]]:
 
 
 def _part(where: str, part: object) -> dict[str, Any]:
-    """Return a text part in the form that templates expect."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     kind = part.get("type") if isinstance(part, Mapping) else None
@@ -96,18 +88,18 @@ def _part(where: str, part: object) -> dict[str, Any]:
 
 FORMAT = "hermes"
 _MARKS = ("tool", "function", "python_tag", "<|channel|>")
-"""Texts of which every template that shows tools or calls contains one, in small letters."""
+"""Every template that shows tools or calls contains one of these texts, in small letters."""
 _SYSTEM = ("system", "developer")
 
 
 def knows_no_tools(source: str) -> bool:
-    """Return whether a template's source does not show tools or calls to a model."""
+    """Return whether a template's source does not show tools or calls."""
     small = source.lower()
     return not any(mark in small for mark in _MARKS)
 
 
 def in_words(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return a chat with calls and results as text, and with ``tools`` in its system message."""
+    """Return a chat with calls and results as text, and ``tools`` in its system message."""
     return _with_tools([_written(each) for each in messages], tools)
 
 

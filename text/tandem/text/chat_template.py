@@ -1,8 +1,6 @@
 """Rendering of chat templates: Jinja sources that come with a model, in a sandbox.
 
-A template works here as it does in Hugging Face's renderer (``chat_environment`` defines the same
-names). Every error of a template becomes InvalidParameter: it is foreign code, and the client gets
-the name of the rejected field. Called by ``Tokenizer.render_chat``.
+Templates work as in Hugging Face's renderer. Every error of a template becomes InvalidParameter.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from tandem.text.template_traits import CALLS, INVALID, TemplateTraits
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks the assistant's text for training; here it only renders."""
+    """``{% generation %}`` marks text for training; here it only renders."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
@@ -48,7 +46,7 @@ class _SafeNamespace(Namespace):
     """Jinja's namespace without names that could be Python internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        # Without a `self` in the signature, which would forbid namespace(self=...).
+        # No ``self`` in the signature, which would forbid namespace(self=...).
         _refuse_private(dict(*args[1:], **kwargs))
         Namespace.__init__(*args, **kwargs)
 
@@ -119,7 +117,6 @@ def fitted(messages: Sequence[Message], traits: TemplateTraits) -> list[Message]
 
 
 def _needs_turns(messages: Sequence[Message]) -> bool:
-    """Return whether the chat is more than plain turns of user and assistant."""
     usual = ("user", "assistant")
     return any(
         each["role"] != usual[at % 2] or "tool_calls" in each for at, each in enumerate(messages)
@@ -167,28 +164,26 @@ def _arguments(call: Mapping[str, Any], traits: TemplateTraits) -> object:
 
 
 _CONTINUED = "\ue000continue-here\ue000"
-"""Marks the end of the message to continue. Private-use letters, so no chat contains it."""
+"""Mark at the end of the message to continue; no chat contains these letters."""
 _KEPT = " "
-"""Written after the mark. A template that trims messages drops it, and would also have dropped
-white space at the message's own end."""
+"""Text after the mark. Templates that trim messages drop it."""
 _MAX_REASON = 300
-"""Maximum characters of a template's own error message, which may have any length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """Options for rendering a chat as a prompt, in vLLM's names."""
+    """Options for rendering a chat, in vLLM's names."""
 
     add_generation_prompt: bool = True
     """Open the assistant's turn at the end."""
     continue_final_message: bool = False
     """Leave the last message open, so that the model continues it."""
     chat_template: str | None = None
-    """Jinja source instead of the model's own, or the name of one of its templates."""
+    """Jinja source, or the name of one of the model's templates, instead of the default."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """More names for the template (``enable_thinking`` and the like)."""
+    """More names for the template, such as ``enable_thinking``."""
     tools: Sequence[Mapping[str, Any]] | None = None
-    """Tool definitions, OpenAI's form."""
+    """Tool definitions in OpenAI's form."""
     documents: Sequence[Mapping[str, Any]] | None = None
 
     def verify(self) -> ChatOptions:
@@ -231,7 +226,6 @@ class ChatTemplates:
 
     @property
     def text(self) -> str:
-        """Return the sources, joined. Marks that they contain are those that the model writes."""
         return "\n".join(self._sources.values())
 
     def render(
@@ -262,7 +256,7 @@ class ChatTemplates:
         return _cut_at_mark(text) if options.continue_final_message else text
 
     def names_of(self, options: ChatOptions) -> frozenset[str]:
-        """Return the template's free names, which are the options that have an effect.
+        """Return the free names of the template, which are the options that have an effect.
 
         Raises InvalidParameter.
         """
@@ -271,8 +265,10 @@ class ChatTemplates:
         return names | {"tools"} if knows_no_tools(source) else names
 
     def learn(self) -> None:
-        """Find the traits of the model's templates in advance, so that no request waits for it.
-        Errors of a template are raised by the requests that use it."""
+        """Find the traits of the model's templates in advance.
+
+        Errors of a template are raised by the requests that use it.
+        """
         for source in self._sources.values():
             with suppress(InvalidParameter):
                 self._compiled(source).traits.learn()
@@ -281,8 +277,6 @@ class ChatTemplates:
         return _compile(source, tuple(self._named_tokens.items()))
 
     def _choose(self, options: ChatOptions) -> str:
-        """Return the requested source, by name or given in full. The default is the model's
-        template for tools, or its default one."""
         if options.chat_template is not None:
             return self._sources.get(options.chat_template, options.chat_template)
         if options.tools and TOOL_TEMPLATE in self._sources:
@@ -296,7 +290,7 @@ class ChatTemplates:
 
 
 class _Template:
-    """One compiled source and its traits."""
+    """Compiled source and its traits."""
 
     def __init__(self, source: str, named_tokens: Mapping[str, str]) -> None:
         environment = template_environment()
@@ -315,11 +309,10 @@ class _Template:
         )
 
     def render(self, names: dict[str, Any]) -> str:
-        """Return the rendered text. Raises InvalidParameter."""
         try:
             return self._template.render(names)
         except Exception as error:
-            # Foreign code may raise anything; nothing of ours runs inside render.
+            # A template may raise anything.
             raise InvalidParameter(
                 "messages", names["messages"], f"the chat template refuses them: {_reason(error)}"
             ) from error
@@ -344,7 +337,6 @@ def _compile(source: str, named_tokens: tuple[tuple[str, str], ...]) -> _Templat
 
 
 def _is_content(node: nodes.Node) -> bool:
-    """Return whether a node is a message's ``content``, also inside filters and conditions."""
     if isinstance(node, nodes.Filter) and node.node is not None:
         return _is_content(node.node)
     if isinstance(node, nodes.CondExpr):

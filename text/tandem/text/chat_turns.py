@@ -1,8 +1,6 @@
 """Order of roles that a chat template accepts, and reordering of chats to fit it.
 
-Some templates require alternating users and assistants, a chat that begins with a user, or system
-messages only at the beginning. Others silently drop text in other places. ``template_traits`` finds
-these rules. All text of a chat keeps its order.
+All text of a chat keeps its order.
 """
 
 from __future__ import annotations
@@ -19,20 +17,19 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class IdForm:
-    """A form of ids: ``prefix`` and ``length`` characters of ``letters``."""
+    """Form of ids: ``prefix`` and ``length`` characters of ``letters``."""
 
     letters: str
     length: int
     prefix: str = ""
 
     def has(self, call_id: str) -> bool:
-        """Return whether an id has this form."""
         rest = call_id.removeprefix(self.prefix)
         pattern = f"[{re.escape(self.letters)}]{{{self.length}}}"
         return self.prefix + rest == call_id and re.fullmatch(pattern, rest) is not None
 
     def make(self, call_id: str, number: int = 0) -> str:
-        """Return this form's id for another id; ``number`` distinguishes ids with equal results."""
+        """Return this form's id for another id; ``number`` distinguishes equal results."""
         digest = hashlib.sha256(f"{number}:{call_id}".encode(errors="surrogatepass")).digest()
         value = int.from_bytes(digest)
         letters = []
@@ -53,7 +50,7 @@ FORMS = (
     *(IdForm(_HEX, length) for length in (8, 16, 24, 32)),
     *(IdForm(string.digits, length) for length in (9, 8, 6, 10, 12)),
 )
-"""Forms that are tried until a template accepts one."""
+"""Forms that are tried in this order."""
 FOREIGN = (
     "call_0123456789abcdef01234567",
     "call_aB3dE5fG7hJ9kL1mN3pQ5rS7",
@@ -65,9 +62,11 @@ FOREIGN = (
 
 
 def with_form(messages: Sequence[Message], form: IdForm) -> list[Message]:
-    """Return ``messages`` with every id in ``form``. Ids in that form stay, and different ids stay
-    different. A call without an id gets one. A result without an id gets that of the oldest call
-    without a result."""
+    """Return ``messages`` with every id in ``form``; different ids stay different.
+
+    A call without an id gets one. A result without an id gets that of the oldest call without a
+    result.
+    """
     known = {each for each in _ids(messages) if form.has(each)}
     made: dict[str, str] = {}
     waiting: list[str] = []
@@ -109,7 +108,6 @@ def _ids(messages: Sequence[Message]) -> list[str]:
 
 
 def _id_of(call: Mapping[str, Any]) -> str:
-    """Return the id as a text; empty if there is none."""
     found = call.get("id")
     return "" if found is None else str(found)
 
@@ -117,7 +115,6 @@ def _id_of(call: Mapping[str, Any]) -> str:
 Content = str | list[dict[str, Any]]
 
 _BETWEEN = "\n\n"
-"""Text between two messages that are joined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,26 +122,28 @@ class Turns:
     """Repairs of a chat. Most templates need none."""
 
     joins_users: bool = False
-    """Users' messages in a row become one."""
+    """Join consecutive user messages."""
     joins_assistants: bool = False
-    """Assistants' messages in a row become one, with the calls of all."""
+    """Join consecutive assistant messages and their calls."""
     answers: str | None = None
-    """Assistant message that is put between a call or its result and a user's message."""
+    """Assistant message to insert between a call or its result and a user message."""
     asks: str | None = None
-    """User message that is put before an assistant's that begins the chat."""
+    """User message to insert before an assistant message that begins the chat."""
     frees_results: bool = False
-    """Results without a call become users' messages."""
+    """Convert results without a call to user messages."""
     splits_calls: bool = False
-    """Calls of one message become separate messages, each before its result."""
+    """Split the calls of one message, each before its result."""
     joins_systems: bool = False
-    """System messages at the beginning become one."""
+    """Join system messages at the beginning."""
     moves_later_systems: bool = False
-    """System messages after the beginning become users' messages."""
+    """Convert system messages after the beginning to user messages."""
     has_no_system: bool = False
-    """All system messages become users' messages."""
+    """Convert all system messages to user messages."""
     needs_user_last: bool = False
-    """The template shows the first system message in a user's message that ends the chat. In any
-    other chat it is put into the last user's message."""
+    """Put the first system message into the last user message.
+
+    The template shows it only in a user message that ends the chat.
+    """
 
 
 def in_turns(messages: Sequence[Message], turns: Turns) -> list[Message]:
@@ -220,7 +219,6 @@ def _in_last_user(messages: list[Message]) -> list[Message]:
 
 
 def _num_systems(messages: Sequence[Message]) -> int:
-    """Return the number of system messages at the beginning of the chat."""
     return next(
         (at for at, each in enumerate(messages) if not _is_system(each)),
         len(messages),

@@ -28,9 +28,11 @@ def check_embeds(
     hidden_size: int | None,
     add_special_tokens: bool | None,
 ) -> None:
-    """Raise InvalidParameter for ``param`` unless the vectors fit ``hidden_size`` (None: no
-    embeddings are accepted). Also raises for a field that a prompt without ids cannot have. Values
-    are not checked."""
+    """Raise InvalidParameter for ``param`` unless the vectors fit ``hidden_size`` (None: not
+    accepted).
+
+    Also raises for a field that a prompt without ids cannot have. Values are not checked.
+    """
     if hidden_size is None:
         raise InvalidParameter(param, embeds.shape_text, NO_EMBEDS)
     embeds.verify_shape(param, hidden_size)
@@ -52,12 +54,12 @@ def kept_embeds(embeds: PromptEmbeds, kept: int | None, *, from_left: bool) -> P
 
 
 _MOST_HEADER = 1 << 14
-"""Maximum bytes of a header; that of one tensor has about a hundred."""
+"""Maximum bytes of a header."""
 _MAX_DIMENSIONS = 3
 _MAX_VALUES = 1 << 40
 _DTYPES = {"F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2)}
 _TORCH_SAVE = re.compile(rb"PK\x03\x04|\x80[\x02-\x05]")
-"""The first bytes of a zip, which ``torch.save`` writes, and of a bare pickle."""
+"""First bytes of a zip, which ``torch.save`` writes, and of a bare pickle."""
 _CONVERT = (
     'it is in the format of torch.save; convert it with safetensors.torch.save({"prompt_embeds": '
     "tensor.contiguous()})"
@@ -73,10 +75,9 @@ class SavedTensor:
     """One tensor within the bytes of a file."""
 
     dtype: str
-    """Name of the dtype in torch, such as float32."""
     shape: tuple[int, ...]
     values: memoryview
-    """All of its values and no more, in order, little-endian."""
+    """Its values, in order, little-endian."""
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -111,7 +112,6 @@ def read_safetensors(data: bytes) -> SavedTensor:
 
 
 def _num_values(shape: tuple[int, ...]) -> int:
-    """Return the number of values, each factor bounded. Raises NotATensor."""
     if len(shape) > _MAX_DIMENSIONS:
         raise NotATensor(f"it has {len(shape)} dimensions, not two")
     total = 1
@@ -131,8 +131,10 @@ def is_tensor(value: object) -> bool:
 
 def of_tensor(tensor: Any, param: str) -> PromptEmbeds:
     """Return the embeddings of a torch or numpy tensor [positions, hidden_size], on any device.
-    Also accepts [1, positions, hidden_size]. bfloat16 becomes float32, which numpy has and which
-    represents all of its values. Raises InvalidParameter that names ``param``."""
+
+    Also accepts [1, positions, hidden_size]. bfloat16 becomes float32. Raises InvalidParameter that
+    names ``param``.
+    """
     array = tensor
     if hasattr(array, "detach"):
         array = array.detach().cpu()
@@ -152,12 +154,14 @@ def of_tensor(tensor: Any, param: str) -> PromptEmbeds:
 
 
 _CHUNK = 1 << 16
-"""Characters of base64 decoded at a time, between other threads' turns. A multiple of 4."""
+"""Characters of base64 decoded at a time, so that other threads can run. A multiple of 4."""
 
 
 def decoded(text: str, param: str, *, max_bytes: int) -> bytes:
-    """Return the bytes of a text in base64. Raises InvalidParameter that names ``param``, also for
-    more than ``max_bytes`` and the overhead of a file."""
+    """Return the bytes of a text in base64.
+
+    Raises InvalidParameter that names ``param``, also for more than ``max_bytes`` of values.
+    """
     most = max_bytes + _AROUND
     if len(text) // 4 * 3 > most:
         allowed = f"at most {max_bytes} bytes of values"
@@ -177,8 +181,8 @@ def decoded(text: str, param: str, *, max_bytes: int) -> bytes:
 def read_embeds(data: bytes, param: str, *, max_bytes: int) -> PromptEmbeds:
     """Return the tensor [positions, hidden_size] in ``data``, of at most ``max_bytes`` of values.
 
-    A batch of one, [1, positions, hidden_size], is accepted. Raises InvalidParameter that names
-    ``param``. The caller checks the width and the values.
+    Also accepts [1, positions, hidden_size]. Raises InvalidParameter that names ``param``. Width
+    and values are not checked.
     """
     try:
         found = read_safetensors(data)
@@ -198,4 +202,4 @@ def read_embeds(data: bytes, param: str, *, max_bytes: int) -> PromptEmbeds:
 
 
 _AROUND = 1 << 16
-"""Bytes that a file may have in addition to the values of its tensor."""
+"""Maximum bytes of a file in addition to its values."""

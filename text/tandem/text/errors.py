@@ -12,7 +12,7 @@ from tandem.protocol.errors import InvalidParameter, TandemError
 class ContextLengthExceeded(InvalidParameter):
     """The prompt, or the prompt with the requested answer, is longer than the context.
 
-    ``num_prompt_tokens`` is a lower bound if the text was refused before it was tokenized.
+    ``num_prompt_tokens`` is a lower bound if the text was not tokenized.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ContextLengthExceeded(InvalidParameter):
         )
 
     def of_a_prompt(self, param: str) -> "ContextLengthExceeded":
-        """Return the same error for a prompt that is answered without tokens."""
+        """Return the error for a prompt that is answered without tokens."""
         return ContextLengthExceeded(
             param,
             num_prompt_tokens=self.num_prompt_tokens,
@@ -53,4 +53,4 @@ class ContextLengthExceeded(InvalidParameter):
 
 
 class UnusableFolder(TandemError):
-    """A prepared folder lacks a tokenizer, or holds one that cannot be read."""
+    """A prepared folder has no tokenizer that can be read."""

@@ -1,7 +1,6 @@
 """Reader of a prepared folder's tokenizer settings: end ids, templates, defaults.
 
-Reads files only, no tokenizer: ``Tokenizer.load`` calls it and looks the tokens up. A missing file
-counts as empty; an existing one must be readable.
+A missing file counts as empty.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ TOOL_TEMPLATE = "tool_use"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerSettings:
-    """Everything about a tokenizer that is not in tokenizer.json."""
+    """Tokenizer settings that are not in tokenizer.json."""
 
     named_tokens: dict[str, str] = field(default_factory=dict)
     """Text of each named token, by ``bos_token`` and so on."""
@@ -31,9 +30,8 @@ class TokenizerSettings:
     chat_templates: dict[str, str] = field(default_factory=dict)
     """Jinja sources by template name; the one without a name is ``default``."""
     config: dict[str, Any] = field(default_factory=dict)
-    """Content of tokenizer_config.json."""
     generation: dict[str, Any] = field(default_factory=dict)
-    """Content of generation_config.json: the model's own sampling defaults."""
+    """Content of generation_config.json: the model's sampling defaults."""
 
 
 def read_settings(folder: Path) -> TokenizerSettings:
@@ -66,13 +64,11 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _ids(value: object) -> tuple[int, ...]:
-    """Return the ids of an id, a list of ids or nothing."""
     listed = value if isinstance(value, list) else [value]
     return tuple(each for each in listed if isinstance(each, int) and not isinstance(each, bool))
 
 
 def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Return the texts of named tokens, given as text or as an added-token object."""
     found: dict[str, str] = {}
     for name in NAMED_TOKENS:
         token = config.get(name)

@@ -1,8 +1,6 @@
-"""Conversion of a client's input to an ``EngineCoreRequest``, with all checks of it.
+"""Conversion of a client's input to an ``EngineCoreRequest``, with all checks that need no engine.
 
-All checks that need no engine are made here, so that no worker sees an invalid request. They cover
-the length against the context, ids against the vocabulary, and the range of every parameter.
-Dispatch fields (``kv``, ``emitted``, attempts) stay empty; the router's dispatcher fills them.
+The router's dispatcher fills the fields of dispatch (``kv``, ``emitted``, attempts).
 """
 
 from __future__ import annotations
@@ -45,15 +43,16 @@ from tandem.text.reasoning import behind_reasoning, with_thinking
 from tandem.text.tokenizer import Tokenizer
 
 BYTES_A_TOKEN = 2
-"""Bytes per token below which a text's mean is rare: prose has three to five."""
+"""Bytes per token below which a text's mean is rare."""
 
 
 def refuse_oversized(
     text: str, tokenizer: Tokenizer, max_model_len: int, params: SamplingParams, *, param: str
 ) -> None:
-    """Raise ContextLengthExceeded for a text that no tokenization makes short enough, before it is
-    tokenized. If a tokenizer does not represent all bytes, it may drop characters: then nothing is
-    checked."""
+    """Raise ContextLengthExceeded for a text that no tokenization makes short enough.
+
+    Texts are not checked if the tokenizer may drop characters.
+    """
     if len(text) <= 4 * max_model_len or not tokenizer.spells_bytes:
         return
     fewest = -(-len(text) // tokenizer.longest_token)
@@ -68,14 +67,13 @@ def refuse_oversized(
 
 
 def seems_to_fit(text: str, params: SamplingParams, max_model_len: int) -> bool:
-    """Return whether a text has a token and probably fits next to what ``params`` ask for.
-    Remaining cases are decided when it is tokenized."""
+    """Return whether a text is not empty and probably fits, without tokenizing it."""
     room = max_model_len - max(params.max_tokens or 1, params.min_tokens)
     if room < 1 or not text.strip():
         return False
     try:
         return len(text.encode()) <= BYTES_A_TOKEN * room
-    except UnicodeEncodeError:  # no tokenizer takes it
+    except UnicodeEncodeError:
         return False
 
 
@@ -87,15 +85,12 @@ def cut_within_ends(
     *,
     from_left: bool,
 ) -> tuple[list[int], int | None]:
-    """Return ``keep`` of ``ids``, including the special tokens at both ends if they fit. Also
-    return the new start of the second text (None if nothing of it is left).
+    """Return ``keep`` of ``ids``, including the special tokens at both ends if they fit.
 
-    Args:
-        ids: more than ``keep`` of them.
-        keep: at least 1.
-        second_text_at: its first token, of a pair whose texts have different token types.
-        special_ids: of the tokenizer.
-        from_left: True drops the beginning of the text, False its end.
+    Also return the new start of the second text (None if nothing of it is left).
+
+    ``ids`` are more than ``keep``, which is at least 1. ``from_left`` drops the beginning of the
+    text. ``second_text_at``: first token of the second text, if token types differ.
     """
     head, tail = _leading(ids, special_ids), _leading(ids[::-1], special_ids)
     if head + tail >= keep:
@@ -124,7 +119,7 @@ def with_ids(
 ) -> list[Prompt]:
     """Return ``prompts`` with texts of at most ``most_chars`` characters replaced by ids.
 
-    A text that cannot be tokenized stays a text: the code that processes it raises the error.
+    A text that cannot be tokenized stays: its processing raises the error.
     """
     texts = {
         at: each.text
@@ -143,7 +138,7 @@ def with_ids(
 
 
 def check_spaces(params: SamplingParams, tokenizer: Tokenizer) -> None:
-    """Raise InvalidParameter if the tokenizer adds spaces that were disabled."""
+    """Raise InvalidParameter if spaces were disabled that the tokenizer adds."""
     without = not (params.spaces_between_special_tokens or params.skip_special_tokens)
     if without and not tokenizer.spells_bytes:
         raise InvalidParameter(
@@ -152,7 +147,7 @@ def check_spaces(params: SamplingParams, tokenizer: Tokenizer) -> None:
 
 
 def with_bad_words(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-    """Return parameters with ids of bad words, at the start of a text and after a space."""
+    """Return parameters with the ids of bad words, at the start of a text and after a space."""
     if not params.bad_words:
         return params
     found = dict.fromkeys(params.bad_words_token_ids)
@@ -166,7 +161,7 @@ def with_bad_words(params: SamplingParams, tokenizer: Tokenizer) -> SamplingPara
 
 
 WHOLE_CONTEXT = -1
-"""Value of ``truncate_prompt_tokens`` that stands for "as much as fits"."""
+"""Value of ``truncate_prompt_tokens`` that keeps what fits."""
 
 
 class TruncationSide(StrEnum):
@@ -181,42 +176,39 @@ class InputOptions:
     """Options of a request other than its prompt and its sampling parameters."""
 
     add_special_tokens: bool | None = None
-    """Add the model's BOS and the like; None is yes for texts, no for chats (templates do)."""
+    """Add the model's BOS and the like; None is yes for texts, no for chats."""
     truncate_prompt_tokens: int | None = None
-    """Keep this many tokens of a longer prompt; -1 keeps what fits."""
+    """Maximum tokens to keep of the prompt; -1 keeps what fits."""
     truncation_side: TruncationSide | None = None
-    """None is left for a prompt that is continued, and right for one that is pooled."""
+    """None is left for a prompt that is continued, right for one that is pooled."""
     cache_salt: str | None = None
-    """Requests share cached prefixes only with requests of the same salt."""
+    """Salt of block hashes: only requests with the same salt share cached prefixes."""
     default_max_tokens: int | None = None
-    """Tokens of an answer if its parameters set no maximum. Lowered if the context holds fewer,
-    raised to ``min_tokens``. None is what the context holds."""
+    """Default of ``max_tokens``, at least ``min_tokens``. None is what the context holds."""
     adapter: str | None = None
     priority: int = 0
-    """Lower values are scheduled first under the priority policy."""
+    """Priority; lower values are scheduled first."""
     budget_ms: int | None = None
-    """Deadline after the request's arrival, or its sending if that is unknown. None is none."""
+    """Deadline after arrival, in milliseconds; None for no deadline."""
     partial_on_timeout: bool = False
-    """True returns the tokens at the deadline as the answer; False makes that an error."""
+    """Return the tokens at the deadline as the answer instead of an error."""
     seen_special_ids: frozenset[int] = frozenset()
-    """Special tokens that are kept in the answer's text though other special tokens are skipped."""
+    """Special tokens that the answer's text keeps although it skips others."""
     reasoning: Callable[[str], ReasoningSpan | None] | None = None
-    """Returns the reasoning that may precede an answer, by the prompt's text; None for none."""
+    """Function from the prompt's text to the reasoning that may precede an answer."""
     thinks: bool = False
-    """True if ``reasoning`` knows the marks of the model's reasoning."""
+    """Whether ``reasoning`` knows the marks of the model's reasoning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessedInput:
-    """A request that can be sent, and its source text."""
+    """Request that can be sent, and its source text."""
 
     request: EngineCoreRequest
     prompt: str | None
-    """Text of the prompt, chat template applied; None if the client gave ids only."""
+    """Text of the prompt, chat template applied; None if ids were given."""
     seen_special_ids: frozenset[int] = frozenset()
-    """See InputOptions."""
     partial_on_timeout: bool = False
-    """See InputOptions."""
 
 
 def random_seed() -> int:
@@ -225,7 +217,7 @@ def random_seed() -> int:
 
 
 class InputProcessor:
-    """Processor for one model card. Holds no state of requests; any thread may call."""
+    """Processor for one model card. Thread-safe."""
 
     def __init__(
         self,
@@ -234,7 +226,7 @@ class InputProcessor:
         *,
         draw_seed: Callable[[], int] | None = random_seed,
     ) -> None:
-        """``draw_seed`` returns the seeds of requests without one; None leaves them unset."""
+        """``draw_seed`` returns seeds of requests without one; None leaves them unset."""
         self.tokenizer = tokenizer
         self.card = card
         self._draw_seed = draw_seed
@@ -261,8 +253,7 @@ class InputProcessor:
         *,
         param: str = "prompt",
     ) -> None:
-        """Raise what ``process`` would, with ``param`` as the prompt's name. A text that is far
-        shorter than the context is not tokenized."""
+        """Raise what ``process`` would. A text far shorter than the context is not tokenized."""
         parsed, options = parse_prompt(prompt, param=param), options or InputOptions()
         params = self._checked(params, parsed, options)
         words = with_bad_words(params, self.tokenizer)
@@ -272,7 +263,7 @@ class InputProcessor:
             self._fitted(parsed, params, None, options, param)
 
     def check_pooling(self, prompt: PromptLike, *, param: str = "prompt") -> None:
-        """Raise what ``process_all_pooling`` would, except errors found by tokenizing a text."""
+        """Raise what ``process_all_pooling`` would, except errors found by tokenizing."""
         parsed = parse_prompt(prompt, param=param)
         try:
             if isinstance(parsed, TextPrompt):
@@ -292,10 +283,11 @@ class InputProcessor:
         *,
         names: Sequence[str] = (),
     ) -> list[ProcessedInput]:
-        """Return the requests of prompts that are pooled, with verified ``pooling``. Raises
-        InvalidParameter (ContextLengthExceeded) that names a prompt by its entry in ``names``, or
-        "prompt". If a text is truncated, special tokens that the tokenizer adds around it are
-        kept."""
+        """Return the requests of prompts that are pooled, with verified ``pooling``.
+
+        Raises InvalidParameter (ContextLengthExceeded) that names a prompt by its entry in
+        ``names``. A truncated text keeps the special tokens around it.
+        """
         options = options or InputOptions()
         names = names or ("prompt",) * len(prompts)
         parsed = with_ids(
@@ -338,7 +330,7 @@ class InputProcessor:
         param: str,
         pooling: PoolingParams | None = None,
     ) -> ProcessedInput:
-        if pooling is None:  # NO_SAMPLING needs none of this
+        if pooling is None:
             params = self._checked(params, prompt, options)
         ids, embeds, params, pooling = self._fitted(prompt, params, pooling, options, param)
         if pooling is None:
@@ -394,7 +386,6 @@ class InputProcessor:
     def _checked(
         self, params: SamplingParams, prompt: Prompt, options: InputOptions
     ) -> SamplingParams:
-        """Return verified parameters, with the settings for this model's reasoning."""
         params.verify()
         check_stopping(params)
         check_spaces(params, self.tokenizer)
@@ -406,7 +397,6 @@ class InputProcessor:
     def _embeds(
         self, prompt: EmbedsPrompt, params: SamplingParams, options: InputOptions
     ) -> PromptEmbeds:
-        """Return the vectors of a prompt, checked, and truncated if requested."""
         given, param, special = prompt.embeds, prompt.param, options.add_special_tokens
         size = self.card.prompt_embeds
         check_embeds(given, params, param=param, hidden_size=size, add_special_tokens=special)
@@ -455,7 +445,6 @@ class InputProcessor:
     def _fit_pooled(
         self, ids: list[int], pooling: PoolingParams, options: InputOptions, param: str
     ) -> tuple[list[int], PoolingParams]:
-        """Return a pooled prompt, truncated if requested. It may fill the whole context."""
         limit = self.card.max_model_len
         keep = self._kept(options, limit)
         if keep is not None and keep < len(ids):
@@ -473,8 +462,6 @@ class InputProcessor:
     def _fit(
         self, params: SamplingParams, num_prompt: int, param: str, options: InputOptions
     ) -> SamplingParams:
-        """Return the parameters with max_tokens set. Raises ContextLengthExceeded if it does not
-        fit."""
         room = self.card.max_model_len - num_prompt
         if room < 1 or (params.max_tokens or 1) > room:
             raise ContextLengthExceeded(
@@ -492,7 +479,6 @@ class InputProcessor:
     def _hashes(
         self, ids: list[int], options: InputOptions, embeds: PromptEmbeds | None
     ) -> tuple[BlockHash, ...]:
-        """Return the hashes of the full blocks; empty if the workers do not cache prefixes."""
         if not self.card.prefix_caching:
             return ()
         block_size = self.card.block_size
@@ -506,8 +492,10 @@ class InputProcessor:
 
 
 def tokens_kept(options: InputOptions, room: int, max_model_len: int) -> int | None:
-    """Return how many tokens a prompt is truncated to, ``room`` for what fits. None does not
-    truncate. Raises InvalidParameter."""
+    """Return the tokens that a prompt is truncated to; None does not truncate.
+
+    ``room`` is what fits. Raises InvalidParameter.
+    """
     keep = options.truncate_prompt_tokens
     if keep == WHOLE_CONTEXT:
         return room
@@ -518,5 +506,4 @@ def tokens_kept(options: InputOptions, room: int, max_model_len: int) -> int | N
 
 
 def _value(prompt: Prompt) -> str | list[int]:
-    """Return a prompt without tokens as its client gave it."""
     return prompt.text if isinstance(prompt, TextPrompt) else []

@@ -1,9 +1,7 @@
 """Rendering of clients' chat templates, each in a separate process that can be killed.
 
-A sandbox prevents access to other objects. It does not prevent ``{{ 'a' * 10**9 }}`` from using
-memory or nested loops from using the processor, and a thread cannot be stopped. So each template
-runs in a process with a memory limit, no environment, and a deadline. One process is started in
-advance, so that a request does not wait for its start.
+A sandbox does not limit memory or time. Each process has a memory limit, no environment, and a
+deadline. The next process is started in advance.
 """
 
 from __future__ import annotations
@@ -24,19 +22,19 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.text.chat_template import ChatOptions
 
 SECONDS = 5.0
-"""Time limit from the job to its text; a usual template takes milliseconds."""
+"""Time limit of a job."""
 MEMORY_BYTES = 512 << 20
 MAX_SOURCE_CHARS = 256_000
 MAX_CHARS = 4_000_000
 _CHAR_BYTES = 12
 """Maximum bytes of one character in JSON."""
 _BYTES_BESIDE = 65_536
-"""Maximum bytes of an answer other than its text, or of an error."""
+"""Maximum bytes of an answer besides its text, or of an error."""
 _READ_BYTES = 1 << 16
 
 
 class IsolatedTemplates:
-    """Renderer that any thread may call. Call ``close`` at the end."""
+    """Renderer for any thread."""
 
     def __init__(
         self,
@@ -79,7 +77,6 @@ class IsolatedTemplates:
         return text
 
     def close(self) -> None:
-        """End the waiting process. May be called twice."""
         with self._lock:
             self._closed = True
             waiting, self._ready = self._ready, None
@@ -113,7 +110,6 @@ class IsolatedTemplates:
         return _start() if process is None else process
 
     def _prepare(self) -> None:
-        """Start the next process."""
         with self._lock:
             if self._ready is None and not self._closed:
                 self._ready = _start()
@@ -147,7 +143,7 @@ def _exchanged(
             for key, _ in selector.select(left):
                 if key.fileobj is process.stdin:
                     try:
-                        # No more than a pipe takes at once that has room: this never waits.
+                        # A pipe with room takes this much at once, so the write never blocks.
                         rest = rest[os.write(key.fd, rest[: select.PIPE_BUF]) :]
                     except BrokenPipeError:
                         rest = rest[:0]
@@ -163,7 +159,6 @@ def _exchanged(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process if it runs, reap it and close its pipes."""
     if process.poll() is None:
         process.kill()
     process.wait()

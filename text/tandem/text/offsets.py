@@ -1,9 +1,7 @@
-"""Offsets of each token's text in the text that a client receives.
+"""Offsets of each token's text in the text that a client receives, for ``text_offset``.
 
-They are not sums of token lengths. A token that is added (BOS) or hidden (end of text) has no text.
-A token with a part of a character starts where the character does. Text cut off by a stop string
-starts at the end. Used for OpenAI's ``text_offset``; called by the router for completions with
-logprobs.
+They are not sums of token lengths: hidden tokens have no text, and a token with a part of a
+character starts at that character.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from tandem.text.tokenizer import Tokenizer
 
 
 class AnswerOffsets:
-    """Offsets of one choice's tokens, computed incrementally; in characters from ``start`` on."""
+    """Offsets of one choice's tokens, in characters from ``start`` on."""
 
     def __init__(
         self,
@@ -31,7 +29,6 @@ class AnswerOffsets:
         self._end = start
 
     def place(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the offset of each of the next tokens."""
         offsets = []
         for token_id in token_ids:
             offsets.append(self._end)
@@ -41,16 +38,16 @@ class AnswerOffsets:
 
 @dataclass(frozen=True, slots=True)
 class EchoedPrompt:
-    """A prompt as it is shown before its answer."""
+    """Prompt as it is shown before its answer; ``offsets`` has one entry per token."""
 
     text: str
     offsets: list[int]
-    """One per token."""
 
 
 def echoed_prompt(tokenizer: Tokenizer, text: str | None, token_ids: Sequence[int]) -> EchoedPrompt:
-    """Return the client's text with offsets. If the client gave ids, or the prompt was truncated,
-    the text is decoded from the tokens."""
+    """Return the client's text with offsets, decoded from the tokens if it is not known or
+    truncated.
+    """
     pieces = _spelled(tokenizer, token_ids)
     if text is not None:
         offsets = _aligned(tokenizer, text, token_ids, pieces)

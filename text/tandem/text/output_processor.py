@@ -1,9 +1,7 @@
-"""Conversion of the engine's tokens to the clients' view: text, log-probabilities, finish reason.
+"""Conversion of the engine's tokens to text, log-probabilities and finish reasons.
 
-One ``RequestState`` per request, fed with every ``EngineCoreOutput`` in order. It finds stop
-strings, which workers do not know. Once a choice has ended by one, its later tokens are dropped,
-and its worker can be notified (``ended``). If every choice has ended and the engine continues
-(``must_abort``), the caller closes the stream.
+It finds stop strings, which workers do not know. After a choice has ended, its later tokens are
+dropped and its worker can be notified (``ended``).
 """
 
 from __future__ import annotations
@@ -22,28 +20,27 @@ from tandem.text.tokenizer import Tokenizer
 
 
 class Logprob(msgspec.Struct, frozen=True, kw_only=True):
-    """One token at one position."""
+    """Token at one position."""
 
     token_id: int
     logprob: float
     """Natural logarithm."""
     rank: int
-    """1 for the best token of the vocabulary."""
+    """Rank in the vocabulary, from 1."""
     decoded_token: str
-    """Text of the token, with U+FFFD for parts of characters."""
     bytes: bytes
-    """The token's bytes, which joined over positions give the text."""
+    """Bytes of the token; joined over positions they give the text."""
 
 
 class PositionLogprobs(Mapping[int, Logprob]):
-    """Mapping of one position by token id: the sampled token, and the best ones."""
+    """Log-probabilities of one position, by token id."""
 
     __slots__ = ("sampled", "top")
 
     def __init__(self, sampled: Logprob, top: tuple[Logprob, ...]) -> None:
         self.sampled = sampled
         self.top = top
-        """Best tokens, best first, as many as requested."""
+        """Requested best tokens, best first."""
 
     def __getitem__(self, token_id: int) -> Logprob:
         for each in chain((self.sampled,), self.top):
@@ -82,34 +79,30 @@ def with_texts(tokenizer: Tokenizer, position: TokenLogprobs) -> PositionLogprob
 
 
 class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice, in vLLM's names: new content (DELTA) or all of it so far (other kinds)."""
+    """One choice, in vLLM's names: new content (DELTA) or all of it (other kinds)."""
 
     index: int
     text: str
-    """Text; may be empty while it could become a stop string or ends in part of a character."""
     token_ids: Sequence[int]
-    """All tokens, including the one that ended the output and those of a stop string."""
+    """All tokens, including those of the stop string or the end."""
     cumulative_logprob: float | None = None
-    """Sum over the choice so far; None unless logprobs were requested."""
+    """Sum over the choice; None unless logprobs were requested."""
     logprobs: Sequence[PositionLogprobs] | None = None
-    """One per token of ``token_ids``."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    """The stop id or stop string that ended it; None for end-of-sequence."""
+    """Stop id or stop string that ended it; None for end-of-sequence."""
 
     def finished(self) -> bool:
-        """Return whether the choice has ended."""
         return self.finish_reason is not None
 
 
 class OutputProcessor:
-    """Factory of request states. One per process."""
+    """Factory of request states."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def begin(self, processed: ProcessedInput) -> RequestState:
-        """Return the state of a request that is about to be sent."""
         return RequestState(self._tokenizer, processed.request, processed.seen_special_ids)
 
 
@@ -139,30 +132,27 @@ class RequestState:
         ]
         self._running = self._computing = len(self.choices)
         self.ended: list[int] = []
-        """Choices that ended while the engine continues them; removed when it is notified."""
+        """Choices that ended while the engine continues them."""
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_generated_tokens = 0
-        """Tokens of all choices so far, as usage counts them."""
+        """Tokens of all choices so far."""
         self.num_cached_tokens: int | None = None
-        """Prompt tokens that were not computed for this request; known with the first token."""
+        """Prompt tokens that were not computed; known with the first token."""
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
         """One per prompt token, None for the first; known with the first token."""
 
     @property
     def finished(self) -> bool:
-        """Return whether every choice has ended; later outputs are dropped."""
+        """Return whether every choice has ended."""
         return self._running == 0
 
     @property
     def must_abort(self) -> bool:
-        """Return whether the engine still computes tokens, all of which would be dropped."""
+        """Return whether the engine computes tokens that would all be dropped."""
         return self._running == 0 and self._computing > 0
 
     def feed(self, output: EngineCoreOutput) -> list[CompletionOutput]:
-        """Return the outputs for ``output``: one choice, all at the end (FINAL_ONLY), or none.
-
-        Outputs of a choice that has ended return none.
-        """
+        """Return the outputs for ``output``: one choice, all at the end (FINAL_ONLY), or none."""
         if output.num_cached_tokens is not None:
             self.num_cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs is not None:
@@ -187,10 +177,7 @@ class RequestState:
         return [] if self._running else [each.snapshot() for each in self.choices]
 
     def cut(self) -> list[CompletionOutput]:
-        """End every running choice at its current length. Return the outputs to yield for that.
-
-        Empty if no token has arrived.
-        """
+        """End every running choice, and return the outputs for that."""
         if not self.num_generated_tokens:
             return []
         running = [each for each in self.choices if each.finish_reason is None]
@@ -202,13 +189,13 @@ class RequestState:
 
 
 def context_of(tokenizer: Tokenizer, request: EngineCoreRequest) -> Sequence[int]:
-    """Return the tokens before the answer's text: the prompt's, or a letter's for embeddings."""
+    """Return the tokens before the answer's text; a letter for embeddings."""
     embedded = request.prompt_embeds is not None
     return tokenizer.letter if embedded else request.prompt_token_ids
 
 
 class ChoiceState:
-    """One choice: detokenizer, stop strings, counts, and (unless DELTA) all content so far."""
+    """One choice: detokenizer, stop strings, counts, and (unless DELTA) all content."""
 
     __slots__ = (
         "_delta",
@@ -256,7 +243,6 @@ class ChoiceState:
         self._delta = params.output_kind is OutputKind.DELTA
         self._final_only = params.output_kind is OutputKind.FINAL_ONLY
         self._texts: list[str] = []
-        """Pieces of the text, in order."""
         self._token_ids: list[int] = []
         self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
         self.index = index
@@ -266,7 +252,7 @@ class ChoiceState:
         self.stop_reason: int | str | None = None
 
     def feed(self, output: EngineCoreOutput) -> CompletionOutput | None:
-        """Process the next tokens. Return the delta, None (FINAL_ONLY), or a snapshot."""
+        """Process tokens. Return the delta, None (FINAL_ONLY), or a snapshot."""
         assert output.position == self.num_tokens, "positions come in order, without gaps"
         token_ids, text = self._read(output)
         self.num_tokens += len(token_ids)
@@ -280,8 +266,7 @@ class ChoiceState:
         return None if self._final_only else self.snapshot()
 
     def cut(self) -> CompletionOutput | None:
-        """End here with reason ``abort``. Return the text that was held back (DELTA), None
-        (FINAL_ONLY), or a snapshot."""
+        """End here with reason ``abort``. Return as ``feed``."""
         text = "" if self._detokenizer is None else self._flush()
         self._end(FinishReason.ABORT, None)
         if self._delta:
@@ -290,7 +275,7 @@ class ChoiceState:
         return None if self._final_only else self.snapshot()
 
     def snapshot(self) -> CompletionOutput:
-        """Return all content so far (kinds other than DELTA)."""
+        """Return all content so far."""
         self._texts = ["".join(self._texts)]
         logprobs = None if self._logprobs is None else list(self._logprobs)
         return self._show(self._texts[0], list(self._token_ids), logprobs)
@@ -355,7 +340,6 @@ class ChoiceState:
         return text, len(token_ids)
 
     def _flush(self) -> str:
-        """Return the text that the detokenizer and the stop strings held back, at the end."""
         assert self._detokenizer is not None
         rest = self._detokenizer.end()
         if self._stops is None:

@@ -1,9 +1,7 @@
 """Bytes of each token, if the tokenizer's decoder allows such a table.
 
-Two families of decoders map every token to bytes on its own, so that text is the UTF-8 decoding of
-the joined bytes: byte-level BPE (Llama 3, Qwen, SmolLM2, GPT-2) and SentencePiece with byte
-fallback (Llama 2, Mistral, Gemma). For these a token costs a dictionary look-up. Other decoders
-have no table, and ``detokenizer`` decodes windows of ids instead.
+Byte-level BPE and SentencePiece with byte fallback do: text is the UTF-8 decoding of the joined
+bytes. ``detokenizer`` decodes windows of ids for others.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams
 
 MAX_STOP_CHARS = 1024
-"""Maximum length of a stop string: bounds the text held back and the work per token."""
+"""Maximum characters of a stop string."""
 
 
 def check_stops(stops: Sequence[str]) -> None:
@@ -37,7 +35,7 @@ def check_stopping(params: SamplingParams) -> None:
 
 
 class StopMatcher:
-    """Search in the text of one choice. ``found`` is the stop string that ended it, or None."""
+    """Search in the text of one choice. ``found`` is the stop string that ended it."""
 
     __slots__ = ("_held", "_include", "_letters", "_stops", "found")
 
@@ -49,10 +47,9 @@ class StopMatcher:
         self.found: str | None = None
 
     def feed(self, text: str, *, armed: bool = True) -> str:
-        """Return the text that may be shown after ``text``. Not callable once ``found`` is set.
+        """Return the text that may be shown. Not callable once ``found`` is set.
 
-        Unarmed, a stop string that ends in ``text`` is ignored (``min_tokens``). One that only
-        begins there is still held back.
+        Unarmed (``min_tokens``), a stop string that ends in ``text`` is ignored.
         """
         if not text:
             return ""
@@ -71,12 +68,11 @@ class StopMatcher:
         return window[:keep]
 
     def end(self) -> str:
-        """Return the text that was held back, if the output ends for another reason."""
+        """Return the held text at the end of the output."""
         held, self._held = self._held, ""
         return held
 
     def _first(self, window: str) -> tuple[int, str | None]:
-        """Return start and text of the match that ends first, beyond the held text."""
         best_end, best_start, best = len(window) + 1, 0, None
         held = len(self._held)
         for stop in self._stops:
@@ -89,7 +85,6 @@ class StopMatcher:
         return best_start, best
 
     def _may_become(self, window: str) -> int:
-        """Return the start of the longest suffix of ``window`` that begins a stop string."""
         earliest = len(window)
         for stop in self._stops:
             start = max(0, len(window) - len(stop) + 1)
@@ -101,16 +96,14 @@ class StopMatcher:
 
 
 BytesOf = Callable[[str], bytes]
-"""Function from a vocabulary entry's text to its bytes."""
 
 _SPACE = "▁"
-"""Character that SentencePiece writes for a space."""
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SENTENCEPIECE = {"Replace", "ByteFallback", "Fuse", "Strip"}
 
 
 class ByteTable(dict[int, bytes]):
-    """Bytes by token id, filled on demand; hidden and unknown ids have none."""
+    """Bytes by token id; hidden and unknown ids have none."""
 
     def __init__(
         self,
@@ -147,7 +140,7 @@ class WholeTexts(dict[int, str | None]):
 
 
 def bytes_rule(decoder: dict[str, Any] | None) -> BytesOf | None:
-    """Return the rule of tokenizer.json's ``decoder``. None if tokens depend on each other."""
+    """Return the rule of tokenizer.json's ``decoder``; None if tokens depend on each other."""
     steps = _steps(decoder)
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:
@@ -164,7 +157,6 @@ def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _spaces_only(steps: list[dict[str, Any]]) -> bool:
-    """Return whether only SentencePiece's space is replaced, and only leading text is stripped."""
     replaced = [(s["pattern"], s["content"]) for s in steps if s["type"] == "Replace"]
     stripped = [s["stop"] for s in steps if s["type"] == "Strip"]
     return replaced == [({"String": _SPACE}, " ")] and not any(stripped)
@@ -176,7 +168,7 @@ def _printable_bytes() -> list[int]:
 
 
 def _byte_letters() -> dict[str, int]:
-    """Return byte-level BPE's alphabet: the other bytes follow, in order, from U+0100 on."""
+    """Return byte-level BPE's alphabet: other bytes follow from U+0100 on."""
     letters = {chr(byte): byte for byte in _printable_bytes()}
     others = sorted(set(range(256)).difference(letters.values()))
     return letters | {chr(0x100 + index): byte for index, byte in enumerate(others)}
@@ -186,7 +178,6 @@ _LETTERS = _byte_letters()
 
 
 def _byte_level(entry: str) -> bytes:
-    """Return the bytes of an entry: UTF-8 for one outside the alphabet (added tokens)."""
     try:
         return bytes([_LETTERS[letter] for letter in entry])
     except KeyError:
@@ -203,18 +194,18 @@ def _sentencepiece(entry: str) -> bytes:
 REPLACEMENT = "\ufffd"
 
 WINDOW_TOKENS = 16
-"""Length above which a window is cut. Decoders look back a few tokens only."""
+"""Maximum ids of a window."""
 WINDOW_KEEPS = 6
-"""Tokens that stay as context when a window is cut."""
+"""Ids that stay as context when a window is cut."""
 WINDOW_WAITS = 8
-"""Number of tokens that may end in part of a character; more than any character has bytes."""
+"""Maximum tokens that end in part of a character."""
 
 
 class Detokenizer(Protocol):
     """Incremental decoder of one choice."""
 
     def feed(self, token_id: int) -> str:
-        """Return the text that ``token_id`` completes, often empty for a part of a character."""
+        """Return the text that ``token_id`` completes; empty for a part of a character."""
         ...
 
     def end(self) -> str:
@@ -223,7 +214,7 @@ class Detokenizer(Protocol):
 
 
 class TableDetokenizer:
-    """Detokenizer for tokenizers whose tokens stand for bytes."""
+    """Detokenizer for tokens that stand for bytes."""
 
     __slots__ = ("_pending", "_table", "_whole")
 
@@ -233,7 +224,6 @@ class TableDetokenizer:
         self._pending = b""
 
     def feed(self, token_id: int) -> str:
-        """Return the text as ``Detokenizer.feed``."""
         if not self._pending:
             text = self._whole[token_id]
             if text is not None:
@@ -244,16 +234,14 @@ class TableDetokenizer:
         return text
 
     def end(self) -> str:
-        """Return the rest as ``Detokenizer.end``."""
         rest, self._pending = self._pending, b""
         return rest.decode(errors="replace")
 
 
 class WindowDetokenizer:
-    """Detokenizer for any tokenizer: decodes a short window of ids and returns the added text.
+    """Detokenizer for any tokenizer: decodes a short window of ids.
 
-    ``context`` is the end of the prompt. Some decoders treat the first token differently (a word
-    without its space); with a context the answer's first token is not the first.
+    ``context`` is the end of the prompt: some decoders treat the first token differently.
     """
 
     __slots__ = ("_decode", "_shown", "_waiting", "_window")
@@ -265,7 +253,6 @@ class WindowDetokenizer:
         self._waiting = 0
 
     def feed(self, token_id: int) -> str:
-        """Return the text as ``Detokenizer.feed``."""
         self._window.append(token_id)
         text = self._decode(self._window)
         if text.endswith(REPLACEMENT) and self._waiting < WINDOW_WAITS:
@@ -274,7 +261,6 @@ class WindowDetokenizer:
         return self._show(text)
 
     def end(self) -> str:
-        """Return the rest as ``Detokenizer.end``."""
         return self._show(self._decode(self._window))
 
     def _show(self, text: str) -> str:

@@ -14,7 +14,7 @@ from tandem.text.embeds import is_tensor, of_tensor, read_embeds
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Text that is to be tokenized."""
+    """Text to tokenize."""
 
     text: str
 
@@ -33,15 +33,16 @@ class EmbedsPrompt:
 
     embeds: PromptEmbeds
     param: str = "prompt_embeds"
-    """Name for errors."""
     text: str | None = None
 
 
 Prompt = TextPrompt | TokensPrompt | EmbedsPrompt
 
 PromptLike = str | Sequence[int] | Mapping[str, object] | TextPrompt | TokensPrompt | EmbedsPrompt
-"""One prompt as callers give it. Mappings have ``prompt``, ``prompt_token_ids`` or
-``prompt_embeds``: a tensor of torch or numpy, or the bytes of a safetensors file."""
+"""One prompt. Mappings have ``prompt``, ``prompt_token_ids`` or ``prompt_embeds``.
+
+Embeddings are a tensor of torch or numpy, or the bytes of a safetensors file.
+"""
 
 _IDS = tuple[int, ...]
 
@@ -62,7 +63,7 @@ def parse_prompt(value: object, *, param: str = "prompt") -> Prompt:
 
 
 def parse_prompts(value: object, *, param: str = "prompt") -> list[Prompt]:
-    """Return one prompt or a batch of them as a list. ``[]`` raises InvalidParameter."""
+    """Return one prompt or a batch as a list. Raises InvalidParameter, also for ``[]``."""
     batch = _batch_of(value)
     if batch is None:
         return [parse_prompt(value, param=param)]
@@ -105,7 +106,7 @@ def _parse_mapping(value: Mapping[object, object], param: str) -> Prompt:
 
 def _parse_ids(values: Sequence[object], param: str) -> tuple[int, ...]:
     try:
-        return msgspec.convert(values, _IDS)  # in C: a prompt may have tens of thousands
+        return msgspec.convert(values, _IDS)
     except msgspec.ValidationError:
         return tuple(_whole(value, param) for value in values)
 

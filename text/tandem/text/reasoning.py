@@ -1,4 +1,4 @@
-"""Sampling parameters adapted to a model that reasons before it answers."""
+"""Sampling parameters for a model that reasons before it answers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,15 @@ from tandem.protocol.structured import ReasoningSpan
 from tandem.text.tokenizer import Tokenizer
 
 Reasoning = Callable[[str], ReasoningSpan | None]
-"""Function from a prompt's text to the reasoning that may precede an answer, or None."""
 
 
 def with_thinking(
     params: SamplingParams, text: str | None, reasoning: Reasoning | None, tokenizer: Tokenizer
 ) -> SamplingParams:
-    """Return ``params`` with the marks of the reasoning that a budget bounds. They are left out if
-    the prompt allows no reasoning.
+    """Return verified ``params`` with the marks of the reasoning that a budget bounds.
 
-    Args:
-        params: verified.
-        text: of the prompt, if it has one.
-        reasoning: None if the marks of the model's reasoning are not known.
-        tokenizer: the model's.
+    They are left out if the prompt allows no reasoning. ``reasoning`` is None if the model's marks
+    are not known.
     """
     budget = params.thinking_token_budget
     if budget is None or budget < 0:

@@ -1,7 +1,7 @@
-"""Process in which one chat template from a client is rendered: ``python -m`` this, once.
+"""Process that renders one chat template from a client: ``python -m`` this, once.
 
-Reads one job from standard input and writes the result to standard output, both JSON. Its memory is
-limited before the template is read. The parent watches its time and ends it.
+It reads a job from standard input and writes the result to standard output, both JSON. The parent
+enforces the deadline.
 """
 
 from __future__ import annotations

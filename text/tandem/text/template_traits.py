@@ -1,7 +1,6 @@
-"""Traits of a chat template, found by rendering small chats with it.
+"""Traits of a chat template, found by rendering small chats with marker words.
 
-A template is foreign code: it may refuse a form, or silently drop text. So each form is tested with
-marker words that must appear in the prompt. A trait is computed on first use.
+A template may refuse a form, or silently drop text. A trait is computed on first use.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ Render = Callable[[Sequence[Message], Sequence[Mapping[str, Any]] | None], str |
 """Function that renders messages with tools; None if the template refuses them."""
 
 CALLS = "assistant with calls"
-"""Kind of an assistant's message with calls; other kinds are roles."""
+"""Kind of an assistant message with calls; other kinds are roles."""
 INVALID = "invalid_arguments"
-"""Name of the argument that wraps arguments which are not an object."""
+"""Argument that wraps arguments which are not an object."""
 KINDS = ("system", "developer", "user", "assistant", CALLS, "tool", "function")
 _FIRST, _SECOND = "zqfirst", "zqsecond"
 _WORDS = ("zqone", "zqtwo", "zqthree", "zqfour", "zqfive")
 _SHOWN_KEY = "zqmark"
-"""A key in a part that no template writes out, unless it writes out the whole part."""
+"""Key in a part that is only shown by templates that write out the whole part."""
 _TOOLS = [
     {
         "type": "function",
@@ -45,28 +44,29 @@ _TOOLS = [
 _ARGUMENTS = {"zqkey": "zqvalue"}
 _BROKEN = "zqbroken"
 _FILLERS = ("", " ", ".")
-"""Texts of messages that are added only to keep the order of turns."""
+"""Texts of messages that only keep the order of turns."""
 
 
 class TemplateTraits:
     """Traits of one template with one model's tokens."""
 
     def __init__(self, render: Render, *, names_developer: bool, asks_for_none: bool) -> None:
-        """``names_developer``: the source contains the role's name. ``asks_for_none``: it detects a
-        message with only calls by content that is None."""
+        """``names_developer``: the source contains the role's name.
+
+        ``asks_for_none``: it detects a message with only calls by content that is None.
+        """
         self._render = render
         self._names_developer = names_developer
         self.asks_for_none = asks_for_none
 
     def learn(self) -> None:
-        """Compute all traits."""
         for kind in KINDS:
             self.takes_parts(kind)
         _ = (self.knows_developer, self.knows_function, self.wraps_invalid, self.turns)
 
     @cached_property
     def knows_developer(self) -> bool:
-        """Return whether ``developer`` is supported. True if no system messages are shown."""
+        """Return whether ``developer`` is supported, or no system message is shown."""
         if not self._names_developer:
             return False
         rest = _said("user", _SECOND)
@@ -76,7 +76,7 @@ class TemplateTraits:
 
     @cached_property
     def knows_function(self) -> bool:
-        """Return whether the role ``function`` is supported. True if no results are shown."""
+        """Return whether the role ``function`` is supported, or no results are shown."""
         by_function = {**self._result(_FIRST), "role": "function", "name": "zqtool"}
         chat = [_said("user", "zqone"), self._calls()]
         if self._shows([*chat, by_function], _TOOLS, _FIRST):
@@ -88,30 +88,29 @@ class TemplateTraits:
         return self._forms[kind][1]
 
     def needs_parts(self, kind: str) -> bool:
-        """Return whether text of this kind of message is shown only in parts."""
+        """Return whether this kind of message shows text only in parts."""
         return self._forms[kind] == (False, True)
 
     @cached_property
     def id_form(self) -> IdForm | None:
-        """Return the form that ids of calls must have; None if any form is accepted."""
+        """Return the required form of call ids; None if any form is accepted."""
         return self._call_forms[0]
 
     @cached_property
     def writes_arguments(self) -> bool:
-        """Return whether arguments must be JSON in a text."""
+        """Return whether arguments must be JSON in a string."""
         return self._call_forms[1]
 
     @cached_property
     def wraps_invalid(self) -> bool:
-        """Return whether arguments that are not a JSON object are shown only as a member of one."""
+        """Return whether arguments that are no object must be wrapped in one."""
         if self._shows_arguments(_BROKEN):
             return False
         return self._shows_arguments(self._arguments({INVALID: _BROKEN}))
 
     @cached_property
     def turns(self) -> Turns:
-        """Return the repairs of the order of messages. None are returned for a template that does
-        not show a chat in the usual order."""
+        """Return the repairs of the order of messages, none for unusual templates."""
         turns = Turns()
         usual = [_said("user", "zqone"), _said("assistant", "zqtwo"), _said("user", "zqthree")]
         if not self._shows(usual, None, *_WORDS[:3]):
@@ -173,7 +172,6 @@ class TemplateTraits:
         return self._shows(chat, _TOOLS, _BROKEN)
 
     def _shows_calls(self, turns: Turns) -> bool:
-        """Return whether two calls of one message are shown."""
         form = self.id_form or OURS
         calls = self._calls()
         second = _call(form.make("second"), self._arguments({"zqkey": _SECOND}), None)
@@ -226,8 +224,7 @@ class TemplateTraits:
 
     @cached_property
     def _rules(self) -> list[tuple[list[list[Message]], list[dict[str, Any]]]]:
-        """Return orders of messages, with possible repairs for templates that do not accept them.
-        Later rules build on earlier ones."""
+        """Return orders of messages, with possible repairs. Later rules build on earlier ones."""
         one, two, three, four, five = _WORDS
         user, asks = _said("user", one), _said("user", three)
         called: list[Message] = [_said("user", one), self._calls(), self._result(two)]
@@ -267,8 +264,7 @@ class TemplateTraits:
         ]  # fmt: skip
 
     def _mends(self, patterns: Sequence[Sequence[Message]], turns: Turns, repaired: Turns) -> bool:
-        """Return whether a repair shows text that was not shown, and keeps all that was. System
-        messages may move: some templates have a fixed position for them."""
+        """Return whether a repair shows text that was not shown, and keeps all that was."""
         mended = False
         for pattern, tools in product(patterns, (None, _TOOLS)):
             before = self._shows_all(pattern, in_turns(pattern, turns), tools)
@@ -293,7 +289,6 @@ class TemplateTraits:
     def _shows(
         self, chat: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *texts: str
     ) -> bool:
-        """Return whether the prompt has all texts, in this order, and no part as it is."""
         prompt = self._render(chat, tools)
         if prompt is None or _SHOWN_KEY in prompt:
             return False

@@ -1,9 +1,4 @@
-"""The model's tokenizer, from the files of a prepared folder.
-
-The tokenizers package does the work. This module adds what serving needs: the ids that end an
-output, chat templates, detokenizers, and errors that name the field. One object per process; every
-method may be called from any thread.
-"""
+"""The model's tokenizer, from the files of a prepared folder. Every method is thread-safe."""
 
 from __future__ import annotations
 
@@ -30,14 +25,14 @@ from tandem.text.pieces import (
 )
 
 MOST_COPIED = 64
-"""Maximum characters of system messages, each counted with all earlier ones, in multiples of the
-bound. Copying them takes a second at most."""
+"""Bound of the characters copied to join system messages, in multiples of the text bound."""
 
 
 def check_chat(messages: Sequence[Mapping[str, Any]], most_chars: int) -> None:
-    """Raise InvalidParameter for a chat of more than ``most_chars`` characters. Also raises for so
-    many long system messages that joining them one by one takes long. Invalid messages are not
-    counted."""
+    """Raise InvalidParameter for a chat of more than ``most_chars`` characters.
+
+    Also raises for too many long system messages. Invalid messages are not counted.
+    """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         return
     whole = system = copied = 0
@@ -61,8 +56,10 @@ def check_chat(messages: Sequence[Mapping[str, Any]], most_chars: int) -> None:
 
 
 def _message_size(message: Mapping[str, Any]) -> int:
-    """Return the characters of all that templates write of a message. Reasoning under both of its
-    names counts once."""
+    """Return the characters that templates write of a message.
+
+    Reasoning under both of its names counts once.
+    """
     thoughts = (message.get("reasoning"), message.get("reasoning_content"))
     calls = (message.get("tool_calls"), message.get("function_call"))
     said = _size(message.get("content")) + _size(message.get("refusal"))
@@ -70,7 +67,6 @@ def _message_size(message: Mapping[str, Any]) -> int:
 
 
 def _all_texts(value: object) -> int:
-    """Return the characters of all texts in a value at any depth, including member names."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
@@ -79,7 +75,6 @@ def _all_texts(value: object) -> int:
 
 
 def _size(content: object) -> int:
-    """Return the characters of a message's text, also in parts."""
     if isinstance(content, str):
         return len(content)
     if isinstance(content, Mapping):
@@ -88,7 +83,7 @@ def _size(content: object) -> int:
 
 
 _MAX_ID = 2**32
-"""Exclusive bound of ids: the tokenizers package stores them in 32 bits."""
+"""Exclusive bound of ids in the tokenizers package."""
 
 
 class Tokenizer:
@@ -105,20 +100,19 @@ class Tokenizer:
         """Maximum characters of a text; set by a server."""
         self.chat_templates = ChatTemplates(settings.chat_templates, settings.named_tokens)
         self.config: Mapping[str, Any] = settings.config
-        """Content of tokenizer_config.json."""
         self.generation: Mapping[str, Any] = settings.generation
-        """Content of generation_config.json: the model's own sampling defaults."""
+        """Content of generation_config.json: the model's sampling defaults."""
         self.special_ids = frozenset(
             token_id
             for token_id, token in backend.get_added_tokens_decoder().items()
             if token.special
         )
-        """Ids that ``skip_special_tokens`` omits from texts."""
+        """Ids that ``skip_special_tokens`` omits."""
         self.bos_token_id = self._named_id(settings, "bos_token")
         self.eos_token_id = self._named_id(settings, "eos_token")
         named = () if self.eos_token_id is None else (self.eos_token_id,)
         self.eos_token_ids = tuple(dict.fromkeys((*named, *settings.eos_token_ids)))
-        """Every id that ends an output, the tokenizer's own first."""
+        """Ids that end an output, the tokenizer's own first."""
         self._seeing_tables: dict[frozenset[int], tuple[ByteTable, WholeTexts]] = {}
         self._rule = rule = bytes_rule(json.loads(backend.to_str())["decoder"])
         self._tables = (
@@ -139,56 +133,54 @@ class Tokenizer:
             raise UnusableFolder(f"{folder} has no tokenizer.json; prepare the model first")
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the package raises plain Exception
+        except Exception as error:
             raise UnusableFolder(f"{path} cannot be read: {error}") from error
         return cls(backend, read_settings(Path(folder)))
 
     @property
     def spells_bytes(self) -> bool:
-        """Return whether a token has the same text anywhere, without spaces between tokens."""
+        """Return whether a token has the same text anywhere."""
         return self._tables is not None
 
     @cached_property
     def letter(self) -> tuple[int, ...]:
-        """Return the ids of a letter. They replace a prompt whose tokens are not known, so that an
-        answer's first word keeps the space before it."""
+        """Return the ids of a letter, as context of a prompt whose tokens are not known.
+
+        With it, an answer's first word keeps the space before it.
+        """
         return tuple(self.encode("a", add_special_tokens=False))
 
     @cached_property
     def vocab_size(self) -> int:
-        """Return one more than the highest id. A model's padded vocabulary may be larger."""
+        """Return one more than the highest id; a padded vocabulary may be larger."""
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @cached_property
     def longest_token(self) -> int:
-        """Return the characters of the longest vocabulary entry. A text has at least its length
-        divided by this number of tokens."""
+        """Return the characters of the longest vocabulary entry."""
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         return max(map(len, vocabulary), default=1)
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
     ) -> list[int]:
-        """Return the ids of ``text``. Text that spells a special token becomes that token.
+        """Return the ids of ``text``, in which special tokens may be spelled.
 
-        ``add_special_tokens`` adds what the model expects around a text (a BOS, mostly). Other
-        threads run meanwhile. Raises InvalidParameter that names ``param`` for a value that is not
-        text, or is too long.
+        Other threads run meanwhile. Raises InvalidParameter that names ``param``.
         """
         return self.encode_all([text], add_special_tokens=add_special_tokens, param=param)[0]
 
     def encode_all(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, param: str = "prompt"
     ) -> list[list[int]]:
-        """Return the ids of each of ``texts``, as ``encode`` does. They share the machine's cores.
-        An error of one raises as ``encode`` does, for all."""
+        """Return the ids of each text, as ``encode``, on all cores."""
         limit = self.max_text_chars
         for text in texts:
             if limit is not None and len(text) > limit:
                 allowed = f"at most {limit} characters; it has {len(text)}"
                 raise InvalidParameter(param, text, allowed)
         try:
-            # The batch call lets other threads run, and leaves out offsets, in half the time.
+            # The batch call releases the GIL and omits offsets, in half the time.
             encoded = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except TypeError as error:
             raise InvalidParameter(param, texts[0], "text in valid Unicode") from error
@@ -203,13 +195,11 @@ class Tokenizer:
         keep: int | None = None,
         from_left: bool = False,
     ) -> tuple[list[int], int | None]:
-        """Return the ids of two texts as one prompt, joined as the model's tokenizer joins pairs.
-        Also return the position at which the second begins, if the tokenizer gives its tokens a
-        separate type.
+        """Return the ids of two texts as one prompt, as the tokenizer joins pairs.
 
-        At most ``keep`` ids are returned: the second text is cut, at its end or ``from_left``.
-        Raises InvalidParameter that names a text by ``params``, as ``encode`` does. The first text
-        raises it if it leaves no token of the second.
+        Also return the position of the second text, if its tokens have another type. At most
+        ``keep`` ids are returned: the second text is cut, at its end or ``from_left``. Raises
+        InvalidParameter that names a text by ``params``, also if nothing of the second is left.
         """
         limit = self.max_text_chars
         for text, param in zip((first, second), params, strict=True):
@@ -231,17 +221,19 @@ class Tokenizer:
         return ids, types.index(1) if 1 in types else None
 
     def offsets(self, text: str, ids: Sequence[int]) -> list[int] | None:
-        """Return the offset in ``text`` of each of its ``ids``, in characters. None if the text is
-        not encoded to ``ids``. Other threads run meanwhile."""
+        """Return the offset of each id in ``text``, in characters; None if the ids are others.
+
+        Other threads run meanwhile.
+        """
         for add_special_tokens in (True, False):
-            # Of the package's calls that give offsets, the batch alone lets other threads run.
+            # Of the calls that give offsets, only the batch call releases the GIL.
             (encoded,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
             if encoded.ids == list(ids):
                 return _rising([start for start, _ in encoded.offsets])
         return None
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of ``ids`` on their own. Ids beyond the vocabulary have no text."""
+        """Return the text of ``ids``. Ids beyond the vocabulary have no text."""
         for token_id in ids:
             if not 0 <= token_id < _MAX_ID:
                 raise InvalidParameter("tokens", token_id, "ids from 0 on, in 32 bits")
@@ -249,7 +241,7 @@ class Tokenizer:
 
     @cached_property
     def known_ids(self) -> frozenset[int]:
-        """Return the ids of all vocabulary entries. A padded vocabulary has more, without text."""
+        """Return the ids of all vocabulary entries."""
         return frozenset(self._backend.get_vocab(with_added_tokens=True).values())
 
     def check_known(self, ids: Sequence[int], param: str) -> None:
@@ -260,11 +252,11 @@ class Tokenizer:
             raise InvalidParameter(param, value, f"token ids from 0 to {self.vocab_size - 1}")
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of a vocabulary entry, spelled as in the vocabulary."""
+        """Return the id of a vocabulary entry."""
         return self._backend.token_to_id(token)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that ``token_id`` adds to a text, special tokens spelled out."""
+        """Return the bytes that ``token_id`` adds to a text, special tokens included."""
         if self._tables is not None:
             return self._tables[0][token_id]
         return self._backend.decode([token_id], skip_special_tokens=False).encode()
@@ -280,8 +272,10 @@ class Tokenizer:
         context: Sequence[int] = (),
         seen: frozenset[int] = frozenset(),
     ) -> Detokenizer:
-        """Return a detokenizer for one choice that continues the prompt ``context``. Special tokens
-        in ``seen`` are spelled out though other special tokens are skipped."""
+        """Return a detokenizer for one choice that continues the prompt ``context``.
+
+        Special tokens in ``seen`` are kept although others are skipped.
+        """
         if skip_special_tokens and seen:
             return self._seeing(seen, context)
         if self._tables is not None:

@@ -1,7 +1,6 @@
 """GGUF metadata → config.json and generation_config.json.
 
-Three families: llama (which Mistral's files also are), qwen2 and qwen3. The keys are transformers'
-(release 5 reads ``rope_parameters``, release 4 and other servers ``rope_theta``: both are written).
+The families are llama (also Mistral), qwen2 and qwen3. Rope is written for transformers 4 and 5.
 """
 
 import math
@@ -26,9 +25,9 @@ _FOLLOWED = frozenset(
         *("rope.scaling.yarn_beta_slow", "pooling_type", "vocab_size"),
     }
 )
-"""Under the family's prefix; ``config`` and ``pooling`` read them."""
+"""Keys with the family's prefix that are read."""
 _SILENT = frozenset({"rope.scaling.finetuned", "tensor_data_layout"})
-"""Under the family's prefix: they say where a model comes from."""
+"""Keys with the family's prefix that have no effect."""
 _NEUTRAL: Mapping[str, tuple[float, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -48,7 +47,7 @@ _NEUTRAL: Mapping[str, tuple[float, ...]] = {
     "rope.scaling.yarn_log_multiplier": (0,),
     "use_parallel_residual": (False,),
 }
-"""Under the family's prefix: values by which a key changes nothing."""
+"""Values with which a key has no effect."""
 _TOKENIZER_FOLLOWED = frozenset(
     {
         *("tokenizer.chat_template", "tokenizer.ggml.model", "tokenizer.ggml.pre"),
@@ -59,7 +58,7 @@ _TOKENIZER_FOLLOWED = frozenset(
 _TOKENIZER_SILENT = frozenset(
     {
         "tokenizer.chat_templates",
-        "tokenizer.ggml.scores",  # of each merge's rank, in a vocabulary without merges
+        "tokenizer.ggml.scores",  # in a vocabulary without merges
         "tokenizer.ggml.token_type_count",
         "tokenizer.huggingface.json",
     }
@@ -71,14 +70,11 @@ _TOKENIZER_OFF = frozenset(
         "tokenizer.ggml.remove_extra_whitespaces",
     }
 )
-"""Flags that are not followed: only false is taken."""
+"""Flags that must be false."""
 
 
 def check_keys(model: GgufModel) -> None:
-    """Raise UnsupportedModel for a key that may change what the model computes and is not read.
-
-    Keys of other prefixes say what a file is, or how it was made.
-    """
+    """Raise UnsupportedModel for an unread key that may change what the model computes."""
     if (kind := model.get("general.type", "model")) != "model":
         raise model.refusal("general.type", kind, "'model'")
     prefix = f"{model.architecture}."
@@ -114,7 +110,7 @@ def _check_tokenizer_key(model: GgufModel, key: str, value: object) -> None:
     if key in _TOKENIZER_FOLLOWED or key in _TOKENIZER_SILENT or key.endswith("_token_id"):
         return
     if key.startswith("tokenizer.chat_template."):
-        return  # one of several templates, by its name
+        return  # one of several templates
     if key not in _TOKENIZER_OFF:
         raise model.refusal(key, value, "a file without this key")
     if value is not False:
@@ -132,7 +128,7 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-"""Families that can be converted, and transformers' class for each."""
+"""Convertible families, and transformers' class of each."""
 
 MAX_LAYERS = 1_024
 _ENDS = ("eos", "eot", "eom")
@@ -144,19 +140,19 @@ _END_TEXTS = (
     "<|EOT|>",
     "<｜end▁of▁sentence｜>",
 )
-"""Control tokens that end a turn or a text by what they are called: a file's keys name one end,
-where the model's own generation_config.json often has two or three."""
+"""Names of control tokens that end a turn or a text; a file names only one of them."""
 _BETWEEN_TEXTS = "<|endoftext|>"
-"""Text that also ends an answer if the file has it begin or pad texts, as Qwen's do. SmolLM2's file
-has it for neither, and its own generation_config.json does not end there: nor does this one, so
-that answers are those of transformers."""
+"""Text that also ends an answer if it is the file's begin or pad token.
+
+Qwen's files need it; SmolLM2's own generation_config.json does not end there.
+"""
 
 _LLAMA3_FACTORS = (8.0, 32.0, 16.0, 4.0)
 _LLAMA3_TRAINED = 8192
 
 
 def model_config(model: GgufModel, tensors: Mapping[str, GgufTensor], dtype: str) -> dict[str, Any]:
-    """Return the content of config.json. Raises UnsupportedModel for other families or scalings."""
+    """Return the content of config.json. Raises UnsupportedModel."""
     family = model.architecture
     if family not in ARCHITECTURES:
         raise UnsupportedModel(
@@ -195,7 +191,6 @@ def model_config(model: GgufModel, tensors: Mapping[str, GgufTensor], dtype: str
 
 
 def _vocab_size(model: GgufModel, tensors: Mapping[str, GgufTensor]) -> int:
-    """Return the rows of the table of embeddings, which has one for each token."""
     table = tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise UnsupportedModel(f"model: {model.path.name} lacks a matrix token_embd.weight")
@@ -208,7 +203,7 @@ def _vocab_size(model: GgufModel, tensors: Mapping[str, GgufTensor]) -> int:
 
 
 def generation_config(model: GgufModel) -> dict[str, Any]:
-    """Return the content of generation_config.json: which tokens begin, end and pad."""
+    """Return the content of generation_config.json."""
     ids = _token_ids(model)
     count = len(model.texts("tokenizer.ggml.tokens"))
     named = [model.token_id(key, count) for key in _ENDS]
@@ -287,8 +282,8 @@ def _rope(model: GgufModel, tensors: Mapping[str, GgufTensor], head_dim: int) ->
 def _yarn(model: GgufModel, factor: float) -> dict[str, Any]:
     """Return the yarn settings of a file except its factor.
 
-    A file's attention factor multiplies the one that follows from ``factor``; transformers'
-    replaces it.
+    A file's attention factor is a multiple of the default for ``factor``; transformers' replaces
+    it.
     """
     found: dict[str, Any] = {}
     for name in ("beta_fast", "beta_slow"):
@@ -303,7 +298,7 @@ def _yarn(model: GgufModel, factor: float) -> dict[str, Any]:
 
 
 def _llama3(model: GgufModel, stored: GgufTensor, theta: float, head_dim: int) -> dict[str, Any]:
-    """Return the settings that give a file's per-frequency factors, by trying published ones."""
+    """Return the settings of a file's per-frequency factors, by trying published ones."""
     if stored.shape != (head_dim // 2,):
         allowed = f"({head_dim // 2},)"
         raise model.refusal("rope_freqs.weight of shape", stored.shape, allowed)
@@ -324,7 +319,7 @@ def _llama3(model: GgufModel, stored: GgufTensor, theta: float, head_dim: int) -
 
 
 def _llama3_factors(theta: float, head_dim: int, factor: float) -> npt.NDArray[np.float64]:
-    """Return Llama 3.1's divisor of each rotary frequency: from 1 (short) to ``factor`` (long)."""
+    """Return Llama 3.1's divisor of each rotary frequency, from 1 to ``factor``."""
     waves = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     smooth = np.clip((_LLAMA3_TRAINED / waves - 1.0) / 3.0, 0.0, 1.0)
     blended: npt.NDArray[np.float64] = 1.0 / ((1.0 - smooth) / factor + smooth)

@@ -1,8 +1,4 @@
-"""One GGUF file → the files of a prepared folder.
-
-Called once per model by the cache. Values are decoded a shard at a time, so memory stays at a few
-GiB whatever the model's size.
-"""
+"""One GGUF file → the files of a prepared folder, with one shard in memory at a time."""
 
 import json
 import logging
@@ -32,10 +28,7 @@ _MODULE = "sentence_transformers.models"
 
 
 def write_pooling(model: GgufModel, hidden_size: int, folder: Path) -> None:
-    """Write modules.json and its parts, if the file names a pooling.
-
-    Raises UnsupportedModel for a pooling that is not computed, such as a ranking head.
-    """
+    """Write modules.json and its parts, if the file names a pooling. Raises UnsupportedModel."""
     key = model.own("pooling_type")
     kind = model.get(key, _NONE)
     if kind == _NONE:
@@ -63,7 +56,7 @@ log = logging.getLogger(__name__)
 
 
 def convert(source: Path, folder: Path, *, progress: bool = True, weights: bool = True) -> None:
-    """Fills ``folder`` from ``source``; without ``weights`` only config and tokenizer.
+    """Fill ``folder`` from ``source``; without ``weights`` only config and tokenizer.
 
     Raises UnsupportedModel before anything large is written.
     """

@@ -1,8 +1,6 @@
-"""Size of the head of a GGUF file: its keys and descriptions of tensors, found in milliseconds.
+"""Size of the head of a GGUF file: its keys and descriptions of tensors.
 
-Computed each time a file is named, to find its converted folder again. The ``gguf`` package's
-reader makes an array of every string, which takes seconds for a vocabulary. Values are skipped, not
-read; the reader checks them.
+The ``gguf`` package takes seconds for a vocabulary; here values are skipped.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ from tandem.hub.gguf.reader import (
 )
 
 START_BYTES = 1 << 20
-"""Enough for the keys before a vocabulary, which writers put first."""
+"""Bytes that include the keys before a vocabulary."""
 _TOKENS = "tokenizer.ggml.tokens"
 
 
 def read_keys(start: bytes) -> dict[str, Any]:
-    """Return the keys with one value that ``start`` holds, and of the vocabulary its length."""
+    """Return the keys with one value in ``start``, and the length of the vocabulary."""
     found: dict[str, Any] = {}
     try:
         values = Values(memoryview(start))
@@ -42,14 +40,14 @@ def read_keys(start: bytes) -> dict[str, Any]:
             else:
                 found[key] = values.value(kind, key)
     except (EndOfFile, Malformed):
-        pass  # the converter names what is wrong
+        pass  # the converter reports the fault
     return found
 
 
 def sketch(start: bytes, name: str, families: dict[str, str]) -> dict[str, Any] | None:
-    """Return what config.json will say of the model, as far as it is known; None if too little is.
+    """Return the known part of config.json, or None if too little is known.
 
-    ``families`` are the architectures that can be converted. Raises UnsupportedModel for others.
+    ``families`` can be converted. Raises UnsupportedModel for others.
     """
     keys = read_keys(start)
     family = keys.get("general.architecture")
@@ -73,7 +71,7 @@ def sketch(start: bytes, name: str, families: dict[str, str]) -> dict[str, Any] 
     try:
         return _config(keys, family, families[family])
     except (KeyError, TypeError, ZeroDivisionError):
-        return None  # the converter names what is wrong
+        return None  # the converter reports the fault
 
 
 def _config(keys: dict[str, Any], family: str, architecture: str) -> dict[str, Any]:
@@ -103,16 +101,17 @@ def _config(keys: dict[str, Any], family: str, architecture: str) -> dict[str, A
 _MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
 _MAX_COUNT = 4_000_000
-"""Most keys, tensors, or values of a list. No model has more of them, or lists in lists."""
+"""Maximum number of keys, tensors, or values of a list."""
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of a value by its type's number, of those that are of one size."""
+"""Bytes of a value by type, if constant."""
 _AFTER_DIMS = 4 + 8
-"""Bytes of a tensor's type and offset."""
 
 
 def head_bytes(path: Path) -> int:
-    """Return the bytes of ``path`` before its tensors' values, without padding. Raises OSError.
-    Return 0 for a file that is not a whole GGUF file, or has unknown types."""
+    """Return the bytes before the tensors' values, without padding. Raises OSError.
+
+    Returns 0 for a file that is incomplete or has unknown types.
+    """
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             return 0
@@ -125,8 +124,10 @@ def head_bytes(path: Path) -> int:
 
 
 class _Walk:
-    """Walk over the head of a file. Raises struct.error at its end, KeyError for an unknown type,
-    OverflowError for sizes that no writer makes."""
+    """Walk over the head of a file.
+
+    Raises struct.error at its end, KeyError for an unknown type, OverflowError for excessive sizes.
+    """
 
     def __init__(self, content: mmap.mmap) -> None:
         self._content = content
@@ -134,11 +135,10 @@ class _Walk:
         self._left = _MAX_COUNT
         (version,) = struct.unpack_from("<I", content, self._at)
         self._at += 4
-        order = "<" if version & 0xFFFF else ">"  # whoever wrote it, versions are small
+        order = "<" if version & 0xFFFF else ">"  # versions are small numbers
         self._u32, self._u64 = struct.Struct(f"{order}I"), struct.Struct(f"{order}Q")
 
     def end(self) -> int:
-        """Return the offset after the last tensor's description."""
         tensors, keys = self._number(self._u64), self._number(self._u64)
         self._left -= tensors + keys
         if self._left < 0:

@@ -1,7 +1,4 @@
-"""A GGUF file's metadata and tensors, with errors that name the key.
-
-The names of keys and tensors are llama.cpp's (docs/gguf.md of ggml).
-"""
+"""Metadata and tensors of a GGUF file, by llama.cpp's names. Errors name the key."""
 
 import math
 import struct
@@ -21,18 +18,18 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_KEYS = 4_096
 MAX_NAME_BYTES = 1_024
-"""Most bytes of a key, or of a tensor's name."""
+"""Maximum bytes of a key or a tensor's name."""
 MAX_TEXT_BYTES = 16 << 20
 MAX_VALUES = 4_000_000
-"""Values of all lists together: a vocabulary of 500,000 tokens has some 2,000,000."""
+"""Maximum values of all lists."""
 
 
 class Malformed(Exception):
-    """A malformed file; the text names the fault."""
+    """The file is malformed; the text names the fault."""
 
 
 class EndOfFile(Exception):
-    """A file ends before the content that it declares; sizes in bytes."""
+    """The file is shorter than it declares; sizes in bytes."""
 
     def __init__(self, has: int, wants: int) -> None:
         self.has = has
@@ -41,7 +38,7 @@ class EndOfFile(Exception):
 
 
 class Kind(IntEnum):
-    """Types of values, by their numbers in a file."""
+    """Types of values, by number."""
 
     BOOL = 7
     STRING = 8
@@ -61,11 +58,11 @@ _SCALARS = {
     11: "q",
     12: "d",
 }
-"""struct's format characters for types of one size."""
+"""Characters of ``struct`` for types of one size."""
 
 
 class Values:
-    """Reader of a file's bytes in order, after its magic number."""
+    """Reader of a file's bytes after its magic number."""
 
     def __init__(self, content: memoryview) -> None:
         """Read the version. Raises Malformed for an unknown one."""
@@ -80,31 +77,27 @@ class Values:
 
     @property
     def size(self) -> int:
-        """Return the number of bytes."""
         return len(self._content)
 
     def count(self, what: str, most: int) -> int:
-        """Return the next count."""
         count = self.number("Q")
         if count > most:
             raise Malformed(f"{count} {what}; at most {most} are read")
         return count
 
     def number(self, kind: str) -> int:
-        """Return the next number, of one of struct's kinds."""
         form = struct.Struct(self.order + kind)
         number: int = form.unpack(self._take(form.size))[0]
         return number
 
     def text(self, what: str, most: int = MAX_NAME_BYTES) -> str:
-        """Return the next text."""
         try:
             return bytes(self._text(what, most)).decode()
         except UnicodeDecodeError:
             raise Malformed(f"{what} is a text that is not UTF-8") from None
 
     def value(self, kind: int, name: str) -> Any:
-        """Return the value of a key: a number, a bool, a text, or a list of them."""
+        """Return the value of a key: number, bool, text, or list."""
         if kind == Kind.ARRAY:
             kind, count = self.list_head(name)
             if kind == Kind.STRING:
@@ -115,7 +108,6 @@ class Values:
         return self._scalars(kind, 1, name)[0]
 
     def list_head(self, name: str) -> tuple[int, int]:
-        """Return the type of a list's values, and their number."""
         kind, count = self.number("I"), self.number("Q")
         if kind == Kind.ARRAY:
             raise Malformed(f"{name} is a list of lists, which are not read")
@@ -125,7 +117,7 @@ class Values:
         return kind, count
 
     def skip_list(self, kind: int, count: int, name: str) -> None:
-        """Skip the values of a list whose head was read."""
+        """Skip the values of a list after its head."""
         if kind == Kind.STRING:
             for _ in range(count):
                 self._text(name, MAX_TEXT_BYTES)
@@ -175,18 +167,18 @@ class StoredTensor:
 
     name: str
     shape: tuple[int, ...]
-    """Rows first: a file lists the fastest dimension first."""
+    """Rows first, unlike in a file."""
     kind: str
-    """``F32``, or the name of another type of ggml."""
+    """Name of ggml's type, such as ``F32``."""
     start: int
-    """Offset of its values in the file, in bytes."""
+    """Offset in the file, in bytes."""
     size: int
     """Bytes of its values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The part of a file before the values of its tensors."""
+    """Part of a file before the values of its tensors."""
 
     keys: dict[str, Any]
     tensors: dict[str, StoredTensor]
@@ -196,10 +188,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Map ``path`` and read its header.
-
-    Raises Malformed, EndOfFile, and OSError if the file cannot be read.
-    """
+    """Map ``path`` and read its header. Raises Malformed, EndOfFile or OSError."""
     size = path.stat().st_size
     if size < len(MAGIC) + 4:
         raise EndOfFile(size, len(MAGIC) + 4)
@@ -218,7 +207,6 @@ def read_header(path: Path) -> Header:
 
 
 _Described = tuple[str, tuple[int, ...], str, int]
-"""A tensor's name, shape, type and offset from the first tensor's values."""
 
 
 def _described(values: Values) -> _Described:
@@ -264,14 +252,13 @@ def _alignment_of(keys: dict[str, Any]) -> int:
 
 
 PLAIN_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Tensor types that are not quantised, and their names in safetensors and config.json."""
+"""Tensor types that are not quantised, and their names in safetensors."""
 MAX_INTEGER = 2**31 - 1
 _PLAIN_DTYPES = {"F32": "f4", "F16": "f2"}
-"""numpy's words for types whose values are read as numbers; others are bytes."""
+"""numpy's types of values that are read as numbers."""
 
 
 def _check_start(path: Path) -> None:
-    """Raises UnsupportedModel for what is no GGUF file from its first bytes on."""
     try:
         with path.open("rb") as file:
             start = file.read(64)
@@ -286,33 +273,33 @@ def _check_start(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor as stored: rows stay apart, so they can be reordered before they are decoded."""
+    """Tensor as stored, with separate rows."""
 
     name: str
     shape: tuple[int, ...]
-    """Rows first, as numpy and torch have it (GGUF lists the fastest dimension first)."""
+    """Rows first, as in numpy."""
     kind: str
     """``F32``, ``F16``, ``BF16`` or the name of a quantisation, such as ``Q4_1``."""
     data: npt.NDArray[Any]
-    """Mapped from the file: [rows, encoded bytes] where quantised, else [rows, columns]."""
+    """Mapped from the file: [rows, encoded bytes] if quantised, else [rows, columns]."""
 
     @property
     def size(self) -> int:
-        """Number of values."""
+        """Return the number of values."""
         return math.prod(self.shape)
 
     def rows(self, order: npt.NDArray[np.intp] | None = None) -> npt.NDArray[np.float32]:
-        """The values in float32, row ``order[i]`` at place i."""
+        """Return the values in float32; row i is row ``order[i]`` of the file."""
         data = self.data if order is None else self.data[order]
         values = dequantize(data, GGMLQuantizationType[self.kind])
         return np.ascontiguousarray(values.reshape(self.shape), dtype=np.float32)
 
 
 class GgufModel:
-    """An open GGUF file: metadata by key, tensors by name."""
+    """Open GGUF file: metadata by key, tensors by name."""
 
     def __init__(self, path: Path) -> None:
-        """Maps ``path``; raises UnsupportedModel when it is not one whole GGUF file."""
+        """Map ``path``. Raises UnsupportedModel unless it is a complete GGUF file."""
         self.path = path
         _check_start(path)
         try:
@@ -335,40 +322,34 @@ class GgufModel:
 
     @property
     def architecture(self) -> str:
-        """llama.cpp's name of the family, which prefixes the family's keys."""
         return self.text("general.architecture")
 
     @property
     def keys(self) -> dict[str, Any]:
-        """All keys with their values: numbers, texts, bools, and lists of them."""
         return self._header.keys
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key: a number, text, bool, or a list of them; ``default`` if absent."""
+        """Return the value of a key: number, text, bool, or list."""
         return self._header.keys.get(key, default)
 
     def require(self, key: str) -> Any:
-        """The value of a key that must be there."""
         value = self.get(key)
         if value is None:
             raise UnsupportedModel(f"model: {self.path.name} lacks the key {key}")
         return value
 
     def own(self, key: str) -> str:
-        """Return the whole name of a key of the family."""
         return f"{self.architecture}.{key}"
 
     def integer(
         self, key: str, *, least: int = 1, most: int = MAX_INTEGER, default: int | None = None
     ) -> int:
-        """Return a key that is an integer in a range; one without ``default`` must be there."""
         value = self.require(key) if default is None else self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self.refusal(key, value, f"an integer from {least} to {most}")
         return value
 
     def number(self, key: str, *, default: float | None = None) -> float:
-        """Return a key that is a finite number above 0."""
         value = self.require(key) if default is None else self.get(key, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value) or value <= 0:
@@ -376,41 +357,35 @@ class GgufModel:
         return float(value)
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """Return a key that is true or false."""
         value = self.get(key, default)
         if not isinstance(value, bool):
             raise self.refusal(key, value, "true or false")
         return value
 
     def text(self, key: str, *, default: str | None = None) -> str:
-        """Return a key that is a text."""
         value = self.require(key) if default is None else self.get(key, default)
         if not isinstance(value, str):
             raise self.refusal(key, value, "a text")
         return value
 
     def texts(self, key: str) -> list[str]:
-        """Return a key that is a list of texts."""
         value = self.require(key)
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise self.refusal(key, value, "a list of texts")
         return value
 
     def token_id(self, name: str, num_tokens: int) -> int | None:
-        """Return ``tokenizer.ggml.NAME_token_id``, a token's id; None if it is absent."""
+        """Return the id ``tokenizer.ggml.NAME_token_id``, or None."""
         key = f"tokenizer.ggml.{name}_token_id"
         return None if self.get(key) is None else self.integer(key, least=0, most=num_tokens - 1)
 
     def refusal(self, key: str, value: object, allowed: str) -> UnsupportedModel:
-        """Return the error of a key whose value is not served."""
+        """Return the error for an unsupported value."""
         shown = f"{value!r:.80}"
         return UnsupportedModel(f"model: {self.path.name} has {key} {shown}; {allowed} is allowed")
 
     def tensors(self) -> dict[str, GgufTensor]:
-        """All tensors by llama.cpp's name, in the file's order; no values are read.
-
-        Raises UnsupportedModel for a type that cannot be decoded.
-        """
+        """Return all tensors by llama.cpp's name; no values are read. Raises UnsupportedModel."""
         stored = self._header.tensors
         for kind in sorted({each.kind for each in stored.values()}):
             self._check_kind(kind)

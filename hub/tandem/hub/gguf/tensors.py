@@ -1,13 +1,10 @@
-"""GGUF tensors → safetensors files.
+"""GGUF tensors → safetensors files, with transformers' names.
 
-**Names** follow transformers. **Rows**: llama.cpp keeps the q and k rows of llama-family heads so
-that a rotary pair lies side by side; transformers (and Tandem) have the first halves of all pairs,
-then the second halves, so those rows are put back. Qwen's files keep them as they are.
+Rows: llama.cpp stores the q and k rows of llama-family heads with rotary pairs side by side. Here
+the first halves of all pairs come first, as in transformers. Qwen's files already do.
 
-**Type**: a file that is not quantised keeps its type. Quantised values are scale × small integer +
-minimum with float16 scales: 15 bits and more, which float32 holds and neither float16 nor bfloat16
-does. So they become float32 while that stays under 4 GiB, where the exact values cost little; above
-it bfloat16, which a GPU would compute in anyway, at half the disk.
+Type: plain files keep their type. Quantised values need 15 bits or more, so they become float32 up
+to 4 GiB, and bfloat16 above.
 """
 
 import re
@@ -45,14 +42,14 @@ _LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _NOT_WEIGHTS = frozenset({"rope_freqs.weight"})
-"""Tensors that ``config`` reads; not parameters of the model."""
+"""Tensors that are no parameters; ``config`` reads them."""
 
 _ROTARY = re.compile(r"blk\.\d+\.attn_(?P<which>[qk])\.(weight|bias)")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Tensor to write: its source, its name and the order of its rows."""
+    """Tensor to write: source, name and order of rows."""
 
     name: str
     tensor: GgufTensor
@@ -60,7 +57,7 @@ class Target:
 
 
 def transformers_name(name: str) -> str | None:
-    """Return transformers' name of a GGUF tensor; None if no counterpart is known here."""
+    """Return transformers' name of a GGUF tensor; None if it is unknown."""
     stem, _, part = name.rpartition(".")
     if part not in ("weight", "bias"):
         return None
@@ -73,8 +70,10 @@ def transformers_name(name: str) -> str | None:
 
 
 def plan(tensors: Mapping[str, GgufTensor], config: Mapping[str, Any]) -> list[Target]:
-    """Return all tensors to write, in the file's order. Raises UnsupportedModel naming those that
-    are unknown, missing, or of another shape than ``config`` requires."""
+    """Return all tensors to write, in the file's order.
+
+    Raises UnsupportedModel for unknown or missing tensors, or wrong shapes.
+    """
     names = {name: transformers_name(name) for name in tensors if name not in _NOT_WEIGHTS}
     unknown = sorted(name for name, found in names.items() if found is None)
     if unknown:
@@ -113,7 +112,6 @@ def _check_shapes(tensors: Mapping[str, GgufTensor], config: Mapping[str, Any]) 
 
 
 def _needed(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors that a model of ``config`` has."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     query = config["num_attention_heads"] * config["head_dim"]
     keys = config["num_key_value_heads"] * config["head_dim"]
@@ -144,7 +142,7 @@ def _needed(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def target_dtype(tensors: Mapping[str, GgufTensor]) -> str:
-    """Return the type in which the weights are written: see the module's text."""
+    """Return the type of the written weights (see the module)."""
     kinds = {tensor.kind for tensor in tensors.values() if len(tensor.shape) > 1}
     if len(kinds) == 1 and (plain := PLAIN_TYPES.get(next(iter(kinds)))):
         return plain
@@ -157,8 +155,8 @@ def write(
 ) -> dict[str, Any]:
     """Write the weight files, one shard in memory at a time.
 
-    ``advance`` is called with each tensor's number of values. Returns the content of
-    model.safetensors.index.json, empty when one file holds everything.
+    ``advance`` is called with each tensor's number of values. Return the index, empty for a single
+    file.
     """
     shards = list(_shards(targets, 4 if dtype == "float32" else 2))
     weight_map: dict[str, str] = {}
@@ -188,7 +186,7 @@ def _write_shard(
         )
         advance(target.tensor.size)
     serialize_file(specs, path, metadata={"format": "pt"})
-    path.chmod(0o644)  # the library leaves it to its owner; a pod may run as another user
+    path.chmod(0o644)  # a pod may run as another user
 
 
 def _shards(targets: list[Target], value_bytes: int) -> Iterator[list[Target]]:
@@ -209,7 +207,7 @@ def _encoded(values: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
         return values
     if dtype == "float16":
         return values.astype(np.float16)
-    bits = values.view(np.uint32)  # numpy has no bfloat16: round to nearest even by hand
+    bits = values.view(np.uint32)  # numpy has no bfloat16: round half to even
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return rounded.astype(np.uint16)
 

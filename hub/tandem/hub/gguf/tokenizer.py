@@ -1,8 +1,7 @@
-"""GGUF vocabulary → tokenizer.json and tokenizer_config.json.
+"""GGUF vocabulary → tokenizer.json and tokenizer_config.json, for byte-level BPE only.
 
-Byte-level BPE only (``tokenizer.ggml.model`` = ``gpt2``): Llama 3, SmolLM, Qwen, recent Mistral.
-How text is cut before merging is not in the file, only its name (``tokenizer.ggml.pre``); the cuts
-below are those of the models' published tokenizer.json, which the models were trained with.
+Files only name their cut of text (``tokenizer.ggml.pre``); the cuts are those of the models'
+published tokenizer.json.
 """
 
 import json
@@ -30,26 +29,26 @@ _TEKKEN = (
 
 
 class TokenType(IntEnum):
-    """The values of ``tokenizer.ggml.token_type`` that matter here."""
+    """Relevant values of ``tokenizer.ggml.token_type``."""
 
     CONTROL = 3
-    """Never comes from plain text; left out when special tokens are skipped."""
+    """Never the result of plain text."""
     USER_DEFINED = 4
-    """Matched whole in text, and shown, such as ``<think>``."""
+    """Matched whole in text, and shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Cut of a text into pieces before merging."""
+    """Cut of a text before merging."""
 
     pattern: str | None = None
-    """Regular expression whose matches are the pieces; None is GPT-2's own pattern."""
+    """Regular expression of the pieces; None is GPT-2's."""
     single_digits: bool = False
     nfc: bool = False
     whole_words: bool = False
-    """Whether a piece that is in the vocabulary is one token, regardless of the merges."""
+    """Whether a piece in the vocabulary is one token, regardless of merges."""
     begins: bool = False
-    """Whether a text begins with the bos token if the file does not specify it."""
+    """Whether a text begins with bos if the file does not specify it."""
 
 
 _LLAMA3_CUT = Cut(_LLAMA3, whole_words=True, begins=True)
@@ -64,11 +63,10 @@ CUTS = {
     "deepseek-r1-qwen": Cut(_QWEN2, begins=True),
     "tekken": Cut(_TEKKEN, whole_words=True, begins=True),
 }
-"""Cuts by ``tokenizer.ggml.pre``."""
 
 
 def write_tokenizer(model: GgufModel, folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json; raises UnsupportedModel for other kinds."""
+    """Write tokenizer.json and tokenizer_config.json. Raises UnsupportedModel."""
     cut = _cut(model)
     begins = model.flag("tokenizer.ggml.add_bos_token", default=cut.begins)
     ends = model.flag("tokenizer.ggml.add_eos_token", default=False)
@@ -88,10 +86,10 @@ def write_tokenizer(model: GgufModel, folder: Path) -> None:
         "decoder": _byte_level(use_regex=True),
         "model": _bpe(model, tokens, cut),
     }
-    # Through the library: what it cannot read, nobody can.
+    # Check that the library can read the file.
     try:
         made = Tokenizer.from_str(json.dumps(content))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:
         raise UnsupportedModel(
             f"model: {model.path.name} has a vocabulary that is not byte-level BPE: {error}"
         ) from error
@@ -156,7 +154,6 @@ def _byte_level(*, use_regex: bool) -> dict[str, Any]:
 
 
 def _around(tokens: list[str], first: int | None, last: int | None) -> dict[str, Any] | None:
-    """Return the processor that puts a token before each text, and one after it."""
     ids = dict.fromkeys(each for each in (first, last) if each is not None)
     if not ids:
         return None

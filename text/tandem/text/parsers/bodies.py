@@ -1,7 +1,7 @@
-"""Bodies of calls: one class for each syntax. Format tables are made of these.
+"""Bodies of calls: one class for each syntax.
 
-``read`` returns true if a call was read completely. False before ``calls.begin`` means that the
-text is not a call; after it, that the call broke off.
+``read`` returns True if a call was read completely. False before ``calls.begin`` means that the
+text is not a call; after it, that the call is incomplete.
 """
 
 from __future__ import annotations
@@ -32,32 +32,28 @@ from tandem.text.parsers.values import as_json
 class Body(Protocol):
     """A syntax of calls."""
 
-    def read(self, cursor: Cursor, calls: Calls) -> Reading:
-        """Read one call."""
-        ...
+    def read(self, cursor: Cursor, calls: Calls) -> Reading: ...
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Return the texts in it that may be special tokens."""
+        """Return texts that may be special tokens."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class JsonCall:
-    """``{"name": ..., "arguments": {...}}``, in either order, with any other keys between."""
+    """``{"name": ..., "arguments": {...}}``, in either order, with any other keys."""
 
     needs_arguments: bool = False
-    """True if a call requires arguments: for formats that do not mark calls."""
+    """Whether a call requires arguments, for formats without marks."""
     known_only: bool = False
-    """True if a call requires the name of a known tool."""
+    """Whether a call requires the name of a known tool."""
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Return the marks as ``Body.marks``."""
         return ()
 
     def read(self, cursor: Cursor, calls: Calls) -> Reading:
-        """Read one call as ``Body.read``."""
         if (yield from literal(cursor, ("{",))) is None:
             return False
         found = _Found()
@@ -119,7 +115,6 @@ def _read_arguments(found: _Found, cursor: Cursor, calls: Calls) -> Reading:
 
 
 def _key(cursor: Cursor) -> Generator[None, None, str | None]:
-    """Read a key with its colon, up to its value."""
     yield from spaces(cursor)
     key = _text((yield from captured(cursor)) or "")
     yield from spaces(cursor)
@@ -151,29 +146,26 @@ def _arguments(value: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class NamedJson:
-    """A name, a separator, and the arguments as JSON."""
+    """Name, separator, and arguments as JSON."""
 
     separators: tuple[str, ...] = ()
     before: str = ""
-    """Text before the name."""
     after: str = ""
     """Optional text after the arguments."""
     name_prefix: str = ""
     """Prefix of names that belongs to the id only."""
     says_id: bool = False
-    """True if the name is written as ``prefix name:number``, which is also the call's id."""
+    """Whether the name is written as ``prefix name:number``, which is also the id."""
     id_mark: str = ""
-    """Optional text after the name, followed by the call's id."""
+    """Optional text between the name and the call's id."""
     bare: bool = False
-    """True if arguments may follow the name directly."""
+    """Whether arguments may follow the name directly."""
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Return the marks as ``Body.marks``."""
         return (*self.separators, self.before, self.id_mark)
 
     def read(self, cursor: Cursor, calls: Calls) -> Reading:
-        """Read one call as ``Body.read``."""
         yield from spaces(cursor)
         if self.before and (yield from literal(cursor, (self.before,))) is None:
             return False
@@ -209,36 +201,33 @@ class NamedJson:
 
 
 def spaces_if(cursor: Cursor, wanted: bool) -> Generator[None, None, None]:
-    """Read white space if it is insignificant."""
+    """Read white space if ``wanted``."""
     if wanted:
         yield from spaces(cursor)
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedParameters:
-    """A name, and parameters between tags. Their values become JSON by the tool's schema."""
+    """Name, and parameters between tags. Values become JSON by the tool's schema."""
 
     name_end: tuple[str, ...]
-    """Texts that end the name; empty if a line end or the next tag does."""
+    """Texts that end the name; if empty, a line end or the next tag does."""
     open: str
     """Text that begins a parameter's name."""
     key_end: str
     value_open: str
-    """Text that begins its value; empty if ``key_end`` does."""
+    """Text that begins its value; if empty, ``key_end`` does."""
     value_end: str
     end: str
     """Text that ends the call."""
     pad: str = "\n"
-    """Optional text around a value that does not belong to it. Empty if a value's own line ends are
-    written unchanged."""
+    """Optional text around a value; empty if a value keeps its line ends."""
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Return the marks as ``Body.marks``."""
         return (self.open, self.key_end, self.value_open, self.value_end, self.end, *self.name_end)
 
     def read(self, cursor: Cursor, calls: Calls) -> Reading:
-        """Read one call as ``Body.read``."""
         yield from spaces(cursor)
         called = yield from name(cursor)
         if not called:
@@ -271,8 +260,9 @@ class TaggedParameters:
     def _parameter(
         self, cursor: Cursor, calls: Calls, first: bool
     ) -> Generator[None, None, bool | None]:
-        """Read one parameter. Return whether it was complete, or None if a bound came before its
-        value and nothing of it was written."""
+        """Read one parameter. Return whether it was complete, or None if nothing of it was
+        written.
+        """
         key: list[str] = []
         stops = (self.end, *cursor.bounds)
         ended = yield from text_until(cursor, (self.key_end, *stops), key.append, MAX_NAME)
@@ -329,9 +319,10 @@ class TaggedParameters:
     def _long(
         self, begun: str, types: frozenset[str], cursor: Cursor, calls: Calls
     ) -> Generator[None, None, str | None]:
-        """Read the rest of a value that is too long to hold until its type is known. If only an
-        object or array is allowed, it is passed on as JSON, else as a string. Return what ended it,
-        or None."""
+        """Read the rest of a value that is too long to hold until its type is known.
+
+        It is written as JSON if its schema allows only an object or array, else as a string.
+        """
         if types and types <= {"object", "array"}:
             calls.arguments(begun)
             return (yield from self._value(cursor, calls.arguments))

@@ -1,4 +1,4 @@
-"""Calls of one answer, written as they are found: names, ids, arguments."""
+"""Calls of one answer: names, ids, arguments."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def new_call_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolSchemas:
-    """Schemas of the tools of a request."""
+    """Schemas of a request's tools."""
 
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """JSON schemas of each tool's parameters, by tool and parameter name."""
+    """JSON schemas of parameters, by tool and parameter name."""
     roots: Mapping[str, object] = field(default_factory=dict)
-    """Schema of all arguments of each tool, with the definitions that its parameters refer to."""
+    """Schema of all arguments of each tool, with its definitions."""
 
     @classmethod
     def of(cls, tools: Sequence[Mapping[str, Any]]) -> ToolSchemas:
@@ -44,7 +44,7 @@ class ToolSchemas:
 
 
 class Calls:
-    """Writer of call events. After ``begin`` a text is a call and cannot become content."""
+    """Writer of call events. After ``begin`` a text cannot become content."""
 
     __slots__ = ("_before", "_cursor", "_events", "_new_id", "count", "name", "open", "schemas")
 
@@ -56,7 +56,7 @@ class Calls:
         new_id: Callable[[], str],
         before: Callable[[], None],
     ) -> None:
-        """``before`` is called when a call begins: it writes earlier events."""
+        """``before`` is called when a call begins, to write earlier events."""
         self._cursor = cursor
         self._events = events
         self._new_id = new_id
@@ -64,11 +64,9 @@ class Calls:
         self.schemas = schemas
         self.count = 0
         self.open = False
-        """True if a call has begun and not ended."""
         self.name = ""
 
     def begin(self, name: str, call_id: str | None = None) -> None:
-        """Begin a call whose name is known. Its text cannot be content any more."""
         self._cursor.mark = None
         self._before()
         self.open = True
@@ -77,7 +75,6 @@ class Calls:
         self._events.append(CallBegun(self.count, call_id, name))
 
     def arguments(self, text: str) -> None:
-        """Write more of the arguments' JSON."""
         self._events.append(ArgumentsDelta(self.count, text))
 
     def end(self) -> None:
@@ -87,6 +84,6 @@ class Calls:
         self.open = False
 
     def types(self, key: str) -> frozenset[str]:
-        """Return the JSON types of a parameter of the open call; empty if they are not known."""
+        """Return the JSON types of a parameter of the open call; empty if unknown."""
         schema = self.schemas.parameters.get(self.name, {}).get(key)
         return types_of(schema, self.schemas.roots.get(self.name))

@@ -1,7 +1,7 @@
 """Position in a text that is still being generated, and functions that read from it.
 
-Readers are generators. They yield if the text so far does not decide, and are resumed with more
-text. So the result does not depend on how the text is split.
+Readers are generators: they yield until there is enough text, so the result does not depend on how
+the text is split.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ Reading = Generator[None, None, bool]
 MAX_HELD = 16_384
 """Maximum characters held until it is known whether they are a call."""
 MAX_NAME = 128
-"""Maximum characters of a tool's or a parameter's name."""
 _SPACES = re.compile(r"[ \t\r\n]{0,64}")
 _MAX_SPACES = 64
 _NAME = re.compile(rf"[\w.\-:/]{{0,{MAX_NAME}}}")
@@ -34,11 +33,10 @@ class Cursor:
         self.mark: int | None = None
         """Start of the text that is kept, to be restored if it is not a call."""
         self.closed = False
-        """True if no text follows."""
         self.opens: tuple[str, ...] = ()
-        """Texts that begin a call or a region of calls, and so break off the open call."""
+        """Texts that begin a call or region, and so end the open call."""
         self.closes: tuple[str, ...] = ()
-        """Texts that end the open call, or its region."""
+        """Texts that end the open call or its region."""
 
     @property
     def bounds(self) -> tuple[str, ...]:
@@ -46,7 +44,7 @@ class Cursor:
         return (*self.opens, *self.closes)
 
     def add(self, text: str) -> None:
-        """Append text. Text that was read and is not kept is dropped."""
+        """Append text, and drop text that was read and is not kept."""
         keep = self.pos if self.mark is None else self.mark
         self.text = self.text[keep:] + text
         self.pos -= keep
@@ -65,8 +63,10 @@ class Cursor:
 
 
 def literal(cursor: Cursor, options: Sequence[str]) -> Generator[None, None, str | None]:
-    """Read one of ``options``, none of which is a prefix of another. Return None and read nothing
-    if none matches. An empty option never matches: it would wait until the end."""
+    """Read one of ``options``, none of which is a prefix of another.
+
+    Return None and read nothing if none matches. An empty option never matches.
+    """
     longest = max(map(len, options), default=0)
     while True:
         rest = cursor.text[cursor.pos : cursor.pos + longest]
@@ -92,7 +92,7 @@ def spaces(cursor: Cursor) -> Generator[None, None, None]:
 
 
 def name(cursor: Cursor) -> Generator[None, None, str]:
-    """Read a name; empty if it is not one, or too long."""
+    """Read a name; empty if it is invalid or too long."""
     while True:
         run = _NAME.match(cursor.text, cursor.pos)
         assert run is not None, "it matches nothing, too"
@@ -107,8 +107,10 @@ def name(cursor: Cursor) -> Generator[None, None, str]:
 def text_until(
     cursor: Cursor, closes: tuple[str, ...], say: Callable[[str], None], most: int | None = None
 ) -> Generator[None, None, str | None]:
-    """Pass on text up to one of ``closes`` and read that. Return None if it never comes, or does
-    not come within ``most`` characters."""
+    """Pass on text up to one of ``closes`` and read that.
+
+    Return None if it does not come within ``most`` characters.
+    """
     find, beginnings, longest = _closes(closes)
     left = most
     while True:
@@ -159,10 +161,10 @@ def value_until(
     closes: tuple[str, ...] = (),
     most: int | None = None,
 ) -> Generator[None, None, str | None]:
-    """Read a value in a call as ``text_until``. A bound of the call, or one of ``opens`` and
-    ``closes``, also ends it: it is returned, and is read next.
+    """Read a value in a call as ``text_until``.
 
-    A text that closes a call may be part of a value. It is, if an end comes before anything opens.
+    A bound of the call, or one of ``opens`` and ``closes``, also ends it and is read next. A value
+    contains a closing text if an end comes before anything opens.
     """
     opens, closes = (*opens, *cursor.opens), (*closes, *cursor.closes)
     left = most
@@ -191,8 +193,10 @@ def _held_until(
     opens: tuple[str, ...],
     say: Callable[[str], None],
 ) -> Generator[None, None, str | None]:
-    """Return the end of a value that contains ``close``: that, or a later end. None if more would
-    be held than allowed, and the value continues."""
+    """Return the end of a value that contains ``close``: that, or a later end.
+
+    None if the value exceeds the limit.
+    """
     assert cursor.mark is None
     cursor.mark = cursor.pos
     cursor.pos += len(close)
@@ -208,18 +212,18 @@ def _held_until(
 
 
 def _pass(_: str) -> None:
-    """Leave the text in place."""
+    """Ignore the text."""
 
 
 def stop_before(cursor: Cursor, bounds: tuple[str, ...]) -> int:
-    """Return the position at which one of ``bounds`` begins or may begin, else the text's end."""
+    """Return the position at which one of ``bounds`` may begin, else the text's end."""
     find, beginnings, longest = _closes(bounds)
     found = find(cursor.text, cursor.pos)
     return _undecided(cursor, beginnings, longest) if found is None else found.start()
 
 
 def at_bound(cursor: Cursor) -> Reading:
-    """Return whether a bound of the call comes next; it is not read."""
+    """Return whether a bound of the call comes next."""
     found = yield from literal(cursor, tuple(dict.fromkeys(cursor.bounds)))
     cursor.pos -= len(found or "")
     return found is not None
@@ -236,7 +240,7 @@ def scan(cursor: Cursor, say: Callable[[str], None]) -> Reading:
 
 
 def captured(cursor: Cursor) -> Generator[None, None, str | None]:
-    """Return one JSON value as a text, or None. Longer values than may be held return None."""
+    """Return one JSON value as a text; None if it is invalid or too long."""
     pieces: list[str] = []
     scanner = yield from _scan(cursor, pieces.append, MAX_HELD)
     return "".join(pieces).strip() if scanner.done else None
@@ -245,7 +249,6 @@ def captured(cursor: Cursor) -> Generator[None, None, str | None]:
 def _scan(
     cursor: Cursor, say: Callable[[str], None], most: int | None
 ) -> Generator[None, None, JsonScanner]:
-    """Read one JSON value of at most ``most`` characters, or up to an interrupting bound."""
     find, beginnings, longest = _closes(cursor.bounds)
     scanner = JsonScanner()
     left = most
@@ -278,8 +281,10 @@ def _scan(
 def _inside(
     cursor: Cursor, scanner: JsonScanner
 ) -> Generator[None, None, tuple[JsonScanner, str] | None]:
-    """Read a JSON text that contains a bound, and what follows it. Return None and read nothing if
-    the bound ends the call: the text never closes, or no JSON continues after it."""
+    """Read a JSON text that contains a bound, and what follows it.
+
+    Return None and read nothing if the bound ends the call.
+    """
     had_mark = cursor.mark is not None
     if cursor.mark is None:
         cursor.mark = cursor.pos

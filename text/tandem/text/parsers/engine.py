@@ -1,8 +1,7 @@
 """Streaming parser of every format: text is fed as it arrives, and events are returned.
 
-The events do not depend on how the text was split. The parser holds back text that may still become
-a mark, and a call until its name is certain. Text that turns out not to be a call is content. No
-text raises an error.
+The events do not depend on how the text is split. Text that may become a mark or a call is held
+back. Text that is not a call is content. No text raises an error.
 """
 
 from __future__ import annotations
@@ -33,27 +32,19 @@ _RECIPIENT = r"(?:\s*to=[^\s<]*)?"
 
 
 class Sink(Protocol):
-    """The parser that messages are read for."""
+    """Parser for which messages are read."""
 
     thinks: bool
 
     @property
-    def cursor(self) -> Cursor:
-        """Return the cursor that is read from."""
-        ...
+    def cursor(self) -> Cursor: ...
 
     @property
-    def calls(self) -> Calls:
-        """Return the writer of calls."""
-        ...
+    def calls(self) -> Calls: ...
 
-    def say(self, text: str) -> None:
-        """Write content."""
-        ...
+    def say(self, text: str) -> None: ...
 
-    def think(self, text: str) -> None:
-        """Write reasoning."""
-        ...
+    def think(self, text: str) -> None: ...
 
     def renew(self) -> None:
         """Mark the start or end of a message."""
@@ -63,7 +54,7 @@ class Sink(Protocol):
 def read_messages(
     sink: Sink, table: ChannelFormat, *, finds_calls: bool
 ) -> Generator[None, None, None]:
-    """Read all messages. The prompt has begun the first one's header."""
+    """Read all messages. The prompt has begun the first header."""
     yield
     cursor = sink.cursor
     starts = (table.start, table.channel, *table.ends)
@@ -87,7 +78,7 @@ def _message(
     ended = yield from text_until(cursor, (table.message,), header.append, _MAX_HEADER)
     written = "".join(header)
     if ended is None:
-        # One that the answer's end cut off says nothing; one that is too long is none.
+        # A header that is cut off or too long has no effect.
         if len(written) - len(lead) >= _MAX_HEADER or not _begins_header(written, table):
             sink.say(written.removeprefix(lead))
         return None
@@ -109,7 +100,6 @@ def _message(
 
 
 def _begins_header(written: str, table: ChannelFormat) -> bool:
-    """Return whether ``written`` is a header as models write them, or the beginning of one."""
     channel, constrain = re.escape(table.channel), re.escape(table.constrain)
     said = re.match(
         rf"(?:assistant)?{_RECIPIENT}(?:{channel}(?:{'|'.join(_CHANNELS)}))?{_RECIPIENT}"
@@ -138,7 +128,7 @@ def _call(sink: Sink, name: str, ends: tuple[str, ...]) -> Generator[None, None,
 
 
 class StreamParser:
-    """Parser of one choice of one answer."""
+    """Parser of one choice."""
 
     def __init__(
         self,
@@ -150,21 +140,23 @@ class StreamParser:
         continued: str = "",
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
-        """``tools`` is None if calls are not parsed. ``prompt`` decides what is open at the start,
-        or ``continued`` does: the text of a message that the answer continues."""
+        """``tools`` is None if calls are not parsed. ``prompt`` decides what is open at the start.
+
+        ``continued``: text of a message that the answer continues; it decides then.
+        """
         self._cursor = Cursor()
         self._events: list[Event] = []
         self._held: list[str] = []
-        """Text after a call in reasoning, held until it is known to be reasoning or content."""
+        """Text after a call in reasoning, held until its kind is known."""
         self._calls = Calls(
             self._cursor, self._events, schemas or ToolSchemas(), new_id, self._say_held
         )
         self._fresh = True
-        """True if no text was written since the start, the last reasoning or the last call."""
+        """Whether no text was written since the start, the last reasoning or the last call."""
         self._blank = False
-        """True if white space is dropped until other text comes."""
+        """Whether white space is dropped until other text comes."""
         self.thinks = False
-        """True if the next text is reasoning, as far as is known."""
+        """Whether the next text is reasoning, as far as is known."""
         channels = next((t for t in (tools, reasoning) if isinstance(t, ChannelFormat)), None)
         if channels is not None:
             self._run = read_messages(self, channels, finds_calls=tools is not None)
@@ -178,12 +170,10 @@ class StreamParser:
 
     @property
     def cursor(self) -> Cursor:
-        """Return the cursor that is read from."""
         return self._cursor
 
     @property
     def calls(self) -> Calls:
-        """Return the writer of calls."""
         return self._calls
 
     def feed(self, text: str) -> list[Event]:
@@ -192,7 +182,7 @@ class StreamParser:
         return self._go_on() if text else []
 
     def end(self) -> list[Event]:
-        """Return the events of text that was held back. No text follows."""
+        """Return the events of the held text. No text follows."""
         self._cursor.closed = True
         return self._go_on()
 
@@ -203,7 +193,6 @@ class StreamParser:
         return events
 
     def say(self, text: str) -> None:
-        """Write content."""
         if self._blank or self._fresh:
             bare = text.lstrip()
             if self._blank:
@@ -214,7 +203,6 @@ class StreamParser:
             self._events.append(ContentDelta(text))
 
     def think(self, text: str) -> None:
-        """Write reasoning."""
         if self._blank:
             text = text.lstrip()
             self._blank = not text
@@ -222,7 +210,7 @@ class StreamParser:
             self._events.append(ReasoningDelta(text))
 
     def renew(self) -> None:
-        """Mark the start or end of reasoning or a call: white space around it is insignificant."""
+        """Mark the start or end of reasoning or a call: white space around it is dropped."""
         self._fresh = self._blank = True
 
     def _read(self, continued: str) -> Generator[None, None, None]:
@@ -236,7 +224,7 @@ class StreamParser:
             if self._fresh and tools is not None and tools.at_start:
                 yield from self._read_from_start(tools)
             regions = tools.opens if tools is not None else ()
-            # A thought may begin where nothing was said: the search stops at the first word.
+            # Reasoning may begin as long as no content was written.
             found = yield from self._content_until(thoughts, regions)
             if found in thoughts:
                 yield from self._read_thought()
@@ -275,15 +263,14 @@ class StreamParser:
         return True
 
     def _read_thought(self, *, goes_on: bool = False) -> Generator[None, None, None]:
-        """Read reasoning to its end. If it ``goes_on``, a part of it was already written."""
         reasoning, tools = self._reasoning, self._tools
         assert reasoning is not None
         self.thinks = True
-        # Some models begin a call without closing their thought.
+        # Some models begin a call without closing their reasoning.
         regions = tools.opens if tools is not None else ()
         if not goes_on:
             self.renew()
-            # A prompt may have opened the thought that the model opens once more.
+            # A prompt may have opened the reasoning that the model opens again.
             yield from spaces(self._cursor)
             yield from literal(self._cursor, reasoning.opens)
         while True:
@@ -298,8 +285,10 @@ class StreamParser:
         self.renew()
 
     def _read_behind_call(self, reasoning: ReasoningFormat, tools: ToolFormat) -> Reading:
-        """Read the text after a call in reasoning: reasoning if its end comes, else content. Return
-        whether the end came. Text between two such calls is content."""
+        """Read the text after a call in reasoning: reasoning if its end comes, else content.
+
+        Return whether the end came.
+        """
         while True:
             marks = (reasoning.close, *tools.opens)
             left = max(0, MAX_HELD - sum(map(len, self._held)))
@@ -320,7 +309,6 @@ class StreamParser:
         self.say(held)
 
     def _read_from_start(self, tools: ToolFormat) -> Generator[None, None, None]:
-        """Read calls without a mark, which must begin the answer."""
         cursor = self._cursor
         cursor.mark = cursor.pos
         yield from spaces(cursor)
@@ -342,7 +330,6 @@ class StreamParser:
     def _read_calls(
         self, tools: ToolFormat, opened: str, give_back: Callable[[str], None]
     ) -> Reading:
-        """Read the calls of a region. Return whether there was one."""
         cursor, calls, before = self._cursor, self._calls, self._calls.count
         in_list = whole = False
         cursor.opens = tuple(dict.fromkeys((*tools.opens, *tools.call_opens)))
@@ -363,7 +350,7 @@ class StreamParser:
                 calls.end()
                 self.renew()
                 self.thinks = False
-                # One that broke off at a bound is over, and the next one may follow.
+                # An incomplete call ends at a bound, and the next one may follow.
                 whole = whole or (yield from at_bound(cursor))
             if not whole:
                 break
@@ -388,8 +375,10 @@ class StreamParser:
         return False
 
     def _read_end(self, tools: ToolFormat, *, whole: bool) -> Generator[None, None, None]:
-        """Read the end of a region with calls. Text after the last call that is not a call is read
-        again. At the answer's end, a separator after the last call is dropped."""
+        """Read the end of a region with calls.
+
+        Text after the last call is read again. At the answer's end, a separator is dropped.
+        """
         cursor = self._cursor
         if not whole and cursor.mark is not None:
             separates = ("", *tools.separators, *("," for _ in range(tools.listed)))

@@ -21,17 +21,16 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A tool call whose name is known; its arguments follow."""
+    """Tool call whose name is known; its arguments follow."""
 
     index: int
-    """Index from 0, over the calls of one answer."""
     id: str
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDelta:
-    """More of a call's arguments. All of them joined are JSON, unless the model broke off."""
+    """More of a call's arguments, which joined are JSON."""
 
     index: int
     text: str

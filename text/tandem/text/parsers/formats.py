@@ -19,9 +19,10 @@ from tandem.text.parsers.tables import (
 
 
 def not_one_of(words: Iterable[str]) -> str:
-    """Return an expression that begins every text before a quote which is none of ``words``.
+    """Return an expression for texts before a quote that are none of ``words``.
 
-    No word may begin another. It ends at the first character that differs, or at the quote.
+    No word may begin another. The expression ends at the first character that differs, or at the
+    quote.
     """
     groups = [(first, list(rest)) for first, rest in groupby(sorted(words), lambda word: word[:1])]
     if groups == [("", [""])]:
@@ -287,7 +288,7 @@ _MINIMAX = ToolFormat(
 
 
 def _gemma(opened: str, quote: str, closed: str) -> ToolFormat:
-    """Return the format of calls with bare keys and the marks of one Gemma model."""
+    """Return the format of one Gemma model: calls with bare keys."""
     literals = LiteralText(
         key="{key}:",
         inner_key="{key}:",

@@ -1,4 +1,4 @@
-"""Calls whose arguments are not JSON: Python's literals, and Gemma's objects with bare keys."""
+"""Calls whose arguments are Python's literals, or Gemma's objects with bare keys."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ _PARTS = re.compile(r"""[()\[\]{}"'\\]""")
 
 @dataclass(frozen=True, slots=True)
 class PythonCall:
-    """``name(key=value, ...)``: its arguments are passed on together, when the call is complete."""
+    """``name(key=value, ...)``; its arguments are passed on when the call is complete."""
 
     marks: tuple[str, ...] = ()
 
     def read(self, cursor: Cursor, calls: Calls) -> Reading:
-        """Read one call as ``Body.read``."""
         called = yield from name(cursor)
         if not called or (yield from literal(cursor, ("(",))) is None:
             return False
@@ -51,7 +50,6 @@ class PythonCall:
 
 
 def _balanced(cursor: Cursor) -> Generator[None, None, str | None]:
-    """Read and return the text up to the closing parenthesis. None if it is too far."""
     pieces: list[str] = []
     depth, size, quote, escaped = 1, 0, "", False
     stop = stop_before(cursor, cursor.bounds)
@@ -93,7 +91,6 @@ def _balanced(cursor: Cursor) -> Generator[None, None, str | None]:
 
 
 def _keywords(written: str) -> str | None:
-    """Return keyword arguments as a JSON object; None if they are invalid."""
     try:
         call = ast.parse(f"f({written}\n)", mode="eval").body
         if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
@@ -109,7 +106,6 @@ def _keywords(written: str) -> str | None:
 
 
 def _value(node: ast.expr) -> Any:
-    """Return the value of a Python literal, or of one of JSON's words."""
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:
         return _CONSTANTS[node.id]
     if isinstance(node, ast.List | ast.Tuple):
@@ -134,11 +130,9 @@ class BareKeys:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Return the marks as ``Body.marks``."""
         return (self.quote,)
 
     def read(self, cursor: Cursor, calls: Calls) -> Reading:
-        """Read one call as ``Body.read``."""
         yield from spaces(cursor)
         if (yield from literal(cursor, ("call:",))) is None:
             return False
@@ -214,13 +208,11 @@ class BareKeys:
 
 
 def _close_at_bound(cursor: Cursor, calls: Calls, close: str) -> Generator[None, None, None]:
-    """Close an open object or list if a bound ends the call."""
     if (yield from at_bound(cursor)):
         calls.arguments(close)
 
 
 def _word(cursor: Cursor) -> Generator[None, None, str]:
-    """Read a number, one of JSON's words, or an unquoted string."""
     while True:
         run = _WORD.match(cursor.text, cursor.pos)
         assert run is not None, "it matches nothing, too"
@@ -231,7 +223,6 @@ def _word(cursor: Cursor) -> Generator[None, None, str]:
 
 
 def _plain(word: str) -> str:
-    """Return ``word`` unchanged as JSON if it is valid, else as a string."""
     try:
         value = json.loads(word)
         return json.dumps(value, allow_nan=False)

@@ -1,4 +1,4 @@
-"""Parsers of one served model, and the special tokens that they need to see."""
+"""Parsers of one served model, and the special tokens that they require."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TOOLS = (
     (("<|channel|>", "<|message|>"), "openai"),
     (("<seed:tool_call>",), "seed_oss"),
     (("<function=", "<parameter="), "qwen3_xml"),
-    (("<function=",), NONE),  # with arguments in JSON behind it, which no table here reads
+    (("<function=",), NONE),  # Arguments in JSON follow, which no table reads.
     (("<arg_key>",), "glm45"),
     (("<minimax:tool_call>",), "minimax_m2"),
     (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
@@ -40,7 +40,7 @@ _TOOLS = (
     (('"parameters": dictionary of argument name',), "llama3_json"),
     (("[func_name1(",), "pythonic"),
 )
-"""Texts that identify a format if a template contains all. The first match counts."""
+"""Texts that identify a format if a template contains all; the first match counts."""
 
 _REASONING = (
     (("<|channel|>", "<|message|>"), "openai_gptoss"),
@@ -56,8 +56,10 @@ _REASONING = (
 
 
 def tool_format(asked: str, template: str) -> str | None:
-    """Return the name of the format of calls: ``asked``, or the one in the template; None for none.
-    If a template does not support tools, they are written as text, in ``FORMAT``."""
+    """Return the name of the format of calls: ``asked``, or the template's; None for none.
+
+    If a template does not support tools, calls are text in ``FORMAT``.
+    """
     if asked == AUTO and template and knows_no_tools(template):
         return FORMAT
     return _choose(asked, template, _TOOLS)
@@ -69,7 +71,7 @@ def reasoning_format(asked: str, template: str) -> str | None:
 
 
 def check_name(param: str, asked: str, known: Mapping[str, object]) -> None:
-    """Raise InvalidParameter that lists the known names, for an unknown name."""
+    """Raise InvalidParameter for an unknown name."""
     if asked not in (AUTO, NONE, *known):
         raise InvalidParameter(param, asked, f"one of {', '.join((AUTO, NONE, *sorted(known)))}")
 
@@ -85,17 +87,16 @@ def _choose(asked: str, template: str, told: tuple[tuple[tuple[str, ...], str], 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelParsers:
-    """Formats that a model writes; None if it has none, or its format is not known."""
+    """Formats that a model writes; None if there is none."""
 
     tools: ToolFormat | ChannelFormat | None = None
     reasoning: ReasoningFormat | ChannelFormat | None = None
     seen: frozenset[int] = frozenset()
-    """Special tokens that the text must contain for the formats to be found."""
+    """Special tokens that the formats require in the text."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, *, tools: str, reasoning: str) -> ModelParsers:
-        """Return the parsers of named formats. ``auto`` derives one from the model's chat
-        templates; ``none`` is no format.
+        """Return the parsers of named formats; ``auto`` uses the model's chat templates.
 
         Raises InvalidParameter for two formats that cannot be combined.
         """
@@ -121,8 +122,10 @@ class ModelParsers:
     def begin(
         self, tools: Sequence[Mapping[str, Any]], prompt: str, continued: str = ""
     ) -> StreamParser:
-        """Return the parser of one choice that answers ``prompt`` and may call ``tools``, often
-        none. ``continued`` is the text of a message that it continues."""
+        """Return the parser of one choice that answers ``prompt`` and may call ``tools``.
+
+        ``continued`` is the text of a message that it continues.
+        """
         return StreamParser(
             tools=self.tools if tools else None,
             reasoning=self.reasoning,
@@ -134,8 +137,7 @@ class ModelParsers:
     def begin_forced(
         self, tools: Sequence[Mapping[str, Any]], prompt: str, continued: str = ""
     ) -> StreamParser:
-        """Return the parser of an answer that a grammar restricts to a list of calls, after
-        reasoning. Arguments as in ``begin``."""
+        """Return the parser of an answer that a grammar restricts to a list of calls."""
         reasoning = None if isinstance(self.reasoning, ChannelFormat) else self.reasoning
         return StreamParser(
             tools=FORCED,
@@ -151,10 +153,9 @@ class ModelParsers:
         return self.reasoning is not None and not isinstance(self.reasoning, ChannelFormat)
 
     def span(self, prompt: str, continued: str = "") -> ReasoningSpan | None:
-        """Return the reasoning that may precede a structured answer to ``prompt``; None for none.
+        """Return the reasoning that may precede a structured answer; None for none.
 
-        An answer that continues a message, ``continued``, begins no reasoning. Models with channels
-        answer in the form at once.
+        An answer that continues a message, or of a model with channels, has none.
         """
         reasoning = self.reasoning
         if reasoning is None or isinstance(reasoning, ChannelFormat):

@@ -1,4 +1,4 @@
-"""Detection of answers that begin within reasoning, from the text before them."""
+"""Detection of answers that begin within reasoning."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from tandem.text.parsers.tables import ReasoningFormat
 
 
 def is_open(reasoning: ReasoningFormat, prompt: str, continued: str = "") -> bool:
-    """Return whether an answer to ``prompt`` begins within reasoning. ``continued`` is the text of
-    a message that it continues. If given, it alone decides: templates close reasoning before any
-    message."""
+    """Return whether an answer to ``prompt`` begins within reasoning.
+
+    ``continued``, the text of a message that it continues, decides alone if given.
+    """
     if continued.strip():
         opened = max(continued.rfind(each.rstrip()) for each in reasoning.opens)
         return opened > continued.rfind(reasoning.close)

@@ -1,4 +1,4 @@
-"""Values that a model writes as plain text, converted to JSON of the type in a tool's schema."""
+"""Conversion of plain values to JSON of the type in a tool's schema."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 
 
 class JsonScanner:
-    """Reader of one value, and nothing after it."""
+    """Reader of one JSON value."""
 
     __slots__ = ("_held", "_is_key", "_mode", "_stack", "done", "failed")
 
@@ -33,11 +33,9 @@ class JsonScanner:
 
     @property
     def in_text(self) -> bool:
-        """Return whether a text is open."""
         return self._mode in (self._string, self._escape, self._hex)
 
     def copy(self) -> JsonScanner:
-        """Return an independent scanner in the same state."""
         other = JsonScanner()
         other.done, other.failed = self.done, self.failed
         other._mode = getattr(other, self._mode.__name__)
@@ -46,7 +44,7 @@ class JsonScanner:
         return other
 
     def rest(self) -> str | None:
-        """Return the text that completes the value passed on; None if closing marks do not."""
+        """Return the text that completes the value; None if closing marks do not."""
         closing = "".join("}" if each == "{" else "]" for each in reversed(self._stack))
         if self.in_text and not self._is_key:
             return f'"{closing}'
@@ -211,19 +209,19 @@ _INTEGER = re.compile(r"[-+]?\d{1,400}", re.ASCII)
 _NUMBER = re.compile(r"[-+]?(?:\d{1,400}\.?\d{0,400}|\.\d{1,400})(?:[eE][-+]?\d{1,3})?", re.ASCII)
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 _MAX_LOOKS = 256
-"""Maximum schemas that are read for the types of one."""
 _MAX_LITERAL = 100_000
 _DEFINED = re.compile(r"#/(\$defs|definitions)/([^/]+)")
 DEFINED_STRING = "defined string"
-"""Result of ``types_of`` for a string that is defined elsewhere. Some models and grammars write it
-as JSON, with its quotes; others without."""
+"""Result of ``types_of`` for a string that is defined elsewhere.
+
+Some models and grammars write it as JSON, with its quotes; others without.
+"""
 
 
 def types_of(schema: object, root: object = None) -> frozenset[str]:
     """Return the JSON types that a schema allows; empty if it does not name them all.
 
-    ``root`` is the schema in whose ``$defs`` or ``definitions`` its references are looked up. A
-    string that one refers to is ``DEFINED_STRING``, even if a plain string is also allowed.
+    References are looked up in ``root``. A string behind a reference is ``DEFINED_STRING``.
     """
     types: set[str] = set()
     waiting: list[tuple[object, bool]] = [(schema, False)]
@@ -250,7 +248,6 @@ def types_of(schema: object, root: object = None) -> frozenset[str]:
 
 
 def _own_types(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Return the types that a schema names itself."""
     kind = schema.get("type")
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(kind, str):
@@ -264,23 +261,18 @@ def _own_types(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _several(schema: Mapping[str, Any]) -> list[Any] | None:
-    """Return the schemas of ``anyOf`` or ``oneOf``, or None."""
     lists = (schema.get(name) for name in ("anyOf", "oneOf"))
     return next((each for each in lists if isinstance(each, list)), None)
 
 
 def _definition(to: str, root: object) -> object:
-    """Return the target of a reference; None if it has none."""
     place = _DEFINED.fullmatch(to)
     room = root.get(place[1]) if place is not None and isinstance(root, Mapping) else None
     return room.get(place[2]) if place is not None and isinstance(room, Mapping) else None
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """Return ``text`` as JSON: as one of ``types`` if it can be read so, else as a string.
-
-    A string that is defined elsewhere is read as JSON if it begins with a quote.
-    """
+    """Return ``text`` as JSON of one of ``types`` if possible, else as a string."""
     bare = text.strip()
     word = _WORDS.get(bare.lower())
     if word == "null" and ("null" in types or not types):
@@ -310,8 +302,7 @@ def _number(text: str) -> str:
 
 
 def _parsed(text: str) -> str | None:
-    """Return a value that is written as JSON or as a Python literal; None if it is neither.
-    Templates that print an object write Python literals."""
+    """Return a value written as JSON or as a Python literal; None if it is neither."""
     try:
         found = json.dumps(_value(text), ensure_ascii=False, allow_nan=False)
         found.encode()
@@ -321,7 +312,6 @@ def _parsed(text: str) -> str | None:
 
 
 def _value(text: str) -> object:
-    """Return the parsed value. Raises what ``json.loads`` and ``ast.literal_eval`` raise."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except ValueError:

@@ -1,5 +1,3 @@
-"""The router: OpenAI HTTP over ``AsyncLLM(Dispatcher)``; placement, failure retry policy, flow
+"""The router: OpenAI HTTP over ``AsyncLLM(Dispatcher)``, with placement, retries and flow
 control.
-
-No torch, no engine. ``app.create_app`` composes it; cli/ runs it under uvicorn.
 """

@@ -1,1 +1,1 @@
-"""The faces of the router: OpenAI's and Anthropic's HTTP, gRPC, and administration."""
+"""Interfaces of the router: OpenAI's and Anthropic's HTTP, gRPC, and administration."""

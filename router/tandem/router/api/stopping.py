@@ -1,9 +1,7 @@
-"""Sends an error to clients whose answer is ended early: by the server's stop, or by an
-administrator.
+"""Errors for clients whose answer is ended early, by a shutdown or an administrator.
 
-A stream ends with the last events of its API. A request whose answer has not begun is answered 503.
-So no client takes a cut answer for a whole one. Tasks below are cancelled, and with them the work
-on workers.
+A stream ends with the last events of its API; a request without an answer gets 503. Tasks are
+cancelled, and their work on workers.
 """
 
 from __future__ import annotations
@@ -18,42 +16,42 @@ from tandem.router.http.errors import ErrorAnswer
 from tandem.router.http.middleware import send_error
 
 LAST_WORD_SECONDS = 1.0
-"""Seconds for a client that does not read its last event."""
+"""Seconds for a client to read its last event."""
 
 
 class Ending:
-    """The requests whose answers are under way; one per app."""
+    """Running answers of an app."""
 
     def __init__(self) -> None:
         self._answering: dict[asyncio.Task[object], Scope] = {}
         self._told: dict[asyncio.Task[object], ErrorAnswer] = {}
 
     def stop(self) -> None:
-        """End every answer that is under way. In the loop's thread."""
+        """End every answer. In the loop's thread."""
         for task in list(self._answering):
             self._end(task, _STOPS)
 
     def abort(self, request_ids: Collection[str]) -> int:
-        """End the answers of these ids (a client's own, or an answer's); return their number."""
+        """End the answers of these ids, of clients or answers; return their number."""
         wanted = [task for task, scope in self._answering.items() if _is_of(scope, request_ids)]
         for task in wanted:
             self._end(task, _ABORTED)
         return len(wanted)
 
     def begin(self, scope: Scope) -> asyncio.Task[object]:
-        """Note that the current task answers from now on."""
+        """Register the current task as an answer."""
         task = asyncio.current_task()
         assert task is not None
         self._answering[task] = scope
         return task
 
     def end(self, task: asyncio.Task[object]) -> None:
-        """Forget an answered request."""
+        """Remove an answered request."""
         self._answering.pop(task, None)
         self._told.pop(task, None)
 
     def told(self, task: asyncio.Task[object]) -> ErrorAnswer | None:
-        """Return the error for the task's client, if the task was cancelled here; else None."""
+        """Return the error of a task that was cancelled here, else None."""
         return self._told.get(task)
 
     def _end(self, task: asyncio.Task[object], answer: ErrorAnswer) -> None:
@@ -67,14 +65,13 @@ def _is_of(scope: Scope, request_ids: Collection[str]) -> bool:
 
 
 class Stopping:
-    """Pure ASGI, around all that answers."""
+    """ASGI middleware around all answers."""
 
     def __init__(self, app: ASGIApp, ending: Ending) -> None:
         self._app = app
         self._ending = ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run as an ASGI application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -109,7 +106,7 @@ class _Answer:
             self._ended = True
 
     async def end(self, told: ErrorAnswer) -> None:
-        """Send the last event, if the client takes it soon."""
+        """Send the last event, if the client reads it soon."""
         try:
             async with asyncio.timeout(LAST_WORD_SECONDS):
                 if not self._begun:
@@ -119,11 +116,11 @@ class _Answer:
                     last = {"type": "http.response.body", "body": body, "more_body": False}
                     await self._send(last)
         except TimeoutError:
-            pass  # it gets no more of its answer, which nothing can end properly
+            pass  # the answer cannot end properly
 
 
 def shutting_down(message: str) -> ErrorAnswer:
-    """Return the answer of a router that stops."""
+    """Return the answer of a router that shuts down."""
     headers = {"Retry-After": "2", "Connection": "close"}
     return ErrorAnswer(
         status=503, message=message, type="server_error", code="shutting_down", headers=headers
@@ -137,4 +134,4 @@ _ABORTED = ErrorAnswer(
     type="invalid_request_error",
     code="aborted",
 )
-"""No status that clients try again by themselves."""
+"""A status that clients do not retry."""

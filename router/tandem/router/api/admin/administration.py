@@ -1,4 +1,4 @@
-"""Routes of administrators: settings in force, the log, requests that run."""
+"""Routes of administrators: settings, the log level, running requests."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tandem.router.endpoints import Routes
 routes = Routes("administration")
 
 SECRET = frozenset({"api_key", "admin_api_key"})
-"""Settings whose values are hidden: only whether they are set is shown."""
+"""Settings whose values are hidden."""
 ADDRESSES = frozenset({"control"})
 LOGGERS = ("tandem", "uvicorn")
-"""Loggers whose level is set: this process's own, and its server's."""
+"""Loggers whose level is set."""
 
 
 @routes.get("/server_info")
 async def server_info(request: Request) -> Response:
-    """Settings of this router, and what its workers say of themselves."""
+    """Return the settings of this router, and the cards of its workers."""
     config: RouterConfig = request.app.state.router.config
     workers = request.app.state.fleet.pool.workers.values()
     return _json(
@@ -44,13 +44,13 @@ async def server_info(request: Request) -> Response:
 
 @routes.get("/log_level")
 async def show_log_level(_: Request) -> Response:
-    """Return the least level that this router logs."""
+    """Return the lowest level that this router logs."""
     return _json({"log_level": _level()})
 
 
 @routes.post("/log_level")
 async def set_log_level(request: Request) -> Response:
-    """Log from another level on, until it is set anew or the process ends."""
+    """Set the log level until the process ends."""
     body = await read(LogLevelBody, request)
     for name in LOGGERS:
         logging.getLogger(name).setLevel(body.log_level.upper())
@@ -59,7 +59,7 @@ async def set_log_level(request: Request) -> Response:
 
 @routes.post("/abort_requests")
 async def abort_requests(request: Request) -> Response:
-    """End calls by their ids: their clients are told, and workers stop."""
+    """End calls by their ids."""
     body = await read(AbortBody, request)
     ending: Ending = request.app.state.ending
     return _json({"aborted": ending.abort(frozenset(body.request_ids))})
@@ -67,26 +67,25 @@ async def abort_requests(request: Request) -> Response:
 
 @routes.post("/reset_prefix_cache")
 async def reset_prefix_cache(request: Request) -> Response:
-    """Drop cached blocks on every worker; 503 when one refuses."""
+    """Drop cached blocks on every worker; 503 if one refuses."""
     return _said(await service_of(request).llm.call(CommandName.RESET_PREFIX_CACHE))
 
 
 @routes.post("/flush_cache")
 async def flush_cache(request: Request) -> Response:
-    """Do as /reset_prefix_cache, by SGLang's name."""
+    """Same as /reset_prefix_cache, by SGLang's name."""
     return await reset_prefix_cache(request)
 
 
 @routes.post("/start_profile")
 async def start_profile(request: Request) -> Response:
-    """Have every worker record its steps, for 20 s at most; 503 when one does not."""
+    """Start a profile on every worker, for 20 s at most; 503 if one fails."""
     return _said(await service_of(request).llm.call(CommandName.START_PROFILE))
 
 
 @routes.post("/stop_profile")
 async def stop_profile(request: Request) -> Response:
-    """Have every worker write what it recorded, into a folder of its own machine; 503 when one does
-    not."""
+    """Write the profile of every worker to a folder of its machine; 503 if one fails."""
     return _said(await service_of(request).llm.call(CommandName.STOP_PROFILE))
 
 
@@ -95,7 +94,6 @@ def _level() -> str:
 
 
 def _settings(config: RouterConfig) -> dict[str, Any]:
-    """Return all settings by name; of secrets only their number."""
     found = {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}
     return {
         name: f"{len(value)} given" if name in SECRET else value for name, value in found.items()
@@ -103,7 +101,6 @@ def _settings(config: RouterConfig) -> dict[str, Any]:
 
 
 def _told(card: ModelCard) -> dict[str, Any]:
-    """Return a card without the fields that only links use."""
     told = {name: getattr(card, name) for name in card.__struct_fields__ if name not in ADDRESSES}
     return {**told, "incarnation": card.incarnation and card.incarnation.hex()}
 

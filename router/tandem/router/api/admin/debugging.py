@@ -1,4 +1,4 @@
-"""Routes that show a running router to a client's key: workers, links, the last calls."""
+"""Routes that show the state of a router: workers, links, the last calls."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ routes = Routes("operation")
 
 USUAL_CALLS = 20
 MOST_CALLS = 100
-"""Calls that one answer lists."""
+"""Maximum calls in one answer."""
 
 
 @routes.get("/debug/canary")
 async def debug_canary(request: Request) -> Response:
-    """Return the counts of the operator's canaries as a Prometheus exposition, apart from
-    users'."""
+    """Return the counts of canaries as a Prometheus exposition."""
     answers: SharedAnswers = request.app.state.answers
     text = await answers.get("canary", service_of(request).canary_metrics.reading, owner="canary")
     return Response(text, media_type=CONTENT_TYPE_LATEST)
@@ -40,21 +39,21 @@ async def debug_canary(request: Request) -> Response:
 
 @routes.get("/debug/fleet")
 async def debug_fleet(request: Request) -> Response:
-    """Workers, links between them, what waits for what, and how fast it goes."""
+    """Return workers, the links between them, queues and rates."""
     live: LiveFleet = request.app.state.live
     return await _shared(request, "fleet", live.to_json)
 
 
 @routes.get("/debug/fabric")
 async def debug_fabric(request: Request) -> Response:
-    """The links by which KV goes: each one's transport, GB/s, state and why."""
+    """Return the links that move KV: transport, GB/s, state and its reason."""
     live: LiveFleet = request.app.state.live
     return await _shared(request, "fabric", live.fabric)
 
 
 @routes.get("/debug/requests")
 async def debug_requests(request: Request) -> Response:
-    """The last calls, the latest first, each with where its time went in short; 1 to 100."""
+    """Return the last calls (1 to 100), the latest first, with a summary of their times."""
     for name, value in request.query_params.items():
         if name != "limit":
             raise InvalidParameter(name[:80], value, "only limit")
@@ -72,7 +71,7 @@ async def debug_requests(request: Request) -> Response:
 
 @routes.get("/debug/requests/{request_id:path}")
 async def debug_request(request: Request) -> Response:
-    """Return the whole timeline of one of the last calls; 404 for one that is not kept."""
+    """Return the timeline of one of the last calls; 404 if it is not kept."""
     request_id = request.path_params["request_id"]
     recorder: Recorder = request.app.state.recorder
     reader = current_tenant.get()
@@ -97,12 +96,12 @@ async def debug_placements(request: Request) -> Response:
 
 @routes.get("/tokenizer_info")
 async def tokenizer_info(request: Request) -> Response:
-    """tokenizer_config.json with the chat template; 404 unless it is allowed to be told."""
+    """Return tokenizer_config.json with the chat template; 404 unless that is allowed."""
     config: RouterConfig = request.app.state.router.config
     if not config.enable_tokenizer_info_endpoint:
         raise HTTPException(404, "requires --enable-tokenizer-info-endpoint")
     tokenizer = service_of(request).llm.tokenizer
-    # The template is a part of the settings, also if it has a file of its own.
+    # The template is part of the settings even if it has its own file.
     return await _shared(
         request,
         "tokenizer",
@@ -112,7 +111,7 @@ async def tokenizer_info(request: Request) -> Response:
 
 @routes.get("/get_model_info")
 async def get_model_info(request: Request) -> Response:
-    """Return what SGLang says of a model, as far as it is known here."""
+    """Return SGLang's facts about a model, as far as they are known."""
     service = service_of(request)
     card = await service.llm.card()
     name = service.model_name(None)
@@ -136,7 +135,6 @@ def _limit(asked: str | None) -> int:
 
 
 async def _shared(request: Request, name: str, read: Callable[[], object]) -> Response:
-    """Return the result of ``read``, called in the loop's thread, shared by this tenant's calls."""
     answers: SharedAnswers = request.app.state.answers
     tenant = current_tenant.get()
     owner = f"{tenant.id} {tenant.is_admin}"

@@ -1,8 +1,4 @@
-"""The OpenAPI document: the input of each path and every status of its answers.
-
-Endpoints read and write bytes by themselves. The schemas of their input are made from ``schemas``
-and ``parameters``, those of their output from ``answers``.
-"""
+"""The OpenAPI document: the input of each path and every status of its answers."""
 
 from __future__ import annotations
 
@@ -40,7 +36,7 @@ DOCUMENT = "/openapi.json"
 
 @routes.get(DOCUMENT)
 async def openapi(request: Request) -> Response:
-    """Answer with the document of this server."""
+    """Return the OpenAPI document of this server."""
     answers: SharedAnswers = request.app.state.answers
     content = await answers.get("openapi", lambda: request.app.state.document, owner="openapi")
     return Response(content, media_type="application/json")
@@ -92,19 +88,17 @@ class Operation:
     """One method of one path."""
 
     gives: type[BaseModel] | str
-    """The answer of 200: an object, or a media type of text."""
+    """Answer of 200: an object, or a media type of text."""
     takes: type[Body] | None = None
     streams: type[BaseModel] | None = None
     """Events instead of the answer, with stream=true."""
     names_events: bool = False
-    """Set if an event has its name in addition to its data."""
+    """Whether an event has its name in addition to its data."""
     errors: tuple[int, ...] = (500, 503)
     says: tuple[int, ...] = ()
-    """Statuses other than 200 that may have the same object instead of an error."""
+    """Statuses other than 200 with the same object instead of an error."""
     fails: type[BaseModel] = types.ErrorBody
-    """The answer of every error."""
     queries: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """Schemas of the query's parameters by name."""
 
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
@@ -229,7 +223,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
 
 
 def paths_of_workers() -> list[str]:
-    """Return the paths that workers answer, if any are up and have capacity."""
+    """Return the paths that workers answer."""
     return [path for (_, path), operation in OPERATIONS.items() if operation.errors is _GENERATING]
 
 
@@ -239,7 +233,7 @@ def document(
     *,
     root_path: str = "",
 ) -> dict[str, Any]:
-    """Return the whole document. Raises KeyError for a path that is not described."""
+    """Return the whole document. Raises KeyError for a path without a description."""
     paths: dict[str, dict[str, Any]] = {}
     for endpoint, access in registered:
         if endpoint.tag is not None:
@@ -321,7 +315,6 @@ def _answer(operation: Operation, description: str) -> dict[str, Any]:
 
 
 def _event(model: type[BaseModel], has_name: bool) -> dict[str, Any]:
-    """Return the schema of one server-sent event: a stream's own before OpenAPI 3.2."""
     data = {
         "type": "string",
         "contentMediaType": "application/json",
@@ -339,7 +332,6 @@ def _error(operation: Operation, status: int) -> dict[str, Any]:
 
 
 def _either(operation: Operation, status: int) -> dict[str, Any]:
-    """Return a response that has the schema of 200 or that of an error."""
     answer = _answer(operation, ERRORS[status])
     for content in answer["content"].values():
         content["schema"] = {"anyOf": [content["schema"], _ref(operation.fails)]}

@@ -1,4 +1,4 @@
-"""Routes of probes and scrapers, without a key: alive, ready, version, metrics."""
+"""Routes of probes and scrapers, without a key: live, ready, version, metrics."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ routes = Routes("operation")
 
 
 class Readiness:
-    """Readiness: it waits for the configured fleet once, and later for any that can serve."""
+    """Readiness: first of the configured fleet, later of any workers that can serve."""
 
     def __init__(self, fleet: Fleet, *, prefill: int, decode: int, health_waits: bool) -> None:
-        """Store the roles' worker counts. ``health_waits``: ``/health`` waits for the fleet,
-        too."""
+        """``health_waits``: ``/health`` waits for the fleet, too."""
         self._fleet = fleet
         self._prefill = prefill
         self._decode = decode
         self._health_waits = health_waits
 
     def problem(self) -> str | None:
-        """Return why no request should be sent here, or None."""
+        """Return the reason to send no request here, or None."""
         problem = self._fleet.servable(prefill=self._prefill, decode=self._decode)
         if problem is None:
             self._prefill, self._decode = 0, min(self._decode, 1)
         return problem
 
     def sickness(self) -> str | None:
-        """Return why this server is not healthy, or None. A fleet that was put to sleep is."""
+        """Return why this server is not healthy, or None. A sleeping fleet is healthy."""
         problem = self.problem() if self._health_waits else None
         return None if self._fleet.sleeps(pooled=self._decode == 0) else problem
 
@@ -60,32 +59,34 @@ async def show_root(_: Request) -> Response:
 
 @routes.get("/health")
 async def health(request: Request) -> Response:
-    """200 once requests could be served, until none can be any more: 503 with the reason. With
-    --health live 200 while the process answers."""
+    """Return 200 after requests could be served, until none can: then 503 with the reason.
+
+    With --health live: 200.
+    """
     return _health(request)
 
 
 @routes.get("/ping")
 async def ping(request: Request) -> Response:
-    """Answer as /health does."""
+    """Same as /health."""
     return _health(request)
 
 
 @routes.post("/ping")
 async def post_ping(request: Request) -> Response:
-    """Answer as /health does."""
+    """Same as /health."""
     return _health(request)
 
 
 @routes.get("/live")
 async def live(_: Request) -> Response:
-    """200 while the process answers."""
+    """Return 200."""
     return _json({"status": "ok"})
 
 
 @routes.get("/ready")
 async def ready(request: Request) -> Response:
-    """200 when a request could be served now, else 503 with the reason."""
+    """Return 200 if a request could be served now, else 503 with the reason."""
     answer = _status(request.app.state.readiness.problem(), "ready", "not ready")
     answer.headers.update(child_headers())
     return answer
@@ -93,20 +94,20 @@ async def ready(request: Request) -> Response:
 
 @routes.get("/load")
 async def load(request: Request) -> Response:
-    """Requests that run or wait, for balancers that go by it."""
+    """Return the number of running and waiting requests."""
     admission = request.app.state.router.dispatcher.admission
     return _json({"server_load": admission.num_running + admission.num_waiting})
 
 
 @routes.get("/version")
 async def show_version(_: Request) -> Response:
-    """Version of Tandem."""
+    """Return the version of Tandem."""
     return _json({"version": _version()})
 
 
 @routes.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Prometheus exposition."""
+    """Return the Prometheus exposition."""
     answers: SharedAnswers = request.app.state.answers
     text = await answers.get("metrics", service_of(request).metrics.reading, owner="metrics")
     return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -1,7 +1,6 @@
-"""Endpoints that put the fleet to sleep and wake it, in vLLM's form: parameters are in the query.
+"""Endpoints that put the fleet to sleep and wake it, with vLLM's query parameters.
 
-All of them require the keys of administration (``middleware/auth``). An answer is sent once
-placement has the new state, so that a request after it finds workers in that state.
+They require an administration key. The answer is sent when placement has the new state.
 """
 
 from __future__ import annotations
@@ -23,16 +22,18 @@ routes = Routes("administration")
 
 USUAL_LEVEL = "1"
 USUAL_WAIT_S = "60"
-"""Seconds in which requests may end, unless ``timeout`` is given."""
+"""Default of ``timeout``."""
 BEAT_SECONDS = 10.0
-"""Seconds within which a worker's beat reports the state that it has answered."""
+"""Deadline of the beat that reports the new state."""
 
 
 @routes.post("/sleep")
 async def sleep(request: Request) -> Response:
-    """Have every worker give its memory back, or none. ``level`` 1 keeps weights in host memory, 2
-    drops them; ``mode`` abort ends what runs, wait lets it come to its end within ``timeout``
-    seconds. 503 when a worker has to stay awake."""
+    """Free the memory of every worker, or of none.
+
+    ``level`` 1 keeps weights in host memory, 2 drops them; ``mode`` abort ends running requests,
+    wait waits up to ``timeout`` seconds. 503 if a worker has to stay awake.
+    """
     _check_names(request, "level", "mode", "timeout")
     level = request.query_params.get("level", USUAL_LEVEL)
     mode = request.query_params.get("mode", SleepMode.ABORT)
@@ -53,15 +54,17 @@ async def sleep(request: Request) -> Response:
         if awake:
             await _until(pool, sleeping=False)
         raise
-    if reply.ok or awake:  # who had to be woken again is awake for placement, too
+    if reply.ok or awake:  # a worker that was woken again is awake for placement, too
         await _until(pool, sleeping=reply.ok)
     return _answer(reply)
 
 
 @routes.post("/wake_up")
 async def wake_up(request: Request) -> Response:
-    """Have every worker take its memory again: all of it, or what ``tags`` (once each) name. 503
-    when one cannot, which goes on sleeping."""
+    """Restore the memory of every worker: all of it, or the parts in ``tags``.
+
+    503 if one fails and continues to sleep.
+    """
     _check_names(request, "tags")
     tags = request.query_params.getlist("tags")
     for tag in tags:
@@ -75,14 +78,13 @@ async def wake_up(request: Request) -> Response:
 
 @routes.get("/is_sleeping")
 async def is_sleeping(request: Request) -> Response:
-    """Return whether every worker sleeps, or has not allocated all of its memory again."""
+    """Return whether every worker sleeps, at least in part."""
     _check_names(request)
     return _json({"is_sleeping": await service_of(request).llm.is_sleeping()})
 
 
 async def _until(pool: WorkerPool, *, sleeping: bool) -> None:
-    """Wait until every worker's beat reports the state; a worker that is silent for so long is
-    lost, and known to be."""
+    """Wait until every worker's beat reports the state. A silent worker counts as lost."""
     deadline = asyncio.get_running_loop().time() + BEAT_SECONDS
     while any(worker.sleeps is not sleeping for worker in pool.workers.values()):
         left = deadline - asyncio.get_running_loop().time()
@@ -97,7 +99,6 @@ def _pool(request: Request) -> WorkerPool:
 
 
 def _check_names(request: Request, *names: str) -> None:
-    """Raise InvalidParameter for a name that is not among ``names``."""
     for name, value in request.query_params.items():
         if name not in names:
             allowed = f"only {', '.join(names)}" if names else "no query parameters"

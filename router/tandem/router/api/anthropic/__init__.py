@@ -1,1 +1,1 @@
-"""Anthropic's Messages API over the same chats: blocks in and out, its events and its errors."""
+"""Anthropic's Messages API over the same chats."""

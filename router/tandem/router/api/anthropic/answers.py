@@ -1,4 +1,4 @@
-"""Answers of the Messages API: types for the OpenAPI document, which nothing else uses."""
+"""Answers of the Messages API: types for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class MessageErrorDetail(Answer):
 
 
 class MessageError(Answer):
-    """Every answer of these paths with a status of 400 or more."""
+    """Answer with a status of 400 or more."""
 
     type: Literal["error"]
     error: MessageErrorDetail
@@ -129,5 +129,5 @@ class TokenCount(Answer):
 
 
 def models() -> list[type[BaseModel]]:
-    """Return the types that the document names."""
+    """Return the types of the document."""
     return [MessageObject, MessageEvent, MessageError, TokenCount]

@@ -1,4 +1,4 @@
-"""The bodies of ``POST /v1/messages`` and of its count of tokens, and the chat that they are."""
+"""Bodies of ``POST /v1/messages`` and of its count of tokens, and their chats."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "tool_use": ("type", "id", "name", "input", "cache_control", "caller"),
     "tool_result": ("type", "tool_use_id", "content", "is_error", "cache_control"),
 }
-"""Kind of a block to its keys; cache marks, citations and signatures change no answer."""
+"""Keys by kind of block; cache marks, citations and signatures have no effect."""
 _OF_ROLES = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "tool_use"),
     "system": ("text",),
 }
 FAILED = "Error: "
-"""Prefix of the result of a tool that failed: templates have no other form for it."""
+"""Prefix of the result of a failed tool."""
 
 
 def messages_of(
@@ -64,7 +64,6 @@ def messages_of(
 
 
 def _blocks(where: str, content: object, role: str, reading: Reading) -> list[Mapping[str, Any]]:
-    """Return the blocks of a content, each of a kind that the role may have."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
@@ -87,7 +86,6 @@ def _blocks(where: str, content: object, role: str, reading: Reading) -> list[Ma
 
 
 def _said(where: str, blocks: Sequence[Mapping[str, Any]], called: set[str]) -> Message:
-    """Return the assistant's message: its reasoning, its text and its calls."""
     message: Message = {"role": "assistant"}
     texts, thoughts, calls = [], [], []
     for index, block in enumerate(blocks):
@@ -115,7 +113,6 @@ def _said(where: str, blocks: Sequence[Mapping[str, Any]], called: set[str]) -> 
 def _asked(
     where: str, role: str, blocks: Sequence[Mapping[str, Any]], called: set[str]
 ) -> list[Message]:
-    """Return the results of tools, a message each, and the text next to them."""
     found: list[Message] = []
     texts: list[dict[str, Any]] = []
     for index, block in enumerate(blocks):
@@ -186,7 +183,7 @@ MESSAGES: Mapping[str, Refused] = {
 
 
 CacheControl = dict[str, Any]
-"""Cache marks, without effect: prefixes are cached for all requests, and no answer changes."""
+"""Cache marks, without effect."""
 NAMES: Mapping[str, str] = {
     "response_format.json_schema.schema": "output_config.format.schema",
     "reasoning_effort": "output_config.effort",
@@ -196,8 +193,7 @@ NAMES: Mapping[str, str] = {
 
 
 class Tool(Body):
-    """A tool that the client describes and runs, or one of another type, which the model is not
-    offered."""
+    """Tool that the client runs, or one of another type, which is not offered to the model."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = TOOL
     HINTS: ClassVar[Mapping[str, Hint]] = hints.MESSAGE_TOOL
@@ -211,7 +207,6 @@ class Tool(Body):
 
     @property
     def is_custom(self) -> bool:
-        """Return whether the client describes it."""
         return self.type in (None, "custom")
 
     def check(self, reading: Reading, prefix: str = "") -> None:
@@ -226,21 +221,19 @@ class Tool(Body):
         super().check(reading, prefix)
 
     def of_chat(self) -> dict[str, Any]:
-        """Return the tool in the form of chats."""
         function = {"name": self.name, "description": self.description, "strict": self.strict}
         given = {name: value for name, value in function.items() if value is not None}
         return {"type": "function", "function": {**given, "parameters": self.input_schema}}
 
 
 class ToolChoice(Body):
-    """Which tools the answer is to call."""
+    """Tools that the answer may or must call."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
     def check(self, reading: Reading, prefix: str = "") -> None:
-        """See Body."""
         super().check(reading, prefix)
         if (self.name is not None) is not (self.type == "tool"):
             allowed = 'the name of a tool with type "tool", else null'
@@ -256,7 +249,6 @@ class Thinking(Body):
     budget_tokens: int | None = Field(default=None, ge=1, le=MAX_INTEGER)
 
     def check(self, reading: Reading, prefix: str = "") -> None:
-        """See Body."""
         super().check(reading, prefix)
         if self.budget_tokens is not None and self.type != "enabled":
             allowed = 'only with the type "enabled"'
@@ -278,7 +270,7 @@ class OutputConfig(Body):
 
 
 class Metadata(Body):
-    """On the caller."""
+    """Data about the caller."""
 
     user_id: Information | None = None
 
@@ -302,7 +294,6 @@ class CountBody(Body):
     _chat: list[dict[str, Any]] = PrivateAttr(default_factory=list)
 
     def check(self, reading: Reading, prefix: str = "") -> None:
-        """See Body."""
         super().check(reading, prefix)
         for index, tool in enumerate(self.tools or ()):
             tool.check(reading, f"tools[{index}].")
@@ -328,10 +319,7 @@ class CountBody(Body):
             raise InvalidParameter("tool_choice", given, allowed)
 
     def chat(self, **fields: Any) -> ChatBody:
-        """Return the chat that has the answer, with more ``fields``.
-
-        Raises InvalidParameter with the names of a chat's parameters.
-        """
+        """Return the chat for the answer, with more ``fields``. Raises InvalidParameter."""
         config = self.output_config or OutputConfig()
         goes_on = self._chat[-1]["role"] == "assistant"
         tools = [each for each in enumerate(self.tools or ()) if each[1].is_custom]
@@ -391,7 +379,6 @@ class MessagesBody(CountBody):
     metadata: Metadata | None = None
 
     def chat(self, **fields: Any) -> ChatBody:
-        """See CountBody."""
         return super().chat(
             **fields,
             max_tokens=self.max_tokens,
@@ -407,7 +394,7 @@ def _json_schema(wanted: OutputFormat) -> dict[str, Any]:
 
 
 def bodies() -> tuple[type[Body], ...]:
-    """Return the types that the document names."""
+    """Return the types of the document."""
     return (
         *(MessagesBody, CountBody, Tool, ToolChoice, Thinking, OutputFormat, OutputConfig),
         Metadata,

@@ -44,7 +44,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class MessageWriter:
-    """Made for each answer."""
+    """Writer of one answer's events."""
 
     def __init__(self, message_id: str, model: str, request_id: str, *, streams: bool) -> None:
         self._head = {"id": message_id, "type": "message", "role": "assistant", "model": model}
@@ -56,14 +56,12 @@ class MessageWriter:
         self._is_open = False
 
     def begin(self, output: RequestOutput) -> bytes:
-        """Return the events before the first block."""
         usage = usage_of(output, None)
         self._say("message_start", message=self.message(None, None, {**usage, "output_tokens": 0}))
         self._say("ping")
         return self._flushed()
 
     def take(self, events: Iterable[Event]) -> bytes:
-        """Return the events of a step's output; often none."""
         for event in events:
             match event:
                 case ContentDelta(text):
@@ -79,7 +77,6 @@ class MessageWriter:
         return self._flushed()
 
     def end(self, reason: str, sequence: str | None, usage: dict[str, Any]) -> bytes:
-        """Return the last events."""
         self._close()
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         self._say("message_delta", delta=delta, usage=usage)
@@ -87,19 +84,17 @@ class MessageWriter:
         return self._flushed()
 
     def failed(self, answer: ErrorAnswer) -> bytes:
-        """Return the last event of a stream that an error ends."""
+        """Return the last event of a stream that fails."""
         self._put("error", error_object(answer, self._request_id))
         return self._flushed()
 
     def message(
         self, reason: str | None, sequence: str | None, usage: dict[str, Any]
     ) -> dict[str, Any]:
-        """Return the whole message so far."""
         stop = {"stop_reason": reason, "stop_sequence": sequence}
         return {**self._head, "content": list(self._blocks), **stop, "usage": usage}
 
     def _go_on(self, kind: str, fields: dict[str, Any]) -> None:
-        """Open a block of this kind, unless it is open already."""
         if not self._is_open or self._blocks[-1]["type"] != kind:
             self._begin(kind, fields)
 
@@ -116,7 +111,6 @@ class MessageWriter:
         self._say("content_block_delta", index=len(self._blocks) - 1, delta=delta)
 
     def _close(self) -> None:
-        """Close the open block."""
         if not self._is_open:
             return
         self._is_open = False
@@ -136,14 +130,13 @@ class MessageWriter:
         self._out.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(content)))
 
     def _flushed(self) -> bytes:
-        """Return the bytes written since the last call."""
         said = b"".join(self._out)
         self._out.clear()
         return said
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Return the arguments of a call; {} unless the text is a JSON object (an early end)."""
+    """Return the arguments of a call; {} unless the text is a JSON object."""
     try:
         found = msgspec.json.decode(text or "{}")
     except msgspec.DecodeError:
@@ -154,7 +147,7 @@ def _object(text: str) -> dict[str, Any]:
 def stop_of(
     choice: CompletionOutput, output: RequestOutput, *, num_calls: int, max_tokens: int
 ) -> tuple[str, str | None]:
-    """Return the reason for a message's end, in Anthropic's terms, and the text that ended it."""
+    """Return the stop reason in Anthropic's terms, and the stop sequence."""
     if choice.finish_reason is not FinishReason.STOP:
         whole = output.num_generated_tokens >= max_tokens
         return "max_tokens" if whole else "model_context_window_exceeded", None
@@ -164,7 +157,7 @@ def stop_of(
 
 
 def usage_of(output: RequestOutput, num_reasoning: int | None) -> dict[str, Any]:
-    """Return the tokens of a message; those of the prompt that were cached are counted apart."""
+    """Return the tokens of a message, with cached ones separate."""
     num_cached = output.num_cached_tokens or 0
     details = {"output_tokens_details": {"thinking_tokens": num_reasoning}}
     return {
@@ -187,7 +180,7 @@ _RENAMED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One call, understood."""
+    """One call and its chat."""
 
     service: Service
     request: Request
@@ -199,7 +192,7 @@ class Asked:
 
 @routes.post("/v1/messages")
 async def create_message(request: Request) -> Response:
-    """The model's answer to messages, as blocks."""
+    """Return the model's answer to messages, as blocks."""
     body = await read(MessagesBody, request)
     service = service_of(request)
     model = service.model_name(body.model)
@@ -241,7 +234,6 @@ async def count_tokens(request: Request) -> Response:
 
 
 def _understood(body: MessagesBody, service: Service) -> tuple[ChatBody, AnswerReader]:
-    """Return a body's chat, and the reader of its answer; may take long for a large body."""
     with _in_own_words(body):
         chat = body.chat()
         check_calls(chat, service.parsers)
@@ -251,7 +243,6 @@ def _understood(body: MessagesBody, service: Service) -> tuple[ChatBody, AnswerR
 async def _read(
     asked: Asked, body: CountBody
 ) -> AsyncGenerator[tuple[bytes, RequestOutput, CompletionOutput | None], None]:
-    """Yield events and the outputs that they are from. Closing it aborts the request."""
     begun = False
     with _in_own_words(body):
         outputs = chat_outputs(asked.service, asked.chat, asked.request, asked.reader)
@@ -268,7 +259,6 @@ async def _read(
 
 
 async def _whole(asked: Asked, body: CountBody) -> Response:
-    """Return one JSON object."""
     last: tuple[RequestOutput, CompletionOutput] | None = None
     async with aclosing(_read(asked, body)) as steps:
         async for _, output, choice in steps:
@@ -303,7 +293,6 @@ def _ending(
 
 @contextmanager
 def _in_own_words(body: CountBody) -> Iterator[None]:
-    """Rename parameters in the chat's errors as messages do."""
     names = dict(NAMES)
     if body.output_config is None or body.output_config.effort is None:
         names["reasoning_effort"] = "thinking.type"

@@ -1,4 +1,4 @@
-"""One call: its caller, its messages, and the memory and the time that they may take."""
+"""One call: its caller, its messages, and its limits of memory and time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class RpcError(Exception):
-    """A call that ends with a status of gRPC's own."""
+    """The call ends with a gRPC status."""
 
     def __init__(self, code: grpc.StatusCode, words: str, metadata: Metadata = ()) -> None:
         super().__init__(words)
@@ -59,7 +59,6 @@ def failure_of(error: Exception) -> RpcError:
 
 
 def _metadata_of(answer: ErrorAnswer) -> Metadata:
-    """Return the field and the code of an error, and the time to retry, if it has them."""
     found = {
         "tandem-error-param": answer.param,
         "tandem-error-code": answer.code,
@@ -77,14 +76,13 @@ RETRY = (("retry-after", "2"),)
 
 
 class NotRead(RpcError):
-    """The client does not read its answer."""
+    """The client does not read its answer in time."""
 
 
 class Intake:
-    """Memory for messages that are received and not understood yet, divided between tenants.
+    """Memory for received messages that are not parsed yet, divided between tenants.
 
-    gRPC does not report a message's size before all of it is there. So the size of the largest is
-    reserved first, and a call without a reservation receives no more than its first window.
+    gRPC reports a message's size after it has arrived, so the maximum is reserved first.
     """
 
     def __init__(self, config: RouterConfig) -> None:
@@ -95,7 +93,7 @@ class Intake:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def reserve(self, call: Call) -> Holding:
-        """Wait until there is memory for a message of the call's tenant, and reserve it."""
+        """Wait for memory for a message of the call's tenant, and reserve it."""
         tenant = call.tenant.id
         while True:
             holding = self.held.enter(tenant, call.make_room)
@@ -105,19 +103,17 @@ class Intake:
             self.held.let_go(holding)
             turn = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(tenant, deque()).append(turn)
-            try:  # a call of the tenant may stand still after this time
+            try:
                 await asyncio.wait({turn}, timeout=STILL_SECONDS)
             finally:
                 turn.cancel()
 
     def release(self, holding: Holding, num_bytes: int | None = None) -> None:
-        """Give back a part of a reservation, or all of it."""
         self.held.came_whole(holding)
         self.held.let_go(holding, num_bytes)
         self._wake()
 
     def _wake(self) -> None:
-        """Let the first waiting call of each tenant try again."""
         for tenant, turns in list(self._waiting.items()):
             while turns and turns[0].done():
                 turns.popleft()
@@ -128,7 +124,7 @@ class Intake:
 
 
 class Call:
-    """A call that runs in the current task."""
+    """Call that the current task answers."""
 
     def __init__(self, context: Any, path: str, intake: Intake) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -136,28 +132,31 @@ class Call:
         self.path = path
         self.metadata: dict[str, str | bytes] = dict(context.invocation_metadata())
         self.tenant = NO_KEYS
-        """The caller's tenant, after the check of its key."""
+        """Tenant of the caller, once its key is checked."""
         self.arrived = loop.time()
         seconds = context.time_remaining()
         self.deadline: float | None = None if seconds is None else self.arrived + seconds
-        """The client's deadline, as a time of the loop."""
+        """Client's deadline, as a time of the loop."""
         self.failure: RpcError | None = None
-        """The status with which the router ends the call."""
+        """Status with which the router ends the call."""
         self.num_taken = 0
-        """Bytes of the message that was received and is not understood yet."""
+        """Bytes of the received message that is not parsed yet."""
         self._context = context
         self._intake = intake
         self._task = task
         self._loop = loop
         self._watch: asyncio.TimerHandle | None = None
         self._write_ends = math.inf
-        """The time at which the write under way is late."""
+        """Deadline of the current write."""
         self._holding: Holding | None = None
         self._no_room: asyncio.Future[None] = loop.create_future()
 
     async def receive(self, *, only: bool = False) -> bytes | None:
-        """Return the client's next message, or None after the last. Its bytes are held until
-        ``let_go``. Raises RpcError, with ``only`` also unless it is the one message of the call."""
+        """Return the client's next message, or None after the last.
+
+        Its bytes count until ``let_go``. Raises RpcError, with ``only`` also unless the call has
+        one message.
+        """
         intake = self._intake
         try:
             async with asyncio.timeout(intake.receive_seconds):
@@ -174,7 +173,7 @@ class Call:
         return message
 
     async def _read(self) -> bytes | None:
-        # Never cancelled: gRPC would write the message to memory that is freed by then.
+        # Never cancelled: gRPC would write the message to freed memory.
         reading: asyncio.Future[Any] = asyncio.ensure_future(self._context.read())
         reading.add_done_callback(lambda read: read.cancelled() or read.exception())
         await asyncio.wait({reading, self._no_room}, return_when=asyncio.FIRST_COMPLETED)
@@ -186,23 +185,21 @@ class Call:
         return None if message is grpc.aio.EOF else message
 
     def make_room(self) -> None:
-        """End the call if it still receives: another one of its tenant needs the memory."""
         if not self._no_room.done():
             self._no_room.set_result(None)
 
     def let_go(self) -> None:
-        """Hold the bytes of the message no more: it is understood."""
+        """Release the bytes of a parsed message."""
         self.num_taken = 0
         if self._holding is not None:
             self._intake.release(self._holding)
             self._holding = None
 
     async def write(self, message: bytes) -> None:
-        """Send a message, as soon as the client has room for it. The call ends with NotRead if that
-        takes too long."""
+        """Send a message when the client has room. The call ends with NotRead if that is late."""
         if self._watch is None:
             self._watch = self._loop.call_later(self._intake.write_seconds, self._check_read)
-            # Sent alone: a write that is cancelled would not count as the begin of an answer.
+            # A cancelled write would not count as the beginning of an answer.
             await self._context.send_initial_metadata(())
         seconds = self._intake.write_seconds * (1 + len(message) // MIN_DRAINED)
         self._write_ends = self._loop.time() + seconds
@@ -210,7 +207,7 @@ class Call:
         self._write_ends = math.inf
 
     def _check_read(self) -> None:
-        """End the call if a write is late. One timer for a call: one for each token costs more."""
+        """End the call if a write is late. One timer per call is cheaper than one per token."""
         now = self._loop.time()
         if now >= self._write_ends:
             words = "the client does not read its answer"
@@ -220,31 +217,28 @@ class Call:
             self._watch = self._loop.call_at(when, self._check_read)
 
     def close(self) -> None:
-        """Release what the call holds. It sends nothing more but its status."""
+        """Release what the call holds. Only its status is sent after this."""
         self.let_go()
         if self._watch is not None:
             self._watch.cancel()
 
     def end(self, failure: RpcError) -> None:
-        """End the call with a status, wherever it is."""
         self.failure = failure
         self._task.cancel()
 
     async def abort(self, failure: RpcError) -> None:
-        """Send the status of a call that failed."""
-        with suppress(grpc.aio.InternalError):  # the client is gone
+        with suppress(grpc.aio.InternalError):
             await self._context.abort(failure.code, str(failure), failure.metadata)
 
 
 class Calls:
-    """Calls that run, by tenant and id: a call of one tenant ends none of another's."""
+    """Running calls by tenant and id."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, str], list[Call]] = {}
 
     @contextmanager
     def running(self, request_id: str, call: Call) -> Iterator[None]:
-        """Register a call while it runs."""
         name = (call.tenant.id, request_id)
         calls = self._running.setdefault(name, [])
         calls.append(call)
@@ -256,7 +250,7 @@ class Calls:
                 del self._running[name]
 
     def abort(self, request_id: str, by: Call) -> int:
-        """End all calls of an id and of the tenant of the call ``by``; return their number."""
+        """End the calls of an id of ``by``'s tenant; return their number."""
         calls = list(self._running.get((by.tenant.id, request_id), ()))
         for call in calls:
             call.end(RpcError(grpc.StatusCode.ABORTED, f"the call {request_id} was aborted"))

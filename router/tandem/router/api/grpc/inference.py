@@ -1,4 +1,4 @@
-"""``tandem.v1.Inference``: the implementation of each method, on the service that HTTP uses."""
+"""Methods of ``tandem.v1.Inference``, on the service that HTTP uses."""
 
 from __future__ import annotations
 
@@ -50,17 +50,16 @@ _AnyBody = TypeVar("_AnyBody", bound=Body)
 _AnyRequest = TypeVar("_AnyRequest")
 _AnyValue = TypeVar("_AnyValue")
 _ENTRY_WEIGHT = 17
-"""Cost of a nested message as it becomes a field, for ``CpuPool``: it takes 0.4 to 1.1 us, and two
-bytes may be one message."""
+"""Cost of a nested message as it becomes a field, for ``CpuPool``."""
 _INPUTS = "one of prompt, tokens, prompt_embeds and chat"
 
 
 async def generation_body(
     service: Service, request: pb.GenerateRequest, call: Call
 ) -> ChatBody | CompletionBody:
-    """Return the body of a Generate call. Raises InvalidParameter."""
+    """Return the body of a Generate call."""
     model = ChatBody if request.WhichOneof("input") == "chat" else CompletionBody
-    # Of what goes beside the loop for its bytes, nobody looks at the entries one by one here.
+    # Large messages leave the loop for their bytes; their entries need not be counted.
     entries = 0 if call.num_taken > SMALL_BYTES else _num_entries(request)
     return await _understood(service, call, model, _generation_fields, request, entries)
 
@@ -103,7 +102,7 @@ def _generation_fields(request: pb.GenerateRequest) -> dict[str, Any]:
 
 
 async def embedding_body(service: Service, request: pb.EmbedRequest, call: Call) -> EmbeddingBody:
-    """Return the body of an Embed call. Raises InvalidParameter."""
+    """Return the body of an Embed call."""
     entries = len(request.tokens)
     return await _understood(service, call, EmbeddingBody, _embedding_fields, request, entries)
 
@@ -120,7 +119,7 @@ def _embedding_fields(request: pb.EmbedRequest) -> dict[str, Any]:
 
 
 async def score_body(service: Service, request: pb.ScoreRequest, call: Call) -> ScoreBody:
-    """Return the body of a Score call. Raises InvalidParameter."""
+    """Return the body of a Score call."""
     return await _understood(service, call, ScoreBody, _score_fields, request, 0)
 
 
@@ -130,7 +129,7 @@ def _score_fields(request: pb.ScoreRequest) -> dict[str, Any]:
 
 
 async def tokenize_body(service: Service, request: pb.TokenizeRequest, call: Call) -> TokenizeBody:
-    """Return the body of a Tokenize call. Raises InvalidParameter."""
+    """Return the body of a Tokenize call."""
     entries = len(request.chat.messages)
     return await _understood(service, call, TokenizeBody, _tokenize_fields, request, entries)
 
@@ -157,7 +156,6 @@ async def _understood(
     request: _AnyRequest,
     entries: int,
 ) -> _AnyBody:
-    """Return the body of a request with ``entries`` messages; then release its bytes."""
     cpu_pool = service.llm.cpu_pool
     size = max(call.num_taken, _ENTRY_WEIGHT * entries)
     body = await cpu_pool.run(size, _encoded, fields_of, request)
@@ -204,7 +202,6 @@ def _sampling(params: pb.SamplingParams) -> dict[str, Any]:
 
 
 def _finite(name: str, value: _AnyValue) -> _AnyValue:
-    """Return the value. Raises InvalidParameter for a number that JSON cannot express."""
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidParameter(name, value, "a finite number")
     return value
@@ -232,7 +229,7 @@ def _form(wanted: pb.StructuredOutputs) -> dict[str, Any]:
 
 
 def step_message(request_id: str, output: RequestOutput) -> bytes:
-    """Return the new part of each choice, and the usage if the call has ended."""
+    """Return new parts of each choice, and the usage at the end."""
     message = pb.GenerateResponse(request_id=request_id)
     for choice in output.outputs:
         _add_choice(message, choice)
@@ -272,7 +269,7 @@ def _position(logprobs: PositionLogprobs) -> pb.PositionLogprobs:
 
 
 class Inference:
-    """The methods. Errors are raised as they are: the server makes statuses of them."""
+    """The methods. The server converts their errors to statuses."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -281,7 +278,6 @@ class Inference:
     async def generate(
         self, request: pb.GenerateRequest, context: Call
     ) -> AsyncGenerator[bytes, None]:
-        """Yield a message a step, or one at the end, each as its bytes."""
         service, request_id = self._service, _id_of(request.request_id)
         with self._calls.running(request_id, context):
             body = await generation_body(service, request, context)
@@ -320,7 +316,6 @@ class Inference:
         return await service.llm.prepare_chat(body.messages, params, options=options, chat=chat)
 
     async def embed(self, request: pb.EmbedRequest, context: Call) -> pb.EmbedResponse:
-        """Return a vector for each input."""
         request_id = _id_of(request.request_id)
         with self._calls.running(request_id, context):
             body = await embedding_body(self._service, request, context)
@@ -330,11 +325,10 @@ class Inference:
             response = pb.EmbedResponse(usage=pooled_usage(outputs))
             for each in outputs:
                 response.data.add().values.extend(each.floats)
-                await asyncio.sleep(0)  # others' turn
+                await asyncio.sleep(0)
             return response
 
     async def score(self, request: pb.ScoreRequest, context: Call) -> pb.ScoreResponse:
-        """Return a score for each pair."""
         request_id = _id_of(request.request_id)
         with self._calls.running(request_id, context):
             body = await score_body(self._service, request, context)
@@ -354,7 +348,6 @@ class Inference:
         return PooledCall(service, answer, RequestContext(arrived=context.arrived), options)
 
     async def tokenize(self, request: pb.TokenizeRequest, call: Call) -> pb.TokenizeResponse:
-        """Return the ids of a text or of a chat."""
         service = self._service
         body = await tokenize_body(service, request, call)
         service.model_name(body.model)
@@ -370,12 +363,10 @@ class Inference:
         return pb.TokenizeResponse(tokens=ids)
 
     async def abort(self, request: pb.AbortRequest, context: Call) -> pb.AbortResponse:
-        """End calls of an id."""
         request_id = checked_id("request_id", request.request_id)
         return pb.AbortResponse(aborted=self._calls.abort(request_id, context))
 
     async def get_model_info(self, _: pb.GetModelInfoRequest, __: Call) -> pb.ModelInfo:
-        """Return the names and limits."""
         card = await self._service.llm.card()
         return pb.ModelInfo(
             names=self._service.names(),
@@ -391,7 +382,6 @@ def _id_of(given: str) -> str:
 
 
 def _budget(context: Call) -> int | None:
-    """Return the client's deadline, in milliseconds from the arrival of the call."""
     if context.deadline is None:
         return None
     return max(1, int(1000 * (context.deadline - context.arrived)))

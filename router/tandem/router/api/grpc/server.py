@@ -38,23 +38,26 @@ from tandem.router.http.closing import LINGER_SECONDS
 from tandem.router.tenant import current_tenant
 
 _WITH_LENGTH = 2
-"""Wire type of fields with a length: texts, messages and packed numbers."""
+"""Wire type of fields with a length."""
 _CONTINUED = bytes(range(128, 256))
-"""Bytes of a number that are not its last."""
 _MAX_SHIFT = 63
 COUNT_WEIGHT = 11
-"""Cost of a counted byte, for ``CpuPool``: 0.65 us if all fields are empty."""
+"""Cost of a counted byte, for ``CpuPool``."""
 
 
 def may_exceed(num_bytes: int, most: int) -> bool:
-    """Return whether ``check_values`` could refuse a message of ``num_bytes``: a value takes at
-    least one byte, and a message two."""
+    """Return whether ``check_values`` could refuse a message of this size.
+
+    A value takes at least one byte, a message two.
+    """
     return num_bytes > most or num_bytes // 2 > most // CONTAINER_SHARE
 
 
 def check_values(data: bytes, kind: Descriptor, most: int) -> None:
-    """Raise HttpProblem (413) for a message with more than ``most`` values, of which a tenth may be
-    messages. Raises DecodeError for bytes that are not a message."""
+    """Raise HttpProblem (413) for more than ``most`` values, of which a tenth may be messages.
+
+    Raises DecodeError for bytes that are not a message.
+    """
     _Counted(most).walk(memoryview(data), kind)
 
 
@@ -66,7 +69,7 @@ class _Counted:
         self._num_values = self._num_messages = 0
 
     def walk(self, data: memoryview, kind: Descriptor) -> None:
-        """Count a message, and those within it: as deep as its type goes."""
+        """Count a message, and those within it."""
         within, at, end = _within(kind), 0, len(data)
         while at < end:
             tag, at = _number(data, at)
@@ -108,14 +111,16 @@ class _Counted:
 
 @lru_cache(maxsize=64)
 def _within(kind: Descriptor) -> Mapping[int, Descriptor | None]:
-    """Return the fields, by number, that hold more than one value: messages with their type, and
-    None for numbers, which may be packed. Requests pack no numbers of a fixed length."""
+    """Return the fields that hold several values, by number: messages with their type, and None for
+    numbers, which may be packed.
+
+    Requests pack no numbers of a fixed length.
+    """
     texts = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
     return {each.number: each.message_type for each in kind.fields if each.type not in texts}
 
 
 def _number(data: memoryview, at: int) -> tuple[int, int]:
-    """Return the number that begins at ``at``, and the position after it."""
     number = shift = 0
     while at < len(data) and shift <= _MAX_SHIFT:
         byte = data[at]
@@ -129,18 +134,18 @@ def _number(data: memoryview, at: int) -> tuple[int, int]:
 
 NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 MOST_REFLECTED = 100
-"""Messages that one call of reflection may send."""
+"""Maximum messages of one call of reflection."""
 _MAX_AGE = 1_800.0
-"""Seconds after which a connection is replaced. Calls whose clients read nothing end with it."""
+"""Maximum age of a connection in seconds; calls that nobody reads end with it."""
 _MIN_PING_SECONDS = 10.0
-"""A client that pings more often while nothing is sent is disconnected."""
+"""Minimum seconds between a client's pings while nothing is sent."""
 _AT_ONCE = (pb.AbortRequest, pb.GetModelInfoRequest, health_pb2.HealthCheckRequest)
-"""Requests that skip the queue of turns: they cost little, and may end waits of others."""
+"""Requests that skip the queue of turns: they are cheap, and may end others' waits."""
 _Answer = Callable[[Call], Awaitable[None]]
 
 
 class Server(grpc.GenericRpcHandler):
-    """The server of the router's loop, from ``start`` to ``stop``."""
+    """gRPC server in the router's loop."""
 
     def __init__(
         self, service: Service, config: RouterConfig, authorizer: Authorizer, turns: Turns
@@ -158,7 +163,6 @@ class Server(grpc.GenericRpcHandler):
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        """Listen on HTTP's host and on ``grpc_port``. Raises OSError."""
         config, host = self._config, self._config.host.strip("[]")
         self._server = grpc.aio.server(
             handlers=(self,),
@@ -173,7 +177,7 @@ class Server(grpc.GenericRpcHandler):
         await self._server.start()
 
     async def stop(self, grace: float) -> None:
-        """Take no more calls, and end those that still run after ``grace`` seconds."""
+        """Accept no more calls, and end running ones after ``grace`` seconds."""
         if self._server is None:
             return
         stopped = asyncio.ensure_future(self._server.stop(grace + LINGER_SECONDS))
@@ -183,7 +187,7 @@ class Server(grpc.GenericRpcHandler):
         await stopped
 
     def service(self, handler_call_details: Any) -> Any:
-        """Return the handler of a call of any method: an unknown one requires a key, too."""
+        """Return the handler of any method; unknown ones require a key, too."""
         handle = partial(self._handle, handler_call_details.method)
         return grpc.stream_stream_rpc_method_handler(handle)
 
@@ -199,28 +203,28 @@ class Server(grpc.GenericRpcHandler):
             await call.abort(failure)
 
     async def _answer(self, call: Call) -> RpcError | None:
-        """Answer a call; return its status unless that is OK."""
         try:
             await self._method(call)(call)
         except (asyncio.CancelledError, grpc.aio.InternalError):
             if call.failure is None or isinstance(call.failure, NotRead):
                 self._count_cancelled(call)
             if call.failure is None:
-                raise asyncio.CancelledError from None  # gRPC logs any other exception
+                raise asyncio.CancelledError from None  # gRPC logs other exceptions
             return call.failure
         except Exception as error:
             return failure_of(error)
         return None
 
     def _count_cancelled(self, call: Call) -> None:
-        """Count a request that its client has left before its deadline, as HTTP does."""
+        """Count a request whose client has left before its deadline."""
         is_late = call.deadline is not None and asyncio.get_running_loop().time() >= call.deadline
         if call.path.startswith(f"/{NAME}/") and not is_late:
             self._service.metrics.request_cancelled()
 
     def _method(self, call: Call) -> _Answer:
-        """Return the function that answers a call, and set its tenant. Raises HttpProblem if the
-        caller may not use the method, and RpcError if there is none."""
+        """Return the function that answers a call, and set its tenant. Raises HttpProblem or
+        RpcError.
+        """
         access, method = self._methods.get(call.path, (Access.CLIENT, None))
         headers = {
             name.encode(): value if isinstance(value, bytes) else value.encode()
@@ -233,7 +237,6 @@ class Server(grpc.GenericRpcHandler):
         return method
 
     def _known_methods(self) -> dict[str, tuple[Access, _Answer]]:
-        """Return the methods by path, each with its access class."""
         inference = Inference(self._service)
         found: dict[str, tuple[Access, _Answer]] = {
             f"/{HEALTH}/Check": (
@@ -259,21 +262,18 @@ class Server(grpc.GenericRpcHandler):
         request: type[Message],
         call: Call,
     ) -> None:
-        """Answer with one message."""
         response = await method(await self._receive(request, call), call)
         await call.write(response.SerializeToString())
 
     async def _stream(
         self, method: Callable[[Any, Call], AsyncGenerator[bytes, None]], call: Call
     ) -> None:
-        """Answer with a stream. The client has to read it in time."""
         asked, seconds = await self._receive(pb.GenerateRequest, call), self._service.stream_seconds
         async with asyncio.timeout(seconds), aclosing(method(asked, call)) as messages:
             async for message in messages:
                 await call.write(message)
 
     async def _reflect(self, call: Call) -> None:
-        """Answer reflection. Each message takes a turn, as each request does."""
         num_messages = 0
         async with asyncio.timeout(self._service.stream_seconds):
             while (data := await call.receive()) is not None:
@@ -290,7 +290,6 @@ class Server(grpc.GenericRpcHandler):
     async def _check(
         self, request: health_pb2.HealthCheckRequest, _: Call
     ) -> health_pb2.HealthCheckResponse:
-        """Return the health of the whole server, or of its one service."""
         if request.service not in ("", NAME):
             raise RpcError(grpc.StatusCode.NOT_FOUND, f"no service {request.service[:256]!r}")
         states = health_pb2.HealthCheckResponse
@@ -298,16 +297,12 @@ class Server(grpc.GenericRpcHandler):
         return states(status=states.SERVING if served else states.NOT_SERVING)
 
     async def _receive(self, request: type[Message], call: Call) -> Any:
-        """Return the one message of a request, parsed in its turn. Raises RpcError, and HttpProblem
-        if it holds too much."""
         data = await call.receive(only=True)
         if request not in _AT_ONCE:
             await self._turns.take()
         return await self._parse(request, data or b"")
 
     async def _parse(self, request: type[Message], data: bytes) -> Any:
-        """Return the message of some bytes, within the bounds of a body. A large one is parsed in
-        a thread."""
         most = self._service.bounds.json_values
         counts = may_exceed(len(data), most)
         size = COUNT_WEIGHT * len(data) if counts else len(data)
@@ -316,11 +311,10 @@ class Server(grpc.GenericRpcHandler):
 
 
 def _options(config: RouterConfig, stream_seconds: float) -> tuple[tuple[str, int], ...]:
-    """Return the bounds of HTTP as options of gRPC."""
     return (
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", config.max_body_bytes),
-        ("grpc.compression_enabled_algorithms_bitset", 1),  # identity
+        ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.max_metadata_size", config.max_header_bytes),
         ("grpc.absolute_max_metadata_size", config.max_header_bytes),
         ("grpc.max_allowed_incoming_connections", config.max_connections),
@@ -345,7 +339,7 @@ def _ms(seconds: float) -> int:
 
 
 def _parsed(request: type[Message], data: bytes, most: int | None) -> Any:
-    """Parse a message. ``most`` bounds its values; None if it cannot hold too many."""
+    """Parse a message; None for ``most`` sets no bound."""
     try:
         if most is not None:
             kind: Any = request.DESCRIPTOR

@@ -1,1 +1,1 @@
-"""OpenAI's HTTP interface with vLLM's extensions; no other package uses pydantic."""
+"""OpenAI's HTTP interface with vLLM's extensions."""

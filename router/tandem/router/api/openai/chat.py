@@ -48,7 +48,7 @@ from tandem.router.endpoints import Routes
 from tandem.text.chat_template import ChatOptions
 
 _EFFORT = frozenset({"reasoning_effort", "enable_thinking"})
-"""Names under which templates read ``reasoning_effort``."""
+"""Names of ``reasoning_effort`` in templates."""
 
 
 def chat_options(body: ChatBody | TokenizeBody, service: Service) -> ChatOptions:
@@ -60,7 +60,7 @@ def chat_options(body: ChatBody | TokenizeBody, service: Service) -> ChatOptions
     tools = body.tools or None
     forced = isinstance(body, ChatBody) and is_forced(body.tool_choice)
     if forced and not _reads_tools(body, service):
-        tools = None  # a grammar holds the model to them, told of or not
+        tools = None  # a grammar enforces them without the template
     opens_turn = body.add_generation_prompt
     options = ChatOptions(
         add_generation_prompt=not body.continue_final_message if opens_turn is None else opens_turn,
@@ -89,8 +89,7 @@ def _effort(body: ChatBody | TokenizeBody) -> dict[str, Any]:
 
 
 def _check_read(body: ChatBody | TokenizeBody, options: ChatOptions, service: Service) -> None:
-    """Refuse arguments that the model's template does not read; a client's template is not
-    checked."""
+    """Refuse arguments that the model's template does not read."""
     wanted: dict[str, tuple[object, frozenset[str]]] = {}
     if options.tools:
         wanted["tools"] = (body.tools, frozenset({"tools"}))
@@ -116,10 +115,9 @@ async def prepare_chat(
     reader: AnswerReader | None,
     messages: Sequence[dict[str, Any]] | None = None,
 ) -> PreparedRequest:
-    """Prepare the body's chat, or ``messages`` instead of its own, as a request that is not sent
-    yet.
+    """Prepare a chat of the body, or of ``messages``, without sending it.
 
-    Raises InvalidParameter with the names of a chat's parameters.
+    Raises InvalidParameter with a chat's parameter names.
     """
     kind = OutputKind.DELTA if body.stream or reader is not None else OutputKind.FINAL_ONLY
     options = input_options(body, request)
@@ -132,7 +130,7 @@ async def prepare_chat(
             thinks=parsers.thinks,
         )
     with blaming(body.client_names()):
-        # Beside the loop where the body is large: schemas of tools become one that is.
+        # Large bodies leave the loop: schemas of tools become a large schema.
         size: int = request.scope["state"]["body_bytes"]
         chat = chat_options(body, service)
         note_ignored(request.scope, body.ignored)
@@ -158,7 +156,7 @@ async def outputs_of(
 async def chat_outputs(
     service: Service, body: ChatBody, request: Request, reader: AnswerReader | None
 ) -> Outputs:
-    """Do both of the above, without the generators between: each token would go through them."""
+    """Prepare a chat and yield its outputs, without generators between."""
     prepared, context = await prepare_chat(service, body, request, reader), context_of(request)
     metrics = service.counters(context)
     with blaming(body.client_names()):
@@ -173,10 +171,10 @@ routes = Routes("OpenAI")
 
 @routes.post("/v1/chat/completions")
 async def create_chat_completion(request: Request) -> Response:
-    """The model's answer to a chat."""
+    """Return the model's answer to a chat."""
     body = await read(ChatBody, request)
     service = service_of(request)
-    # Schemas of strict tools are walked through here, once for each form of a call.
+    # Schemas of strict tools are read once for each form of a call.
     size: int = request.scope["state"]["body_bytes"]
     reader = await service.llm.cpu_pool.run(size, reader_of, body, service.parsers)
     answer = begin_for(request, body, "chatcmpl", service.model_name(body.model))
@@ -187,7 +185,7 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 def _echoed(body: ChatBody) -> str:
-    """Return the last message's text that the answer continues, if ``echo`` is set; else ""."""
+    """Return the continued text if ``echo`` is set, else ""."""
     is_said = body.messages[-1].get("role") == "assistant"
     return body.last_text if body.echo and is_said else ""
 
@@ -195,7 +193,6 @@ def _echoed(body: ChatBody) -> str:
 async def _whole(
     service: Service, body: ChatBody, request: Request, answer: Answer, reader: ChatReader | None
 ) -> Response:
-    """Return one JSON object."""
     last: RequestOutput | None = None
     async with aclosing(chat_outputs(service, body, request, reader)) as outputs:
         async for _, output in outputs:
@@ -213,7 +210,6 @@ async def _whole(
 def _content(
     body: ChatBody, answer: Answer, last: RequestOutput, reader: ChatReader | None
 ) -> bytes:
-    """Return the whole answer; with log-probabilities it takes long."""
     echoed = _echoed(body)
     content = {
         "id": answer.id,
@@ -259,7 +255,6 @@ def _read_choice(reader: ChatReader, index: int, echoed: str, body: ChatBody) ->
 async def _events(
     service: Service, body: ChatBody, request: Request, answer: Answer, reader: ChatReader | None
 ) -> AsyncGenerator[bytes, None]:
-    """Yield chunks, the usage if it is requested, and the end."""
     options = body.stream_options or StreamOptions()
     running = bool(options.continuous_usage_stats)
     writer = chat_writer(
@@ -277,7 +272,7 @@ async def _events(
             last = output
             for choice in output.outputs:
                 if plain and choice.finish_reason is None:
-                    # Also without text: a chunk a step is what clients take the time of.
+                    # Also without text: clients measure one chunk per step.
                     yield writer.text(choice.index, choice.text)
                 elif reader is None:
                     yield _chunk(writer, choice, output, body, running=running)
@@ -319,7 +314,6 @@ def _read_chunk(
 
 
 def _first(writer: ChunkWriter, output: RequestOutput, body: ChatBody, *, running: bool) -> bytes:
-    """Return the role of every choice, and the echoed text."""
     said = usage(len(output.prompt_token_ids), 0, output.num_cached_tokens) if running else None
     delta = {"role": "assistant", "content": _echoed(body)}
     content = b'"delta":' + msgspec.json.encode(delta)

@@ -50,35 +50,34 @@ from tandem.text.tokenizer import Tokenizer
 
 
 class Choices:
-    """The choices of one call."""
+    """Choices of one call."""
 
     def __init__(
         self, tokenizer: Tokenizer, body: CompletionBody, echoed: Sequence[EchoedPrompt]
     ) -> None:
-        """Store the echoes; ``echoed`` is one per prompt, or nothing without echo."""
+        """``echoed`` is one per prompt, or nothing without echo."""
         self._tokenizer = tokenizer
         self._body = body
         self._echoed = echoed
         self._offsets: dict[int, AnswerOffsets] = {}
         self._shown: dict[int, int] = {}
-        """Characters of each choice that were rendered."""
+        """Rendered characters of each choice."""
 
     def index(self, prompt: int, choice: CompletionOutput) -> int:
-        """Place of a choice among those of all prompts."""
+        """Return the index of a choice over all prompts."""
         return prompt * (self._body.n or 1) + choice.index
 
     def is_first(self, prompt: int, choice: CompletionOutput) -> bool:
-        """Return whether no part of the choice was rendered so far."""
         return self.index(prompt, choice) not in self._shown
 
     def shown(self, choice: CompletionOutput) -> CompletionOutput:
-        """Return the choice, without its tokens when only the prompt is requested."""
+        """Return the choice, without tokens if only the prompt is requested."""
         return without_tokens(choice) if self._body.prompt_only else choice
 
     def render(
         self, prompt: int, choice: CompletionOutput, output: RequestOutput
     ) -> tuple[str, dict[str, Any] | None]:
-        """Return text and logprobs, the echoed prompt before the first of a choice."""
+        """Return text and logprobs, after the echoed prompt at the beginning."""
         index = self.index(prompt, choice)
         echoed = self._echoed[prompt] if self._echoed and index not in self._shown else None
         text = choice.text if echoed is None else echoed.text + choice.text
@@ -93,7 +92,7 @@ class Choices:
         return text, joined(before, logprobs)
 
     def _places(self, prompt: int, choice: CompletionOutput, output: RequestOutput) -> list[int]:
-        """Return the text offsets of the tokens of ``choice``; at most the end of an ended text."""
+        """Return the text offsets of tokens, at most the end of an ended text."""
         index = self.index(prompt, choice)
         if index not in self._offsets:
             self._offsets[index] = AnswerOffsets(
@@ -112,14 +111,16 @@ class Choices:
 async def choices_of(
     llm: AsyncLLM, body: CompletionBody, prepared: Sequence[PreparedRequest]
 ) -> Choices:
-    """Return the choices of a call that begins."""
+    """Return the choices of a new call."""
     echoed = [await _echoed(llm, body, each) for each in prepared] if body.echo else []
     return Choices(llm.tokenizer, body, echoed)
 
 
 async def _echoed(llm: AsyncLLM, body: CompletionBody, prepared: PreparedRequest) -> EchoedPrompt:
-    """Return a prompt as it is shown. The offsets of its tokens are for log-probabilities alone. A
-    text that was not cut is shown unchanged: nothing is tokenized again for it."""
+    """Return a prompt as it is shown, with offsets for log-probabilities only.
+
+    An uncut text is not tokenized again.
+    """
     text = prepared.processed.prompt
     if text is not None and body.logprobs is None and body.truncate_prompt_tokens is None:
         return EchoedPrompt(text, [])
@@ -131,7 +132,7 @@ routes = Routes("OpenAI")
 
 @routes.post("/v1/completions")
 async def create_completion(request: Request) -> Response:
-    """The model's continuation of each prompt."""
+    """Return the model's continuation of each prompt."""
     body = await read(CompletionBody, request)
     service = service_of(request)
     answer = begin_for(request, body, "cmpl", service.model_name(body.model))
@@ -142,8 +143,10 @@ async def create_completion(request: Request) -> Response:
 
 
 async def prompts_of(service: Service, body: CompletionBody, embeds: list[str]) -> list[Prompt]:
-    """Return prompts of embeddings first, then the rest, if any. An empty ``prompt`` next to
-    embeddings is ignored: clients must send one."""
+    """Return prompts of embeddings first, then the rest.
+
+    An empty ``prompt`` next to embeddings is ignored: clients must send one.
+    """
     prompts: list[Prompt] = [*await service.embeds.read(embeds, service.llm.cpu_pool)]
     if not prompts or body.prompt:
         cpu_pool = service.llm.cpu_pool
@@ -165,7 +168,6 @@ async def _prepare(
 async def _outputs(
     service: Service, body: CompletionBody, request: Request, prepared: list[PreparedRequest]
 ) -> Outputs:
-    """Yield the model's outputs for all prompts. Closing it aborts them."""
     with blaming(body.client_names()):
         async with aclosing(run(service, prepared, context_of(request))) as outputs:
             async for output in outputs:
@@ -175,7 +177,6 @@ async def _outputs(
 async def _whole(
     service: Service, body: CompletionBody, request: Request, answer: Answer
 ) -> Response:
-    """Return one JSON object."""
     embeds = body.take_embeds()
     with service.embeds.holding(embeds):
         prepared = await _prepare(service, body, request, embeds)
@@ -195,7 +196,6 @@ async def _whole(
 def _content(
     choices: Choices, body: CompletionBody, answer: Answer, last: dict[int, RequestOutput]
 ) -> bytes:
-    """Return the whole answer; with log-probabilities it takes long."""
     rendered = [
         _choice(choices, prompt, choices.shown(choice), last[prompt], body)
         for prompt in sorted(last)
@@ -235,7 +235,6 @@ def _choice(
 
 
 def _prompt_ids(output: RequestOutput) -> list[int] | None:
-    """Return the prompt's ids; None if it has none."""
     return None if output.is_embeds else list(output.prompt_token_ids)
 
 
@@ -247,7 +246,6 @@ def _usage(totals: Totals, body: CompletionBody) -> dict[str, Any]:
 async def _events(
     service: Service, body: CompletionBody, request: Request, answer: Answer
 ) -> AsyncGenerator[bytes, None]:
-    """Yield chunks, the usage if it is requested, and the end."""
     embeds = body.take_embeds()
     with service.embeds.holding(embeds):
         prepared = await _prepare(service, body, request, embeds)
@@ -277,7 +275,7 @@ async def _events(
                         chunk = (writer, choices, prompt, choice, output, body, said)
                         yield await service.llm.cpu_pool.run(size, _chunk, *chunk)
                     else:
-                        # Also without text: a chunk a step is what clients take the time of.
+                        # Also without text: clients measure one chunk per step.
                         yield writer.text(choices.index(prompt, choice), choice.text)
     if options.include_usage:
         yield writer.last_usage(_usage(totals, body))

@@ -21,7 +21,7 @@ _started = int(time.time())
 
 @routes.get("/v1/models")
 async def list_models(request: Request) -> Response:
-    """Every name under which the model is served."""
+    """Return every name of the model."""
     service = service_of(request)
     names = service.names()
     length = await _max_model_len(service)
@@ -31,7 +31,7 @@ async def list_models(request: Request) -> Response:
 
 @routes.get("/v1/models/{model_id:path}")
 async def retrieve_model(request: Request) -> Response:
-    """One of them."""
+    """Return one model."""
     service, model_id = service_of(request), request.path_params["model_id"]
     if model_id not in service.names():
         raise unknown_model(model_id)
@@ -39,7 +39,6 @@ async def retrieve_model(request: Request) -> Response:
 
 
 async def _max_model_len(service: Service) -> int | None:
-    """Return the ``max_model_len`` of the workers that are up; None if none is."""
     if not service.is_served():
         return None
     try:

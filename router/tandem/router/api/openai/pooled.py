@@ -1,7 +1,6 @@
-"""The common part of embeddings, pooling, classes and scores: from a body to its answers.
+"""Common part of embeddings, pooling, classes and scores.
 
-The inputs of a call are prepared one after the other and run concurrently. Each is a request of its
-own to the fleet, so that workers batch those of all calls.
+The inputs of a call are prepared in order and run concurrently, each as a request.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ _OURS = "prompt_token_ids"
 AT_ONCE = 8_192
 """Tokens of inputs that are prepared together."""
 AT_A_TIME = 8_192
-"""Numbers that are written before other requests have their turn, in about half a millisecond."""
+"""Numbers that are written without a pause for other requests."""
 CODED_AT_A_TIME = 3 << 16
-"""Bytes as base64, the same; a multiple of three, so that parts stand side by side."""
+"""Bytes that are encoded to base64 without a pause; a multiple of three."""
 
 
 @dataclass(frozen=True, slots=True)
 class PooledCall:
-    """One call."""
+    """Call of one client."""
 
     service: Service
     answer: Answer
@@ -69,7 +68,7 @@ class PooledCall:
 
     @classmethod
     def of(cls, prefix: str, request: Request, body: PooledBody) -> PooledCall:
-        """Begin the call of ``request``. Raises HttpProblem (no such model), InvalidParameter."""
+        """Begin the call of ``request``. Raises HttpProblem or InvalidParameter."""
         service = service_of(request)
         answer = begin_for(request, body, prefix, service.model_name(body.model))
         return cls(service, answer, context_of(request), input_options(body, request))
@@ -77,7 +76,7 @@ class PooledCall:
     async def prepare(
         self, value: object, params: PoolingParams, *, param: str = "input"
     ) -> list[PreparedRequest]:
-        """Prepare a text, token ids, or a list of either. Raises InvalidParameter naming which."""
+        """Prepare a text, token ids, or a list of either. Raises InvalidParameter."""
         prompts = await self._prompts(value, param)
         names = [f"{param}[{index}]" for index in range(len(prompts))]
         names = names if len(prompts) > 1 else [param]
@@ -86,7 +85,7 @@ class PooledCall:
             prepared += await self.service.llm.prepare_all_pooling(
                 part, params, options=self.options, names=names[len(prepared) :][: len(part)]
             )
-            await asyncio.sleep(0)  # others' turn
+            await asyncio.sleep(0)  # let others run
         return prepared
 
     async def _prompts(self, value: object, param: str) -> list[Prompt]:
@@ -101,7 +100,7 @@ class PooledCall:
         return await cpu_pool.run(weight(value), parse_prompts, value, param=param)
 
     def bound(self, param: str, values: Sequence[object]) -> None:
-        """Raise InvalidParameter for more inputs than one call may have."""
+        """Raise InvalidParameter for too many inputs."""
         most = max(MAX_INPUTS, self.service.bounds.prompts)
         if len(values) > most:
             raise too_many(param, values, most)
@@ -126,15 +125,16 @@ class PooledCall:
         return outputs
 
     def reply(self, outputs: Sequence[PooledRequestOutput], fields: dict[str, Any]) -> Response:
-        """Return the answer with ``fields`` and the fields of every answer."""
+        """Return the answer with ``fields`` and common fields."""
         content = msgspec.json.encode({**self._around(outputs), **fields})
         return Response(content, media_type="application/json")
 
     async def reply_data(
         self, outputs: Sequence[PooledRequestOutput], items: Iterable[Sequence[bytes]]
     ) -> Response:
-        """Return the answer with a list of ``items``, JSON in parts, that may be long: joining them
-        delays no other request."""
+        """Return the answer with a list of ``items``, JSON in parts, with pauses for other
+        requests.
+        """
         parts = [msgspec.json.encode({**self._around(outputs), "object": "list"})[:-1]]
         parts.append(b',"data":')
         for index, item in enumerate(items):
@@ -158,7 +158,7 @@ class PooledCall:
 
 
 def _of_input(refusal: Refusal) -> Refusal:
-    """Return a worker's refusal of a prompt as one of the client's input."""
+    """Name the client's input in a worker's refusal."""
     message = refusal.message.replace(_OURS, "input")
     return msgspec.structs.replace(refusal, param="input", message=message)
 
@@ -171,8 +171,10 @@ async def item_of(
     as_base64: bool,
     by_token: bool = False,
 ) -> list[bytes]:
-    """Return JSON of an object with ``fields`` and, under ``name``, the values: base64 of their
-    bytes, a list, or a list for each token. Other requests have their turns while it is written."""
+    """Return JSON of an object with ``fields`` and the values under ``name``.
+
+    The values are base64 of their bytes, a list, or a list for each token.
+    """
     parts = [msgspec.json.encode(fields)[:-1] + f',"{name}":'.encode()]
     if as_base64:
         parts += [b'"', *await _coded(output.values), b'"']
@@ -194,7 +196,6 @@ async def _coded(values: bytes) -> list[bytes]:
 
 
 async def _listed(values: bytes, size: int) -> list[bytes]:
-    """Return lists of ``size`` bytes each, with commas between."""
     parts, written = [], 0
     for at in range(0, len(values), size):
         parts.append(b",[" if at else b"[")
@@ -215,7 +216,7 @@ routes = Routes("pooling")
 
 @routes.post("/v1/embeddings")
 async def create_embedding(request: Request) -> Response:
-    """A vector for each input."""
+    """Return a vector for each input."""
     body = await read(EmbeddingBody, request)
     call = PooledCall.of("embd", request, body)
     params = PoolingParams(dimensions=body.dimensions, normalize=body.normalize)
@@ -226,13 +227,15 @@ async def create_embedding(request: Request) -> Response:
         for index, output in enumerate(outputs):
             fields = {"object": "embedding", "index": index}
             items.append(await item_of(output, fields, "embedding", as_base64=as_base64))
-            await asyncio.sleep(0)  # others' turn
+            await asyncio.sleep(0)  # let others run
         return await call.reply_data(outputs, items)
 
 
 @routes.post("/pooling")
 async def pool(request: Request) -> Response:
-    """Return the result of a task for each input: a vector, one a token, or a number a label."""
+    """Return the result of a task for each input: a vector, one per token, or a number per
+    label.
+    """
     body = await read(PoolingBody, request)
     call = PooledCall.of("pool", request, body)
     task = PoolingTask(body.task or PoolingTask.EMBED)
@@ -252,13 +255,13 @@ async def pool(request: Request) -> Response:
             items.append(
                 await item_of(output, fields, "data", as_base64=as_base64, by_token=by_token)
             )
-            await asyncio.sleep(0)  # others' turn
+            await asyncio.sleep(0)  # let others run
         return await call.reply_data(outputs, items)
 
 
 @routes.post("/classify")
 async def classify(request: Request) -> Response:
-    """A probability for each label of the model, and the best of them, for each input."""
+    """Return the probabilities of the model's labels, and the best label, for each input."""
     body = await read(ClassifyBody, request)
     call = PooledCall.of("classify", request, body)
     params = PoolingParams(task=PoolingTask.CLASSIFY, activation=body.activation)
@@ -296,7 +299,7 @@ async def score(request: Request) -> Response:
 @routes.post("/v1/rerank")
 @routes.post("/v2/rerank")
 async def rerank(request: Request) -> Response:
-    """Documents by how well they go with the query, the best first."""
+    """Return documents sorted by their score for the query."""
     body = await read(RerankBody, request)
     call = PooledCall.of("rerank", request, body)
     texts = _texts_of(body.documents)
@@ -321,7 +324,6 @@ async def rerank(request: Request) -> Response:
 async def _scores(
     call: PooledCall, body: PooledBody, first: Side, second: Side, activation: bool | None
 ) -> tuple[list[float], list[Any]]:
-    """Return a score for each pair, and the outputs from which they are computed."""
     prepared = await prepare_scores(
         call.service.llm, first, second, options=call.options, activation=activation
     )
@@ -342,7 +344,6 @@ def _side(call: PooledCall, param: str, value: object) -> Side:
 
 
 def _texts_of(documents: object) -> list[str]:
-    """Return the texts, bare or under ``text``."""
     if not isinstance(documents, list) or not documents:
         raise InvalidParameter("documents", documents, "a list of texts, not empty")
     found = []

@@ -1,4 +1,4 @@
-"""The state that the endpoints share, and the first steps of each of them."""
+"""State that the endpoints share, and their first steps."""
 
 from __future__ import annotations
 
@@ -45,53 +45,51 @@ from tandem.tracing.recording import current, marked
 MAX_CACHE_SALT = 1024
 MAX_PRIORITY = 2**31 - 1
 MAX_TIMEOUT = 86_400.0
-"""Seconds that a client's own deadline may be away; the server's ends a request before it."""
+"""Maximum of a client's deadline in seconds."""
 TIMEOUT_HEADER = "X-Request-Timeout"
 
 _AnyBody = TypeVar("_AnyBody", bound=Body)
 
 
 class Identified(Protocol):
-    """A body that may name its request."""
+    """Body that may name its request."""
 
     request_id: str | None
 
 
 @dataclass(slots=True)
 class Service:
-    """One per app, at ``app.state.service``."""
+    """State of an app, at ``app.state.service``."""
 
     llm: AsyncLLM
     metrics: RouterMetrics
     canary_metrics: RouterMetrics
-    """Metrics of canaries, counted apart."""
+    """Metrics of canaries."""
     names: Callable[[], tuple[str, ...]]
-    """Names under which the model may be requested; empty while none is known."""
+    """Names of the model; empty while none is known."""
     body_seconds: float
-    """Longest that a body may take to come."""
+    """Maximum seconds to receive a body."""
     stream_seconds: float
-    """Longest that a stream may take to be written, its client's slowness included."""
+    """Maximum seconds to write a stream, including the client's delays."""
     bounds: RequestBounds
-    """Bounds of one request."""
     is_served: Callable[[], bool]
-    """Returns whether a decode worker is up: then its card is known without waiting."""
+    """Returns whether a decode worker is up, and its card known."""
     parsers: ModelParsers = field(default_factory=ModelParsers)
-    """Parsers that separate reasoning and calls of tools from content."""
+    """Parsers of reasoning and calls."""
     trust_request_chat_template: bool = False
     allow_request_priority: bool = False
     max_parallel_prompts: int = 64
     embeds: EmbedsIntake = field(default_factory=EmbedsIntake)
-    """Limits of prompts of embeddings, and whether they are accepted."""
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
     keep_alives: KeepAlives = field(default_factory=lambda: KeepAlives(0.0))
-    """Sends comments in streams that are silent."""
+    """Comments in silent streams."""
 
     def counters(self, context: RequestContext) -> RouterMetrics:
         """Return the metrics that count a request."""
         return self.metrics if context.route is None else self.canary_metrics
 
     def model_name(self, asked: str | None) -> str:
-        """Return the name to answer with. Raises HttpProblem 404."""
+        """Return the name for the answer. Raises HttpProblem 404."""
         names = self.names()
         if asked is None:
             return names[0] if names else ""
@@ -101,7 +99,7 @@ class Service:
 
 
 async def read(model: type[_AnyBody], request: Request) -> _AnyBody:
-    """Return the request's body as ``model``. Raises HttpProblem, InvalidParameter, ClientGone."""
+    """Return the body as ``model``. Raises HttpProblem, InvalidParameter, ClientGone."""
     service = service_of(request)
     with marked("read body"):
         body = await read_body(request)
@@ -117,11 +115,11 @@ async def read(model: type[_AnyBody], request: Request) -> _AnyBody:
 
 
 async def read_body(request: Request) -> bytes:
-    """Return the whole body. Raises HttpProblem (408) when it comes too slowly, ClientGone."""
+    """Return the whole body. Raises HttpProblem (408) if it is too slow, ClientGone."""
     seconds = service_of(request).body_seconds
     try:
         async with asyncio.timeout(seconds):
-            # Not request.body(): that keeps the bytes for as long as the answer takes.
+            # request.body() would keep the bytes for as long as the answer takes.
             return b"".join([part async for part in request.stream()])
     except TimeoutError as error:
         raise HttpProblem(body_too_slow(seconds)) from error
@@ -136,13 +134,13 @@ def service_of(request: Request) -> Service:
 
 
 def context_of(request: Request) -> RequestContext:
-    """Return the context that the middleware noted of a request."""
+    """Return the context that middleware made for a request."""
     state: dict[str, Any] = request.scope["state"]
     route = state.get("route")
     return RequestContext(
         arrived=state["arrived"],
         route=route,
-        # A canary reads in its headers which workers have answered.
+        # A canary reads from its headers which workers have answered.
         tells_accepted=route is None
         and bool(state.get("streams"))
         and service_of(request).keep_alives.are_sent,
@@ -169,9 +167,9 @@ def checked_id(param: str, value: str) -> str:
 
 
 def request_id_of(request: Request, body: Identified) -> str:
-    """Return the client's id (header first, then body), or a new one; it is echoed in the answer.
+    """Return the client's id (header first, then body), or a new one.
 
-    The id is a name for logs and clients, not a key: calls with the same one may run concurrently.
+    It is a name, not a key: several calls may have the same.
     """
     state: dict[str, Any] = request.scope["state"]
     given = request.headers.get("x-request-id")
@@ -186,13 +184,12 @@ def request_id_of(request: Request, body: Identified) -> str:
 
 
 def note_answer(request: Request, answer_id: str) -> None:
-    """Note the id of a request's answer, by which it may be ended, too
-    (``middleware/stopping``)."""
+    """Note the id of a request's answer, by which it may be aborted."""
     request.scope["state"]["answer_id"] = answer_id
 
 
 def input_options(body: GenerationBody | PooledBody, request: Request) -> InputOptions:
-    """Return the options of a body and of the deadline's header, but no sampling parameters."""
+    """Return the options of a body and the deadline header."""
     options = options_of(body, service_of(request))
     given = request.headers.get(TIMEOUT_HEADER)
     if given is None:
@@ -206,7 +203,7 @@ def input_options(body: GenerationBody | PooledBody, request: Request) -> InputO
 
 
 def options_of(body: GenerationBody | PooledBody, service: Service) -> InputOptions:
-    """Return the body's options, without the header of a deadline."""
+    """Return the options of a body."""
     if body.cache_salt is not None and len(body.cache_salt) > MAX_CACHE_SALT:
         raise InvalidParameter(
             "cache_salt", body.cache_salt, f"a text of at most {MAX_CACHE_SALT} characters"
@@ -224,7 +221,7 @@ def options_of(body: GenerationBody | PooledBody, service: Service) -> InputOpti
 
 
 def _budget(param: str, seconds: float) -> int:
-    """Return the milliseconds of a client's own deadline. Raises InvalidParameter."""
+    """Return a client's deadline in milliseconds. Raises InvalidParameter."""
     if not 0.001 <= seconds <= MAX_TIMEOUT:
         allowed = f"seconds, 0.001 to {MAX_TIMEOUT:g}"
         raise InvalidParameter(param, None if math.isnan(seconds) else seconds, allowed)
@@ -232,7 +229,7 @@ def _budget(param: str, seconds: float) -> int:
 
 
 def _priority(asked: int, service: Service) -> int:
-    """Return the client's priority in the common queue, if clients may set one."""
+    """Return the client's priority, if clients may set one."""
     if asked and not service.allow_request_priority:
         raise InvalidParameter(
             "priority", asked, "0: priorities of requests are disabled on this server"
@@ -246,7 +243,7 @@ def _priority(asked: int, service: Service) -> int:
 
 @contextmanager
 def blaming(names: Mapping[str, str]) -> Iterator[None]:
-    """Rename parameters in errors raised within: from this server's names to the client's."""
+    """Rename parameters in errors raised within."""
     try:
         yield
     except InvalidParameter as error:
@@ -280,7 +277,7 @@ class Answer:
 
 
 def begin(prefix: str, request_id: str, model: str) -> Answer:
-    """Return the frame of an answer that begins now."""
+    """Return the frame of a new answer."""
     return Answer(id=f"{prefix}-{request_id}", model=model, created=int(time.time()))
 
 
@@ -297,8 +294,7 @@ async def prepare_all(
     params: Mapping[str, object],
     options: InputOptions,
 ) -> list[PreparedRequest]:
-    """Prepare prompts one after the other, and yield to other requests in between: many small
-    prompts delay no other request.
+    """Prepare prompts in order, and let other requests run in between.
 
     Raises InvalidParameter that names the prompt if there are several.
     """
@@ -318,7 +314,7 @@ async def prepare_all(
 async def run(
     service: Service, prepared: Sequence[PreparedRequest], context: RequestContext
 ) -> Outputs:
-    """Yield the outputs of all prompts, some of them at a time. Closing it aborts them all."""
+    """Yield the outputs of all prompts. Closing it aborts them."""
     metrics = service.counters(context)
     if len(prepared) == 1:
         async with aclosing(service.llm.stream(prepared[0], context)) as outputs:
@@ -367,26 +363,26 @@ async def _merged(
 
 
 def count_finished(metrics: RouterMetrics, output: RequestOutput) -> None:
-    """Count the choices that end with this output, by their reason."""
+    """Count the choices that end with this output."""
     for choice in output.outputs:
         if choice.finish_reason is not None:
             metrics.choice_finished(choice.finish_reason)
 
 
 class Totals:
-    """Usage over all prompts of a call, as far as they have come."""
+    """Usage over all prompts of a call so far."""
 
     __slots__ = ("_counted", "num_cached", "num_generated", "num_prompt")
 
     def __init__(self, last: Iterable[tuple[int, RequestOutput]] = ()) -> None:
-        """``last``: (index of the prompt, its last output) of each."""
+        """``last``: (index of the prompt, its last output)."""
         self.num_prompt = self.num_generated = self.num_cached = 0
         self._counted: dict[int, tuple[int, int, int]] = {}
         for prompt, output in last:
             self.put(prompt, output)
 
     def put(self, prompt: int, output: RequestOutput) -> None:
-        """Count the newest output of a prompt instead of the one before; read no other."""
+        """Replace the output of a prompt by a newer one."""
         before = self._counted.get(prompt, (0, 0, 0))
         now = (
             len(output.prompt_token_ids),
@@ -400,7 +396,7 @@ class Totals:
 
 
 def without_tokens(choice: CompletionOutput) -> CompletionOutput:
-    """Return the choice without its tokens: the client requested only the prompt."""
+    """Return the choice without tokens, if only the prompt was requested."""
     return CompletionOutput(
         index=choice.index,
         text="",

@@ -1,8 +1,7 @@
 """Grammars for ``strict`` tools if the model decides whether it calls them.
 
-A grammar allows any text up to the mark that begins a call. From there on it allows only a tool of
-the request, with valid arguments. If no grammar can keep a tool to its schema, the tool is best
-effort, and the answer reports the hint ``tools.strict``.
+Any text is allowed up to a call's mark; then only a tool with valid arguments. A tool whose schema
+no grammar can enforce is best effort, and reported as the hint ``tools.strict``.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tandem.text.parsers.tables import (
 
 Form = dict[str, Any]
 Tag = msgspec.Raw
-"""A tag in JSON: it may be large, and is written once."""
+"""Tag in JSON, which is encoded once."""
 NOTHING: Form = {"type": "const_string", "value": ""}
 _BLANKS: Form = {"type": "regex", "pattern": r"[ \t\r\n]{0,8}"}
 
@@ -45,9 +44,9 @@ def whole_form(
     parallel: bool,
     words: Form | None = None,
 ) -> Form:
-    """Return the form of answers whose calls are those of ``tags``.
+    """Return the form of answers with the calls of ``tags``.
 
-    ``words``: the form of an answer without calls; None if any text will do.
+    ``words``: the form of an answer without calls; None for any text.
     """
     if isinstance(format_, ChannelFormat):
         return _of_messages(format_, tags, words or {"type": "any_text"})
@@ -64,7 +63,6 @@ def whole_form(
 
 
 def _calls_alone(format_: ToolFormat, tags: Sequence[Tag], *, parallel: bool) -> Form:
-    """Return the form of calls and nothing else."""
     if format_.start is not None:
         return _begun(format_.start, tags, parallel=parallel)
     return {
@@ -77,7 +75,6 @@ def _calls_alone(format_: ToolFormat, tags: Sequence[Tag], *, parallel: bool) ->
 
 
 def _begun(start: StartText, tags: Sequence[Tag], *, parallel: bool) -> Form:
-    """Return the form of calls that begin the answer, with or without a mark."""
     marks = [_const(mark) for mark, _ in start.marks]
     closers = [_const(closer) for _, closer in start.marks if closer]
     region = _region(start, tags, parallel=parallel)
@@ -96,7 +93,6 @@ def _region(start: StartText, tags: Sequence[Tag], *, parallel: bool) -> Form:
 
 
 def _from_start(start: StartText, tags: Sequence[Tag], *, parallel: bool) -> Form:
-    """Return the form of calls that begin the answer, or of words with calls after a mark."""
     begun = _begun(start, tags, parallel=parallel)
     region = _region(start, tags, parallel=parallel)
     marked = [
@@ -108,13 +104,12 @@ def _from_start(start: StartText, tags: Sequence[Tag], *, parallel: bool) -> For
         "tags": marked,
         "stop_after_first": not parallel,
     }
-    # Grammars read token by token of their own: both ways begin with the same text, if they do.
+    # Grammars read tokens independently: both ways begin with the same text.
     starts = [_sequence(_const(text), _regex(pattern)) for text, pattern in start.words]
     return _or(begun, _sequence(_BLANKS, _or(*starts), words), NOTHING)
 
 
 def _of_messages(format_: ChannelFormat, tags: Sequence[Tag], words: Form) -> Form:
-    """Return the form of thoughts and words in own messages, then a call or the last words."""
     spoken = [
         {
             "begin": f"{format_.channel}{channel}{format_.message}",
@@ -160,18 +155,17 @@ def _or(*elements: Form) -> Form:
 
 _FRAME_BYTES = 4_096
 _FRAME_ELEMENTS = 64
-"""Elements of a form other than its tags, at most."""
+"""Maximum elements of a form besides its tags."""
 BEST_EFFORT = "tools.strict"
-"""Name of the hint that ``strict`` is for a tool that is not held to its schema."""
+"""Name of the hint for a tool whose schema is not enforced."""
 Format = ToolFormat | ChannelFormat | None
 
 
 def check_strict(body: ChatBody, format_: Format) -> None:
-    """Make the form that holds calls of strict tools to their schemas, for ``strict_form``.
+    """Make the form of strict tools for ``strict_form``, and note tools without one.
 
-    With a ``response_format`` the answer is calls or has that form. Notes the tools that no grammar
-    can hold. Raises InvalidParameter for schemas that are too
-    large.
+    With a ``response_format`` the answer is calls or has that form. Raises InvalidParameter for
+    schemas that are too large.
     """
     body.held_form = {}
     tools = _tools(body)
@@ -193,10 +187,7 @@ def check_strict(body: ChatBody, format_: Format) -> None:
 
 
 def strict_form(body: ChatBody, format_: Format) -> dict[str, Any]:
-    """Return the sampling parameter that keeps calls to their tools; empty if no tool is kept.
-
-    Raises InvalidParameter as ``check_strict`` does.
-    """
+    """Return the sampling parameter for strict tools, or {}. Raises InvalidParameter."""
     if body.held_form is None:
         check_strict(body, format_)
     return body.held_form or {}
@@ -222,7 +213,6 @@ def _check_sizes(body: ChatBody, strict: Sequence[int]) -> None:
 
 
 def _words_of(body: ChatBody) -> dict[str, Any] | None:
-    """Return the form that ``response_format`` gives an answer without calls; None for any text."""
     wanted = body.response_format
     if wanted is None or wanted.type not in ("json_schema", "json_object"):
         return None
@@ -231,7 +221,6 @@ def _words_of(body: ChatBody) -> dict[str, Any] | None:
 
 
 def _is_taken(body: ChatBody, words: object) -> bool:
-    """Return whether the answer has another form, or continues a message."""
     has_form = words is None and "structured_outputs" in body.sampling()
     return has_form or bool(body.continue_final_message)
 
@@ -271,7 +260,6 @@ class _Tags:
         self._elements -= sum(map(elements_of, map(decode, tags)))
 
     def _held_tags(self, function: Mapping[str, Any]) -> list[msgspec.Raw] | None:
-        """Return the tags that keep calls to the schema; None if that is not possible."""
         before = self._room, self._elements
         try:
             made: list[msgspec.Raw] = []
@@ -295,8 +283,7 @@ class _Tags:
 def _tag(
     function: Mapping[str, Any], text: CallText, room: int, *, is_strict: bool
 ) -> dict[str, Any]:
-    """Return a call of a tool in one way to write it. Raises NotFollowed, and TooLong if arguments
-    written one by one take more than ``room`` bytes."""
+    """Return one way to write a call. Raises NotFollowed, and TooLong beyond ``room`` bytes."""
     content = _content(function, text, room, is_strict=is_strict)
     if text.after_number:
         number = {"type": "regex", "pattern": "[0-9]{1,3}"}

@@ -1,7 +1,7 @@
-"""Arguments that a model writes as literals of another syntax than JSON: Python's, or Gemma's.
+"""Arguments that a model writes as literals of Python or Gemma, for structural tags.
 
-They become elements of a structural tag. A text of that form is valid under the schema, but the
-form may allow less than the schema: properties come in the schema's order, and none but those.
+The form may allow less than the schema: properties have the schema's order, and no others are
+allowed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _OF_TYPES: Mapping[str, frozenset[str]] = {
     "boolean": frozenset(),
     "null": frozenset(),
 }
-"""Types, and the keywords about each that are followed."""
+"""Types, and supported keywords of each."""
 _MOST_ITEMS = 16
-"""Largest maxItems and minItems that are followed."""
+"""Maximum of maxItems and minItems."""
 _MOST_DEEP = 32
 _BARE = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 _ESCAPED = r'\\["\\nrtbf]'
-"""Escapes that are the same in JSON and in Python."""
+"""Escapes that JSON and Python share."""
 
 
 def literals_form(schema: object, text: LiteralText) -> Form:
-    """Return all arguments of an object's schema. Raises NotFollowed."""
+    """Return the form of an object's arguments. Raises NotFollowed."""
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         raise NotFollowed("/type", "object")
     return _Writer(schema, text).arguments()
@@ -53,7 +53,6 @@ class _Writer:
         self._deep = 0
 
     def arguments(self) -> Form:
-        """Return the arguments of the whole call."""
         root = {key: value for key, value in self._root.items() if key not in _DEFINITIONS}
         _only(root, frozenset({"type", *_OF_TYPES["object"]}), "")
         return self._fields(root, self._text.key, "")
@@ -138,7 +137,6 @@ class _Writer:
         between = _const(self._text.separator)
 
         def items(index: int) -> Form:
-            """Return the form of what may follow ``index`` items."""
             if most is None and index == max(least, 1):
                 again = _sequence([between, self._value(schema.get("items"), f"{at}/items")])
                 return {
@@ -180,7 +178,6 @@ class _Writer:
     def _field(
         self, properties: Mapping[str, Any], name: str, key_text: str, at: str, *, needed: bool
     ) -> Form:
-        """Return a property after another one."""
         written = self._written(properties, name, key_text, at)
         one = _sequence([_const(self._text.separator), written])
         return one if needed else _or([one, NOTHING])
@@ -250,7 +247,7 @@ _DEFINITIONS = ("$defs", "definitions")
 
 
 def elements_of(form: object) -> int:
-    """Return the number of elements that a structural tag counts in a form."""
+    """Return the number of elements of a structural tag."""
     return sum(1 for _ in _elements(form))
 
 
@@ -267,7 +264,6 @@ def _elements(form: object) -> Iterator[None]:
 
 
 def _types_of(value: object) -> tuple[str, ...]:
-    """Return the types of a constant by JSON Schema's names."""
     match value:
         case None:
             return ("null",)

@@ -1,7 +1,6 @@
-"""Arguments that a model writes as parameters between tags, as elements of a structural tag.
+"""Arguments that a model writes as parameters between tags, for structural tags.
 
-The text between two tags is read by the tool's schema (``tandem.text.parsers.values``): a string as
-it is written, all else as JSON. So a string cannot be kept to everything that a schema may state.
+Strings are plain text and other values JSON, so some constraints of strings are not enforced.
 """
 
 from __future__ import annotations
@@ -24,13 +23,12 @@ _ROOT = frozenset(
 _STRING = frozenset({"type", "enum", "const", "minLength", "maxLength"})
 _DEFINED = re.compile(r"#/(\$defs|definitions)/[^/]+")
 _NULLS = ("null", "none")
-"""Texts that are read as null if null is allowed."""
+"""Texts that are read as null if it is allowed."""
 _NOTHING: Form = {"type": "const_string", "value": ""}
 
 
 class NotFollowed(ValueError):
-    """Error: a schema that this way of writing cannot follow, with the place and what is
-    allowed."""
+    """A schema that this syntax cannot enforce; names the place and what is allowed."""
 
     def __init__(self, at: str, allowed: str) -> None:
         super().__init__(f"{at}: {allowed}")
@@ -38,15 +36,13 @@ class NotFollowed(ValueError):
 
 
 class TooLong(ValueError):
-    """A form of more bytes than there is room for."""
+    """The form exceeds its bytes."""
 
 
 def parameters_form(schema: object, text: ParameterText, room: int | None = None) -> Form:
-    """Return the form of all parameters of an object's schema, in its order; those that are not
-    required may be left out. Raises NotFollowed.
+    """Return the form of an object's parameters, in the schema's order.
 
-    With ``room``, bytes that they may have in JSON, each is written at once, since its references
-    are repeated in it. Raises TooLong if they take more.
+    Raises NotFollowed, and TooLong if they take more than ``room`` bytes of JSON.
     """
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         raise NotFollowed("/type", "object")
@@ -85,7 +81,7 @@ def _parameter(
         "type": "tag",
         "begin": text.begin.replace("{key}", key),
         "content": content,
-        # A free text ends at the first mark, whatever stands before it.
+        # A free text ends at the first mark.
         "end": text.end if is_free else text.pad + text.end,
     }
     behind = [{"type": "const_string", "value": text.after}] if text.after else []
@@ -147,8 +143,6 @@ def _constants_of_all(several: Sequence[Any], at: str) -> list[Any] | None:
 
 
 def _listed(schema: Mapping[str, Any], keyword: str, at: str) -> list[Any] | None:
-    """Return the list of a keyword; None if it is absent. Raises NotFollowed unless it is a
-    list."""
     listed = schema.get(keyword)
     if listed is not None and not isinstance(listed, list):
         raise NotFollowed(f"{at}/{keyword}", "a list")
@@ -156,7 +150,6 @@ def _listed(schema: Mapping[str, Any], keyword: str, at: str) -> list[Any] | Non
 
 
 def _length(schema: Mapping[str, Any], keyword: str, at: str) -> int | None:
-    """Return the number of characters that a keyword states. Raises NotFollowed for others."""
     length = schema.get(keyword)
     if length is None:
         return None
@@ -188,7 +181,6 @@ def _is_plain(schema: object) -> bool:
 
 
 def _said(schema: Mapping[str, Any]) -> set[str]:
-    """Return the keywords that constrain the valid values."""
     return {keyword for keyword, value in schema.items() if says(keyword, value)}
 
 
@@ -200,7 +192,6 @@ def _only(schema: Mapping[str, Any], known: frozenset[str], at: str) -> None:
 
 
 def _refers(value: object) -> bool:
-    """Return whether a reference is anywhere in the value."""
     if isinstance(value, Mapping):
         return "$ref" in value or any(map(_refers, value.values()))
     return isinstance(value, list) and any(map(_refers, value))

@@ -16,7 +16,7 @@ routes = Routes("tokenizer")
 
 @routes.post("/tokenize")
 async def tokenize(request: Request) -> Response:
-    """Token ids of a prompt or of a chat."""
+    """Return the token ids of a prompt or a chat."""
     body = await read(TokenizeBody, request)
     service = service_of(request)
     service.model_name(body.model)
@@ -45,7 +45,7 @@ async def _tokens(service: Service, body: TokenizeBody) -> list[int]:
 
 @routes.post("/detokenize")
 async def detokenize(request: Request) -> Response:
-    """Text of token ids, special tokens spelled out."""
+    """Return the text of token ids, including special tokens."""
     body = await read(DetokenizeBody, request)
     service = service_of(request)
     service.model_name(body.model)

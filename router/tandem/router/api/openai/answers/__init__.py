@@ -1,1 +1,1 @@
-"""Answers to clients, whole and in streams, and their types for the document."""
+"""Answers to clients, whole and streamed, and their types for the document."""

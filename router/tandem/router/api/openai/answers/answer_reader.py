@@ -1,8 +1,4 @@
-"""Incremental reader of a chat's answer: its events, choice by choice, independent of the API.
-
-Chats, responses and messages all use it, so that they find the same reasoning and the same calls in
-one text, and end for the same reason.
-"""
+"""Incremental reader of a chat's answer, choice by choice, for all APIs."""
 
 from __future__ import annotations
 
@@ -28,22 +24,22 @@ from tandem.text.parsers.events import (
 from tandem.text.parsers.model import ModelParsers
 
 MAX_CALLS = 128
-"""Calls of one choice that are sent; a model that repeats itself makes no more."""
+"""Maximum calls of one choice."""
 
 
 @dataclass(slots=True)
 class ReadChoice:
-    """One choice: its parser and its progress."""
+    """One choice: parser and progress."""
 
     parser: StreamParser
     is_named: bool = False
-    """Set if the one call was requested by name: its end is not reported (OpenAI: stop)."""
+    """Whether the request names the one call: its end is not reported (OpenAI: stop)."""
     num_calls: int = 0
     last: CompletionOutput | None = None
 
     @property
     def finish(self) -> str | None:
-        """Return the reason for the end, in the terms of OpenAI's chats."""
+        """Return the finish reason in OpenAI's terms."""
         reason = None if self.last is None else self.last.finish_reason
         called = self.num_calls > 0 and not self.is_named
         return "tool_calls" if reason is FinishReason.STOP and called else reason
@@ -62,19 +58,18 @@ class AnswerReader:
         self._read: dict[int, ReadChoice] = {}
         self._num_reasoning = 0
         self.form = {} if self._is_forced else strict_form(body, parsers.tools)
-        """Sampling parameters by which a grammar keeps the answer to its strict tools."""
+        """Sampling parameters that restrict the answer to its strict tools."""
 
     @property
     def num_reasoning(self) -> int | None:
-        """Return the tokens of reasoning so far; None if reasoning is not parsed."""
+        """Return the tokens of reasoning; None if reasoning is not parsed."""
         return None if self._parsers.reasoning is None else self._num_reasoning
 
     def choice(self, index: int) -> ReadChoice:
-        """Return a choice that was read in part."""
         return self._read[index]
 
     def read(self, output: RequestOutput, choice: CompletionOutput) -> list[Event]:
-        """Return the events to send for the next part of a choice."""
+        """Return the events of the next part of a choice."""
         read = self._read.get(choice.index)
         if read is None:
             read = self._read[choice.index] = ReadChoice(self._parser(output), self._is_named)
@@ -107,8 +102,7 @@ def tools_of(body: ChatBody) -> Sequence[dict[str, Any]]:
 
 
 def check_calls(body: ChatBody, parsers: ModelParsers) -> None:
-    """Raise InvalidParameter for malformed tools, those whose calls no parser would find, or that
-    nothing could keep to a strict schema."""
+    """Raise InvalidParameter for tools that are malformed or cannot be parsed or enforced."""
     tools = tools_of(body)
     if is_forced(body.tool_choice):
         return
@@ -120,12 +114,12 @@ def check_calls(body: ChatBody, parsers: ModelParsers) -> None:
 
 @dataclass(slots=True)
 class KeptChoice:
-    """Accumulated output of a choice that is not streamed."""
+    """Output of a choice that is not streamed."""
 
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[tuple[str, str, list[str]]] = field(default_factory=list)
-    """Id, name, arguments."""
+    """Id, name and arguments of each."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] | None = None
 
@@ -139,7 +133,7 @@ class ChatReader(AnswerReader):
         self.choices: dict[int, KeptChoice] = {}
 
     def take(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
-        """Return the next delta of a choice, as a chunk's ``delta`` has it."""
+        """Return the next ``delta`` of a choice."""
         events = self.read(output, choice)
         kept = self.choices.setdefault(choice.index, KeptChoice()) if self._keeps else None
         if kept is not None:
@@ -150,7 +144,7 @@ class ChatReader(AnswerReader):
         return self._delta(kept, events)
 
     def message(self, kept: KeptChoice, echoed: str) -> dict[str, Any]:
-        """Return the whole message of a choice that has ended."""
+        """Return the message of an ended choice."""
         content = echoed + "".join(kept.content)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if self._says_reasoning:
@@ -204,8 +198,7 @@ class ChatReader(AnswerReader):
 def reader_of(body: ChatBody, parsers: ModelParsers) -> ChatReader | None:
     """Return the reader of the answer; None if all of it is content.
 
-    Raises InvalidParameter for tools whose calls no parser would find, or that nothing could keep
-    to a strict schema.
+    Raises InvalidParameter for tools that cannot be parsed or enforced.
     """
     check_calls(body, parsers)
     reads = is_forced(body.tool_choice) or tools_of(body) or parsers.reasoning is not None

@@ -1,7 +1,6 @@
-"""Server-sent events of a stream as bytes. The hot path of the router: once per token.
+"""Server-sent events of a stream as bytes: the hot path of the router, once per token.
 
-The constant part of a stream's chunks is encoded once; of a usual chunk only the text is. No
-pydantic, no dicts, unless log-probabilities or other extras were requested.
+The constant part of a stream's chunks is encoded once.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from tandem.protocol.outputs import FinishReason
 from tandem.text.output_processor import Logprob, PositionLogprobs
 
 _TOKEN_SIZE = 20
-"""Cost of one token at one position, for ``CpuPool``: it takes 1.4 us to write."""
+"""Cost of one token at one position, for ``CpuPool``."""
 
 
 def size_of(positions: Sequence[PositionLogprobs | None] | None) -> int:
-    """Return the cost of writing log-probabilities, in the unit of ``CpuPool.run``."""
+    """Return the cost of writing log-probabilities, for ``CpuPool.run``."""
     if not positions:
         return 0
-    last = positions[-1]  # the first of a prompt is None
+    last = positions[-1]  # a prompt's first is None
     return _TOKEN_SIZE * len(positions) * (1 if last is None else 1 + len(last.top))
 
 
 def chat_logprobs(positions: Sequence[PositionLogprobs] | None) -> dict[str, Any] | None:
-    """Return ``choices[].logprobs`` of a chat."""
+    """Return the ``logprobs`` of a chat's choice."""
     if positions is None:
         return None
     content = [
@@ -44,8 +43,10 @@ def _token(each: Logprob) -> dict[str, Any]:
 def completion_logprobs(
     positions: Iterable[PositionLogprobs | None], offsets: Sequence[int], first: str = ""
 ) -> dict[str, Any]:
-    """Return ``choices[].logprobs`` of completions. A position that is None, the first of a prompt,
-    has the text ``first``; ``offsets`` are the tokens' offsets in the text."""
+    """Return the ``logprobs`` of a completion's choice.
+
+    A position that is None, a prompt's first, has the text ``first``; ``offsets`` are in the text.
+    """
     tokens: list[str] = []
     values: list[float | None] = []
     tops: list[dict[str, float] | None] = []
@@ -70,14 +71,14 @@ def completion_logprobs(
 
 
 def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Return the completion logprobs of a prompt and the text after it."""
+    """Return the logprobs of a prompt and its answer."""
     return {key: first[key] + second[key] for key in first}
 
 
 def prompt_logprobs(
     positions: Sequence[PositionLogprobs | None] | None,
 ) -> list[dict[str, Any] | None] | None:
-    """Return vLLM's ``prompt_logprobs``: per position a mapping by token id."""
+    """Return vLLM's ``prompt_logprobs``: a mapping by token id for each position."""
     if positions is None:
         return None
     return [None if each is None else _by_id(each) for each in positions]
@@ -118,8 +119,10 @@ def event(content: object) -> bytes:
 
 
 class ChunkWriter:
-    """Chunks of one stream. ``kind`` is the object's name. ``opening`` and ``closing`` enclose a
-    choice's text: ``"delta":{"content":`` and ``}``, or ``"text":`` and nothing."""
+    """Chunks of one stream.
+
+    ``kind`` is the object's name. ``opening`` and ``closing`` enclose a choice's text.
+    """
 
     def __init__(
         self,
@@ -143,7 +146,6 @@ class ChunkWriter:
         self._begin = [self._head + self._index + b"%d" % n + self._opening for n in range(8)]
 
     def text(self, index: int, text: str) -> bytes:
-        """Return a chunk of text and nothing else."""
         begin = self._begin
         head = begin[index] if index < 8 else self._start(index)
         return head + _encode(text) + self._tail
@@ -159,7 +161,7 @@ class ChunkWriter:
         extras: dict[str, Any] | None = None,
         usage: object = None,
     ) -> bytes:
-        """Return a chunk with all of its other fields."""
+        """Return a chunk with all other fields."""
         content = [self._start(index), _encode(text), self._closing]
         return self._with_end(content, logprobs, finish, stop_reason, extras, usage)
 
@@ -174,7 +176,7 @@ class ChunkWriter:
         extras: dict[str, Any] | None = None,
         usage: object = None,
     ) -> bytes:
-        """Return a chunk of a chat whose delta has other members than content."""
+        """Return a chunk of a chat without content."""
         content = [self._head, self._index, b'%d,"delta":' % index, _encode(delta)]
         return self._with_end(content, logprobs, finish, stop_reason, extras, usage)
 
@@ -195,14 +197,15 @@ class ChunkWriter:
     def raw(
         self, index: int, content: bytes, usage: object = None, extras: dict[str, Any] | None = None
     ) -> bytes:
-        """Return a chunk whose choice has ``content``, one or several members of a JSON object;
-        ``extras`` are next to the choices."""
+        """Return a chunk whose choice has ``content``, one or several JSON members.
+
+        ``extras`` are next to the choices.
+        """
         parts = [self._head, self._index, b"%d," % index, content]
         parts += [b',"logprobs":null,"finish_reason":null}]', *_members(extras or {})]
         return b"".join([*parts, self._close(usage)])
 
     def last_usage(self, usage: object) -> bytes:
-        """Return the chunk without choices that ends a stream with ``include_usage``."""
         return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
 
     def _start(self, index: int) -> bytes:

@@ -1,8 +1,4 @@
-"""Answers whose client may leave: a watch on the connection, and the stream response.
-
-Both end the work at once when the client disconnects: the task is cancelled, the generators close,
-and CANCEL goes to the workers.
-"""
+"""Stream responses, and a watch on the connection: work ends when the client disconnects."""
 
 from __future__ import annotations
 
@@ -30,13 +26,13 @@ from tandem.router.observe.timeline.recorder import comment_of
 from tandem.tracing.recording import Recording
 
 COMMENT = b": keep-alive\n\n"
-"""A line that every reader of server-sent events skips."""
+"""A line that readers of server-sent events skip."""
 AT_ONCE = 32
-"""Streams that are checked in one round of the loop; tokens of other streams go out in between."""
+"""Streams that are checked in one round of the loop."""
 
 
 class Stream(Protocol):
-    """A stream whose headers were sent."""
+    """Stream whose headers were sent."""
 
     def keep_alive(self) -> None:
         """Send a comment if nothing was sent since the last call. Returns at once."""
@@ -44,7 +40,7 @@ class Stream(Protocol):
 
 
 class KeepAlives:
-    """Calls every stream twice in ``seconds``, so that no silence is longer; never if that is 0."""
+    """Calls every stream twice in ``seconds``; never if that is 0."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -53,11 +49,10 @@ class KeepAlives:
 
     @property
     def are_sent(self) -> bool:
-        """Return whether streams are opened early and kept alive."""
+        """Return whether streams begin early and send comments."""
         return self._seconds > 0
 
     def add(self, stream: Stream) -> None:
-        """Keep a stream alive until ``discard``."""
         if not self.are_sent:
             return
         self._streams[stream] = None
@@ -65,7 +60,7 @@ class KeepAlives:
             self._rest()
 
     def discard(self, stream: Stream) -> None:
-        """Remove an ended stream. May be called for one that was never added."""
+        """Remove a stream, if it was added."""
         self._streams.pop(stream, None)
 
     def _rest(self) -> None:
@@ -91,12 +86,12 @@ _KEY = "last_words"
 
 
 def end_with(scope: Scope, words: Callable[[ErrorAnswer], bytes]) -> None:
-    """Have the stream of a request end with ``words`` if it breaks off."""
+    """Set the function that returns the last events of a failing stream."""
     scope["state"][_KEY] = words
 
 
 def last_words(scope: Scope, answer: ErrorAnswer) -> bytes:
-    """Return the last events of the request's API, or else OpenAI's error object and the end."""
+    """Return the last events in the request's API, by default OpenAI's."""
     words: Callable[[ErrorAnswer], bytes] | None = scope.get("state", {}).get(_KEY)
     return event(answer.content) + DONE if words is None else words(answer)
 
@@ -105,12 +100,12 @@ logger = logging.getLogger(__name__)
 
 
 class ClientGone(TandemError):
-    """Error: the client left before its answer was complete, so the rest is not read."""
+    """The client has left, so the rest of its answer is not read."""
 
 
 @asynccontextmanager
 async def while_connected(receive: Receive) -> AsyncIterator[None]:
-    """Cancel the body of the block when the client disconnects, and raise ClientGone then."""
+    """Cancel the block when the client disconnects, and raise ClientGone."""
     task = asyncio.current_task()
     assert task is not None
     gone = False
@@ -135,12 +130,11 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
 
 
 class EventStream(Response):
-    """Response that sends the bytes of ``events`` as they come. The headers go out with the first
-    event, and comments during long pauses.
+    """Response that sends the bytes of ``events`` as they come.
 
-    An error before the first event is raised: it decides the status. A later one becomes the last
-    events of the request's API. A client that does not read for ``seconds`` in all, counted from
-    the first event, has left.
+    Headers are sent with the first event, comments in long pauses. An error before the first event
+    is raised; a later one becomes the last events. A client that does not read for ``seconds`` in
+    all has left.
     """
 
     media_type = "text/event-stream"
@@ -161,18 +155,17 @@ class EventStream(Response):
         self._keep_alives = keep_alives
         self._send_part: Send | None = None
         self._is_quiet = False
-        """Set if nothing was sent since the last ``keep_alive``."""
+        """Whether nothing was sent since the last ``keep_alive``."""
 
     def keep_alive(self) -> None:
-        """Send a comment if nothing was sent since the last call. A client that does not read gets
-        none: nothing may collect for it, and it has its own deadline."""
+        """Send a comment if nothing was sent since the last call, and the client reads."""
         if not self._is_quiet or self._send_part is None:
             self._is_quiet = True
             return
         message = {"type": "http.response.body", "body": COMMENT, "more_body": True}
         sending = cast("Coroutine[Any, Any, None]", self._send_part(message))
         try:
-            # A server that has room writes at once; where it has none it waits, and is left.
+            # A server with room writes at once; if it waits, the write is given up.
             sending.send(None)
         except StopIteration:
             pass
@@ -180,7 +173,7 @@ class EventStream(Response):
             sending.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run as an ASGI application. Raises errors from before the first event, ClientGone too."""
+        """Run as an ASGI application. Raises errors from before the first event."""
         begun = False
         state = scope.get("state", {})
         state["streams"] = True
@@ -209,9 +202,10 @@ class EventStream(Response):
         asked: Recording | None,
         scope: Scope,
     ) -> None:
-        """Send all events. ``send_part`` is the server's own: every layer between sees the
-        beginning and the end of an answer. None of them handles the parts between, of which there
-        is one for every token."""
+        """Send all events.
+
+        ``send_part`` is the server's own: middleware sees only the beginning and the end.
+        """
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         await _send_part(send, first)
@@ -223,7 +217,7 @@ class EventStream(Response):
                 if chunk is DONE and asked is not None:
                     await _send_part(send_part, comment_of(asked))
                     asked = None
-                # Once a token: no call for what is the same in all of them.
+                # Once per token: constants, no calls.
                 message = {"type": "http.response.body", "body": chunk, "more_body": True}
                 if recording is None:
                     await send_part(message)
@@ -233,7 +227,7 @@ class EventStream(Response):
                     recording.write_seconds += monotonic() - since
             if asked is not None:  # a stream with another end
                 await _send_part(send_part, comment_of(asked))
-        except Exception as error:  # the last place where the client can be told
+        except Exception as error:  # the client receives this error
             answer = answer_of(error)
             if answer.status == 500:
                 logger.exception("a stream failed")

@@ -1,7 +1,4 @@
-"""Answers of this server as types for the OpenAPI document; nothing else uses them.
-
-Answers themselves are written by hand in the endpoints: tests compare the two.
-"""
+"""Answers of this server as types for the OpenAPI document; nothing else uses them."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ PromptLogprobs = list[dict[str, "TokenScore"] | None]
 
 
 class Answer(BaseModel):
-    """An object with these members and no others."""
+    """An object with these members only."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -29,7 +26,7 @@ class ErrorDetail(Answer):
 
 
 class ErrorBody(Answer):
-    """Every answer with a status of 400 or more."""
+    """Answer with a status of 400 or more."""
 
     error: ErrorDetail
 
@@ -86,7 +83,7 @@ class ChatLogprobs(Answer):
 
 
 class CalledFunction(Answer):
-    """Which function is called, and with what."""
+    """Name and arguments of a called function."""
 
     name: str
     arguments: str
@@ -112,7 +109,7 @@ class Message(Answer):
 
 
 class ChatChoice(Answer):
-    """One of a chat."""
+    """Choice of a chat."""
 
     index: int
     message: Message
@@ -145,7 +142,7 @@ class FunctionDelta(Answer):
 
 
 class ToolCallDelta(Answer):
-    """New part of a call; id, type and name stand in its first."""
+    """New part of a call; the first has its id, type and name."""
 
     index: int
     id: str | None = None
@@ -188,7 +185,7 @@ class ChatChunk(Answer):
 
 
 class TextLogprobs(Answer):
-    """Log-probabilities of a completion's choice, one of each per token."""
+    """Log-probabilities of a completion's choice, one entry per token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -209,7 +206,7 @@ class TextChunkChoice(Answer):
 
 
 class TextChoice(TextChunkChoice):
-    """One of a completion."""
+    """Choice of a completion."""
 
     prompt_logprobs: PromptLogprobs | None
 
@@ -238,7 +235,7 @@ class CompletionChunk(Answer):
 
 
 class Model(Answer):
-    """A name that may be asked for."""
+    """Name of a model."""
 
     id: str
     object: Literal["model"]
@@ -250,7 +247,7 @@ class Model(Answer):
 
 
 class ModelList(Answer):
-    """All of them."""
+    """All models."""
 
     object: Literal["list"]
     data: list[Model]
@@ -272,13 +269,13 @@ class Text(Answer):
 
 
 class Status(BaseModel):
-    """A few words on the server; ``/debug/fleet`` says more, for people."""
+    """Short status of the server."""
 
     model_config = ConfigDict(extra="allow")
 
 
 def models() -> list[type[BaseModel]]:
-    """Return the types that the document names."""
+    """Return the types of the document."""
     found: list[type[Any]] = [ErrorBody, ChatCompletion, ChatChunk, Completion, CompletionChunk]
     return [*found, Model, ModelList, Tokens, Text, Status]
 
@@ -360,7 +357,7 @@ class Document(Answer):
 
 
 class Ranked(Answer):
-    """One document; ``index`` is its place in the request."""
+    """One document; ``index`` is its index in the request."""
 
     index: int
     relevance_score: float
@@ -374,5 +371,5 @@ class RerankList(PooledAnswer):
 
 
 def pooling_models() -> list[type[Any]]:
-    """Return the types that the document names."""
+    """Return the types of the document."""
     return [EmbeddingList, PoolingList, ClassificationList, ScoreList, RerankList]

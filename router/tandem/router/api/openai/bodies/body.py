@@ -1,4 +1,4 @@
-"""The common part of all request bodies: strict types, and a check of every field name."""
+"""Common part of all request bodies: strict types, and a check of every field name."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ from tandem.router.http.errors import ErrorAnswer, HttpProblem
 
 SLICE_BYTES = 1 << 18
 CONTAINER_SHARE = 10
-"""Allowed values for each allowed object or list: those cost more."""
+"""Ratio of allowed values to allowed objects and lists."""
 _NOT_BRACKETS = bytes(each for each in range(256) if each not in b"[]{}")
 
 
 def check_shape(body: bytes, *, max_values: int, max_depth: int) -> None:
-    """Raise HttpProblem (413, or 400 for the depth) when the body holds too much.
-
-    The parser decides whether it is JSON at all.
-    """
+    """Raise HttpProblem (413, or 400 for the depth) if the body holds too much."""
     counted = _Counted(max_values, max_depth)
     start = 0
     while start < len(body):
@@ -74,7 +71,7 @@ class _Counted:
 
 
 def too_many(what: str, limit: int) -> HttpProblem:
-    """Return the answer 413 for a body with more than it may hold."""
+    """Return the 413 for a body with too much."""
     return HttpProblem(
         ErrorAnswer(
             status=413,
@@ -106,8 +103,8 @@ def _one_or_several(*kinds: dict[str, Any]) -> WithJsonSchema:
 
 
 Prompts = Annotated[Any, _one_or_several(_TEXT, _TOKENS)]
-"""A text or token ids, or a list of them; its reader checks it."""
-_EXAMPLE = (  # safetensors, [1, 2] float32: of a model whose hidden size is 2
+"""A text or token ids, or a list of them."""
+_EXAMPLE = (  # safetensors, [1, 2] float32
     "OAAAAAAAAAB7IngiOnsiZHR5cGUiOiJGMzIiLCJzaGFwZSI6WzEsMl0sImRhdGFfb2Zmc2V0"
     "cyI6WzAsOF19fQAAAD8AAIC+"
 )
@@ -124,29 +121,28 @@ Embeds = Annotated[
 ]
 """A safetensors file with one tensor [positions, hidden_size], in base64, or a list of them."""
 Texts = Annotated[Any, _one_or_several(_TEXT)]
-"""A text or a list of texts; its reader checks it."""
 _DOCUMENT = {"type": "object", "properties": {"text": _TEXT}, "required": ["text"]}
 Documents = Annotated[
     Any,
     WithJsonSchema({"type": "array", "items": {"anyOf": [_TEXT, _DOCUMENT]}, "minItems": 1}),
 ]
-"""A list of texts, each bare or in an object; its reader checks it."""
+"""Texts, bare or in objects."""
 
 
 class Body(BaseModel):
-    """A JSON object. Strict: a number in quotes is not a number, true is not 1."""
+    """JSON object. Strict: a number in quotes is not a number, true is not 1."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {}
     """Known fields that are not supported."""
     HINTS: ClassVar[Mapping[str, Hint]] = {}
-    """Accepted without effect, and reported."""
+    """Fields without effect, which are reported."""
     EXAMPLE: ClassVar[Mapping[str, Any]] = {}
-    """One that is answered with 200, without ``model``."""
+    """Body that is answered with 200, without ``model``."""
 
     def check(self, reading: Reading, prefix: str = "") -> None:
-        """Raise InvalidParameter for unsupported fields, here and in objects below; note hints."""
+        """Raise InvalidParameter for unsupported fields, nested ones too; note hints."""
         for name in type(self).model_fields:
             value = getattr(self, name)
             if isinstance(value, Body):

@@ -1,7 +1,7 @@
-"""Bounds of the counts in one request, and the reading of a body within them.
+"""Bounds of the counts in one request, and the parsing of a body within them.
 
-Counts are checked before the fields' types are: a list of a million wrong values would otherwise
-make a million messages. A body that may be large is checked in a thread.
+Counts are checked before types: each wrong value makes a message. Large bodies are checked in a
+thread.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from tandem.router.http.errors import (
 )
 
 MAX_INTEGER = 2**63 - 1
-"""Largest value of a field that has no smaller bound."""
+"""Default bound of an integer."""
 _SUSPECT = re.compile(rb"NaN|Infinity|[0-9][eE]\+?[0-9]{3}")
 
 
 def check_finite(body: bytes) -> None:
-    """Raise InvalidParameter that names the first number in ``body``, which is JSON, that is not
-    finite."""
+    """Raise InvalidParameter for the first number in a JSON ``body`` that is not finite."""
     if _SUSPECT.search(body) is None:
         return
     for path, value in _walked(from_json(body)):
@@ -46,7 +45,6 @@ def check_finite(body: bytes) -> None:
 
 
 def _walked(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all values in ``value`` with their paths, in order."""
     left = [("", value)]
     while left:
         path, each = left.pop()
@@ -64,7 +62,7 @@ _AnyBody = TypeVar("_AnyBody", bound=Body)
 
 
 def parse(model: type[_AnyBody], body: bytes, reading: Reading) -> _AnyBody:
-    """Return the body as ``model``, checked. Raises HttpProblem 400 and InvalidParameter."""
+    """Return the checked body as ``model``. Raises HttpProblem 400 and InvalidParameter."""
     try:
         parsed = model.model_validate_json(body)
     except ValidationError as error:
@@ -98,15 +96,15 @@ def _path(error: ErrorDetails, body: bytes, model: type[BaseModel]) -> str:
             if step not in model.model_fields and value is None:
                 break
         else:
-            break  # the rest names members of a union, not keys of the body
+            break  # the rest names members of a union
     return path
 
 
 SMALL_BYTES = IN_LOOP
-"""Largest body that is parsed in the loop."""
+"""Maximum bytes of a body that is parsed in the loop."""
 MAX_DOCUMENTS = 1_024
 MAX_INPUTS = 2_048
-"""Inputs of a call that are answered by vectors or scores, as OpenAI's servers take."""
+"""Maximum inputs of a call that is answered by vectors or scores."""
 MAX_FIELDS = 128
 
 
@@ -119,11 +117,10 @@ class RequestBounds:
     prompts: int
     sequences: int
     entries: Mapping[str, int]
-    """Bounds of other fields that are lists or objects."""
+    """Bounds of other lists or objects."""
 
     @classmethod
     def of(cls, config: RouterConfig) -> RequestBounds:
-        """Return the configured bounds."""
         return cls(
             json_values=config.max_json_values,
             json_depth=config.max_json_depth,
@@ -133,7 +130,7 @@ class RequestBounds:
                 "messages": config.max_messages,
                 "bad_words": config.max_bad_words,
                 "logit_bias": config.max_logit_bias,
-                "stop": 1_024,  # 16 are allowed, the sampling parameters say so
+                "stop": 1_024,
                 "stop_sequences": 1_024,
                 "stop_token_ids": MAX_STOP_TOKEN_IDS,
                 "tools": MAX_DOCUMENTS,
@@ -144,7 +141,7 @@ class RequestBounds:
         )
 
     def check(self, fields: Mapping[str, object]) -> None:
-        """Raise InvalidParameter that names the first field with too many entries."""
+        """Raise InvalidParameter for the first field with too many entries."""
         if len(fields) > MAX_FIELDS:
             raise InvalidParameter("body", list(fields), f"at most {MAX_FIELDS} fields")
         for name, most in self.entries.items():
@@ -168,7 +165,7 @@ class RequestBounds:
 
 
 def too_many(name: str, value: object, most: int) -> InvalidParameter:
-    """Return the error for a list or an object that is too long."""
+    """Return the error of a long list or object."""
     count = len(value) if isinstance(value, Sequence | Mapping) else 0
     return InvalidParameter(name, value, f"at most {most} entries; it has {count}")
 
@@ -176,7 +173,7 @@ def too_many(name: str, value: object, most: int) -> InvalidParameter:
 def understand(
     model: type[_AnyBody], body: bytes, bounds: RequestBounds, reading: Reading
 ) -> _AnyBody:
-    """Return the body as ``model``. Raises HttpProblem and InvalidParameter that name the error."""
+    """Return the body as ``model``. Raises HttpProblem and InvalidParameter."""
     check_shape(body, max_values=bounds.json_values, max_depth=bounds.json_depth)
     if len(body) > SMALL_BYTES:
         _check_before(body, bounds)
@@ -186,8 +183,7 @@ def understand(
 
 
 def _check_before(body: bytes, bounds: RequestBounds) -> None:
-    """Check the counts of a body's fields; one that is not JSON is left to ``parse``, which
-    raises."""
+    """Check the counts of a body's fields; ``parse`` raises if it is not JSON."""
     try:
         fields = pydantic_core.from_json(body)
     except ValueError:

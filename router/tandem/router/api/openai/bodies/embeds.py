@@ -1,7 +1,6 @@
-"""Prompts of embeddings in bodies: whether they are accepted, their bounds, their reading.
+"""Prompts of embeddings in bodies: whether they are accepted, their bounds, their parsing.
 
-Vectors are a thousand times as large as ids. They stay here as long as their request may have to be
-sent again, so all of them together are bounded. Their content is read outside the loop.
+They are kept as long as their request may be sent again, so their total is bounded.
 """
 
 from __future__ import annotations
@@ -24,19 +23,18 @@ NAME = "prompt_embeds"
 
 @dataclass(slots=True)
 class EmbedsIntake:
-    """One per app."""
+    """Limits of an app."""
 
     enabled: bool = False
     max_bytes: int = 16 << 20
-    """Bytes of one prompt's values."""
+    """Maximum bytes of one prompt's values."""
     max_held_bytes: int = 512 << 20
-    """Bytes of all prompts that wait or run; one is accepted whatever its size."""
+    """Maximum bytes of all prompts; a single one is always accepted."""
     held_bytes: int = 0
     _by_tenant: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, config: RouterConfig) -> EmbedsIntake:
-        """Return the configured limits."""
         return cls(
             config.enable_prompt_embeds,
             config.max_prompt_embeds_bytes,
@@ -45,9 +43,10 @@ class EmbedsIntake:
 
     @contextmanager
     def holding(self, given: Sequence[str]) -> Iterator[None]:
-        """Reserve room for texts in base64 and for the values made of them, until the block ends.
-        Raises InvalidParameter if none are accepted, RequestRefused (capacity) if there is no
-        room."""
+        """Reserve room for texts in base64 and their values during the block.
+
+        Raises InvalidParameter if none are accepted, RequestRefused (capacity) without room.
+        """
         if given and not self.enabled:
             raise InvalidParameter(NAME, given[0] if len(given) == 1 else list(given), NO_EMBEDS)
         size = sum(map(len, given)) // 4 * 3
@@ -63,7 +62,7 @@ class EmbedsIntake:
             self._hold(tenant, -size)
 
     def _has_room(self, tenant: str, size: int) -> bool:
-        """Return whether ``size`` more bytes may be held. A tenant leaves some to other tenants."""
+        """Return whether ``size`` more bytes may be held; some are left to other tenants."""
         free = self.max_held_bytes - self.held_bytes - size
         return free >= 0 and (not tenant or self._by_tenant[tenant] + size <= FREE_FACTOR * free)
 
@@ -74,8 +73,7 @@ class EmbedsIntake:
             del self._by_tenant[tenant]
 
     async def read(self, given: list[str], cpu_pool: CpuPool) -> list[EmbedsPrompt]:
-        """Return the prompts; each text is released when it is read. Raises InvalidParameter that
-        names the first invalid one."""
+        """Return the prompts; each text is released after it. Raises InvalidParameter."""
         several = len(given) > 1
         prompts: list[EmbedsPrompt] = []
         given.reverse()

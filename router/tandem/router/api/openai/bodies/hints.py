@@ -1,9 +1,7 @@
-"""Hints: fields that clients send and that change no answer here.
+"""Hints: fields that clients send and that change no answer.
 
-The rule: a field that requires something unsupported is refused (``parameters``). A hint requires
-nothing that an answer could lack, so it is accepted. It is reported in the header
-``x-tandem-ignored`` and counted in ``tandem:router_hints_ignored``. The page
-docs/reference/parameters.md is made from the tables here.
+They are accepted, reported in the header ``x-tandem-ignored`` and counted.
+docs/reference/parameters.md is made from these tables.
 """
 
 from __future__ import annotations
@@ -27,20 +25,20 @@ from tandem.router.http.errors import shortened
 logger = logging.getLogger(__name__)
 
 MAX_NAMES = 64
-"""Names that the log gets to see in the life of a process."""
+"""Maximum names that are logged."""
 MAX_LENGTH = 64
-"""Characters of a name that are shown."""
+"""Maximum characters of a name that are shown."""
 
 
 class UnknownFields:
-    """Policy for unknown fields: refuse or ignore. One per process."""
+    """Policy for unknown fields: refuse or ignore."""
 
     def __init__(self, *, ignored: bool = False) -> None:
         self._ignored = ignored
         self._seen: set[str] = set()
 
     def meet(self, prefix: str, name: str, value: object, known: Iterable[str]) -> None:
-        """Raise InvalidParameter for the field ``prefix + name``, or let it pass."""
+        """Raise InvalidParameter for ``prefix + name``, or ignore it."""
         field = prefix + shortened(name, MAX_LENGTH)
         if not self._ignored:
             near = get_close_matches(name[:MAX_LENGTH], list(known), n=1)
@@ -52,29 +50,29 @@ class UnknownFields:
 
 
 STATE = "ignored"
-"""Key in a request's state of the hints that its answer reports (``middleware/trace``)."""
+"""Key of ignored hints in a request's state."""
 _INDEX = re.compile(r"\[\d+\]")
 
 
 class Reading:
-    """Made for each body."""
+    """Notes of one body."""
 
     def __init__(self, unknown: UnknownFields | None = None) -> None:
         self._unknown = UnknownFields() if unknown is None else unknown
         self.ignored: dict[str, None] = {}
-        """Names of hints without effect, in the order in which they were met."""
+        """Names of hints without effect, in order."""
 
     def meet(self, prefix: str, name: str, value: object, known: Iterable[str]) -> None:
-        """Raise InvalidParameter for an unknown field, or let it pass."""
+        """Raise InvalidParameter for an unknown field, or ignore it."""
         self._unknown.meet(prefix, name, value, known)
 
     def ignore(self, name: str) -> None:
-        """Note a hint; ``name`` is one of this server's, with or without places in lists."""
+        """Note a hint by this server's name for it."""
         self.ignored[_INDEX.sub("", name)] = None
 
 
 def note_ignored(scope: MutableMapping[str, Any], names: Iterable[str]) -> None:
-    """Have the answer to the request of an ASGI ``scope`` report hints without effect."""
+    """Report hints without effect in the answer to a request."""
     scope["state"].setdefault(STATE, {}).update(dict.fromkeys(names))
 
 
@@ -85,7 +83,7 @@ _KINDS: Mapping[type, tuple[str, str]] = {
     list: ("array", "a list"),
     dict: ("object", "an object"),
 }
-"""Kind of a value to its name in JSON Schema and in an error."""
+"""Names of kinds of values, in JSON Schema and in errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +92,19 @@ class Hint:
 
     why: str
     kinds: tuple[type, ...] = ()
-    """Kinds of its values; none: the body's own type checks them."""
+    """Kinds of values; if empty, the body's own type checks them."""
     neutral: tuple[object, ...] = ()
-    """Neutral values. They are not reported."""
+    """Values that are not reported."""
     fits: Callable[[Any], bool] | None = None
     """Returns False for a value that requires an effect."""
     allowed: str = ""
-    """Values that fit, in words."""
+    """Values that fit, as text."""
 
     def check(self, name: str, value: object, reading: Reading) -> None:
-        """Note a value without effect. Raises InvalidParameter for a value of another kind, and for
-        one that requires an effect."""
+        """Note a value without effect.
+
+        Raises InvalidParameter for another kind, or a value that requires an effect.
+        """
         if value is None or any(same(value, each) for each in self.neutral):
             return
         if self.kinds and type(value) not in self.kinds:
@@ -115,11 +115,11 @@ class Hint:
 
     @property
     def accepted(self) -> str:
-        """Return the values, in words."""
+        """Return the accepted values as text."""
         return self.allowed or " or ".join(_KINDS[each][1] for each in self.kinds)
 
     def schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of the accepted values."""
+        """Return the JSON Schema of accepted values."""
         described = {"description": f"No effect: {self.why}."}
         if self.fits is not None:
             return {"enum": [*self.neutral, None], **described}
@@ -218,7 +218,7 @@ INCLUDES = frozenset(
         "web_search_call.results",
     }
 )
-"""Values of a response's ``include`` that have no effect here."""
+"""Values of ``include`` without effect."""
 
 HOSTED_ITEMS = frozenset(
     {
@@ -226,7 +226,7 @@ HOSTED_ITEMS = frozenset(
         *("mcp_list_tools", "tool_search_call", "tool_search_output", "web_search_call"),
     }
 )
-"""Types of items that are the work of another provider's tools."""
+"""Items of hosted tools of other providers."""
 
 
 def _keeps_all(value: Mapping[str, Any]) -> bool:
@@ -281,12 +281,12 @@ HOSTED = frozenset(
         *("web_fetch", "web_search", "web_search_preview"),
     }
 )
-"""Types of tools that are known by name and that this server does not offer to the model."""
+"""Known tools that this server does not offer to the model."""
 _DATED = re.compile(r"_\d{8}$|_\d{4}_\d{2}_\d{2}$")
 
 
 def ignore_tool(kind: str, reading: Reading) -> None:
-    """Note a tool that is not offered to the model; ``kind`` is the client's own text."""
+    """Note a tool that is not offered; ``kind`` is the client's text."""
     plain = _DATED.sub("", kind[:64])
     reading.ignore(f"tools.{plain if plain in HOSTED else 'other'}")
 
@@ -342,5 +342,4 @@ CONDITIONS: Mapping[str, tuple[str, Hint]] = {
         Hint("thoughts are not encrypted", allowed="a block of this type"),
     ),
 }
-"""Hints that have no effect with some models or values: name to its APIs and the reason. They are
-reported when this is known."""
+"""Hints without effect for some models or values: name to its APIs and the reason."""

@@ -1,9 +1,6 @@
 """Parameters of OpenAI or vLLM that this server does not support.
 
-A parameter is accepted with its neutral value, which clients send by default, and is refused by
-name with any other. So an answer never lacks silently what was requested. The page
-docs/reference/parameters.md lists them all; ``schemas`` holds those that have an effect, ``hints``
-those that are accepted without one.
+The neutral value is accepted; others are refused, so an answer never lacks what was requested.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from tandem.router.http.errors import written
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Reason why a parameter is refused, and its neutral values (null is always one)."""
+    """Reason of a refusal, and the neutral values besides null."""
 
     why: str
     neutral: tuple[object, ...] = ()
@@ -30,7 +27,7 @@ class Refused:
         raise InvalidParameter(name, value, f"{self._allowed()}: {self.why}")
 
     def schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of the accepted values."""
+        """Return the JSON Schema of accepted values."""
         return {"enum": [*self.neutral, None], "description": f"No effect: {self.why}."}
 
     def _allowed(self) -> str:

@@ -1,7 +1,4 @@
-"""Bodies of requests that are answered by vectors and scores; the engine checks ranges.
-
-Each field has an effect, as in ``schemas``. A known field that is not supported is refused by name.
-"""
+"""Bodies of requests that are answered by vectors and scores; the engine checks ranges."""
 
 from __future__ import annotations
 
@@ -53,7 +50,6 @@ class PooledBody(Body):
     user: Information | None = None
 
     def check(self, reading: Reading, prefix: str = "") -> None:
-        """See Body."""
         if self.truncation_side is not None and self.truncate_prompt_tokens is None:
             raise InvalidParameter(
                 "truncation_side", self.truncation_side, "only with truncate_prompt_tokens"
@@ -125,5 +121,5 @@ class RerankBody(PooledBody):
 
 
 def bodies() -> list[type[Body]]:
-    """Return the bodies that the OpenAPI document names."""
+    """Return the bodies of the document."""
     return [EmbeddingBody, PoolingBody, ClassifyBody, ScoreBody, RerankBody]

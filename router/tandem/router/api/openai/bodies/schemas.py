@@ -1,8 +1,7 @@
-"""Shapes and types of the bodies that clients send; the engine checks ranges.
+"""Types of the bodies that clients send; the engine checks ranges.
 
-Fields are OpenAI's, with vLLM's extensions that the engine has. null is the same as absent. Every
-field has an effect, except for those that ``hints`` lists. Other known fields are in ``parameters``
-and are refused by name; ``unknown_fields`` decides about all other names.
+null is the same as absent. Fields have an effect, unless they are hints; other known fields are
+refused by ``parameters``, unknown ones by ``unknown_fields``.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tandem.router.api.openai.bodies.structured import ResponseFormat, Structure
 from tandem.router.api.openai.bodies.tools import check_choice, functions_of, is_forced, schema_of
 
 Information = Annotated[str, Field(max_length=512)]
-"""About the caller, for logs and bills elsewhere: it changes no answer."""
+"""Data about the caller, without effect."""
 Metadata = dict[
     Annotated[str, Field(max_length=64)],
     Annotated[str, Field(max_length=512)],
@@ -110,10 +109,10 @@ class GenerationBody(Body):
         *("bad_words", "prompt_logprobs", "skip_special_tokens"),
         "spaces_between_special_tokens",
     )
-    """Fields that are sampling parameters under the same name."""
+    """Sampling parameters with the same name."""
 
     def check(self, reading: Reading, prefix: str = "") -> None:
-        """Refuse combinations without a meaning, and unsupported ones."""
+        """Raise InvalidParameter for meaningless combinations and unsupported fields."""
         options = self.stream_options
         if options is not None and not self.stream and options.model_dump(exclude_none=True):
             raise InvalidParameter(
@@ -130,7 +129,7 @@ class GenerationBody(Body):
         super().check(reading, prefix)
 
     def sampling(self) -> dict[str, Any]:
-        """Return the client's sampling parameters, by their names in ``SamplingParams``."""
+        """Return the sampling parameters, by their names in ``SamplingParams``."""
         given = {name: getattr(self, name) for name in self.PASSED}
         fields = {name: value for name, value in given.items() if value is not None}
         if self.logit_bias is not None:
@@ -143,7 +142,7 @@ class GenerationBody(Body):
         return fields
 
     def client_names(self) -> dict[str, str]:
-        """Return the sampling parameters that the client gave under another name, to that name."""
+        """Return the client's other names of sampling parameters."""
         return {} if self.response_format is None else self.response_format.client_names()
 
 
@@ -182,7 +181,6 @@ class ChatBody(GenerationBody):
     _effort_name: str = PrivateAttr(default="reasoning_effort")
 
     def check(self, reading: Reading, prefix: str = "") -> None:
-        """See ``GenerationBody.check``."""
         if self.tools is not None:
             self.tools, self._tool_places = functions_of(self.tools, reading)
         form = wanted_of(self.structured_outputs, self.response_format)
@@ -198,7 +196,6 @@ class ChatBody(GenerationBody):
         super().check(reading, prefix)
 
     def sampling(self) -> dict[str, Any]:
-        """See ``GenerationBody.sampling``."""
         fields = super().sampling()
         if self.thinking_token_budget is not None:
             fields["thinking_token_budget"] = self.thinking_token_budget
@@ -226,7 +223,6 @@ class ChatBody(GenerationBody):
         return fields
 
     def client_names(self) -> dict[str, str]:
-        """See ``GenerationBody.client_names``."""
         names = {**super().client_names(), "logprobs": "top_logprobs"}
         if is_forced(self.tool_choice):
             names["structured_outputs.json"] = "tools"
@@ -237,17 +233,16 @@ class ChatBody(GenerationBody):
         return names
 
     def tool_place(self, index: int) -> int:
-        """Return the place of a kept tool in the request's own list."""
+        """Return the index of a kept tool in the request's list."""
         return self._tool_places[index] if index < len(self._tool_places) else index
 
     def stand_for(self, *, tool_places: list[int], effort_name: str) -> None:
-        """Set the names of another API's request that became this chat: the places of all kept
-        tools in its list, and the name of the effort."""
+        """Set names of another API's request: the indices of kept tools, and of the effort."""
         self._tool_places, self._effort_name = tool_places, effort_name
 
     @property
     def held_form(self) -> dict[str, Any] | None:
-        """Return the sampling parameters that keep calls to strict tools; None until made."""
+        """Return the sampling parameters for strict tools; None until made."""
         return self._held_form
 
     @held_form.setter
@@ -256,26 +251,25 @@ class ChatBody(GenerationBody):
 
     @property
     def effort_name(self) -> str:
-        """Return the request's name for ``reasoning_effort``."""
+        """Return the request's name of ``reasoning_effort``."""
         return self._effort_name
 
     def ignore(self, name: str) -> None:
-        """Note a hint that turned out to have no effect with this model."""
         self._ignored[name] = None
 
     @property
     def ignored(self) -> list[str]:
-        """Return the names of hints that have no effect with this model."""
+        """Return hints that have no effect with this model."""
         return [*self._ignored]
 
     @property
     def continued(self) -> str:
-        """Return the text of a last message that the answer continues; empty if it begins one."""
+        """Return the text of the last message if the answer continues it, else ""."""
         return self.last_text if self.continue_final_message else ""
 
     @property
     def last_text(self) -> str:
-        """Return the text of the last message, in the form of chat templates."""
+        """Return the text of the last message."""
         message = self.messages[-1]
         content = message.get("content")
         if content in (None, ""):
@@ -308,7 +302,6 @@ class CompletionBody(GenerationBody):
     DEFAULT_MAX_TOKENS: ClassVar[int] = 16
 
     def check(self, reading: Reading, prefix: str = "") -> None:
-        """See ``GenerationBody.check``."""
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise InvalidParameter("best_of", self.best_of, "leave it out, or the same as n")
         if not self.prompt_embeds and self.prompt is None:
@@ -320,7 +313,7 @@ class CompletionBody(GenerationBody):
         super().check(reading, prefix)
 
     def take_embeds(self) -> list[str]:
-        """Return the prompts of embeddings and drop them here: they are large."""
+        """Return the prompts of embeddings, and drop them here."""
         given, self.prompt_embeds = self.prompt_embeds, None
         return [given] if isinstance(given, str) and given else list(given or ())
 
@@ -330,7 +323,7 @@ class CompletionBody(GenerationBody):
         return bool(self.echo) and self.max_tokens == 0
 
     def sampling(self) -> dict[str, Any]:
-        """See ``GenerationBody.sampling``. If no token is requested, one is drawn and hidden."""
+        """If no token is requested, one is drawn and hidden."""
         fields = super().sampling()
         if self.prompt_only:
             fields["max_tokens"] = 1
@@ -369,7 +362,6 @@ class TokenizeBody(Body):
     """Fields that are allowed with ``messages`` only."""
 
     def check(self, reading: Reading, prefix: str = "") -> None:
-        """See ``Body.check``."""
         if (self.prompt is None) == (self.messages is None):
             raise InvalidParameter("prompt", self.prompt, "either prompt or messages")
         for name in self.OF_CHATS if self.messages is None else ():

@@ -1,5 +1,4 @@
-"""The fields of an answer's form: OpenAI's ``response_format`` and vLLM's ``structured_outputs``. A
-request has one of the two."""
+"""Form of an answer: OpenAI's ``response_format`` or vLLM's ``structured_outputs``."""
 
 from __future__ import annotations
 
@@ -36,7 +35,6 @@ class StructuredOutputs(Body):
     backend: Literal["guidance", "outlines", "xgrammar", "lm-format-enforcer"] | None = None
 
     def check(self, reading: Reading, prefix: str = "") -> None:
-        """See Body."""
         super().check(reading, prefix)
         given = self.given()
         kinds = [name for name in KINDS if name in given]
@@ -44,7 +42,7 @@ class StructuredOutputs(Body):
             raise InvalidParameter(prefix.rstrip("."), sorted(given), _KINDS)
 
     def given(self) -> dict[str, Any]:
-        """Return the fields of ``StructuredOutputsParams``; false is the same as absent."""
+        """Return the fields of ``StructuredOutputsParams``; false is absent."""
         fields = self.model_dump(
             by_alias=True, exclude_none=True, include=set(type(self).model_fields)
         )
@@ -58,7 +56,7 @@ class StructuredOutputs(Body):
 
 
 class JsonSchema(Body):
-    """A schema with its name. It is always kept to, whatever ``strict`` says."""
+    """Schema with its name. It is always enforced."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {}
 
@@ -80,7 +78,6 @@ class ResponseFormat(Body):
     triggers: list[str] | None = None
 
     def check(self, reading: Reading, prefix: str = "") -> None:
-        """See Body."""
         if (self.json_schema is not None) is not (self.type == "json_schema"):
             allowed = 'an object with a schema for type "json_schema", else null'
             value = None if self.json_schema is None else self.json_schema.model_dump(by_alias=True)
@@ -103,7 +100,7 @@ class ResponseFormat(Body):
         return {name: value for name, value in tag.items() if value is not None}
 
     def given(self) -> dict[str, Any]:
-        """Return the fields of ``StructuredOutputsParams``; none if any text will do."""
+        """Return the fields of ``StructuredOutputsParams``; none for any text."""
         if self.type == "structural_tag":
             return {"structural_tag": _text(self._tag_fields())}
         if self.json_schema is not None:
@@ -111,7 +108,7 @@ class ResponseFormat(Body):
         return {"json_object": True} if self.type == "json_object" else {}
 
     def client_names(self) -> dict[str, str]:
-        """Return the client's names for fields of ``structured_outputs`` that it did not write."""
+        """Return the client's names of fields of ``structured_outputs``."""
         if self.json_schema is not None:
             return {"structured_outputs.json": _SCHEMA}
         if self.type == "structural_tag":
@@ -122,9 +119,9 @@ class ResponseFormat(Body):
 def wanted_of(
     structured: StructuredOutputs | None, response: ResponseFormat | None
 ) -> dict[str, Any] | None:
-    """Return the fields of ``StructuredOutputsParams``, or None if any text will do.
+    """Return the fields of ``StructuredOutputsParams``, or None for any text.
 
-    Raises InvalidParameter for a request that has both fields.
+    Raises InvalidParameter for a request with both fields.
     """
     wanted = {} if response is None else response.given()
     if structured is None:

@@ -15,9 +15,9 @@ Tool = dict[str, Any]
 
 
 def functions_of(tools: Sequence[Tool], reading: Reading) -> tuple[list[Tool], list[int]]:
-    """Return the functions and their places in ``tools``, and note tools of other types.
+    """Return the functions and their indices in ``tools``; note other types.
 
-    Raises InvalidParameter for a function that is wrong, by its place in ``tools``.
+    Raises InvalidParameter for a malformed function.
     """
     kept: list[Tool] = []
     places: list[int] = []
@@ -33,20 +33,22 @@ def functions_of(tools: Sequence[Tool], reading: Reading) -> tuple[list[Tool], l
 
 
 def has_other_type(choice: Mapping[str, Any] | str | None) -> bool:
-    """Return whether a ``tool_choice`` demands a tool that is not a function."""
+    """Return whether a ``tool_choice`` requires a tool that is not a function."""
     return isinstance(choice, Mapping) and choice.get("type", "function") != "function"
 
 
 Tools = Sequence[Mapping[str, Any]]
 Choice = str | Mapping[str, Any] | None
 MOST_CALLS = 16
-"""Calls of one answer that ``required`` lets a model make: some would go on for ever."""
+"""Maximum calls of one answer with ``required``."""
 _ALLOWED = '"none", "auto", "required", or {"type": "function", "function": {"name": one of tools}}'
 
 
 def check_choice(choice: Choice, tools: Tools, *, has_form: bool) -> None:
-    """Raise InvalidParameter for an invalid ``tool_choice``; ``has_form``: the request itself sets
-    the form of the answer."""
+    """Raise InvalidParameter for an invalid ``tool_choice``.
+
+    ``has_form``: the request sets the form of the answer.
+    """
     if not is_forced(choice):
         return
     if has_other_type(choice):
@@ -62,21 +64,21 @@ def check_choice(choice: Choice, tools: Tools, *, has_form: bool) -> None:
 
 
 def is_forced(choice: Choice) -> bool:
-    """Return whether the answer must be calls and nothing else."""
+    """Return whether the answer must consist of calls."""
     return choice not in (None, "none", "auto")
 
 
 def is_named(choice: Choice) -> bool:
-    """Return whether the answer must be a call of one tool that the request names."""
+    """Return whether the answer must call one named tool."""
     return isinstance(choice, Mapping)
 
 
 def schema_of(
     choice: Choice, tools: Tools, *, parallel: bool, place_of: Callable[[int], int]
 ) -> str:
-    """Return the JSON schema of an answer that is forced calls, a call alone unless ``parallel``.
+    """Return the JSON schema of forced calls, of one call unless ``parallel``.
 
-    ``check_choice`` has passed. ``place_of``: a tool's place in the request's own list.
+    ``place_of``: a tool's index in the request's list.
     """
     named = _name_of(choice)
     wanted = [(at, tool) for at, tool in enumerate(tools) if named in (None, _name(tool))]

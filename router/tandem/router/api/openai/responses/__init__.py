@@ -1,1 +1,1 @@
-"""OpenAI's Responses API over the same chats: items in and out, events, and a store of answers."""
+"""OpenAI's Responses API over the same chats, with a store of answers."""

@@ -1,4 +1,4 @@
-"""Answers of the Responses API: types for the OpenAPI document, which nothing else uses."""
+"""Answers of the Responses API: types for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ class ResponseUsage(Answer):
 
 
 class ResponseFault(Answer):
-    """Why a response failed."""
+    """Reason of a failed response."""
 
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
     message: str
 
 
 class IncompleteDetails(Answer):
-    """Why a response was cut short."""
+    """Reason of an incomplete response."""
 
     reason: Literal["max_output_tokens"]
 
@@ -191,7 +191,7 @@ class ResponseEvent(BaseModel):
 
 
 class InputItems(Answer):
-    """A page of what a response answered."""
+    """Page of a response's input."""
 
     object: Literal["list"]
     data: list[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem]
@@ -201,7 +201,7 @@ class InputItems(Answer):
 
 
 class DeletedResponse(Answer):
-    """A response that was forgotten."""
+    """Deleted response."""
 
     id: str
     object: Literal["response"]
@@ -209,5 +209,5 @@ class DeletedResponse(Answer):
 
 
 def models() -> list[type[BaseModel]]:
-    """Return the types that the document names."""
+    """Return the types of the document."""
     return [ResponseObject, ResponseEvent, InputItems, DeletedResponse]

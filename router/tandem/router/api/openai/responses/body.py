@@ -1,4 +1,4 @@
-"""The body of ``POST /v1/responses``, and the chat that it is."""
+"""Body of ``POST /v1/responses``, and its chat."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES: Mapping[str, str] = {
 
 
 class TextFormat(Body):
-    """Format of the text. A schema always holds, whatever ``strict`` is."""
+    """Format of the text. A schema is always enforced."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = Field(default=None, max_length=512)
@@ -43,7 +43,6 @@ class TextFormat(Body):
     strict: bool | None = None
 
     def check(self, reading: Reading, prefix: str = "") -> None:
-        """See Body."""
         super().check(reading, prefix)
         if (self.schema_ is not None) is not (self.type == "json_schema"):
             allowed = 'a JSON schema for type "json_schema", else null'
@@ -68,8 +67,7 @@ class ReasoningConfig(Body):
 
 
 class FunctionTool(Body):
-    """A function that the model may call, or a tool of another type, which the model is not
-    offered."""
+    """Function, or a tool of another type, which is not offered to the model."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = parameters.RESPONSE_TOOL
     HINTS: ClassVar[Mapping[str, Hint]] = hints.RESPONSE_TOOL
@@ -81,7 +79,6 @@ class FunctionTool(Body):
     strict: bool | None = None
 
     def check(self, reading: Reading, prefix: str = "") -> None:
-        """See Body."""
         if self.type != "function":
             ignore_tool(self.type, reading)
             return
@@ -146,13 +143,13 @@ class ResponsesBody(Body):
         *("presence_penalty", "frequency_penalty", "repetition_penalty", "stop", "ignore_eos"),
         *("chat_template_kwargs", "cache_salt", "priority", "request_id"),
     )
-    """Fields that a chat has under the same name."""
+    """Fields of a chat with the same name."""
 
     _items: list[Item] = PrivateAttr(default_factory=list)
 
     @property
     def items(self) -> list[Item]:
-        """Return the input, plain; after ``check``."""
+        """Return the plain input; after ``check``."""
         return self._items
 
     @property
@@ -161,7 +158,6 @@ class ResponsesBody(Body):
         return LOGPROBS in (self.include or ())
 
     def check(self, reading: Reading, prefix: str = "") -> None:
-        """See Body."""
         super().check(reading, prefix)
         for index, tool in enumerate(self.tools or ()):
             tool.check(reading, f"tools[{index}].")
@@ -197,17 +193,15 @@ class ResponsesBody(Body):
             raise InvalidParameter("tool_choice", choice, '"none" or "auto" with text.format')
 
     def _named(self, names: Sequence[str | None]) -> dict[str, Any]:
-        """Return a choice by name, if it is one of ``names``; else {}."""
         name = self.tool_choice.get("name") if isinstance(self.tool_choice, dict) else None
         return {"type": "function", "name": name} if name in names else {}
 
     def _format(self) -> TextFormat | None:
-        """Return the required format of the text; None if any will do."""
         wanted = None if self.text is None else self.text.format
         return None if wanted is None or wanted.type == "text" else wanted
 
     def chat(self, messages: list[dict[str, Any]]) -> ChatBody:
-        """Return the chat that has the answer. Raises InvalidParameter with a chat's names."""
+        """Return the chat. Raises InvalidParameter with a chat's names."""
         fields = {name: getattr(self, name) for name in self.PASSED}
         choice = self.tool_choice
         if isinstance(choice, Mapping):
@@ -241,5 +235,5 @@ class ResponsesBody(Body):
 
 
 def bodies() -> tuple[type[Body], ...]:
-    """Return the types that the document names."""
+    """Return the types of the document."""
     return (ResponsesBody, TextConfig, TextFormat, ReasoningConfig, FunctionTool)

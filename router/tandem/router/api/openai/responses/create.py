@@ -55,9 +55,9 @@ from tandem.text.errors import ContextLengthExceeded
 
 
 def frame_of(body: ResponsesBody, response_id: str, model: str, created: int) -> dict[str, Any]:
-    """Return the response without the answer's fields; fields that the client left out are null.
+    """Return the response without the answer's fields; absent fields are null.
 
-    Large values are JSON already: they go into several events, and into the store.
+    Large values are encoded once, for several events and the store.
     """
     wanted = None if body.text is None else body.text.format
     text = (
@@ -120,11 +120,10 @@ Prepare = Callable[[Sequence[dict[str, Any]]], Awaitable[_Prepared]]
 
 
 async def fitting(messages: Sequence[dict[str, Any]], prepare: Prepare[_Prepared]) -> _Prepared:
-    """Return the result of ``prepare`` for the longest end of the chat that fits.
+    """Return ``prepare``'s result for the longest end of the chat that fits.
 
-    That end begins with a message of the user; instructions at the beginning stay. Raises
-    ContextLengthExceeded if not even the last turn fits. Makes one try for each halving of the
-    number of turns.
+    It begins with a user's message; instructions stay. Raises ContextLengthExceeded if the last
+    turn does not fit. Halves the number of turns at each attempt.
     """
     try:
         return await prepare(messages)
@@ -157,7 +156,7 @@ _FUNCTION = re.compile(r"^(tools\[\d+\])\.function\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One call, understood."""
+    """One call and its chat."""
 
     service: Service
     request: Request
@@ -169,12 +168,12 @@ class Asked:
     before: Turn | None
     """Turn of the response that this one continues."""
     inputs: bytes
-    """The body's items, as they are stored."""
+    """Items of the body, encoded for the store."""
 
 
 @routes.post("/v1/responses")
 async def create_response(request: Request) -> Response:
-    """The model's answer to a conversation, as items."""
+    """Return the model's answer to a conversation, as items."""
     body = await read(ResponsesBody, request)
     service = service_of(request)
     model = service.model_name(body.model)
@@ -197,13 +196,12 @@ async def _understand(service: Service, request: Request, body: ResponsesBody, m
 def _understood(
     service: Service, request: Request, body: ResponsesBody, before: Turn | None, model: str
 ) -> Asked:
-    """Make the chat of a body. It may take long for a large one, and uses no event loop."""
     most = service.bounds.entries["messages"]
     items = earlier_items(before)
     if len(items) + len(body.items) > most:
         raise too_many("input", [*items, *body.items], most)
     messages = messages_of(body.instructions, items, body.items)
-    # Never the client's own id: whoever knows a response's may read it.
+    # Never the client's id: anyone with a response's id may read it.
     response_id = f"resp_{secrets.token_hex(24)}"
     with _in_own_words():
         chat = body.chat(messages)
@@ -232,8 +230,6 @@ def _before(request: Request, body: ResponsesBody) -> Turn | None:
 
 
 async def _prepare(asked: Asked) -> PreparedRequest:
-    """Prepare the request; the oldest turns are left out of its chat if the client allows it."""
-
     async def prepared(messages: Sequence[dict[str, Any]]) -> PreparedRequest:
         return await prepare_chat(asked.service, asked.chat, asked.request, asked.reader, messages)
 
@@ -245,7 +241,6 @@ async def _prepare(asked: Asked) -> PreparedRequest:
 async def _read(
     asked: Asked,
 ) -> AsyncGenerator[tuple[bytes, RequestOutput, CompletionOutput | None], None]:
-    """Yield events and the outputs that they are from. Closing it aborts the request."""
     begun = False
     with _in_own_words():
         prepared = await _prepare(asked)
@@ -270,7 +265,6 @@ async def _read(
 
 
 async def _whole(asked: Asked) -> Response:
-    """Return one JSON object."""
     last: tuple[RequestOutput, CompletionOutput] | None = None
     async with aclosing(_read(asked)) as steps:
         async for _, output, choice in steps:
@@ -310,7 +304,6 @@ async def _end(
 def _ended(
     asked: Asked, output: RequestOutput, choice: CompletionOutput
 ) -> tuple[bytes, bytes, bytes]:
-    """Return the same, and the stored items. With log-probabilities it takes long; uses no loop."""
     usage = usage_of(output, asked.reader.num_reasoning)
     events = asked.writer.end(choice.finish_reason, usage)
     content = msgspec.json.encode(asked.writer.final)
@@ -319,7 +312,6 @@ def _ended(
 
 @contextmanager
 def _in_own_words() -> Iterator[None]:
-    """Rename parameters in the chat's errors as responses do."""
     try:
         with blaming(NAMES):
             yield

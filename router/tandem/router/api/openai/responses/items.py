@@ -1,6 +1,6 @@
-"""Items of a conversation: checked as clients write them, and the chat that they make.
+"""Items of a conversation, and their chat.
 
-A plain item has an id and its text in parts, so that it can be stored and listed as it is.
+A plain item has an id and text in parts, so that it can be stored and listed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "apply_patch_call": ("type", "id", "status", "call_id", "operation"),
     "apply_patch_call_output": ("type", "id", "status", "call_id", "output"),
 }
-"""Kind of an item to its keys; ids, statuses and a client's parsed values change no answer."""
+"""Keys by kind of item; ids, statuses and parsed values have no effect."""
 _CALLS: Mapping[str, tuple[str, str]] = {
     "local_shell_call": ("local_shell", "action"),
     "shell_call": ("shell", "action"),
     "apply_patch_call": ("apply_patch", "operation"),
 }
-"""Kind of a call to the name of its tool and the key of its arguments, which are an object."""
+"""Tool and argument key by kind of call."""
 _ENDS_CALL = "_output"
 _PREFIXES = {
     "message": "msg",
@@ -60,14 +60,15 @@ _PART = 'a part of type "input_text", "output_text" or "refusal": this server ac
 
 
 def new_id(kind: str) -> str:
-    """Return an id for an item, in OpenAI's format."""
+    """Return a new id of an item, in OpenAI's format."""
     return f"{_PREFIXES.get(kind, 'rs')}_{secrets.token_hex(16)}"
 
 
 def plain_items(given: str | Sequence[Mapping[str, Any]], reading: Reading) -> list[Item]:
-    """Return the body's ``input`` as plain items; those of hosted tools are left out and noted.
+    """Return the ``input`` as plain items, without those of hosted tools.
 
-    Raises InvalidParameter that names the place."""
+    Raises InvalidParameter that names the place.
+    """
     if isinstance(given, str):
         return [_message({"role": "user", "content": given}, "input")]
     plain: list[Item] = []
@@ -105,7 +106,7 @@ def _plain(where: str, item: Mapping[str, Any], reading: Reading) -> Item:
 
 def _call_or_output(where: str, kind: str, item: Mapping[str, Any]) -> Item:
     plain: Item = {"type": kind, "id": _id(item, kind, where), "status": "completed"}
-    # Some clients send a shell's output with the id of the call alone.
+    # Some clients send a shell's output with the call's id only.
     by_id = kind == "local_shell_call_output" and item.get("call_id") is None
     plain["call_id"] = _text(item, "id" if by_id else "call_id", where)
     if kind.endswith(_ENDS_CALL):
@@ -197,10 +198,10 @@ def _text(item: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def messages_of(instructions: str | None, earlier: Iterable[Item], now: Sequence[Item]) -> Any:
-    """Return the chat of a conversation: ``earlier`` items, and those of a body's ``input``.
+    """Return the chat of ``earlier`` items and those of a body's ``input``.
 
     Consecutive reasoning, text and calls of an assistant are one message. Raises InvalidParameter
-    for the result of a call that is not in the conversation.
+    for a result without its call.
     """
     messages: list[Message] = []
     if instructions:
@@ -241,7 +242,6 @@ def _add(messages: list[Message], item: Item, called: set[str]) -> None:
 
 
 def _function(item: Item) -> dict[str, str]:
-    """Return a call of any kind as that of a function."""
     kind = item["type"]
     if kind == "function_call":
         return {"name": item["name"], "arguments": item["arguments"]}

@@ -1,9 +1,7 @@
-"""Stored responses, in the memory of this router alone.
+"""Stored responses of each tenant, in the memory of this router.
 
-Bounded by number, bytes and age. If room is needed, the tenant that holds most loses its least
-recently used response: no tenant evicts the responses of another. A tenant finds its own alone.
-Turns of one conversation share the earlier turns, which stay as long as any of them does and are
-counted once.
+Bounded by number, bytes and age. The tenant with the most loses its least recently used response.
+Turns of a conversation share earlier turns.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from tandem.router.http.errors import (
 from tandem.router.tenant import TenantParts, current_tenant
 
 OVERHEAD = 1_024
-"""Bytes that are counted for a response in addition to its text."""
+"""Bytes of a response in addition to its text."""
 
 
 @dataclass(slots=True)
@@ -41,11 +39,10 @@ class Turn:
     inputs: bytes
     outputs: bytes
     users: int = 0
-    """Stored responses and later turns that hold it."""
+    """Number of stored responses and later turns that hold it."""
 
     @property
     def size(self) -> int:
-        """Return the bytes that are counted for it."""
         return len(self.inputs) + len(self.outputs)
 
 
@@ -59,16 +56,16 @@ def size_of(turn: Turn | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A response as JSON, and its turn."""
+    """Response as JSON, and its turn."""
 
     body: bytes
     turn: Turn
     used: float
-    """Seconds of the clock."""
+    """Time of the last use, in seconds."""
 
 
 class ResponseStore:
-    """One per router; not for threads."""
+    """Store of a router; not thread-safe."""
 
     def __init__(
         self,
@@ -87,15 +84,13 @@ class ResponseStore:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of all that is stored."""
         return self._parts.num_bytes
 
     def __len__(self) -> int:
         return len(self._stored)
 
     def get(self, tenant: str, response_id: str) -> Stored | None:
-        """Return a response, which is young again; None if this tenant has none of that id, or not
-        any more."""
+        """Return a response and mark it as used; None if this tenant does not have it."""
         self._forget_old()
         if self._parts.owner(response_id) != tenant:
             return None
@@ -105,8 +100,10 @@ class ResponseStore:
         return found
 
     def put(self, tenant: str, response_id: str, body: bytes, turn: Turn) -> None:
-        """Store a response and evict other responses for it. A response larger than the whole bound
-        is not stored. ``turn`` builds on turns of the same tenant."""
+        """Store a response, and evict others for it.
+
+        Larger responses than the bound are not stored. ``turn`` builds on turns of the same tenant.
+        """
         self._forget_old()
         if self._most == 0 or len(body) + turn.size + OVERHEAD > self._most_bytes:
             return
@@ -117,7 +114,7 @@ class ResponseStore:
             self._forget(self._parts.first_to_go(by_bytes=len(self._stored) <= self._most))
 
     def remove(self, tenant: str, response_id: str) -> bool:
-        """Remove a response of a tenant; return whether it existed."""
+        """Remove a response; return whether it existed."""
         if self._parts.owner(response_id) != tenant:
             return False
         self._forget(response_id)
@@ -130,7 +127,6 @@ class ResponseStore:
         self._let_go(tenant, found.turn)
 
     def _hold(self, tenant: str, turn: Turn | None) -> None:
-        """Count a turn, and the earlier turns that were not held any more."""
         while turn is not None:
             turn.users += 1
             if turn.users > 1:
@@ -154,7 +150,7 @@ class ResponseStore:
 
 
 def encoded(items: list[Item]) -> bytes:
-    """Return the items as they are stored."""
+    """Return items as they are stored."""
     return msgspec.json.encode(items)
 
 
@@ -179,7 +175,7 @@ def _items(encoded: bytes) -> list[Any]:
 routes = Routes("OpenAI")
 
 MOST_ITEMS = 100
-"""Most items in one page of input items."""
+"""Maximum items of a page."""
 
 
 def store_of(request: Request) -> ResponseStore:
@@ -189,7 +185,7 @@ def store_of(request: Request) -> ResponseStore:
 
 
 def not_stored(response_id: str, param: str) -> HttpProblem:
-    """Return the answer 404 for a response that is not (or no longer) in this router's memory."""
+    """Return the 404 of a response that is not stored."""
     name = shortened(response_id, MAX_NAME)
     message = f"{param}: no response `{name}` is stored: this router keeps some in its own memory"
     return HttpProblem(
@@ -205,14 +201,14 @@ def not_stored(response_id: str, param: str) -> HttpProblem:
 
 @routes.get("/v1/responses/{response_id}")
 async def retrieve_response(request: Request) -> Response:
-    """A response, as it was answered."""
+    """Return a stored response."""
     _check_query(request)
     return Response(_found(request).body, media_type="application/json")
 
 
 @routes.delete("/v1/responses/{response_id}")
 async def delete_response(request: Request) -> Response:
-    """Forget a response; what goes on from it stays."""
+    """Delete a response; later turns keep its items."""
     _check_query(request)
     response_id = request.path_params["response_id"]
     if not store_of(request).remove(current_tenant.get().id, response_id):
@@ -223,7 +219,7 @@ async def delete_response(request: Request) -> Response:
 
 @routes.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(request: Request) -> Response:
-    """Refused: a response is cancelled by leaving the connection that it comes on."""
+    """Return an error: a response is cancelled by closing its connection."""
     _check_query(request)
     _found(request)
     allowed = "a background response, which this server does not support: disconnect to cancel"

@@ -1,6 +1,6 @@
-"""One response as it grows: its output items, and their events.
+"""One response as it grows: output items and their events.
 
-The same code writes whole answers, which keep the items and send no events.
+Whole answers use the same code, without events.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from tandem.text.parsers.events import (
 _encode = msgspec.json.Encoder().encode
 Logprobs = Sequence[dict[str, Any]]
 _TOKEN_WEIGHT = 3.0
-"""Cost of one token at one position each time it is written, for ``CpuPool``: it takes 0.2 us."""
+"""Cost of a token at one position, for ``CpuPool``."""
 _TEXT_WEIGHT = 1 / 80
-"""Cost of a character: 0.8 ns."""
+"""Cost of a character."""
 _CLOSED, _ENDED = 3, 3
-"""Number of times that a stream writes an item when it closes it, and all of them at its end, the
-store's share included. An answer that is not a stream writes them twice, at its end."""
+"""Number of times that an item is written when closed, and at the end."""
 
 
 class ResponseWriter:
@@ -49,12 +48,11 @@ class ResponseWriter:
         """Log-probabilities of tokens whose text was held back."""
         self._open: Item | None = None
         self._open_weight = self._closed_weight = 0.0
-        """Costs of the open item and of those before it, each time they are written."""
+        """Costs of writing the open item, and those before it."""
         self.output: list[Item] = []
 
     def weight_of(self, events: Sequence[Event]) -> int:
-        """Return the cost of ``take`` for these events, in the unit of ``CpuPool.run``: closing a
-        long item writes all of it again."""
+        """Return the cost of ``take`` for these events, for ``CpuPool.run``."""
         if not self._streams or self._open is None:
             return 0
         closes = any(self._begins(each, self._open["type"]) for each in events)
@@ -62,21 +60,20 @@ class ResponseWriter:
 
     @property
     def end_weight(self) -> int:
-        """Return the cost of ``end``, with the response that is stored and sent then."""
+        """Return the cost of ``end``."""
         together = self._open_weight + self._closed_weight
         if not self._streams:
             return int(2 * together)
         return int(_CLOSED * self._open_weight + _ENDED * together)
 
     def begin(self) -> bytes:
-        """Return the events before the first item."""
         response = self._response("in_progress", None)
         self._say("response.created", response=response)
         self._say("response.in_progress", response=response)
         return self._flushed()
 
     def take(self, events: Sequence[Event], logprobs: Logprobs = ()) -> bytes:
-        """Return the events of a step's output with its log-probabilities; often none."""
+        """Return the events of a step's output and log-probabilities."""
         kind = None if self._open is None else self._open["type"]
         if kind in (None, "message") or any(isinstance(each, ContentDelta) for each in events):
             self._waiting += logprobs
@@ -99,7 +96,7 @@ class ResponseWriter:
         return self._flushed()
 
     def end(self, finish: FinishReason | None, usage: dict[str, Any]) -> bytes:
-        """Return the last events: the response is complete, or it was cut short."""
+        """Return the last events."""
         whole = finish is FinishReason.STOP
         self._close("completed" if whole else "incomplete")
         status = "completed" if whole else "incomplete"
@@ -111,7 +108,7 @@ class ResponseWriter:
         return self._flushed()
 
     def failed(self, answer: ErrorAnswer) -> bytes:
-        """Return the last event of a stream that an error ends."""
+        """Return the last event of a stream that fails."""
         self._close("incomplete")
         code = "rate_limit_exceeded" if answer.status == 429 else "server_error"
         code = "invalid_prompt" if answer.status == 400 else code
@@ -161,7 +158,6 @@ class ResponseWriter:
         self._say("response.output_item.added", output_index=len(self.output) - 1, item=item)
 
     def _close(self, status: str) -> None:
-        """Close the open item."""
         item = self._open
         if item is None:
             return
@@ -190,7 +186,6 @@ class ResponseWriter:
         self._tell("response.content_part.done", content_index=0, part=part)
 
     def _tell(self, kind: str, **fields: Any) -> None:
-        """Write an event of the open item."""
         assert self._open is not None
         where = {"item_id": self._open["id"], "output_index": len(self.output) - 1}
         self._say(kind, **where, **fields)
@@ -203,7 +198,6 @@ class ResponseWriter:
         self._out.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(content)))
 
     def _flushed(self) -> bytes:
-        """Return the bytes written since the last call."""
         said = b"".join(self._out)
         self._out.clear()
         return said

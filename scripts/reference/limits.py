@@ -1,4 +1,4 @@
-"""docs/reference/limits.md: the limits that ``--limits-file`` changes, from their class."""
+"""docs/reference/limits.md: limits and timings that files change, from their classes."""
 
 from __future__ import annotations
 
@@ -9,29 +9,41 @@ from dataclasses import fields
 
 from scripts.reference.table import MADE, code, table
 
+from tandem.operator.settings import Timings
 from tandem.router.limits import Limits
 
-_HEAD = f"""# Limits of the router
+_HEAD = f"""# Limits
 
 {MADE}
+## Router
+
 `--limits-file FILE` reads other values from a YAML file, for example `max_body_bytes: 67108864`.
 A status is the answer to a request beyond the limit. gRPC has [the same limits](../grpc.md#limits).
+"""
+_OPERATOR = """## Operator
+
+`tandem operator --timings-file FILE` reads other values from a YAML file, for example
+`canary_seconds: 30`.
 """
 
 
 def page() -> str:
     """Return the whole page."""
-    docs = dict(_docs())
+    return "\n".join([_HEAD, _table(Limits), _OPERATOR, _table(Timings)])
+
+
+def _table(config: type) -> str:
+    docs = dict(_docs(config))
     rows = [
         (code(each.name), _default(each.name, each.default), docs[each.name])
-        for each in fields(Limits)
+        for each in fields(config)
     ]
-    return "\n".join([_HEAD, table(("limit", "default", "meaning"), rows)])
+    return table(("limit", "default", "meaning"), rows)
 
 
-def _docs() -> Iterator[tuple[str, str]]:
+def _docs(config: type) -> Iterator[tuple[str, str]]:
     """Yield each field with the docstring below it."""
-    (body,) = ast.parse(inspect.getsource(Limits)).body
+    (body,) = ast.parse(inspect.getsource(config)).body
     assert isinstance(body, ast.ClassDef)
     for line, below in zip(body.body, body.body[1:], strict=False):
         if isinstance(line, ast.AnnAssign) and isinstance(below, ast.Expr):

@@ -23,10 +23,13 @@ SETTINGS = {"rolloutStuckAfter": "3m", "modelNotReadyAfter": "3m", "keysOldAfter
 """Of the chart's rules, so that nobody waits for half an hour; all else is as it comes."""
 WAITS = {"TandemKeysOld": "2m"}
 """Waits of rules (``for``) that are not those of the chart, which has an hour here."""
-FLAGS = (
-    *("--canary-seconds", "5", "--key-publish-seconds", "1"),
-    *("--lease-seconds", "60", "--renew-deadline", "40", "--retry-seconds", "5"),
-)
+TIMINGS = {
+    "canary_seconds": 5,
+    "key_publish_seconds": 1,
+    "lease_seconds": 60,
+    "renew_deadline": 40,
+    "retry_seconds": 5,
+}
 """Of all operators here. A machine so loaded that the Lease is not renewed in time is no fault that
 is asked for, and nobody starts an operator again here as a kubelet would."""
 KUBELET_PAUSES = (10.0, 30.0, 70.0, 150.0, 310.0, 610.0, 910.0)

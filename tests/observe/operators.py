@@ -66,7 +66,7 @@ def operated(world: World, name: str) -> Iterator[tuple[Ground, Target]]:
     config = world.plane.kubeconfig(token=OPERATOR_TOKEN)
     process = OperatorProcess(
         world.plane.home, name, config, *flags, "--lease-name", "tandem-operator",
-        *operator_faults.FLAGS,
+        **operator_faults.TIMINGS,
     )  # fmt: skip
     harness = Harness(world.plane, world.cluster, name)
     with ExitStack() as open_:

@@ -19,19 +19,24 @@ from tests.operator.control_plane import ControlPlane
 from tandem.operator.cluster import KINDS, Cluster
 
 OPERATOR_NAMESPACE = "tandem-system"
-CALM = ("--lease-seconds", "30", "--renew-deadline", "20", "--retry-seconds", "1")
+CALM = {"lease_seconds": 30, "renew_deadline": 20, "retry_seconds": 1}
 """Of who finds a Lease that is free: a leader outlives seconds in which all stands still."""
-FAST = ("--lease-seconds", "6", "--renew-deadline", "4")
+FAST = {"lease_seconds": 6, "renew_deadline": 4}
 """Of who is to lose it: an election that tests can wait for."""
 
 
 class OperatorProcess:
     """`tandem operator` in a process of its own, forked from one that has imported it."""
 
-    def __init__(self, home: Path, name: str, kubeconfig: Path, *flags: str) -> None:
+    def __init__(
+        self, home: Path, name: str, kubeconfig: Path, *flags: str, **timings: float
+    ) -> None:
         self._log = home / f"operator-{name}.log"
         command = ["operator", "--port", "0"]
-        command += ["--own-namespace", OPERATOR_NAMESPACE, "--identity", name, *CALM, *flags]
+        file = home / f"timings-{name}.yaml"
+        file.write_text(json.dumps({**CALM, **timings}))
+        command += ["--own-namespace", OPERATOR_NAMESPACE, "--identity", name]
+        command += ["--timings-file", str(file), *flags]
         environ = {**os.environ, "KUBECONFIG": str(kubeconfig)}
         with self._log.open("wb") as log:
             server = fork_server("operator")
@@ -73,11 +78,13 @@ class Operators:
         plane.kubectl("-n", namespace, "apply", "-f", "manifests/operator/lease.yaml")
         self.running: list[OperatorProcess] = []
 
-    def start(self, name: str, config: Path | None = None, *flags: str) -> OperatorProcess:
+    def start(
+        self, name: str, config: Path | None = None, *flags: str, **timings: float
+    ) -> OperatorProcess:
         kubeconfig = config or self._plane.kubeconfig()
         name = f"{self._namespace}-{name}"
         flags = (*self._flags, "--own-namespace", self._namespace, *flags)
-        process = OperatorProcess(self._plane.home, name, kubeconfig, *flags)
+        process = OperatorProcess(self._plane.home, name, kubeconfig, *flags, **timings)
         self.running.append(process)
         return process
 

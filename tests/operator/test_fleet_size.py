@@ -52,8 +52,8 @@ def test_a_look_at_an_unchanged_service_asks_for_nothing(
     harness.kubectl("apply", "-f", "manifests/operator/lease.yaml")
     with Proxy(plane) as proxy:
         flags = [f"--namespaces={namespace}", f"--own-namespace={namespace}"]
-        flags += [f"--resync-seconds={RESYNC}", "--canary-seconds=1"]
-        operator = OperatorProcess(plane.home, f"{namespace}-few", proxy.kubeconfig(), *flags)
+        where = (plane.home, f"{namespace}-few", proxy.kubeconfig())
+        operator = OperatorProcess(*where, *flags, resync_seconds=RESYNC, canary_seconds=1)
         try:
             for number in range(FEW):
                 harness.create(f"demo{number}")
@@ -100,7 +100,7 @@ def test_as_many_jobs_as_allowed_run_at_a_time(lone: Harness, operators: Operato
     """The others say that they are queued, and get their turn."""
     node.rules.append(held)
     try:
-        operators.start("few", None, "--model-jobs", "2", "--workers", "1")
+        operators.start("few", model_jobs=2, workers=1)
         for number in range(FEW):
             lone.create(f"demo{number}")
 
@@ -170,7 +170,7 @@ def test_a_thousand_services_cost_a_few_calls_a_second(apart: ControlPlane):
     apart.kubectl("-n", OPERATOR_NAMESPACE, "apply", "-f", "manifests/operator/lease.yaml")
     cluster = Cluster(kubeconfig=apart.kubeconfig())
     operator = OperatorProcess(
-        apart.home, "many", apart.kubeconfig(), "--lease-seconds", "60", "--renew-deadline", "40"
+        apart.home, "many", apart.kubeconfig(), lease_seconds=60, renew_deadline=40
     )
     try:
 

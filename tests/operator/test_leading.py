@@ -24,7 +24,7 @@ def holder(harness: Harness) -> str:
 @pytest.mark.nightly
 def test_the_other_replica_goes_on_in_the_middle_of_a_rollout(lone: Harness, operators: Operators):
     """The leader is killed with -9 while rolling; the standby finishes it, nothing is doubled."""
-    first = operators.start("first", None, *FAST)
+    first = operators.start("first", **FAST)
     lone.wait_for(lambda: "-first_" in holder(lone))
     operators.start("second")
     lone.create(prefill__replicas=2, decode__replicas=2)
@@ -59,13 +59,13 @@ def test_a_new_leader_takes_a_dead_router_out_without_memory(
 ):
     """The leader dies with the router's node: the next one never heard of that router, and does
     what its setting says."""
-    first = operators.start("first", None, *FAST, "--router-silence-seconds", "0")
+    first = operators.start("first", **FAST, router_silence_seconds=0)
     lone.create()
     lone.ready()
     with routers_apart(lone, node) as routers:
         routers.kubelet_lives = False
         first.kill()
-        operators.start("second", None, "--router-silence-seconds", "1")
+        operators.start("second", router_silence_seconds=1)
         lone.wait(routers.is_taken_out, 40, "taken out")
         assert "has not answered for 1 s" in routers.ready("b")["message"]
 
@@ -73,7 +73,7 @@ def test_a_new_leader_takes_a_dead_router_out_without_memory(
 def test_a_leader_that_cannot_renew_ends(lone: Harness, operators: Operators, plane: ControlPlane):
     """A leader cut off from the API server is gone before its Lease is free."""
     with Proxy(plane) as proxy:
-        cut = operators.start("cut", proxy.kubeconfig(), *FAST)
+        cut = operators.start("cut", proxy.kubeconfig(), **FAST)
         lone.wait_for(lambda: "-cut_" in holder(lone))
         proxy.cut()
         assert cut.process.wait(timeout=10) == 3
@@ -85,7 +85,7 @@ def test_a_leader_whose_calls_hang_is_gone_before_another_leads(
     """An API server that begins answers and never ends them costs the leader its life in time: at
     no moment two replicas may act."""
     with Proxy(plane) as proxy:
-        hung = operators.start("hung", proxy.kubeconfig(), *FAST)
+        hung = operators.start("hung", proxy.kubeconfig(), **FAST)
         lone.wait_for(lambda: "-hung_" in holder(lone))
         operators.start("next")
         lone.create()
@@ -102,7 +102,7 @@ def test_an_api_server_that_stands_still_leaves_one_leader(
 ):
     """Nobody's calls come back: the leader is gone although none could lead in its place. Once the
     server goes on, and does what hung in it as well, the standby leads."""
-    hung = operators.start("hung", None, *FAST)
+    hung = operators.start("hung", **FAST)
     lone.wait_for(lambda: "-hung_" in holder(lone))
     standby = operators.start("next")
     with plane.hung():
@@ -117,7 +117,7 @@ def test_state_is_right_again_although_watches_are_silent(
 ):
     """With every watch event swallowed, the periodic list repairs and brings up services."""
     with Proxy(plane, swallow=True) as proxy:
-        operators.start("deaf", proxy.kubeconfig(), "--resync-seconds", "3")
+        operators.start("deaf", proxy.kubeconfig(), resync_seconds=3)
         lone.wait_for(lambda: "-deaf_" in holder(lone))
         lone.create()
         lone.ready()
@@ -129,7 +129,7 @@ def test_state_is_right_again_although_watches_are_silent(
 @pytest.mark.nightly
 def test_a_rotation_ends_with_new_keys_alone(lone: Harness, operators: Operators):
     """All pods get the new generation, then the old Secrets and public keys are gone."""
-    operators.start("rotating", None, "--key-publish-seconds", "2")
+    operators.start("rotating", key_publish_seconds=2)
     lone.wait_for(lambda: "-rotating_" in holder(lone))
     lone.create()
     lone.ready()
@@ -156,7 +156,7 @@ def test_a_namespace_without_rights_holds_up_no_other(
     lone.kubectl("create", "rolebinding", "leads", "--role=tandem-operator-lease", account)
     lone.kubectl("create", "rolebinding", "serves", "--clusterrole=tandem-operator", account)
     config = plane.kubeconfig(token=lone.kubectl("create", "token", "op").strip())
-    process = operators.start("of-two", config, "--namespaces", gone, "--resync-seconds", "3")
+    process = operators.start("of-two", config, "--namespaces", gone, resync_seconds=3)
     lone.create()
     lone.ready()
     assert f"namespace {gone} is left out" in process.log()

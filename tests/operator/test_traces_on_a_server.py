@@ -33,10 +33,11 @@ class Traced:
         self._receiver = receiver
         self._proxy = proxy
         flags = [f"--namespaces={harness.namespace}", f"--own-namespace={harness.namespace}"]
-        flags += [f"--resync-seconds={resync}", f"--otlp-traces-endpoint={receiver.grpc_url}"]
+        flags += [f"--otlp-traces-endpoint={receiver.grpc_url}"]
         plane, name = harness.plane, f"{harness.namespace}-traced"
         harness.kubectl("apply", "-f", "manifests/operator/lease.yaml")
-        self.process = OperatorProcess(plane.home, name, proxy.kubeconfig(), *flags)
+        where = (plane.home, name, proxy.kubeconfig())
+        self.process = OperatorProcess(*where, *flags, resync_seconds=resync)
         harness.wait_for(self._watches, SECONDS)
 
     def _watches(self) -> bool:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, get_type_hints
 
@@ -70,6 +71,23 @@ def settings_of(config: type) -> tuple[Setting, ...]:
         for each in fields(config)
         if "help" in each.metadata
     )
+
+
+def values_of_file(param: str, path: str, config: type) -> dict[str, Any]:
+    """Return the values of a YAML file by field name of ``config``. Raise InvalidParameter."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: it is not UTF-8
+        raise InvalidParameter(param, path, f"a readable YAML file ({error})") from error
+    if not isinstance(content, dict):
+        raise InvalidParameter(param, path, "a YAML file with a mapping of names to values")
+    known = [each.name for each in fields(config)]
+    for name in content:
+        if name not in known:
+            raise InvalidParameter(param, str(name), f"these names: {', '.join(known)}")
+    return content
 
 
 def check_integer(param: str, value: object, low: int, high: int | None = None) -> None:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from tandem.base.listening import ANY_4, ANY_6
-from tandem.base.settings import check_integer, check_positive, check_share, setting
+from tandem.base.settings import (
+    check_integer,
+    check_positive,
+    check_share,
+    setting,
+    values_of_file,
+)
 from tandem.protocol.errors import InvalidParameter
 from tandem.tracing.config import TracingConfig
 
@@ -16,8 +23,48 @@ MAX_PULL_SECRETS = 16
 _SECRET = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """Intervals and limits that ``timings_file`` changes. Times are seconds."""
+
+    resync_seconds: float = 60.0
+    """Interval after which every service is reconciled again."""
+    canary_seconds: float = 60.0
+    """Interval between two canaries of a serving service."""
+    unschedulable_seconds: float = 60.0
+    """Time after which a pending pod counts as unschedulable."""
+    key_publish_seconds: float = 90.0
+    """Time after which running pods count as having read new public keys without their report."""
+    router_silence_seconds: float = 4.0
+    """Silence after which a router leaves the Service, while a router of another node answers. 0:
+    left to Kubernetes, 40 s or more."""
+    lease_seconds: float = 15.0
+    """Time after which a Lease without renewal is free."""
+    renew_deadline: float = 10.0
+    """Time after which a leader that cannot renew the Lease exits."""
+    retry_seconds: float = 2.0
+    """Interval between two attempts to take the Lease."""
+    workers: int = 4
+    """Services that are reconciled at a time."""
+    model_jobs: int = 10
+    """Jobs that fetch or read models at a time."""
+
+    def check_timings(self) -> None:
+        """Raise InvalidParameter for a value that is out of its range."""
+        check_integer("workers", self.workers, 1, 64)
+        check_integer("model_jobs", self.model_jobs, 1, 10_000)
+        for each in fields(Timings):
+            if each.name not in ("workers", "model_jobs"):
+                or_zero = each.name == "router_silence_seconds"
+                check_positive(each.name, getattr(self, each.name), or_zero=or_zero)
+        if not self.retry_seconds < self.renew_deadline < self.lease_seconds:
+            raise InvalidParameter(
+                "renew_deadline", self.renew_deadline, "between retry_seconds and lease_seconds"
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorSettings(TracingConfig):
+class OperatorSettings(TracingConfig, Timings):
     """Settings of one operator process. Times are seconds."""
 
     namespaces: tuple[str, ...] = setting(
@@ -68,27 +115,11 @@ class OperatorSettings(TracingConfig):
         "may create one may then read any Secret of its namespace.",
     )
     port: int = setting(8080, "Port of /livez, /readyz and /metrics. 0: any free port.")
-    resync_seconds: float = setting(60.0, "Interval after which every service is reconciled again.")
-    workers: int = setting(4, "Maximum number of services reconciled at a time.")
     lease_name: str = setting("tandem-operator", "Name of the Lease.")
-    lease_seconds: float = setting(15.0, "Time after which a Lease without renewal is free.")
-    renew_deadline: float = setting(
-        10.0, "A leader that cannot renew the Lease for this long exits."
+    timings_file: str | None = setting(
+        None,
+        "YAML file with intervals and limits of the operator (docs/reference/limits.md).",
     )
-    retry_seconds: float = setting(2.0, "Interval between two attempts to take the Lease.")
-    canary_seconds: float = setting(60.0, "Interval between two canaries of a serving service.")
-    key_publish_seconds: float = setting(
-        90.0,
-        "After this time, running pods count as having read new public keys without their report.",
-    )
-    router_silence_seconds: float = setting(
-        4.0,
-        "Silence after which a router leaves the Service, while a router of another node "
-        "answers. 0: left to Kubernetes, 40 s or more.",
-    )
-    model_jobs: int = setting(10, "Maximum number of Jobs that fetch or read models at a time.")
-    unschedulable_seconds: float = setting(60.0, "Pods pending this long count as unschedulable.")
-
     traces_sample_ratio: float = setting(
         1.0,
         "Share of reconcile passes with a trace. Successful passes without a write have none.",
@@ -101,17 +132,7 @@ class OperatorSettings(TracingConfig):
         for name in ("api_server_ports", "dns_ports"):
             _check_ports(name, getattr(self, name))
         _check_secrets("service_pull_secrets", self.service_pull_secrets)
-        check_integer("workers", self.workers, 1, 64)
-        check_integer("model_jobs", self.model_jobs, 1, 10_000)
-        for name in ("resync_seconds", "lease_seconds", "renew_deadline", "retry_seconds"):
-            check_positive(name, getattr(self, name))
-        for name in ("canary_seconds", "key_publish_seconds", "unschedulable_seconds"):
-            check_positive(name, getattr(self, name))
-        check_positive("router_silence_seconds", self.router_silence_seconds, or_zero=True)
-        if not self.retry_seconds < self.renew_deadline < self.lease_seconds:
-            raise InvalidParameter(
-                "renew_deadline", self.renew_deadline, "between retry_seconds and lease_seconds"
-            )
+        self.check_timings()
 
     @property
     def listening_host(self) -> str:
@@ -137,6 +158,13 @@ def _check_secrets(param: str, secrets: tuple[str, ...]) -> None:
             raise InvalidParameter(param, name, "the name of a Secret")
         if secrets.count(name) > 1:
             raise InvalidParameter(param, name, "each Secret once")
+
+
+def with_timings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings together with the timings of the file that they name. Raise
+    InvalidParameter."""
+    path = settings.get("timings_file")
+    return {**settings, **({} if path is None else values_of_file("timings_file", path, Timings))}
 
 
 def usual_pod_host(environment: Mapping[str, str]) -> str:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
-from tandem.base.settings import check_integer, check_positive
+from tandem.base.settings import check_integer, check_positive, values_of_file
 from tandem.protocol.embeds import MOST_BYTES
-from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import MAX_BAD_WORDS, MAX_LOGIT_BIAS
 
 
@@ -145,22 +143,4 @@ def with_limits(settings: Mapping[str, Any]) -> dict[str, Any]:
     Raise InvalidParameter if the file is not a YAML mapping of limits.
     """
     path = settings.get("limits_file")
-    return {**settings, **({} if path is None else read_limits(path))}
-
-
-def read_limits(path: str) -> dict[str, Any]:
-    """Return the limits of a YAML file by name. Raise InvalidParameter."""
-    import yaml
-
-    try:
-        content = yaml.safe_load(Path(path).read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: it is not UTF-8
-        raise InvalidParameter("limits_file", path, f"a readable YAML file ({error})") from error
-    if not isinstance(content, dict):
-        raise InvalidParameter("limits_file", path, "a YAML file with a mapping of limits")
-    known = [each.name for each in fields(Limits)]
-    for name in content:
-        if name not in known:
-            allowed = f"limits of these names: {', '.join(known)}"
-            raise InvalidParameter("limits_file", str(name), allowed)
-    return content
+    return {**settings, **({} if path is None else values_of_file("limits_file", path, Limits))}

@@ -33,8 +33,8 @@ def test_the_limits_of_a_file_replace_the_defaults(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("max_body_byte: 1", "max_body_byte"),
-        ("- 1", "a YAML file with a mapping of limits"),
-        ("", "a YAML file with a mapping of limits"),
+        ("- 1", "a YAML file with a mapping of names to values"),
+        ("", "a YAML file with a mapping of names to values"),
         ("a: [", "a readable YAML file"),
         ("max_body_bytes: 0", "max_body_bytes: 0 is not allowed; an integer of at least 1"),
         ("max_body_bytes: many", "max_body_bytes"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tandem.cli.settings.command import parse
 from tandem.cli.settings.flags import Section
 from tandem.cli.settings.logs import LogConfig, set_up_logging
-from tandem.operator.settings import OperatorSettings
+from tandem.operator.settings import OperatorSettings, with_timings
 
 
 def run(argv: list[str]) -> int:
@@ -16,4 +16,4 @@ def run(argv: list[str]) -> int:
     set_up_logging(log.log_level, log.log_format)
     from tandem.operator.run import run as serve
 
-    return serve(OperatorSettings(**given[OperatorSettings]))
+    return serve(OperatorSettings(**with_timings(given[OperatorSettings])))

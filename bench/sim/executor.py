@@ -72,7 +72,7 @@ class SimExecutor:
         sampled = []
         for row in plan.rows:
             if row.sample_choices:
-                token = (FIRST_ID + (row.num_computed + row.num_tokens) % IDS,)
+                token = (FIRST_ID + (row.num_computed + row.num_scheduled_tokens) % IDS,)
                 drawn = tuple(token for _ in row.sample_choices)
                 sampled.append(Sampled(row.seq, row.sample_choices, drawn))
         output = ModelRunnerOutput(plan.step, tuple(sampled), FenceDone())

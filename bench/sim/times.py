@@ -114,13 +114,13 @@ class StepTimes:
         """A step of these rows: a row of one token is a decode, and others are of prompts."""
         decodes = context = tokens = seen = chunks = 0
         for row in rows:
-            if row.num_tokens == 1:
+            if row.num_scheduled_tokens == 1:
                 decodes += 1
                 context += row.num_computed
             else:
-                tokens += row.num_tokens
+                tokens += row.num_scheduled_tokens
                 chunks += 1
-                seen += row.num_tokens * (row.num_computed + row.num_tokens // 2)
+                seen += row.num_scheduled_tokens * (row.num_computed + row.num_scheduled_tokens // 2)
         return self.seconds(decodes, context, tokens, seen, chunks)
 
     def seconds(self, decodes: int, context: int, tokens: int, seen: int, chunks: int = 1) -> float:

@@ -8,7 +8,7 @@ from tandem.protocol.outputs import EngineCoreOutput
 
 def next_plan(harness: Harness) -> SchedulerOutput:
     """The next step's plan, run, and its results taken in."""
-    plan = harness.core.scheduler.plan()
+    plan = harness.core.scheduler.schedule()
     assert plan is not None
     output = harness.executor.execute(plan).result()
     harness.core.scheduler.update_from_output(output)
@@ -22,7 +22,8 @@ def next_plan(harness: Harness) -> SchedulerOutput:
 def shape_of(plan: SchedulerOutput) -> list[tuple[int, int, int, tuple[int, ...]]]:
     """(sequence, first token, tokens, choices to draw) of each row."""
     return [
-        (int(row.seq), row.num_computed, row.num_tokens, row.sample_choices) for row in plan.rows
+        (int(row.seq), row.num_computed, row.num_scheduled_tokens, row.sample_choices)
+        for row in plan.rows
     ]
 
 

@@ -200,7 +200,7 @@ class SimExecutor:
             if pooling is not None:
                 assert not each.sample_choices
                 row.pooled = self.model.pooled(pooling, row.pooled, states)
-                if each.num_computed + each.num_tokens == row.new.num_prompt:
+                if each.num_computed + each.num_scheduled_tokens == row.new.num_prompt:
                     pooled[each.seq] = array("f", [row.pooled]).tobytes()
             if each.seq in drafts:
                 drafted.append(self._sample_drafted(row, each, states, drafts[each.seq]))
@@ -236,7 +236,7 @@ class SimExecutor:
         size, written = self._block_size, {to for _, to in plan.block_copies}
         for each in plan.rows:
             held = [*self._rows[each.seq].block_ids, *each.new_block_ids]
-            end = each.num_computed + each.num_tokens
+            end = each.num_computed + each.num_scheduled_tokens
             written.update(held[each.num_computed // size : -(-end // size)])
         return written
 
@@ -292,7 +292,7 @@ class SimExecutor:
 
     def _write(self, row: _Row, each: StepRow) -> list[int]:
         """Write the row's tokens; the digests, first to last."""
-        start, end = each.num_computed, each.num_computed + each.num_tokens
+        start, end = each.num_computed, each.num_computed + each.num_scheduled_tokens
         before = self.read(row.block_ids, range(start - 1, start))[0] if start else None
         assert not start or before is not None, f"sequence {each.seq} reads an unwritten slot"
         if self._verify:
@@ -315,7 +315,9 @@ class SimExecutor:
 
     def _sample(self, row: _Row, each: StepRow, state: int, masks: TokenMasks) -> Sampled:
         new = row.new
-        assert each.num_computed + each.num_tokens == len(row.token_ids), "sampled in mid-prompt"
+        assert each.num_computed + each.num_scheduled_tokens == len(row.token_ids), (
+            "sampled in mid-prompt"
+        )
         position = len(row.token_ids) - new.num_prompt
         tokens = tuple(
             self.model.draw(state, new.params, choice, position, new.eos_token_ids)
@@ -336,7 +338,9 @@ class SimExecutor:
     ) -> DraftSampled:
         """Draw behind the row's last tokens, and keep what stands; the row then goes on by that."""
         new, (choice,) = row.new, each.sample_choices
-        assert each.num_computed + each.num_tokens == len(row.token_ids), "drafts at the end"
+        assert each.num_computed + each.num_scheduled_tokens == len(row.token_ids), (
+            "drafts at the end"
+        )
         more = len(draft.draft_token_ids)
         assert row.token_ids[-more:] == list(draft.draft_token_ids)
         position = len(row.token_ids) - more - new.num_prompt
@@ -362,7 +366,9 @@ class SimExecutor:
     ) -> tuple[TokenLogprobs, ...]:
         count = row.new.params.prompt_logprobs or 0
         first = each.num_computed + 1
-        predicted = row.token_ids[first : min(first + each.num_tokens, row.new.num_prompt)]
+        predicted = row.token_ids[
+            first : min(first + each.num_scheduled_tokens, row.new.num_prompt)
+        ]
         return tuple(
             self.model.logprobs(state, token, count)
             for state, token in zip(states, predicted, strict=False)

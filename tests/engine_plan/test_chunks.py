@@ -39,9 +39,9 @@ def test_a_prompt_is_cut_for_those_who_wait_for_it(settings, alone, sizes):
 
 def planned(harness: Harness) -> list[tuple[int, int]]:
     """Sequence and tokens of each prompt row of the next plan."""
-    plan = harness.core.scheduler.plan()
+    plan = harness.core.scheduler.schedule()
     assert plan is not None
-    return [(row.seq, row.num_tokens) for row in plan.rows]
+    return [(row.seq, row.num_scheduled_tokens) for row in plan.rows]
 
 
 def test_prompts_that_begin_together_hold_so_many_tokens():

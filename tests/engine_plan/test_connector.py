@@ -219,7 +219,7 @@ def test_kv_without_token_one_is_completed_here(prompt, come):
     source = Harness()
     warm = request_of("a", prompt, params=params_of(max_tokens=1))
     source.add(warm)
-    plan = source.core.scheduler.plan()
+    plan = source.core.scheduler.schedule()
     assert plan is not None
     source.executor.execute(plan)
     leg = consume("a", prompt)
@@ -256,7 +256,7 @@ def test_results_must_come_in_order():
     """A result of another step than the oldest in flight is a broken executor."""
     harness = Harness()
     harness.add(request_of("a"))
-    plan = harness.core.scheduler.plan()
+    plan = harness.core.scheduler.schedule()
     assert plan is not None
     good = harness.executor.execute(plan).result()
 

@@ -209,7 +209,7 @@ def test_an_abort_before_anything_was_reserved_is_quiet():
 
     pair.consumer.events += [Loaded(request.key, (FirstToken(0, 1),)), Released(request.key)]
     pair.consumer.fail(request.key)
-    plan = pair.d.core.scheduler.plan()
+    plan = pair.d.core.scheduler.schedule()
 
     assert plan is None
     assert pair.d.core.scheduler.take_stats().late_events == 3
@@ -255,7 +255,7 @@ def test_a_load_waits_for_steps_that_may_still_write():
     pair.d.add(long)
     core = pair.d.core
     scheduler, execute = core.scheduler, pair.d.executor.execute
-    plan = scheduler.plan()
+    plan = scheduler.schedule()
     assert plan is not None
     output = execute(plan).result()
     request = consume("a", 30)
@@ -263,7 +263,7 @@ def test_a_load_waits_for_steps_that_may_still_write():
     pair.consumer.ready[request.key] = 30
     core.abort(long.key)
 
-    assert scheduler.plan() is None
+    assert scheduler.schedule() is None
     assert core.stats()["loading"] == 1
     assert request.key not in pair.consumer.loads
     scheduler.update_from_output(output)

@@ -23,7 +23,7 @@ def run_drafted(harness, outputs, *, most=3, wrong_every=4, limit=500):
 
 
 def planned(harness):
-    plan = harness.core.scheduler.plan()
+    plan = harness.core.scheduler.schedule()
     assert plan is not None
     return plan
 
@@ -99,7 +99,10 @@ def test_a_row_with_drafts_is_in_no_step_until_it_is_settled():
     first, second = scheduler.request_table.running
     assert scheduler.request_table.drafts.propose(first, (1, 2))
     plan = planned(harness)
-    assert [(row.seq, row.num_tokens) for row in plan.rows] == [(second.seq, 1), (first.seq, 3)]
+    assert [(row.seq, row.num_scheduled_tokens) for row in plan.rows] == [
+        (second.seq, 1),
+        (first.seq, 3),
+    ]
     assert plan.drafts == (SpecTokens(first.seq, (1, 2)),)
     ahead = planned(harness)
     assert [row.seq for row in ahead.rows] == [second.seq]
@@ -172,7 +175,7 @@ def test_a_proposal_of_one_that_is_aborted_is_forgotten():
     assert scheduler.request_table.drafts.propose(scheduler.request_table.running[0], (1, 2))
     scheduler.abort(request.key)
     assert not scheduler.request_table.drafts
-    assert scheduler.plan() is None
+    assert scheduler.schedule() is None
     harness.core.check_integrity()
 
 
@@ -188,7 +191,10 @@ def test_drafts_of_one_step_are_bounded():
     assert drafts.propose(first, [1] * 100)
     assert drafts.propose(second, [1] * 100)
     plan = next_plan(harness)
-    assert [(row.seq, row.num_tokens) for row in plan.rows] == [(second.seq, 1), (first.seq, 63)]
+    assert [(row.seq, row.num_scheduled_tokens) for row in plan.rows] == [
+        (second.seq, 1),
+        (first.seq, 63),
+    ]
 
 
 def test_kept_tokens_are_the_prefix_that_was_drawn_and_one_more():

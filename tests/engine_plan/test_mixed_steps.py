@@ -27,7 +27,7 @@ def test_the_bound_grows_with_the_decodes(decodes, tokens):
     harness = harness_of(decodes, mixed_tokens_per_decode=8, least_mixed_tokens=1024)
     harness.add(request_of("prompt", 3000))
 
-    assert sum(row.num_tokens for row in next_plan(harness).rows) == tokens
+    assert sum(row.num_scheduled_tokens for row in next_plan(harness).rows) == tokens
 
 
 def test_a_fixed_bound_does_not_grow():
@@ -35,7 +35,7 @@ def test_a_fixed_bound_does_not_grow():
     harness = harness_of(200, max_num_mixed_tokens=300)
     harness.add(request_of("prompt", 3000))
 
-    assert sum(row.num_tokens for row in next_plan(harness).rows) == 300
+    assert sum(row.num_scheduled_tokens for row in next_plan(harness).rows) == 300
 
 
 def test_without_either_bound_the_budget_decides():
@@ -50,7 +50,7 @@ def test_a_cpu_bounds_them_by_default():
     harness = harness_of(1)
     harness.add(request_of("prompt", 3000))
 
-    assert sum(row.num_tokens for row in next_plan(harness).rows) == 64
+    assert sum(row.num_scheduled_tokens for row in next_plan(harness).rows) == 64
 
 
 def test_the_last_token_of_a_prompt_is_no_decode():

@@ -152,13 +152,13 @@ def test_a_step_is_made_for_transfers_alone():
     again = cold(harness)
     harness.add(again)
     scheduler = harness.core.scheduler
-    plan = scheduler.plan()
+    plan = scheduler.schedule()
     assert plan is not None
     assert plan.rows == ()
     assert isinstance(plan.transfers, BlockTransfers)
     assert len(plan.transfers.loads) == 1
     scheduler.update_from_output(harness.executor.execute(plan).result())
-    following = scheduler.plan()
+    following = scheduler.schedule()
     assert following is not None
     assert [row.num_computed for row in following.rows] == [48]
     assert following.transfers is None
@@ -291,7 +291,7 @@ def test_a_hand_off_waits_for_what_its_blocks_held():
     request = consume("a", 60)
     pair.d.add(request)
     pair.consumer.ready[request.key] = 60
-    plan = pair.d.core.scheduler.plan()
+    plan = pair.d.core.scheduler.schedule()
     assert plan is not None
     assert plan.transfers is not None
     assert plan.transfers.stores

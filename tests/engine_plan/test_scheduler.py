@@ -144,15 +144,15 @@ def test_a_token_in_flight_holds_back_its_preempted_sequence():
     harness.add(first)
     harness.add(second)
     scheduler, execute = harness.core.scheduler, harness.executor.execute
-    plans = [scheduler.plan(), scheduler.plan()]
+    plans = [scheduler.schedule(), scheduler.schedule()]
     outputs = [execute(plan).result() for plan in plans if plan is not None]
     assert harness.core.stats()["waiting"] == 1
 
     harness.core.abort(first.key)
-    assert scheduler.plan() is None
+    assert scheduler.schedule() is None
     for output in outputs:
         scheduler.update_from_output(output)
-    plan = scheduler.plan()
+    plan = scheduler.schedule()
     assert plan is not None
     assert len(plan.new[0].token_ids) == 17
     scheduler.update_from_output(execute(plan).result())

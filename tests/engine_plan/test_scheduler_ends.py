@@ -48,7 +48,7 @@ def test_aborts_free_everything_in_any_state():
         assert harness.core.abort(request.key)
         assert not harness.core.abort(request.key)
         harness.core.check_integrity()
-    assert harness.core.scheduler.plan() is None
+    assert harness.core.scheduler.schedule() is None
     assert harness.core.manager.num_free == 20
 
 

@@ -66,7 +66,7 @@ def test_prompts_wait_for_a_step_with_room() -> None:
     for number in range(6):
         harness.add(request_of(f"p{number}", 60))
     plan = next_plan(harness)
-    assert sum(row.num_tokens > 1 for row in plan.rows) == 1
+    assert sum(row.num_scheduled_tokens > 1 for row in plan.rows) == 1
     assert len(harness.core.scheduler.request_table.running) == 5
 
 
@@ -186,4 +186,4 @@ def test_the_engine_learns_by_what_ranks_pad_to() -> None:
     assert tokens == 600
     assert seconds == pytest.approx(0.015)
     harness.add(request_of("prompt", 3000))
-    assert max(row.num_tokens for row in next_plan(harness).rows) == 512
+    assert max(row.num_scheduled_tokens for row in next_plan(harness).rows) == 512

@@ -118,7 +118,7 @@ def test_prompts_are_computed_whole_in_their_order() -> None:
     execute = engine.executor.execute
 
     def noted(plan: Any) -> Any:
-        plans.append([(row.num_computed, row.num_tokens) for row in plan.rows])
+        plans.append([(row.num_computed, row.num_scheduled_tokens) for row in plan.rows])
         return execute(plan)
 
     engine.executor.execute = noted  # type: ignore[method-assign]

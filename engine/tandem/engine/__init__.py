@@ -1,1 +1,1 @@
-"""The inference engine: *plan* (config, request, scheduler, cache, core; no torch) and *run*."""
+"""Inference engine: *plan* (config, request, scheduler, cache, core; no torch) and *run*."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class StepSize(NamedTuple):
-    """A graph of a whole step, to which smaller steps are padded."""
+    """Size of a graph of a whole step, to which smaller steps are padded."""
 
     decodes: int
     chunk_tokens: int
@@ -31,7 +31,7 @@ class Capacity:
     num_cpu_blocks: int = 0
     """Blocks in host memory, if blocks are offloaded."""
     device_name: str = ""
-    """The driver's name of the rank's device; empty for a CPU."""
+    """Driver's name of the rank's device; empty for a CPU."""
     step_sizes: tuple[StepSize, ...] = ()
     """Graphs of steps: a step is padded to the first that holds it."""
 
@@ -46,5 +46,5 @@ class KVRegion:
 
 
 KVCacheAllocator = Callable[[int], Any]
-"""Bytes to a writable flat uint8 tensor of that many bytes; owns the memory. Injected by roles
-that register the KV cache with a transport; the engine alone uses ``torch.empty``."""
+"""Function from bytes to a writable flat uint8 tensor, whose memory it owns. The default is
+``torch.empty``; roles pass one that registers the memory with a transport."""

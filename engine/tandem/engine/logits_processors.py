@@ -1,9 +1,7 @@
-"""Logits processors of users: their interface, and the search for them.
+"""Logits processors of users: their interface, and the search for them, without torch.
 
-A processor is a class named by ``--logits-processors module:Class``, or offered by an installed
-package as an entry point of the group ``tandem.logits_processors``. Each rank makes one of it. A
-request's arguments come in ``vllm_xargs``, whose names the class declares. No torch is imported
-here: the plan asks the classes which arguments they read.
+A processor is a class named by ``--logits-processors module:Class``, or an entry point of the group
+``tandem.logits_processors``. A request's arguments are in ``vllm_xargs``.
 """
 
 from __future__ import annotations
@@ -84,7 +82,7 @@ class ProcessorClasses:
     """The logits processor classes of an engine."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        """Load the named classes, then those of installed packages, each once. Raises
+        """Load the named classes and those of installed packages, each once. Raises
         InvalidParameter for a name without a processor."""
         found = {name: _load(name) for name in names}
         found |= {name: each for name, each in installed().items() if name not in found}

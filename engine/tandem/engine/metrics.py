@@ -1,7 +1,6 @@
 """Metrics of an engine, under vLLM's names if the meaning is the same, else ``tandem:``.
 
-Observed once a step from ``StepStats``: no label is looked up and nothing is observed per token.
-Histograms are one series each, so that a step's equal gaps are one observation.
+Observed once a step from ``StepStats``, never per token.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class WeightedHistogram(Collector):
         buckets: Sequence[float],
         registry: CollectorRegistry,
     ) -> None:
-        """``buckets`` are upper bounds, growing; the infinite one is added."""
+        """``buckets`` are upper bounds, growing, without the infinite one."""
         self.name = name
         self.documentation = documentation
         self.labels = dict(labels)
@@ -55,12 +54,10 @@ class WeightedHistogram(Collector):
         registry.register(self)
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Add ``count`` observations of ``value``."""
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
-        """Yield the series to the registry."""
         total = 0
         buckets = []
         for bound, count in zip((*self._bounds, float("inf")), tuple(self._counts), strict=True):
@@ -77,12 +74,11 @@ def _bound_text(bound: float) -> str:
 
 
 _Reading = Callable[[], Mapping[tuple[str, ...], float]]
-"""Values by those of the labels that the series adds."""
+"""Values by the additional labels."""
 
 
 def register(registry: CollectorRegistry, tier: OffloadConnector, own: Mapping[str, str]) -> None:
-    """Register the metrics of ``tier`` on ``registry``, under vLLM's names if the meaning is the
-    same, else ``tandem:``; ``own`` are labels of each series."""
+    """Register the metrics of ``tier``; ``own`` are labels of each series."""
     stats = tier.stats
 
     def moved() -> Mapping[tuple[str, ...], float]:
@@ -143,7 +139,6 @@ class _Series(Collector):
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        """See Collector."""
         make = GaugeMetricFamily if self.kind == "gauge" else CounterMetricFamily
         family = make(self.name, self.documentation, labels=self.labels)
         for values, number in self._read().items():
@@ -172,11 +167,11 @@ _PEAKS = (
     ("L40S", Peak(362e12, 0.864e12)),
     ("L4", Peak(121e12, 0.3e12)),
 )
-"""Peaks by a part of the driver's name of the device; whole words: L4 does not match L40S."""
+"""Peaks by a whole word of the driver's name of the device."""
 
 
 def peak_of(device_name: str) -> Peak | None:
-    """Return the peak of the device with that driver's name; None for an unknown one, or a CPU."""
+    """Return the peak of a device by the driver's name; None for an unknown one, or a CPU."""
     words = f" {device_name} "
     longest = sorted(_PEAKS, key=lambda entry: -len(entry[0]))
     return next((peak for name, peak in longest if f" {name} " in words), None)
@@ -210,7 +205,7 @@ def token_buckets(longest: int) -> list[float]:
 
 
 class EngineMetrics:
-    """Series of one engine on one registry. Make it once; ``observe`` after each step."""
+    """Metrics of one engine; call ``observe`` after each step."""
 
     def __init__(
         self,
@@ -255,8 +250,8 @@ class EngineMetrics:
     def set_device(
         self, name: str, *, flops: float | None = None, bytes_per_s: float | None = None
     ) -> None:
-        """Set the device's peak rates a second: the stated ones, else those of the device's data
-        sheet. A rate that is neither has no series."""
+        """Set the device's peak rates: the stated ones, else those of its data sheet. An unknown
+        rate has no series."""
         known = peak_of(name)
         if known is not None:
             flops = known.flops if flops is None else flops
@@ -271,7 +266,6 @@ class EngineMetrics:
             self._gauge("tandem:device_peak_bytes_per_second", text).set(bytes_per_s)
 
     def show_offload(self, tier: OffloadConnector) -> None:
-        """Register the series of an offload tier."""
         register(self._registry, tier, self._labels)
 
     def observe(self, stats: StepStats, now: SchedulerStats) -> None:

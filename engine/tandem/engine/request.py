@@ -1,11 +1,9 @@
 """Requests of the scheduler: one ``Request`` per choice, one ``RequestGroup`` per key.
 
-A prompt with n choices starts as one Request that samples n first tokens and is then forked; a
-resumed one starts as a Request for each choice that has not ended. Each field is written by its
-owners only. ``KVCacheManager`` writes those of blocks and ``Updater`` tokens; ``RequestTable`` and
-``RemoteKV`` write state and place. ``num_computed`` is written by ``Planner`` as it drafts, by
-``RemoteKV`` as KV comes, by ``Updater`` for a fork, by ``RequestTable`` for a preemption, and by
-``Constrained`` for a late mask.
+A prompt with n choices starts as one Request, samples n first tokens and is forked; a resumed one
+starts as one Request per open choice. Each field has one writer: ``KVCacheManager`` blocks,
+``Updater`` tokens, ``RequestTable`` and ``RemoteKV`` state and place. Several advance
+``num_computed``.
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ from tandem.protocol.sampling import SamplingParams
 from tandem.protocol.timeline import NoteBook
 
 Order = tuple[int, int, int, int]
-"""(priority, tag of the tenant's turn, arrival, choice); smaller goes first. Unique in one engine.
-With one tenant tags follow arrivals."""
+"""(priority, tag of the tenant's turn, arrival, choice), unique in one engine; smaller goes first.
+"""
 
 
 class RequestState(Enum):
@@ -38,63 +36,62 @@ class RequestState(Enum):
     WAITING = "waiting"
     """Queued, never computed."""
     GATED = "gated"
-    """Waiting for a resource that is made or fetched for it; in no queue, nothing is reserved."""
+    """Waiting at a gate, in no queue, without blocks."""
     WAITING_FOR_REMOTE_KVS = "remote"
-    """Parked: its KV comes from elsewhere, nothing is reserved."""
+    """Parked, as its KV comes from elsewhere; without blocks."""
     LOADING = "loading"
-    """Blocks are reserved and being written by the connector."""
+    """The connector is writing its blocks."""
     RUNNING = "running"
     PREEMPTED = "preempted"
-    """Back in the queue without blocks, to be computed again."""
+    """Queued again without blocks, to be recomputed."""
     FINISHED = "finished"
 
 
 class Gate(Protocol):
-    """A condition that requests wait for; called by the scheduler in its step loop; never blocks.
-    Order for one sequence: ``admit``, then ``failed`` and ``ready`` until one is set, ``enter``,
-    and ``release`` at its end in any case. A preemption changes nothing."""
+    """Condition that requests wait for; never blocks the step loop.
+
+    Order of calls: ``admit``, ``failed`` and ``ready`` until one is set, ``enter``; ``release`` in
+    any case. A preemption changes nothing.
+    """
 
     @property
     def seconds(self) -> float:
-        """Return the seconds that a request may wait here."""
+        """Return the longest wait of a request in seconds."""
         ...
 
     @property
     def is_preparing(self) -> bool:
-        """Return whether the gate is making what all requests share: no request is charged with
-        that time."""
+        """Return whether the gate prepares what all requests share: this wait is not charged."""
         ...
 
     def asks(self, source: EngineCoreRequest) -> bool:
-        """Return whether a request has to pass here; if not, no other method is called for it."""
+        """Return whether a request must pass here; if not, no other method is called for it."""
         ...
 
     def admit(self, request: Request) -> Refusal | None:
-        """Begin the slow work, or return a refusal; then nothing is held."""
+        """Begin the slow work, or return a refusal."""
         ...
 
     def waits(self, request: Request) -> bool:
-        """Return whether work for other requests is done first: such waiting is not charged."""
+        """Return whether work for other requests is done first: this wait is not charged."""
         ...
 
     def failed(self, request: Request) -> Refusal | None:
         """Return a refusal if the gate never opens, which ends the request."""
         ...
 
-    def ready(self, request: Request) -> bool:
-        """Return whether it is open."""
-        ...
+    def ready(self, request: Request) -> bool: ...
 
     def overdue(self, request: Request) -> Refusal:
-        """Return the refusal after ``seconds`` of waiting, for other requests or its own work."""
+        """Return the refusal after ``seconds`` of waiting."""
         ...
 
     def enter(self, request: Request) -> None:
-        """Give the request its resource; all gates are open."""
+        """Assign the resource to the request; all gates are open."""
         ...
 
     def forked(self, parent: Request, child: Request) -> None:
-        """Give ``child``, which continues from ``parent``'s position, the same resource."""
+        """Assign the resource to ``child``, which continues from ``parent``'s position."""
         ...
 
     def release(self, request: Request) -> None:
@@ -107,18 +104,20 @@ class Gate(Protocol):
 
 
 class TokenConstraint(Protocol):
-    """Allowed tokens of a request, which a gate may set as ``Request.constraint``. A mask is made
-    after each token, and the next token is sampled after that. Methods raise TandemError if the
-    tokens cannot be followed."""
+    """Allowed tokens of a request, set by a gate as ``Request.constraint``.
+
+    After each token the next mask is made. Methods raise TandemError if the tokens cannot be
+    followed.
+    """
 
     @property
     def mask(self) -> bytes | bytearray:
-        """Return the next token's mask, a row of ``TokenMasks.words``; valid once ``is_ready``."""
+        """Return the next token's mask, a row of ``TokenMasks.words``; requires ``is_ready``."""
         ...
 
     @property
     def is_dead(self) -> bool:
-        """Return whether no token may come next; valid once ``is_ready``."""
+        """Return whether no token is allowed next; requires ``is_ready``."""
         ...
 
     @property
@@ -127,15 +126,16 @@ class TokenConstraint(Protocol):
         ...
 
     def is_ready(self, seconds: float = 0.0) -> bool:
-        """Return whether the next token's mask is made, after a wait of at most ``seconds``."""
+        """Return whether the next mask is made, after a wait of at most ``seconds``."""
         ...
 
     def call_when_ready(self) -> None:
-        """Wake the step loop once the mask is made: until then it is not polled."""
+        """Wake the step loop once the mask is made."""
         ...
 
     def accept(self, token: int, *, last: bool = False) -> bool:
-        """Extend the answer by ``token``, maybe its ``last``; return whether it can only end."""
+        """Extend the answer by ``token``; return whether it can only end. ``last``: no token
+        follows."""
         ...
 
     def ends_with(self, token: int) -> bool:
@@ -151,7 +151,7 @@ class TokenConstraint(Protocol):
         ...
 
     def refusal(self, words: str) -> Refusal:
-        """Return the refusal of a request whose tokens cannot be followed further."""
+        """Return the refusal of a request whose tokens cannot be followed."""
         ...
 
 
@@ -174,11 +174,11 @@ class RequestGroup:
     max_model_len: int
     """Prompt and output tokens at which a choice ends by length."""
     gates: tuple[Gate, ...] = ()
-    """Gates that its sequences wait at, or whose resources they hold until they end."""
+    """Gates that its sequences wait at, or whose resources they hold."""
     live: dict[int, Request] = field(default_factory=dict)
-    """Requests by choice; a fork's choices are added by the fork."""
+    """Requests by choice; a fork adds its choices."""
     cut: set[int] = field(default_factory=set)
-    """Choices that end with their next token: their reader has found their end."""
+    """Choices that end with their next token, as their reader has found the end."""
     scheduled: float | None = None
     """Time at which its first tokens were planned."""
     first_token: float | None = None
@@ -187,13 +187,12 @@ class RequestGroup:
     num_hit: int = 0
     """Tokens found in the prefix cache at the first start, for the first choice."""
     num_computed_prompt: int = 0
-    """Prompt tokens planned to be computed here; again after a preemption is not counted."""
+    """Prompt tokens planned to be computed here, without recomputation."""
     notes: NoteBook | None = None
     """Notes of its times, if requested."""
 
     @property
     def key(self) -> RequestKey:
-        """Return the identity of the attempt."""
         return self.source.key
 
 
@@ -248,8 +247,8 @@ class Request:
         max_len: int,
         block_hashes: list[BlockHash],
     ) -> None:
-        """``choices`` are sampled at the end of the prefill; the first stays with this Request. A
-        pooled request samples none, and waits for its vector as other requests for a token."""
+        """``choices`` are sampled at the end of the prefill; the first keeps this Request. A pooled
+        request waits for its vector instead of a token."""
         params = group.source.params
         eos = () if params.ignore_eos else group.source.eos_token_ids
         key = group.source.key
@@ -265,22 +264,22 @@ class Request:
         self.token_ids = token_ids
         """Prompt, forced and generated tokens known to the host."""
         self.num_prefill = len(token_ids)
-        """Tokens known at its arrival: prompt and forced ones."""
+        """Prompt and forced tokens."""
         self.num_generated = 0
         self.num_computed = 0
         """Tokens whose KV is written once all planned steps are done."""
         self.num_output_placeholders = 0
-        """Tokens that planned steps will sample, not yet known here."""
+        """Tokens that planned steps will sample."""
         self.max_len = max_len
-        """Tokens of prompt and output at which it ends: by max_tokens or by the context."""
+        """Tokens of prompt and output at which it ends by length."""
         ends_with_first = len(self.choices) != 1 or isinstance(group.source.kv, Produce)
         self.plan_limit = self.num_prefill + 1 if ends_with_first else max_len
-        """Number of known and pending tokens from which on no step is planned."""
+        """Number of known and pending tokens from which no step is planned."""
         self.enders: Container[int] = frozenset(eos) | frozenset(params.stop_token_ids)
         """Tokens that may end it; ``finish_of`` decides."""
         self.constraint: TokenConstraint | None = None
-        """Constraint on the tokens; ``enders`` is then ``EVERY_TOKEN``, and ``plan_limit`` is 0
-        while the next mask is late."""
+        """Constraint on the tokens; ``enders`` is then ``EVERY_TOKEN``, and ``plan_limit`` 0 while
+        the next mask is late."""
         self.block_ids: list[int] = []
         self.block_hashes = block_hashes
         self.capacity = 0
@@ -295,9 +294,9 @@ class Request:
         self.num_preemptions, self.preempted_for_tenant = 0, False
         self.state = RequestState.WAITING
         self.on_rank = False
-        """True if the ranks hold a row of it."""
+        """Whether the ranks hold a row of it."""
         self.remote_done = False
-        """True if the connector has given its final answer on the source of the KV."""
+        """Whether the connector has given its final answer."""
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
             [None] if self._scores_prompt() else None
         )
@@ -305,7 +304,7 @@ class Request:
         self.last_token_at = 0.0
 
     def _scores_prompt(self) -> bool:
-        """Return whether its prompt's log-probabilities are requested and not yet sent."""
+        """Return whether prompt logprobs are requested and not yet sent."""
         untold = self.num_prefill == self.num_prompt and not isinstance(self.kv, Consume)
         return self.params.prompt_logprobs is not None and untold
 
@@ -314,17 +313,14 @@ class Request:
 
     @property
     def key(self) -> RequestKey:
-        """Return the identity of its attempt."""
         return self.group.source.key
 
     @property
     def source(self) -> EngineCoreRequest:
-        """Return the message that it came in."""
         return self.group.source
 
     @property
     def tenant(self) -> str:
-        """Return the tenant that it is computed for."""
         return self.group.source.tenant
 
     @property
@@ -334,7 +330,7 @@ class Request:
 
     @property
     def leads(self) -> bool:
-        """Return whether it is the first of its request's sequences that have not ended."""
+        """Return whether it is the first of its request's live sequences."""
         return next(iter(self.group.live.values()), self) is self
 
     @property
@@ -359,14 +355,12 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        """Return whether the scheduler has ended it."""
         return self.state is RequestState.FINISHED
 
     @property
     def max_cached_tokens(self) -> int:
-        """Return how many tokens may come from the prefix cache: at least one is computed for its
-        logits. Prompt logprobs require the logits of each position that is still missing. Pooling
-        of more than the last token requires hidden states, which are not cached."""
+        """Return how many tokens may come from the prefix cache. One is computed for its logits;
+        prompt logprobs and some poolings require more."""
         limit = len(self.token_ids) - 1
         pooling = self.group.source.pooling
         if pooling is not None and pooling.needs_all_states:
@@ -376,8 +370,8 @@ class Request:
         return limit
 
     def hashes_upto(self, num_blocks: int) -> list[BlockHash]:
-        """Return the hashes of the first ``num_blocks`` full blocks, as far as tokens are known.
-        The list may be the request's own: do not change it."""
+        """Return the hashes of the first ``num_blocks`` full blocks of known tokens. Do not change
+        the list."""
         hashes = self.block_hashes
         if len(hashes) < num_blocks:
             group, embeds = self.group, self.group.source.prompt_embeds
@@ -388,11 +382,11 @@ class Request:
         """Return all its data for a rank."""
         params = self.params
         if params.prompt_logprobs is not None and self.prompt_logprobs is None:
-            params = msgspec.structs.replace(params, prompt_logprobs=None)  # told already
+            params = msgspec.structs.replace(params, prompt_logprobs=None)  # sent already
         embeds = self.group.source.prompt_embeds
         has_ids = embeds is None
         if self.num_computed >= self.num_prompt:
-            embeds = None  # nothing of the prompt is computed for this row any more
+            embeds = None  # the prompt is not computed again for this row
         return NewSequence(
             seq=self.seq,
             token_ids=self.token_ids.copy(),

@@ -1,7 +1,7 @@
 """Messages between plan and run: the plan of one step, and its results.
 
-Incremental: a rank keeps a row per sequence (``InputBatch``) and appends the tokens that it sampled
-itself, so that a later step may be planned before the host knows them.
+A rank keeps a row per sequence (``InputBatch``) with the tokens it sampled, so that a later step
+may be planned before the host knows them.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from tandem.protocol.pooling import PoolingParams
 from tandem.protocol.sampling import SamplingParams
 
 SeqId = NewType("SeqId", int)
-"""One choice of one request within this engine; never used again in this engine."""
+"""One choice of one request; never reused within an engine."""
 
 
 class NewSequence(msgspec.Struct, frozen=True, gc=False):
-    """All data of a sequence for a rank: sent first, and again after a preemption."""
+    """All data of a sequence for a rank, sent first and again after a preemption."""
 
     seq: SeqId
     token_ids: list[int]
@@ -38,11 +38,9 @@ class NewSequence(msgspec.Struct, frozen=True, gc=False):
     pooling: PoolingParams | None = None
     """Set for a sequence whose prompt is pooled: it samples nothing."""
     embeds: PromptEmbeds | None = None
-    """Embeddings sent in place of the prompt's ids. Also None if none of the prompt is still to be
-    computed for this row."""
+    """Embeddings in place of the prompt's ids, while any of the prompt is to be computed."""
     has_ids: bool = True
-    """False if the prompt came as embeddings, sent here or not: its ids are placeholders, which no
-    rule may use."""
+    """False if the prompt came as embeddings: its ids are placeholders, which no rule may use."""
 
     @property
     def num_ruled_prompt(self) -> int:
@@ -56,24 +54,23 @@ class NewSequence(msgspec.Struct, frozen=True, gc=False):
 
 
 class BlockLoad(msgspec.Struct, frozen=True, gc=False):
-    """Blocks loaded from host memory for one sequence, which is in no step until they are
-    loaded."""
+    """Blocks loaded from host memory for one sequence, which is in no step until then."""
 
     ticket: int
-    """Key of the rank's report of this load; never used again."""
+    """Key of the rank's report of this load; never reused."""
     blocks: tuple[tuple[int, int], ...]
     """(host block, device block)."""
 
 
 class BlockTransfers(msgspec.Struct, frozen=True, gc=False):
-    """Transfers of a step between a rank's KV cache and its host memory. Stores of a step run
-    first, then its loads. Stores of the next step wait for no load and use none of its blocks."""
+    """Transfers of a step between a rank's KV cache and its host memory: stores, then loads. The
+    next step's stores wait for no load and use none of its blocks."""
 
     stores: tuple[tuple[int, int], ...] = ()
-    """(device block, host block) to copy before this step, or a later one, writes the device block.
-    A writer outside of steps waits for this step's fence."""
+    """(device block, host block) to copy before a step writes the device block. Other writers wait
+    for this step's fence."""
     loads: tuple[BlockLoad, ...] = ()
-    """Loads to begin after all writes of earlier steps; the step itself need not wait for them."""
+    """Loads to begin after all writes of earlier steps; the step does not wait for them."""
 
 
 class TransferReport(msgspec.Struct, frozen=True, gc=False):
@@ -86,35 +83,34 @@ class TransferReport(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepRow(msgspec.Struct, frozen=True, gc=False):
-    """One sequence's share of a step. A Struct: a step makes hundreds, at a ninth of the time."""
+    """One sequence's share of a step; a Struct, as a step makes hundreds."""
 
     seq: SeqId
     num_computed: int
     """Tokens whose KV is in the cache before the step; also the position of its first token."""
-    num_tokens: int
+    num_scheduled_tokens: int
     """Tokens to compute in the step, at least 1."""
     new_block_ids: tuple[int, ...] = ()
     """Blocks appended to the sequence's table for this step."""
     sample_choices: tuple[int, ...] = ()
-    """Choices to draw from the row's last logits: () while the prompt goes on, (choice,)
-    usually, all n at the end of a prompt that forks. The first goes on as this very sequence."""
+    """Choices to draw from the row's last logits: none within a prompt, usually one, all n for a
+    fork. The first continues this sequence."""
 
 
 class SpecTokens(msgspec.Struct, frozen=True, gc=False):
-    """Tokens of a row after its first sampled position, known before the row is computed. The row
-    samples at that position and at each of them, and so has at least one token more."""
+    """Tokens of a row after its first sampled position. The row samples there and at each of
+    them."""
 
     seq: SeqId
     draft_token_ids: tuple[int, ...]
-    """The tokens of the row's last positions, at least one."""
+    """Tokens of the row's last positions, at least one."""
     forced: bool = False
-    """True: the drafts were emitted and stay, whatever is sampled; the rank knows them. Else they
-    are proposals, and the row's tokens are the last known one and these."""
+    """True: emitted tokens that stay, whatever is sampled. False: proposals, which follow the last
+    known token."""
 
     def kept(self, drawn: Sequence[int]) -> tuple[int, ...]:
-        """Return the sampled tokens, of one more than drafts, that extend the output: drafts
-        sampled as well, up to the first that was not, and the token sampled after them. A sample
-        depends only on the tokens before it, so these are the tokens of steps one by one."""
+        """Return the sampled tokens that extend the output: the drafts sampled equal, and the token
+        after them."""
         if self.forced:
             return (drawn[-1],)
         accepted = 0
@@ -126,44 +122,41 @@ class SpecTokens(msgspec.Struct, frozen=True, gc=False):
 
 
 class TokenMasks(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
-    """Allowed tokens of some sequences in one step. Sent after its plan and before the next one,
-    since masks are made while the step's forward runs."""
+    """Allowed tokens of some sequences in one step, sent after its plan and before the next one."""
 
     step: int
     seqs: tuple[SeqId, ...]
     words: bytearray
-    """int32 [sequences, ceil(vocabulary / 32)], little-endian: 32 tokens each, the lowest bit the
-    lowest id; 1 is allowed."""
+    """int32 [sequences, ceil(vocabulary / 32)], little-endian, lowest bit lowest id; 1 is allowed.
+    """
     late: tuple[SeqId, ...] = ()
-    """Sequences whose masks are not made: they sample nothing in this step, and their position is
-    computed again."""
+    """Sequences without a mask: they sample nothing, and their position is computed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """The plan of one step. ``rows`` are in batch order: decodes first, then prefill chunks."""
+    """Plan of one step. ``rows`` are in batch order: decodes first, then prefill chunks."""
 
     step: int
     rows: tuple[StepRow, ...]
     new: tuple[NewSequence, ...] = ()
-    """Sequences of ``rows`` that the rank does not hold, or no longer holds."""
+    """Sequences of ``rows`` that the rank does not hold."""
     dropped: tuple[SeqId, ...] = ()
-    """Finished, aborted or preempted since the last step: forget their rows first."""
+    """Finished, aborted or preempted since the last step; their rows are freed first."""
     block_copies: tuple[tuple[int, int], ...] = ()
     """(source, destination) blocks to copy whole before anything of this step is written."""
     transfers: BlockTransfers | None = None
-    """Transfers of an offload tier; None without a tier or transfers. A step with transfers and
-    without rows waits for all loads and stores in progress before its result."""
+    """Transfers of an offload tier, if any. A step with transfers only waits for all that are in
+    progress."""
     awaits_masks: bool = False
-    """True if rows under a grammar sample: the step computes, and samples after its
-    ``TokenMasks``."""
+    """Whether rows under a grammar sample, after the step's ``TokenMasks``."""
     drafts: tuple[SpecTokens, ...] = ()
-    """Drafts of the rows that have some. They are not in the rows, since most steps have none."""
+    """Drafts of the rows that have some."""
 
     @property
-    def num_tokens(self) -> int:
+    def total_num_scheduled_tokens(self) -> int:
         """Return the tokens computed in the step over all rows."""
-        return sum(row.num_tokens for row in self.rows)
+        return sum(row.num_scheduled_tokens for row in self.rows)
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
@@ -174,7 +167,7 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
     token_ids: tuple[tuple[int, ...], ...]
     """Per choice of ``choices``: one token; of a row with drafts one or several."""
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] | None = None
-    """Parallel to ``token_ids`` if the request asked for them."""
+    """Parallel to ``token_ids``, if requested."""
 
 
 class DraftSampled(msgspec.Struct, frozen=True, gc=False):
@@ -196,8 +189,8 @@ class ModelRunnerOutput:
     """Done when all KV of the step is written on every rank, and all stores to host memory so far
     have ended."""
     prompt_logprobs: dict[SeqId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
-    """Scores of rows that request them: log-probabilities of prompt tokens ``num_computed + 1 ..``
-    that this step's logits predict; the scheduler joins the chunks."""
+    """Log-probabilities of prompt tokens ``num_computed + 1 ..`` of rows that request them, for
+    this step's chunk."""
     transfers: TransferReport | None = None
     """None if no load has ended since the last result."""
     pooled: dict[SeqId, bytes] = field(default_factory=dict)
@@ -207,7 +200,7 @@ class ModelRunnerOutput:
 
 
 class FenceDone:
-    """A fence of a device without a queue of its own."""
+    """Fence of a device without a queue."""
 
     def done(self) -> bool:
         """Return True: the writes were finished before the step returned."""

@@ -1,16 +1,11 @@
 """Wait policy of a CPU's threads, and their number in a step.
 
-GNU OpenMP's threads spin for milliseconds at the end of every parallel region. If another process
-requires the core (a prefill and a decode worker on one host, a router), a spinning thread delays
-the one it waits for. Measured on two busy cores, a decode step took 600 ms instead of 80. Spinning
-for a few microseconds, longer than the gap between two ops, costs an idle host nothing: 37 ms a
-step, against 46 with the default and 45 without spinning. It is set before torch makes its thread
-pool: by executors, and by entry points that import torch earlier.
+GNU OpenMP's threads spin after every parallel region and delay processes that need the core. A
+bound of microseconds, longer than the gap between two ops, avoids that. It must be set before torch
+makes its threads.
 
-A step runs on one thread if memory is the limit, on all if sums are. A step of few tokens reads
-every weight once, and one core nearly reaches the memory's rate. More threads gain a tenth at best
-and lose it again to waking and waiting. Measured on two cores with SmolLM2 in float32: 40 ms a step
-by one thread, 45 by two that sleep between regions, 35 by two that spin and occupy both cores.
+A step of few tokens is bound by memory, which one core nearly saturates; it runs on one thread,
+other steps on all.
 """
 
 from __future__ import annotations
@@ -21,9 +16,9 @@ import time
 
 NAP_SECONDS = 2e-5
 AHEAD_SECONDS = 1e-3
-"""Seconds before an expected moment at which a step loop wakes: a cold core needs them."""
+"""Seconds before an expected event at which the step loop wakes."""
 LATE_SECONDS = 1e-3
-"""Seconds after that moment until which the step loop stays awake."""
+"""Seconds after that event until which the step loop stays awake."""
 
 
 def nap() -> None:
@@ -32,26 +27,25 @@ def nap() -> None:
 
 
 class IdlePoll:
-    """Polling of the step loop, its only user: ``begin`` when idle, ``end`` at work."""
+    """Polling of the step loop: ``begin`` when idle, ``end`` at work."""
 
     def __init__(self, seconds: float) -> None:
         """``seconds`` to stay awake at most; 0: never."""
         self._seconds = seconds
         self._idle_since: float | None = None
         self._worth_it = False
-        """True if the last work came within that time."""
+        """Whether the last work came within that time."""
 
     def begin(self) -> float:
-        """Return the time (of ``time.monotonic``) until which to poll. Repeated calls while idle
-        count from the first one."""
+        """Return the time (``time.monotonic``) until which to poll, counted from the first call
+        while idle."""
         if self._idle_since is None:
             self._idle_since = time.monotonic()
         return self._idle_since + (self._seconds if self._worth_it else 0.0)
 
     def expecting(self, moment: float, most: float) -> tuple[float, float]:
-        """Return the seconds to wait, ``most`` at most, for an expected moment, and the time until
-        which to poll. Both times are of ``time.monotonic``; inf is unknown. The loop sleeps until
-        shortly before the moment, and polls until shortly after."""
+        """Return the seconds to wait for ``moment`` (at most ``most``), and the time until which to
+        poll. Times are of ``time.monotonic``; inf is unknown."""
         if not self._seconds or moment == math.inf:
             return most, 0.0
         asleep = moment - AHEAD_SECONDS - time.monotonic()
@@ -60,7 +54,7 @@ class IdlePoll:
         return most, moment + LATE_SECONDS
 
     def end(self) -> None:
-        """Note that work came."""
+        """Record that work came."""
         if self._idle_since is not None:
             self._worth_it = time.monotonic() - self._idle_since < self._seconds
             self._idle_since = None
@@ -80,11 +74,11 @@ def spin_briefly() -> None:
 
 
 class StepThreads:
-    """Sets torch's threads before each step of a CPU worker; called in the thread of the steps."""
+    """Sets torch's threads before each step of a CPU worker, in the thread of the steps."""
 
     def __init__(self, *, on_cpu: bool) -> None:
-        """Read torch's current number of threads; other devices than CPUs keep it."""
-        import torch  # not above: ``spin_briefly`` has to come before it
+        """Read torch's current number of threads, which other devices than CPUs keep."""
+        import torch  # after ``spin_briefly``
 
         self._all = torch.get_num_threads()
         self._set = torch.set_num_threads

@@ -1,4 +1,4 @@
-"""Times of steps as measured, and what they predict: chunks, padding, decode batches."""
+"""Measured times of steps, and their predictions: chunks, padding, decode batches."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ MEAN_SHARE = 1 / 64
 MEMORY = 1 - 1 / 1024
 """Factor by which each further step reduces a step's weight."""
 STRAY = 3.0
-"""Multiple of its class's mean time above which a step is ignored: it built kernels or waited."""
+"""Multiple of its class's mean time above which a step is ignored."""
 RIDGE = 1e-3
 """Share of the contexts' variance that is added to it, so that a slope without evidence is 0."""
 LEAST_SHARE = 0.1
-"""Share of a step's time that is always left to its size."""
+"""Least share of a step's time that is due to its size."""
 
 
 class _Step(NamedTuple):
@@ -53,7 +53,7 @@ class StepClasses:
         """Sums of products of deviations: s size, c context, t seconds."""
 
     def note(self, size: int, seconds: float, context: int = 0) -> bool:
-        """Record a step of ``size``, above 0, with ``context`` tokens before its own, all together.
+        """Record a step of ``size``, above 0, with ``context`` tokens before its own in total.
         Return whether it is the first of its class."""
         number = size.bit_length()
         steps = self._steps.get(number)
@@ -71,9 +71,8 @@ class StepClasses:
         return is_first
 
     def forget_largest(self, unseen: int) -> None:
-        """Drop the largest classes that had none of the last ``unseen`` steps. For sizes chosen by
-        these times: a class that seems too slow is never chosen, and so never measured again.
-        Smaller classes exclude nothing, as times never fall."""
+        """Drop the largest classes without any of the last ``unseen`` steps. Otherwise a class that
+        seems too slow would never be chosen and measured again."""
         for number in sorted(self._steps, reverse=True):
             if self._count - self._last[number] < unseen:
                 return
@@ -100,8 +99,8 @@ class StepClasses:
         return max(0.0, slope) if by_size >= 0 else alone
 
     def points(self) -> StepTimes:
-        """Return (mean size, seconds at the median time of one) of each class, without what
-        contexts take; never falling."""
+        """Return (mean size, median seconds) of each class, without the cost of contexts; never
+        falling."""
         sizes: list[int] = []
         found: list[tuple[float, int]] = []
         slope = self.slope
@@ -137,9 +136,8 @@ class StepClasses:
 
 
 def _never_falling(found: list[tuple[float, int]]) -> list[float]:
-    """Return the nearest never-falling times to these, each measured so many times. Falling ones
-    get their weighed mean (isotonic regression by pooling adjacent violators, Ayer et al., 1955).
-    One delayed step so changes those of larger sizes little."""
+    """Return the nearest never-falling times, weighed by the number of measurements. Isotonic
+    regression by pooling adjacent violators (Ayer et al., 1955)."""
     pools: list[tuple[float, int, int]] = []
     for seconds, weight in found:
         pool = (seconds, weight, 1)
@@ -168,14 +166,14 @@ class Chunks:
         """Prompt tokens of requests that begin in one step."""
 
     def count(self, remaining: int, most: int, *, alone: bool) -> int:
-        """Return the tokens of the next chunk of a prompt with ``remaining`` tokens to compute, at
-        most ``most``. ``alone``: no other prompt waits or is in the step."""
+        """Return the tokens of a prompt's next chunk, at most ``most``. ``alone``: no other prompt
+        waits or is in the step."""
         return min(remaining, most, self._alone if alone else self._usual)
 
 
 def cost_behind(start: int, count: int, steepness: float) -> float:
     """Return the cost of ``count`` tokens after ``start``, in tokens of a prompt's start. Each
-    attends to all tokens before it, at ``steepness`` of a token for each."""
+    costs ``steepness`` for each token before it."""
     return count * (1 + steepness * (start + count / 2))
 
 
@@ -202,14 +200,13 @@ class Padding:
         return (self.tokens(decodes, chunk_tokens, chunks) or decodes + chunk_tokens) - decodes
 
     def has_beside(self, decodes: int) -> bool:
-        """Return whether a graph holds so many decodes and the smallest chunk of a prompt."""
+        """Return whether a graph holds the decodes and the smallest chunk of a prompt."""
         return self.tokens(decodes, LEAST_CHUNK_TOKENS, 1) is not None
 
 
 class StepRoom:
-    """Room for prompts in a step with decodes whose time is bounded, in tokens of a prompt's start.
-    A step that graphs can hold is kept within one: launching each kernel takes the host longer than
-    any bound of gaps."""
+    """Room for prompts in a time-bounded step with decodes, in tokens of a prompt's start. A step
+    that fits a graph stays within one."""
 
     def __init__(self, padding: Padding, decodes: int, budget: int, steepness: float) -> None:
         self._padding, self._decodes = padding, decodes
@@ -221,8 +218,8 @@ class StepRoom:
         """Cost of attention to the tokens before the chunks, in tokens of a prompt's start."""
 
     def most(self, start: int, limit: int) -> int:
-        """Return the tokens after ``start`` that one more prompt may have, ``limit`` at most. The
-        first prompt of a step gets at least the smallest chunk."""
+        """Return the tokens after ``start`` that one more prompt may have, at most ``limit``. The
+        first prompt gets at least the smallest chunk."""
         low, high = 0, limit
         if not self._chunks:
             low = min(limit, LEAST_CHUNK_TOKENS)
@@ -242,7 +239,7 @@ class StepRoom:
         return self._full or (self._chunks > 0 and not self._fits(0, LEAST_CHUNK_TOKENS))
 
     def take(self, start: int, count: int) -> None:
-        """Add so many tokens of a prompt to the step."""
+        """Add ``count`` tokens of a prompt to the step."""
         self._seen += cost_behind(start, count, self._steepness) - count
         self._tokens += count
         self._chunks += 1
@@ -263,22 +260,20 @@ WIDEST = 2.0
 """Largest margin: a shared device must not stop all prompts."""
 GROWTH, GROWTH_TOKENS = 1.5, 128
 """Largest growth of a step of prompts with decodes over any before it: a factor, and tokens added
-to it, so that the next graph is within reach. Small steps are hidden by the reading of weights, so
-that wide ones take longer than in proportion."""
+to it, to reach the next graph."""
 FRESH = 16
 """Steps until the medians are computed again, except for the first step of a class."""
 UNSEEN = 256
-"""Steps of prompts with decodes after which a width that none of them had is tried again."""
+"""Steps of prompts with decodes after which an unused width is tried again."""
 REFUTED = 0.8
-"""Share of the decodes' forecast: a step of both that ended sooner shows that it is too high."""
+"""Share of the decodes' forecast: a shorter step of both refutes it."""
 RESIDENCE_SHARE = 0.1
 """Weight of the latest request in the mean residence time."""
 
 
 class Margin:
-    """A quantile of the ratio of steps' times to their forecasts, updated with each step. A miss
-    moves it up as far as a hundred steps without one move it down (Robbins and Monro, 1951). In the
-    long run one step of a hundred exceeds it, for any distribution."""
+    """Quantile of the ratio of steps' times to their forecasts, updated with each step (Robbins and
+    Monro, 1951). In the long run the share ``MISSES`` exceeds it."""
 
     def __init__(self) -> None:
         self.ratio = 1.0
@@ -290,7 +285,7 @@ class Margin:
 
 
 class MeasuredSteps:
-    """Times of steps; the engine records each step at its end."""
+    """Times of steps, recorded by the engine."""
 
     def __init__(self) -> None:
         self._decode = StepClasses()
@@ -298,8 +293,7 @@ class MeasuredSteps:
         """Decode times inferred from steps of both, until a step of decodes alone was made."""
         self._prompt = StepClasses()
         self._beside = StepClasses()
-        """Times of prompts with decodes; only their largest classes are forgotten. No other sizes
-        are chosen by these times: decodes come in any number, prompts alone in any width."""
+        """Times of prompts with decodes; only their largest classes are forgotten."""
         self._margin = Margin()
         self._stale = 0
         self.decode_steps: StepTimes = ()
@@ -307,17 +301,16 @@ class MeasuredSteps:
         self.context_s = 0.0
         """Seconds for each token of a decode's context."""
         self.prompt_steps: StepTimes = ()
-        """Seconds that prompt tokens take, or add to a step of decodes, at a prompt's start."""
+        """Seconds of prompt tokens at a prompt's start, alone or with decodes."""
         self.mixed_steps: StepTimes = ()
-        """Seconds that they add to a step of decodes, which has already read the weights."""
+        """Seconds that they add to a step of decodes."""
         self.steepness = 0.0
         """Share by which a prompt's token takes longer for each token before it."""
         self.residence_s = 0.0
         """Mean seconds from a request's first step to its end here; 0 while unknown."""
 
     def note(self, decode_batch: DecodeBatch, prompt_tokens: int, seconds: float) -> None:
-        """Record the seconds of a step of these decodes and prompt tokens. Prompt tokens are of a
-        prompt's start; later ones count as the number that takes their time."""
+        """Record a step's seconds. Prompt tokens are converted to those of a prompt's start."""
         if seconds <= 0:
             return
         is_first = False
@@ -329,12 +322,12 @@ class MeasuredSteps:
             alone = self.decode_seconds(decode_batch)
             if self.mixed_steps:
                 foretold = alone + seconds_at(self.mixed_steps, prompt_tokens)
-                if seconds < STRAY * foretold:  # beyond, no smaller step would have been in time
+                if seconds < STRAY * foretold:  # beyond, smaller steps would be late, too
                     self._margin.note(seconds / foretold)
             if seconds > alone:
                 self._prompt.note(prompt_tokens, seconds - alone)
                 is_first = self._beside.note(prompt_tokens, seconds - alone)
-            elif seconds < REFUTED * alone:  # who goes by too much would take no prompts, for ever
+            elif seconds < REFUTED * alone:  # too high a forecast would exclude prompts for good
                 is_first = self._decodes().note(decode_batch.streams, seconds, decode_batch.context)
         elif self.prompt_steps:
             self._infer(decode_batch, prompt_tokens, seconds)
@@ -348,9 +341,8 @@ class MeasuredSteps:
         self.residence_s = known + RESIDENCE_SHARE * (seconds - known) if known else seconds
 
     def _infer(self, decode_batch: DecodeBatch, prompt_tokens: int, seconds: float) -> None:
-        """Infer the decodes' time from a step of both, while there was none of decodes alone: the
-        rest after prompt tokens, but at least the reading of all weights, as the step of the fewest
-        prompt tokens did. The rest is the difference of two long times, and may be near 0."""
+        """Infer the decodes' time from a step of both while there was none of decodes only: the
+        rest after the prompt tokens, at least the reading of all weights."""
         left = seconds - seconds_at(self.prompt_steps, prompt_tokens)
         fewest = min(self.prompt_steps[0][1], seconds)
         self._inferred.note(decode_batch.streams, max(left, fewest), decode_batch.context)
@@ -379,12 +371,12 @@ class MeasuredSteps:
         return decode_batch_seconds(self.decode_steps, self.context_s, decode_batch)
 
     def prompt_tokens_within(self, decode_batch: DecodeBatch, seconds: float, most: int) -> int:
-        """Return how many prompt tokens, at a prompt's start, fit in a step of ``decode_batch``
-        that ends within ``seconds``, except in one of a hundred steps. It is ``most`` at most, and
-        0 while no prompt was measured. Without measured decodes, a step of a few counts as one of
-        the fewest prompt tokens: both read all weights once. Without steps of both, prompt tokens
-        count as alone. Otherwise the next is little wider than those, so that a forgotten width
-        comes back step by step."""
+        """Return the prompt tokens (at a prompt's start, at most ``most``) that fit into a step
+        with ``decode_batch`` within ``seconds``; 0 before a prompt was measured.
+
+        Unmeasured decodes count as the smallest prompt step. Without steps of both, prompt tokens
+        count as alone; later steps grow little by little.
+        """
         if not self.prompt_steps:
             return 0
         points = self.mixed_steps or self.prompt_steps

@@ -1,4 +1,4 @@
-"""Selects a worker's attention backend: the configured one, or the first that is supported."""
+"""Selects a worker's attention backend."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tandem.protocol.layout import KVGroup
 
 
 class PagedAttention:
-    """The paged ops of one kernel backend; ``None`` takes each op's first choice."""
+    """Paged ops of one kernel backend; ``None`` takes each op's first choice."""
 
     def __init__(self, head_dim: int, backend: Backend | None) -> None:
         self.name = "auto" if backend is None else backend.value
@@ -32,7 +32,6 @@ class PagedAttention:
         self._scale = float(head_dim**-0.5)
 
     def supports(self, group: KVGroup, on: device) -> Support:
-        """Return whether the ops have this backend and the device can run it."""
         if self._backend is None:
             return Support()
         for op in (PREFILL, DECODE) if group.num_layers else (BIDIRECTIONAL,):
@@ -45,7 +44,7 @@ class PagedAttention:
         return Support()
 
     def plan(self, step: StepSequences) -> Metadata:
-        """Plan decodes and chunks as a batch of views each; ``logits_rows`` are gathered."""
+        """Plan decodes and chunks separately; gather ``logits_rows``."""
         n = step.num_decodes
         decode_batch = prefill_batch = None
         if n:
@@ -67,7 +66,6 @@ class PagedAttention:
         return Metadata(n, decode_batch, prefill_batch, _last_queries(step))
 
     def forward(self, q: Tensor, kv: Tensor, meta: Metadata) -> Tensor:
-        """See AttentionBackend."""
         if meta.prefill is None and meta.decode is not None:
             return decode(q, kv, meta.decode, self._scale, backend=self._backend)
         if meta.decode is None and meta.prefill is not None:
@@ -80,12 +78,11 @@ class PagedAttention:
         return torch.cat((first, rest))
 
     def whole(self, q: Tensor, k: Tensor, v: Tensor, prompts: WholePrompts) -> Tensor:
-        """See AttentionBackend."""
         return bidirectional(q, k, v, prompts, self._scale, backend=self._backend)
 
 
 def _last_queries(step: StepSequences) -> Metadata | None:
-    """Return one query of each of ``logits_rows``, its last token, over all the row's keys."""
+    """Return one query for the last token of each of ``logits_rows``, over all the row's keys."""
     if step.logits_rows is None:
         return None
     lens, tables = step.seq_lens, step.block_tables
@@ -108,17 +105,16 @@ _CHOICES = {
     "cuda": (None, Backend.TORCH),
     "cpu": (Backend.TORCH,),
 }
-"""Backends by device type, in order; None lets each op take its own first choice."""
+"""Backends by device type, in order; None lets each op take its first choice."""
 
 
 AUTO = "auto"
 
 
 def select_backend(group: KVGroup, on: device, name: str = AUTO) -> AttentionBackend:
-    """Return the backend called ``name``, or by ``auto`` the first that supports ``group`` on
-    ``on``.
+    """Return the backend ``name``, or for ``auto`` the first that supports ``group`` on ``on``.
 
-    Raises InvalidParameter with the reason, for a backend that is unknown or not supported.
+    Raises InvalidParameter with the reason for an unknown or unsupported backend.
     """
     refusals = []
     for backend in _candidates(group, on, name):

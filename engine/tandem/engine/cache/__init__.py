@@ -1,2 +1,1 @@
-"""Block tables, reference counts and the prefix cache. No torch: the KV cache itself is a
-rank's."""
+"""Block tables, reference counts and the prefix cache, without torch; ranks hold the KV itself."""

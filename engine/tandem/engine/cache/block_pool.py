@@ -1,10 +1,7 @@
 """Pool of KV blocks: reference counts, the free list, and the hash of each block.
 
-Blocks are plain numbers; the ranks hold their content. A block whose reference count falls to 0
-stays cached under its hash until it is evicted. Blocks without a hash are reused first (the most
-recently freed first), then cached ones, the least recently released first.
-
-Called by ``KVCacheManager`` alone.
+A freed block stays cached under its hash until it is evicted. Blocks without a hash are reused
+first, then cached ones, the least recently released first.
 """
 
 from collections import OrderedDict
@@ -16,28 +13,24 @@ from tandem.protocol.outputs import BlockEvents
 
 
 class IntegrityError(TandemError):
-    """Blocks were lost, shared by accident or freed twice: the engine must not go on."""
+    """Blocks were lost, shared by accident or freed twice; the engine must stop."""
 
 
 class BlockEventLog:
-    """Net changes of the prefix cache since the last frame, for the routers' index; ``drain`` makes
-    them one message whose parts do not contradict."""
+    """Net changes of the prefix cache since the last ``drain``, for the routers' index."""
 
     def __init__(self) -> None:
         self._last: dict[BlockHash, bool] = {}
-        """Hash to whether it is cached now, for changed hashes."""
+        """Whether each changed hash is cached now."""
         self._cleared = False
 
     def stored(self, digest: BlockHash) -> None:
-        """Note that a block can be found under ``digest``."""
         self._last[digest] = True
 
     def removed(self, digest: BlockHash) -> None:
-        """Note that no block can be found under ``digest`` any more."""
         self._last[digest] = False
 
     def cleared(self) -> None:
-        """Note that no block can be found at all any more."""
         self._last.clear()
         self._cleared = True
 
@@ -56,7 +49,7 @@ class BlockEventLog:
 
 
 class BlockPool:
-    """``num_blocks`` blocks, numbered from 0, each free or held by at least one sequence."""
+    """Blocks numbered from 0, each free or held by at least one sequence."""
 
     def __init__(self, num_blocks: int, log: BlockEventLog) -> None:
         assert num_blocks > 0, "a pool without blocks"
@@ -68,22 +61,19 @@ class BlockPool:
         self._empty = list(range(num_blocks - 1, -1, -1))
         """Free blocks without a hash; the next one to use is last."""
         self._evictable: OrderedDict[int, None] = OrderedDict()
-        """Free blocks that are cached; the next one to evict is first."""
+        """Free cached blocks; the next one to evict is first."""
         self.on_evict: Callable[[int, BlockHash], None] | None = None
         """Called with a cached block before it is allocated and overwritten."""
 
     @property
     def num_free(self) -> int:
-        """Return the number of blocks whose reference count is 0, cached or not."""
         return len(self._empty) + len(self._evictable)
 
     @property
     def num_cached(self) -> int:
-        """Return the number of blocks that can be found by hash."""
         return len(self._block_of)
 
     def cached(self) -> tuple[BlockHash, ...]:
-        """Return every hash under which a block can be found."""
         return tuple(self._block_of)
 
     def find(self, digest: BlockHash) -> int | None:
@@ -91,7 +81,6 @@ class BlockPool:
         return self._block_of.get(digest)
 
     def is_free(self, block: int) -> bool:
-        """Return whether the block's reference count is 0."""
         return self._references[block] == 0
 
     def take(self, count: int) -> list[int]:
@@ -113,7 +102,7 @@ class BlockPool:
             self._references[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Take one holder away from each; of those freed, the first is evicted first."""
+        """Remove one holder of each; the first block that becomes free is evicted first."""
         references, hash_of = self._references, self._hash_of
         for block in blocks:
             count = references[block] - 1
@@ -127,7 +116,7 @@ class BlockPool:
                     self._evictable[block] = None
 
     def cache(self, block: int, digest: BlockHash) -> None:
-        """Make a held block findable. A second block of equal content stays without a hash."""
+        """Cache a held block, unless a block of equal content is cached."""
         assert self._references[block] > 0, f"block {block} is cached while free"
         if self._hash_of[block] is None and digest not in self._block_of:
             self._hash_of[block] = digest
@@ -151,8 +140,8 @@ class BlockPool:
         return count
 
     def check(self, holders: Mapping[int, int]) -> None:
-        """Raise IntegrityError unless each block has exactly the ``holders`` given (0 if absent),
-        and free list and hashes agree with that."""
+        """Raise IntegrityError unless the counts of holders are ``holders`` (0 if absent) and agree
+        with free list and hashes."""
         free = set(self._empty) | set(self._evictable)
         if len(free) != self.num_free:
             raise IntegrityError("a block is in the free list twice")

@@ -1,8 +1,7 @@
 """Block tables of sequences: prefix hits, allocation, sharing between choices, freeing.
 
-The only writer of ``Request.block_ids`` and of the fields that follow from it. Decides nothing: the
-scheduler calls ``can_start``, then acts. No tensor is touched here; copies of blocks are collected
-and sent with the next plan.
+The only writer of ``Request.block_ids``. The scheduler decides; copies of blocks are collected for
+the next plan.
 """
 
 from __future__ import annotations
@@ -23,20 +22,18 @@ NEVER = sys.maxsize
 
 
 class BlockTier(Protocol):
-    """Slower memory that keeps blocks which the cache evicts. Its blocks count as cached for
-    routers: it logs their begin and end in the manager's log."""
+    """Slower memory for evicted blocks. Routers count them as cached; the tier logs changes in the
+    manager's log."""
 
     def on_evict(self, block: int, digest: BlockHash) -> None:
-        """Note that ``block``, cached under ``digest``, will be overwritten in a coming step."""
+        """Keep ``block``, cached under ``digest``, before a coming step overwrites it."""
         ...
 
     def cached(self) -> tuple[BlockHash, ...]:
-        """Return every hash whose content is in the tier."""
+        """Return every hash in the tier."""
         ...
 
-    def holds(self, digest: BlockHash) -> bool:
-        """Return whether the content of that hash is in the tier."""
-        ...
+    def holds(self, digest: BlockHash) -> bool: ...
 
     def reset(self) -> int:
         """Forget all hashes; return their number."""
@@ -62,11 +59,10 @@ class KVCacheManager:
         """Blocks that a start leaves free while others run, so that preemptions are rare."""
         self._tier: BlockTier | None = None
         self._copies: dict[int, int] = {}
-        """Destination to source, not yet in a plan; each source is held until it is."""
+        """Destination to source of copies for the next plan; sources are held until then."""
 
     @property
     def num_free(self) -> int:
-        """Return the number of blocks that could be allocated now."""
         return self.pool.num_free
 
     @property
@@ -81,12 +77,12 @@ class KVCacheManager:
         self.pool.on_evict = tier.on_evict
 
     def cached(self) -> tuple[BlockHash, ...]:
-        """Return every hash of a block here or in the tier; twice if it is in both."""
+        """Return the hashes of all blocks here or in the tier; twice if in both."""
         own = self.pool.cached()
         return own if self._tier is None else own + self._tier.cached()
 
     def is_cached(self, digest: BlockHash) -> bool:
-        """Return whether a block can be found under ``digest``, here or in the tier."""
+        """Return whether ``digest`` is cached here or in the tier."""
         if self.pool.find(digest) is not None:
             return True
         return self._tier is not None and self._tier.holds(digest)
@@ -116,7 +112,7 @@ class KVCacheManager:
     def start(
         self, request: Request, hits: Sequence[int], num_tokens: int, *, extra: int = 0
     ) -> None:
-        """Pin ``hits``, then allocate the rest: the table of a sequence that holds nothing yet."""
+        """Hold ``hits`` and allocate the rest for a sequence without blocks."""
         assert not request.block_ids, f"sequence {request.seq} starts twice"
         self.pool.hold(hits)
         count = blocks_for(num_tokens, self.block_size) + extra - len(hits)
@@ -134,7 +130,7 @@ class KVCacheManager:
         return tuple(taken)
 
     def cache_full(self, request: Request) -> None:
-        """Make the full blocks findable whose tokens are known and computed."""
+        """Cache the full blocks of known and computed tokens."""
         if not self.enable_caching:
             return
         known = min(request.num_computed, len(request.token_ids))
@@ -153,16 +149,16 @@ class KVCacheManager:
             request.cache_due = (request.num_computed // self.block_size + 1) * self.block_size
 
     def truncate(self, request: Request, num_tokens: int) -> None:
-        """Give back the blocks beyond ``num_tokens`` tokens."""
+        """Free the blocks beyond ``num_tokens`` tokens."""
         keep = blocks_for(num_tokens, self.block_size)
         self._release(request.block_ids[keep:])
         request.block_ids = request.block_ids[:keep]
         self._note_table(request, num_cached=min(request.num_cached_blocks, keep))
 
     def fork(self, parent: Request, child: Request) -> bool:
-        """Give ``child`` the parent's computed tokens: full blocks shared, a partial one copied.
+        """Share the parent's full blocks with ``child`` and copy a partial one.
 
-        False, and nothing done, when no block is free for the copy.
+        Return False and do nothing if no block is free for the copy.
         """
         full, rest = divmod(parent.num_computed, self.block_size)
         if rest and not self.pool.num_free:
@@ -201,8 +197,7 @@ class KVCacheManager:
         return blocks
 
     def lend(self, hashes: Sequence[BlockHash]) -> list[int]:
-        """Return the cached blocks of the longest run of ``hashes`` from the first on, with one
-        more reference each until ``unpin``."""
+        """Return the cached blocks of the longest start of ``hashes``, held until ``unpin``."""
         found: list[int] = []
         for digest in hashes if self.enable_caching else ():
             block = self.pool.find(digest)
@@ -213,7 +208,7 @@ class KVCacheManager:
         return found
 
     def unpin(self, blocks: Sequence[int]) -> None:
-        """Free blocks that were handed out."""
+        """Release blocks of ``pin_for_transfer`` or ``lend``."""
         self._release(blocks)
 
     def reset_prefix_cache(self) -> int:
@@ -222,20 +217,20 @@ class KVCacheManager:
         return dropped if self._tier is None else dropped + self._tier.reset()
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raise IntegrityError unless ``tables`` and pending copies are all that holds blocks."""
+        """Raise IntegrityError unless only ``tables`` and pending copies hold blocks."""
         holders = Counter(block for table in tables for block in table)
         holders.update(self._copies.values())
         self.pool.check(holders)
 
     def check_count(self, num_held: int) -> None:
-        """Raise IntegrityError unless all blocks but ``num_held`` are free, when nothing runs."""
+        """Raise IntegrityError unless all blocks but ``num_held`` are free."""
         expected = self.pool.num_blocks - num_held
         if self.num_free != expected and not self._copies:
             raise IntegrityError(f"{self.num_free} blocks are free where {expected} should be")
 
     def _release(self, blocks: Sequence[int]) -> None:
         for block in blocks if self._copies else ():
-            if block in self._copies:  # nobody will read the copy
+            if block in self._copies:  # the copy has no reader
                 self.pool.release([self._copies.pop(block)])
         self.pool.release(reversed(blocks))
 
@@ -247,8 +242,7 @@ class KVCacheManager:
 
 
 def only_group(layout: KVLayout) -> KVGroup:
-    """Return the layers that share a block shape, of which a pool serves one kind. Raises
-    InvalidParameter unless there is exactly one."""
+    """Return the layers' only block shape. Raises InvalidParameter unless there is exactly one."""
     if len(layout.groups) != 1:
         raise InvalidParameter("layout.groups", len(layout.groups), "exactly one group of layers")
     return layout.groups[0]

@@ -1,4 +1,4 @@
-"""Settings of the KV cache of a worker: its size and its blocks."""
+"""Settings of the KV cache and of a GPU."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from tandem.engine.config.model import DTYPES
 from tandem.protocol.errors import InvalidParameter
 
 MOST_PER_SECOND = 1e18
-"""Bound of the operations or bytes a second that the settings may state for one device."""
+"""Upper bound of a device's stated operations or bytes a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +57,9 @@ class GPUConfig:
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 CPU_BLOCK_SIZE = 16
 GPU_BLOCK_SIZE = 64
-"""Default of ``EngineConfig.of`` on a CUDA device."""
+"""Default on a CUDA device."""
 MOST_OFFLOADED_GIB = 2**20
-"""Bound of the setting for host memory; the machine's memory is checked when it is allocated."""
+"""Upper bound of the setting; the machine's memory is checked at allocation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The whole configuration of one engine, from which its parts are built."""
+"""Configuration of one engine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _SAMPLE_BYTES = 4096
 
 
 def revision_of(model: ModelConfig) -> str:
-    """Return 32 hex digits of the folder's content; dummy weights are named by their seed."""
+    """Return 32 hex digits of the folder's content, or of the seed of dummy weights."""
     digest = blake2b(digest_size=16, person=b"tandem-revision")
     folder = Path(model.model)
     config = folder / CONFIG
@@ -65,7 +65,7 @@ def revision_of(model: ModelConfig) -> str:
 
 
 def _loaded(folder: Path) -> list[Path]:
-    """Return the weight files that exist; the loader reports what is wrong with them."""
+    """Return the weight files that exist; the loader reports errors."""
     try:
         owners = indexed(folder)
     except ValueError:
@@ -121,7 +121,7 @@ CPU_DEFAULTS: dict[str, Any] = {
     "mixed_tokens_per_decode": CPU_MIXED_TOKENS_PER_DECODE,
     "least_mixed_tokens": CPU_LEAST_MIXED_TOKENS,
 }
-"""Settings that take another default on a CPU."""
+"""Defaults of ``EngineConfig.of`` on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ class EngineConfig:
         by name.
 
         ``facts`` are read from the folder unless given. Raises InvalidParameter for an unknown name
-        or a value that is not allowed.
+        or value.
         """
         device = resolve_device(flat.pop("device", "auto"))
         given = {name: value for name, value in flat.items() if value is not None}
@@ -199,23 +199,22 @@ class EngineConfig:
 
     @property
     def enable_prefix_caching(self) -> bool:
-        """Return whether KV is kept for equal prefixes; an encoder has none."""
+        """Return whether KV is kept for equal prefixes; never for an encoder."""
         return self.cache.enable_prefix_caching and self.facts.encoder is None
 
     @property
     def embeds_size(self) -> int | None:
-        """Return the values of each vector of a prompt of embeddings; None if none is accepted."""
+        """Return the values of each vector of a prompt of embeddings; None if not accepted."""
         return self.facts.hidden_size if self.model.enable_prompt_embeds else None
 
     @property
     def max_logprobs(self) -> int:
-        """Return the best tokens per position that a request may have: at most the vocabulary."""
+        """Return the most tokens with logprobs per position: at most the vocabulary."""
         most, vocabulary = self.model.max_logprobs, self.facts.vocab_size
         return vocabulary if most == ALL_LOGPROBS else min(most, vocabulary)
 
     @property
     def served_model_name(self) -> str:
-        """Name that clients use."""
         return self.model.served_model_name or Path(self.model.model).name
 
     @property
@@ -227,13 +226,11 @@ class EngineConfig:
 
     @property
     def kv_dtype(self) -> str:
-        """Return the resolved type of KV."""
         return self.dtype if self.cache.kv_cache_dtype == "auto" else self.cache.kv_cache_dtype
 
     @property
     def layout(self) -> KVLayout:
-        """Return the layout of one rank's KV cache. An encoder's blocks are empty; they are
-        counted."""
+        """Return the layout of one rank's KV cache. An encoder's blocks have no bytes."""
         facts = self.facts
         group = KVGroup(
             num_layers=facts.num_layers if facts.encoder is None else 0,
@@ -250,7 +247,7 @@ class EngineConfig:
         return self.model.revision or revision_of(self.model)
 
     def _check_step(self) -> None:
-        """Raise InvalidParameter unless an encoder's whole prompt fits into one step."""
+        """Raise InvalidParameter unless an encoder's longest prompt fits into one step."""
         asked, most = self.model.max_model_len, self.scheduler.max_num_batched_tokens
         if asked is not None and asked > most:
             allowed = (
@@ -269,14 +266,14 @@ class EngineConfig:
 
 
 def engine_settings() -> Iterator[Setting]:
-    """Yield every setting of the engine, section by section; names are unique over all of them."""
+    """Yield every setting of the engine; names are unique over all sections."""
     for section in SECTIONS.values():
         yield from settings_of(section)
     yield from settings_of(EngineConfig)
 
 
 def resolve_device(device: str) -> str:
-    """Resolve ``auto`` to this machine's device, found without torch; else return it."""
+    """Resolve ``auto`` to this machine's device without torch; else return ``device``."""
     if device != "auto":
         return device
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
@@ -285,8 +282,8 @@ def resolve_device(device: str) -> str:
 
 
 def defaults_of(device: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the device's defaults, without the growing bound of mixed steps if ``given`` has a
-    fixed one."""
+    """Return the device's defaults; a fixed bound of mixed steps in ``given`` replaces the growing
+    one."""
     fixed = "max_num_mixed_tokens" in given
     return {
         name: value
@@ -306,7 +303,7 @@ def _sort_into_sections(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _longest(facts: ModelFacts) -> int:
-    """Return the longest sequence for which full attention is right for this model."""
+    """Return the longest sequence for which full attention is exact."""
     window = facts.sliding_window
     return facts.derived_max_len if window is None else min(window, facts.derived_max_len)
 

@@ -1,4 +1,4 @@
-"""Shape of a model, as config.json gives it."""
+"""Shape of a model, read from config.json."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ _FP8: Mapping[str, tuple[Any, ...]] = {
     "scale_fmt": ("float", None),
     "expert_dtype": ("fp8", None),
 }
-"""Key to the supported values; the last one None if the key may be absent."""
+"""Supported values by key; a last None allows that the key is absent."""
 _NEAREST = (
     "; the nearest is the same model in bfloat16, in fp8 with blocks of 128 by 128 (as Qwen3-8B-FP8"
     " is), or as a GGUF file, whose weights are converted"
 )
 _KEPT = ("modules_to_not_convert", "ignored_layers")
-"""Keys of layers that are left plain: the list of transformers and vLLM's."""
+"""Keys of layers that are left plain, of transformers and vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantFacts:
-    """Weights in fp8 e4m3 with a scale for each block of 128 by 128, activations as they are."""
+    """Weights in fp8 e4m3 with a scale for each block of 128 by 128; activations are not
+    quantized."""
 
     kept: tuple[str, ...] = ()
     """Prefixes of layers whose weights are plain."""
@@ -76,23 +77,21 @@ def _names(found: Mapping[str, Any], key: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderFacts:
-    """Facts of an encoder that no decoder has: its tokens attend in both directions, and have
-    tables of positions and types."""
+    """Facts of an encoder: bidirectional attention, tables of positions and token types."""
 
     num_positions: int
     """Rows of the table of positions."""
     position_offset: int = 0
-    """Row of a prompt's first token: RoBERTa keeps the rows up to its padding token's."""
+    """Row of a prompt's first token; nonzero for RoBERTa."""
     num_token_types: int = 1
-    """Rows of the table of token types; with two a pair's second text is of the other type."""
+    """Rows of the table of token types; with two, a pair's second text has its own."""
     layer_norm_eps: float = 1e-12
     token_values: int | None = None
-    """Values of a token's vector if a layer after the last makes it, for late interaction."""
+    """Values of a token's vector if an additional layer makes it, for late interaction."""
 
 
 def check_settings(cache: CacheConfig, scheduler: SchedulerConfig) -> None:
-    """Raise InvalidParameter that names a setting of KV that is kept, or of prompts that are cut:
-    an encoder keeps none, and computes a prompt in one step."""
+    """Raise InvalidParameter for a setting of kept KV or cut prompts, which encoders lack."""
     for name in ("kv_cache_memory_bytes", "kv_offloading_size"):
         if getattr(cache, name) is not None:
             raise InvalidParameter(name, getattr(cache, name), "none: an encoder keeps no KV")
@@ -114,9 +113,9 @@ class RopeFacts:
 
     theta: float = DEFAULT_THETA
     kind: str = "default"
-    """default, linear, dynamic, llama3, yarn, ... in transformers' words."""
+    """default, linear, dynamic, llama3, yarn, ... as in transformers."""
     scaling: Mapping[str, Any] = field(default_factory=dict)
-    """The kind's own numbers (``factor``, ``low_freq_factor``, ...); empty for default."""
+    """Parameters of the kind (``factor``, ``low_freq_factor``, ...); empty for default."""
     partial: float = 1.0
     """Share of head_dim that is rotated."""
 
@@ -126,7 +125,7 @@ class ModelFacts:
     """Shape of one model: a decoder, unless ``encoder`` is set."""
 
     architecture: str
-    """First of ``architectures``, for instance LlamaForCausalLM."""
+    """First of ``architectures``, such as LlamaForCausalLM."""
     num_layers: int
     hidden_size: int
     intermediate_size: int
@@ -153,18 +152,17 @@ class ModelFacts:
     quantization: QuantFacts | None = None
     """Form of the linear layers' weights; None is plain."""
     pooling: ModelPooling = field(default_factory=ModelPooling)
-    """Outputs of the model in addition to tokens, or instead of them."""
+    """Outputs of the model other than tokens."""
     encoder: EncoderFacts | None = None
-    """Facts of a model that keeps no KV and draws no tokens."""
+    """Facts of a model without KV and tokens."""
     text_length: int | None = None
-    """Tokens of a text, at most, by sentence-transformers' files."""
+    """Upper bound of a text's tokens in sentence-transformers' files."""
 
     @property
     def derived_max_len(self) -> int:
-        """Return the longest sequence that the positions allow, with rope scaling.
+        """Return the longest sequence that positions, rope scaling and ``text_length`` allow.
 
-        llama3 and longrope state the scaled length themselves; yarn scales the original one. The
-        folder may state a smaller bound for texts that are made to vectors.
+        llama3 and longrope state the scaled length; yarn scales the original one.
         """
         length = self._scaled_length
         return length if self.text_length is None else min(length, self.text_length)
@@ -175,7 +173,7 @@ class ModelFacts:
             return self.max_position_embeddings
         factor = self.rope.scaling.get("factor")
         if not isinstance(factor, int | float):
-            return self.max_position_embeddings  # yarn's own, or refused where angles are made
+            return self.max_position_embeddings  # yarn's own, or refused in rotary
         original = self.rope.scaling.get("original_max_position_embeddings")
         base = self.max_position_embeddings if original is None else int(original)
         scaled = int(base * factor)

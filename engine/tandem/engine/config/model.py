@@ -1,4 +1,4 @@
-"""Settings of the served model, and of the form of its numbers."""
+"""Settings of the served model and its types of numbers."""
 
 from dataclasses import dataclass
 

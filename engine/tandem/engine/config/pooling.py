@@ -1,7 +1,7 @@
-"""Pooling facts of a model's folder: config.json's head, and sentence-transformers' modules.
+"""Pooling of a model: config.json's head, and sentence-transformers' modules.
 
-A module that is not computed here (a dense layer after the pooling, weighted means) fails the
-start: the vectors would differ from the model's.
+An unsupported module (a dense layer after pooling, weighted means) fails the start, as vectors
+would differ.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _CONFIGS = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""Names that a transformer's own settings have had."""
+"""Names of a transformer's own settings."""
 
 
 def max_length_of(folder: Path) -> int | None:
-    """Return the tokens of a text, at most, by a folder of sentence-transformers; None if it states
-    none. Raises InvalidParameter for a case that is not supported."""
+    """Return the most tokens of a text by a folder of sentence-transformers, or None. Raises
+    InvalidParameter for an unsupported case."""
     if not (folder / MODULES).is_file():
         return None
     found = next((path for path in _settings_of(folder) if path.is_file()), None)
@@ -51,7 +51,7 @@ def max_length_of(folder: Path) -> int | None:
 
 
 def _settings_of(folder: Path) -> Iterator[Path]:
-    """Yield the paths at which the settings of the transformer may be."""
+    """Yield the possible paths of the transformer's settings."""
     modules = read_any(folder / MODULES)
     for module in modules if isinstance(modules, list) else ():
         if isinstance(module, dict) and str(module.get("type")).endswith(".Transformer"):
@@ -63,7 +63,7 @@ def _lowers(folder: Path) -> bool:
     """Return whether the tokenizer lowercases its text."""
     path = folder / "tokenizer.json"
     if not path.is_file():
-        return True  # it is not known before the folder is whole
+        return True  # unknown before the folder is complete
     normalizer = read_json(path, needed=True).get("normalizer")
     written = json.dumps(normalizer)
     return '"lowercase": true' in written or '"type": "Lowercase"' in written
@@ -92,9 +92,9 @@ _TYPES = {
     "cls": PoolingType.CLS,
     "cls_token": PoolingType.CLS,
 }
-"""sentence-transformers' words, in either of its spellings."""
+"""sentence-transformers' names, in both spellings."""
 _OLDER_ACTIVATION = "sbert_ce_default_activation_function"
-"""Key under which sentence-transformers before 4 kept a cross-encoder's activation."""
+"""Key of a cross-encoder's activation in sentence-transformers before 4."""
 _NUM_LABELS = 2
 """Labels of a classifier whose config.json does not state them."""
 
@@ -111,7 +111,7 @@ def pooling_of(config: Mapping[str, Any], architecture: str) -> ModelPooling:
 
 
 def of_encoder(said: ModelPooling, encoder: EncoderFacts) -> ModelPooling:
-    """Return ``said`` for a model that pools the first token's state, and draws no tokens."""
+    """Return ``said`` for a model that pools the first token's state and draws no tokens."""
     return msgspec.structs.replace(
         said,
         pooling_type=PoolingType.CLS,
@@ -123,11 +123,9 @@ def of_encoder(said: ModelPooling, encoder: EncoderFacts) -> ModelPooling:
 
 
 def with_modules(said: ModelPooling, folder: Path, *, tied: bool, vocab_size: int) -> ModelPooling:
-    """Return ``said`` with the facts from sentence-transformers' files in ``folder``, if it has
-    them.
+    """Return ``said`` with facts from sentence-transformers' files in ``folder``, if any.
 
-    Such a folder may lack a head for tokens: unless that is ``tied`` to the embeddings, none is
-    loaded. Raises InvalidParameter for modules that are not computed here.
+    Without a ``tied`` head none is loaded. Raises InvalidParameter for unsupported modules.
     """
     path = folder / MODULES
     if not path.is_file():
@@ -156,7 +154,7 @@ def with_modules(said: ModelPooling, folder: Path, *, tied: bool, vocab_size: in
 
 
 def _by_tokens(said: ModelPooling, folder: Path, path: str, vocab_size: int) -> ModelPooling:
-    """Return the pooling with one label, computed from the logits of one token or two."""
+    """Return the pooling with one label, computed from the logits of one or two tokens."""
     config = read_json(folder / path / "config.json", needed=True)
     names = ("true_token_id", "false_token_id")
     tokens = [config.get(name) for name in names]
@@ -205,7 +203,7 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _activation(config: Mapping[str, Any], num_labels: int) -> Activation:
-    """Return a cross-encoder's own activation, else by the kind of problem, else by the labels."""
+    """Return a cross-encoder's own activation, else that of its kind of problem or labels."""
     own = config.get("sentence_transformers")
     said = {
         "activation_fn": own.get("activation_fn") if isinstance(own, dict) else None,

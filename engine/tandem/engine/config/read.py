@@ -1,9 +1,5 @@
-"""Reads and checks config.json and generation_config.json.
-
-Both the spelling of transformers 5 (``rope_parameters``, ``dtype``) and the older one
-(``rope_theta``, ``rope_scaling``, ``torch_dtype``) are read. The files of ``families/`` add what
-one family means.
-"""
+"""Reads and checks config.json and generation_config.json, also in the spelling before transformers
+5."""
 
 from __future__ import annotations
 
@@ -71,7 +67,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "norm_type": ("rms_norm", "rmsnorm", "layer_norm"),
     "attention_type": ("full", "full_attention", "gqa", "original_full"),
 }
-"""Values by which a key changes nothing, other than those that switch it off."""
+"""Further values by which a key changes nothing."""
 _OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 _PARTS = re.compile(
     r"attn|attention|rope|rotary|alibi|softcap|multiplier|scal|clip|clamp|norm|logit|embed|resid"
@@ -83,9 +79,9 @@ _LAYERS = ("full_attention", "sliding_attention")
 
 
 def check_keys(config: Mapping[str, Any], own: Collection[str] = ()) -> None:
-    """Raise InvalidParameter for a key that changes what the model computes and is not read.
+    """Raise InvalidParameter for an unread key that changes what the model computes.
 
-    ``own`` are keys that the model's family follows.
+    ``own`` are keys of the model's family.
     """
     for key, value in config.items():
         if (
@@ -106,8 +102,8 @@ def check_keys(config: Mapping[str, Any], own: Collection[str] = ()) -> None:
 
 
 def _check_layers(kinds: Any) -> None:
-    """Raise InvalidParameter unless every layer's kind is known. Layers with a window need no code:
-    it bounds the model's context."""
+    """Raise InvalidParameter unless every layer's kind is known. A window bounds the context
+    instead."""
     if kinds is None:
         return
     if not isinstance(kinds, list) or any(kind not in _LAYERS for kind in kinds):
@@ -129,7 +125,7 @@ _SAMPLE_BYTES = 4096
 def check_tied(folder: Path) -> None:
     """Raise InvalidParameter if a folder with a tied head has weights of another head.
 
-    Evenly spaced pieces of both are compared. Weights that cannot be read are left to the loader.
+    Compares evenly spaced pieces. The loader reports unreadable weights.
     """
     head = stored_in(folder, HEAD)
     found = (stored_in(folder, name) for name in _EMBEDDINGS)
@@ -163,7 +159,7 @@ _ROPE_MAIN = frozenset({"rope_theta", "rope_type", "type", "partial_rotary_facto
 
 
 def read_facts(folder: str | Path) -> ModelFacts:
-    """Return the facts of the model in ``folder``; InvalidParameter names the wrong key."""
+    """Return the facts of the model in ``folder``. Raises InvalidParameter that names the key."""
     path = Path(folder)
     config: Mapping[str, Any] = read_json(path / CONFIG, needed=True)
     family = family_of(_architecture(config))
@@ -233,8 +229,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _check_causal(config: Mapping[str, Any]) -> None:
-    """Raise InvalidParameter for decoders that were trained with bidirectional attention: their
-    vectors would differ here."""
+    """Raise InvalidParameter for decoders trained with bidirectional attention."""
     if config.get("is_causal") is False:
         allowed = "true: tokens of this architecture see earlier ones alone"
         raise InvalidParameter(f"{CONFIG}: is_causal", False, allowed)
@@ -269,7 +264,7 @@ def _head_dim(config: Mapping[str, Any], hidden_size: int, num_heads: int) -> in
 
 
 def _rope(config: Mapping[str, Any]) -> RopeFacts:
-    """Return the rope facts of transformers 5: rope_scaling, if set, replaces rope_parameters."""
+    """Return the rope facts; rope_scaling, if set, replaces rope_parameters."""
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     said = config.get(key) or {}
     if not isinstance(said, Mapping) or any(isinstance(each, Mapping) for each in said.values()):
@@ -294,8 +289,7 @@ def _sliding_window(config: Mapping[str, Any]) -> int | None:
 
 
 def _eos(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the ids that end a sequence; first generation_config's, with the end of a chat
-    turn."""
+    """Return the ids that end a sequence; first those of generation_config."""
     for source in (generation, config):
         value = source.get("eos_token_id")
         if isinstance(value, int):

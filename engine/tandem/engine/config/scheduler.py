@@ -1,4 +1,4 @@
-"""Settings of the scheduler: the size of one step, and the order of requests."""
+"""Settings of the scheduler."""
 
 from dataclasses import dataclass
 
@@ -14,31 +14,31 @@ from tandem.base.settings import (
 from tandem.protocol.errors import InvalidParameter
 
 GPU_BATCHED_TOKENS = 8192
-"""Tokens of a step on a GPU, unless given."""
+"""Default tokens of a step on a GPU."""
 GPU_IDLE_POLL_MS = 20
-"""Milliseconds for which an idle step loop on a GPU polls, unless given."""
+"""Default polling time of an idle step loop on a GPU, in milliseconds."""
 GPU_MIXED_TOKENS_PER_DECODE = 8
-"""Tokens of a mixed step on a GPU for each decode in it, unless a bound is given."""
+"""Default tokens of a mixed step on a GPU for each decode in it."""
 GPU_LEAST_MIXED_TOKENS = 1024
-"""Tokens of a mixed step on a GPU however few decode in it, unless a bound is given."""
+"""Default least bound of a mixed step's tokens on a GPU."""
 CPU_MIXED_TOKENS_PER_DECODE = 4
-"""Tokens of a mixed step on a CPU for each decode in it: a step takes as long as it has tokens."""
+"""Default tokens of a mixed step on a CPU for each decode in it."""
 CPU_LEAST_MIXED_TOKENS = 64
-"""Tokens of a mixed step on a CPU however few decode in it, unless a bound is given."""
+"""Default least bound of a mixed step's tokens on a CPU."""
 CPU_NUM_SEQS = 48
-"""Sequences in one step on a CPU, unless given."""
+"""Default sequences in one step on a CPU."""
 MOST_REPLAYED = 128
-"""Bound of ``replay_check_tokens``: a step has no more drafts."""
+"""Upper bound of ``replay_check_tokens``: a step has no more drafts."""
 LEAST_CHUNK_TOKENS = 64
 """Prompt tokens that a mixed step may hold for any ``max_itl_ms``."""
 GROWING_BOUND = ("mixed_tokens_per_decode", "least_mixed_tokens")
-"""Settings of a bound of mixed steps that grows with their decodes; a fixed one stands alone."""
+"""Settings of a bound that grows with the decodes; a fixed bound excludes them."""
 
 PROMPT_CUTS = (
     "lone_prefill_token_threshold",
     "max_num_begun_tokens",
 )
-"""Settings of the cutting of prompts into chunks."""
+"""Settings that cut prompts into chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         check_integer("max_num_seqs", self.max_num_seqs, 1)
         check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1)
-        # As many decodes and no room for a prompt beside them would keep it waiting for ever.
+        # Otherwise decodes could keep a prompt waiting forever.
         check_optional_integer(
             "max_num_mixed_tokens", self.max_num_mixed_tokens, self.max_num_seqs + 1
         )

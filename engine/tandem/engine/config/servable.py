@@ -1,7 +1,5 @@
-"""Checks that this machine can serve a model, from its metadata: no weights, no torch.
-
-The process that a user started calls this before weights are fetched, converted or read.
-"""
+"""Checks that this machine can serve a model, without weights and torch, before they are
+fetched."""
 
 from __future__ import annotations
 
@@ -18,15 +16,15 @@ from tandem.engine.config.weight_files import read_json
 from tandem.protocol.errors import InvalidParameter
 
 _DEVICES = ("nvidia[0-9]*", "dxg", "nvhost-gpu", "nvgpu")
-"""Files in /dev that a CUDA device has: discrete ones, those of WSL, Tegra."""
+"""Files in /dev of a CUDA device: discrete, WSL, Tegra."""
 _QUANTISED = {
     "hf_quant_config.json": "TensorRT Model Optimizer",
     "quantize_config.json": "AutoGPTQ",
     "quant_config.json": "AutoAWQ",
 }
-"""Files next to config.json that mark quantised weights, with the tool that wrote them."""
+"""Tools of quantized weights, by the file they write next to config.json."""
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
-"""Kinds of rotary embedding that are computed (``layers/rotary``)."""
+"""Supported kinds of rotary embedding."""
 
 
 def check_model(folder: str | Path, settings: Mapping[str, Any] | None = None) -> ModelFacts:
@@ -43,7 +41,7 @@ def check_model(folder: str | Path, settings: Mapping[str, Any] | None = None) -
     _check_rope(facts)
     if facts.quantization is None:
         _check_plain(path)
-    if facts.dtype is None:  # of a GGUF file it is known when its tensors are read
+    if facts.dtype is None:  # a GGUF file's type is known when its tensors are read
         settings.pop("kv_cache_dtype", None)
     EngineConfig.of(path, facts=facts, **settings)
     return facts

@@ -26,13 +26,13 @@ class StructuredOutputsConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         backend = self.structured_outputs_backend
-        # Images that only check settings have no engine, and every engine has guidance.
+        # Images that only check settings have no engine; every engine has guidance.
         if backend != "guidance" and (missing := missing_package(backend)):
             raise InvalidParameter("structured_outputs_backend", backend, f"guidance: {missing}")
 
 
 def missing_package(backend: str) -> str | None:
-    """Return what to install for a backend, or None if its package is there."""
+    """Return what to install for a backend, or None if its package is present."""
     package = _PACKAGES[backend]
     if find_spec(package) is not None:
         return None

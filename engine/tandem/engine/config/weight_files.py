@@ -1,8 +1,6 @@
-"""The files of a folder that hold the weights to load: headers are read, tensors are not.
+"""Files of a folder that hold the weights to load; only headers are read.
 
-``model.safetensors.index.json`` decides if it exists; otherwise ``model.safetensors``, or else
-every ``*.safetensors`` of the folder. Other files, such as the same weights in another form, are
-ignored.
+``model.safetensors.index.json`` decides, else ``model.safetensors``, else every ``*.safetensors``.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from tandem.protocol.errors import InvalidParameter
 
 
 def read_json(path: Path, *, needed: bool) -> dict[str, Any]:
-    """Return the object in the file; {} if the file does not exist, unless it is ``needed``.
+    """Return the object in the file; {} if it does not exist and is not ``needed``.
 
     Raises InvalidParameter that names the file.
     """
@@ -39,11 +37,11 @@ def read_any(path: Path) -> Any:
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _MOST_BYTES = 100 << 20
-"""Most bytes of a header, by the format."""
+"""Upper bound of a header's bytes, by the format."""
 
 
 def indexed(folder: Path) -> dict[str, Path] | None:
-    """Return tensor to file by the index, whether the file exists or not; None without an index.
+    """Return the file of each tensor by the index; None without an index. Files may be missing.
     Raises ValueError that describes the fault."""
     path = folder / INDEX
     if not path.is_file():
@@ -62,32 +60,32 @@ def indexed(folder: Path) -> dict[str, Path] | None:
 
 
 def unindexed(folder: Path) -> tuple[Path, ...]:
-    """Return the files if there is no index, sorted; () if there are none."""
+    """Return the files if there is no index, sorted."""
     single = folder / SINGLE
     return (single,) if single.is_file() else tuple(sorted(folder.glob("*.safetensors")))
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor's place by the header of its file."""
+    """Place of a tensor in its file."""
 
     path: Path
     shape: tuple[int, ...]
     dtype: str
     start: int
-    """Offset of its values in the file, in bytes."""
+    """Offset in the file, in bytes."""
     size: int
-    """Bytes of its values."""
+    """Size in bytes."""
 
 
 def shape_of(folder: Path, tensor: str) -> tuple[int, ...] | None:
-    """Return the shape in the header of the file that has the tensor; None as for ``stored_in``."""
+    """Return the shape of a tensor; None as for ``stored_in``."""
     found = stored_in(folder, tensor)
     return None if found is None else found.shape
 
 
 def stored_in(folder: Path, tensor: str) -> Stored | None:
-    """Return the location of a tensor; None if no readable file has it: the loader reports why."""
+    """Return the location of a tensor; None if no readable file has it (the loader reports why)."""
     try:
         owners = indexed(folder)
         files = unindexed(folder) if owners is None else [owners[tensor]]

@@ -1,7 +1,6 @@
-"""An engine in this process, stepped by a thread of its own: offline batches, and tests.
+"""Engine in this process, stepped by its own thread: for offline batches and tests.
 
-The event loop of the caller never blocks: requests go to the thread through a queue, outputs
-come back one message a step and loop. Several loops may share a client.
+The caller's event loop never blocks. Several loops may share a client.
 """
 
 from __future__ import annotations
@@ -33,17 +32,16 @@ from tandem.protocol.requests import EngineCoreRequest
 logger = logging.getLogger(__name__)
 
 PARKED_SECONDS = 0.05
-"""Seconds that the thread sleeps when requests wait for an event that may not wake it."""
+"""Sleep of the thread while requests wait for what may not wake it, in seconds."""
 CALL_SECONDS = 60.0
-"""A command must be answered within this; a step may come before it."""
+"""Deadline of a command; a step may precede it."""
 JOIN_SECONDS = 30.0
 
 Item = EngineOutput | TandemError
 
 
 class _Stream:
-    """Queue of outputs to one caller, which waits in its loop. It is not an asyncio.Queue: making
-    one takes as long as all messages of a pooled prompt."""
+    """Queue of outputs to a caller's loop; cheaper to make than asyncio.Queue."""
 
     __slots__ = ("_items", "_waiting", "loop")
 
@@ -53,13 +51,13 @@ class _Stream:
         self._waiting: asyncio.Future[None] | None = None
 
     def put(self, item: Item) -> None:
-        """Add an item. Called in the loop."""
+        """Add an item. Call it in the loop."""
         self._items.append(item)
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
     async def get(self) -> Item:
-        """Return the oldest item that was not taken yet; wait for one if there is none."""
+        """Wait for the oldest item and return it."""
         while not self._items:
             self._waiting = self.loop.create_future()
             await self._waiting
@@ -67,7 +65,7 @@ class _Stream:
 
 
 class InprocClient:
-    """``EngineCoreClient`` over an EngineCore of this process, which it owns from now on."""
+    """``EngineCoreClient`` over an EngineCore of this process, which it owns."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
@@ -75,22 +73,21 @@ class InprocClient:
         core.wake = self.wake
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._streams: dict[RequestKey, _Stream] = {}
-        """Only the engine's thread touches it."""
+        """Used by the engine's thread only."""
         self._closing = threading.Event()
         self._ended: RequestFailed | None = None
         self._lock = threading.Lock()
-        """Held to set ``_ended`` and to post: nothing is posted to a thread that has ended."""
+        """Lock of ``_ended`` and of posts: a thread that has ended receives none."""
         self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
         self._thread.start()
 
     async def stream(
         self, request: EngineCoreRequest, context: RequestContext = ORDINARY
     ) -> AsyncGenerator[EngineOutput]:
-        """See ``EngineCoreClient.stream``."""
         if context.route is not None:
             raise InvalidParameter("route", context.route, "None: one engine has no ways to choose")
         card = self._card
-        if request.pooling is None:  # the engine takes no parameters but one beside pooling
+        if request.pooling is None:  # pooling allows one of the engine's parameters only
             request.params.verify().verify_vocabulary(card.vocab_size, card.max_logprobs)
         stream = _Stream(asyncio.get_running_loop())
         left = set(open_choices(request))
@@ -107,7 +104,7 @@ class InprocClient:
                     held = cut or bool(left)
                 yield item
                 if context.ended:
-                    cut = held = True  # until the thread knows, and has not said so
+                    cut = held = True  # until the thread reports otherwise
                     left.difference_update(context.ended)
                     self._end_choices(request.key, tuple(context.ended))
                     context.ended.clear()
@@ -116,7 +113,6 @@ class InprocClient:
                 self._abandon(request.key, stream)
 
     async def call(self, command: Command) -> Reply:
-        """See ``EngineCoreClient.call``."""
         reply: Future[Reply] = Future()
 
         def run() -> None:
@@ -133,11 +129,10 @@ class InprocClient:
             raise RequestFailed(FailCause.TIMEOUT, message) from None
 
     async def describe(self) -> ModelCard:
-        """See ``EngineCoreClient.describe``."""
         return self._card
 
     def wake(self) -> None:
-        """Wake the thread to poll the connectors. Called from any thread."""
+        """Wake the thread to poll the connectors. Callable from any thread."""
         self._inbox.put(lambda: None)
 
     async def close(self) -> None:
@@ -176,7 +171,7 @@ class InprocClient:
             with self._lock:
                 self._ended = ended
             self._drain_inbox()
-            for stream in list(self._streams.values()):  # those of a closed loop leave meanwhile
+            for stream in list(self._streams.values()):  # streams of a closed loop leave meanwhile
                 self._deliver_to(stream, [ended])
             self._streams.clear()
         except Exception:
@@ -193,7 +188,7 @@ class InprocClient:
             block = not result.progressed
 
     def _receive(self, *, block: bool) -> None:
-        """Run the calls in the inbox; when ``block``, wait for one first."""
+        """Run the calls in the inbox; if ``block``, wait for one first."""
         timeout = PARKED_SECONDS if self._core.has_work else None
         try:
             self._inbox.get(block, timeout)()
@@ -203,7 +198,7 @@ class InprocClient:
             return
 
     def _drain_inbox(self) -> None:
-        """Run what was posted before the end, so that its streams receive the end too."""
+        """Run earlier posts, so that their streams receive the end, too."""
         while True:
             try:
                 work = self._inbox.get_nowait()
@@ -243,7 +238,7 @@ class InprocClient:
                     )
         for key in ended:
             if not self._core.holds(key):
-                self._streams.pop(key, None)  # a refusal in the same step has taken it
+                self._streams.pop(key, None)  # a refusal in the same step may have removed it
         for loop, batch in batches.items():
             self._hand_to_loop(loop, batch)
 
@@ -259,7 +254,7 @@ class InprocClient:
 
         try:
             loop.call_soon_threadsafe(put)
-        except RuntimeError:  # the loop was closed, and its callers with it
+        except RuntimeError:  # the loop is closed
             gone = {id(stream) for stream, _ in batch}
             for key in [key for key, stream in self._streams.items() if id(stream) in gone]:
                 del self._streams[key]

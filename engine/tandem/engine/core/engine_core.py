@@ -1,9 +1,7 @@
-"""The engine: receive → plan → execute → update, one step at a call.
+"""Engine core: one step at a call, without sockets and threads.
 
-No sockets and no threads: a shell (``EngineCoreProc``, ``InprocClient``, a simulator) calls
-``add``, ``abort`` and ``step`` from one thread and sends the outputs of a step. With
-``async_scheduling`` two steps are in flight: the next one is planned and launched before the
-results of the last are read.
+A shell (``EngineCoreProc``, ``InprocClient``, a simulator) calls it from one thread and sends the
+outputs. With ``async_scheduling`` a step is launched before the results of the last are read.
 """
 
 from __future__ import annotations
@@ -51,16 +49,16 @@ from tandem.protocol.steps import DecodeBatch
 from tandem.protocol.timeline import NoteBook
 
 LEAST_S = 0.001
-"""Most masks take a tenth of that."""
+"""Least wait; most masks take a tenth of that."""
 MOST_S = 0.02
 MARGIN_S = 0.0005
-"""Kept back, for steps that are not alike. Without anything left over the wait shrinks by it."""
+"""Time kept back, as steps differ."""
 STEPS = 4
-"""The least of so many counts: a short step may follow a long one."""
+"""Number of past steps whose least time counts."""
 
 
 class MaskWait:
-    """Deadline of the step loop's waits for masks, from its past waits. Uses threads' clock."""
+    """Deadlines of the step loop's waits for masks, computed from past waits."""
 
     def __init__(self, *, overlaps: bool) -> None:
         """``overlaps``: the device computes a step while the step loop waits."""
@@ -78,11 +76,11 @@ class MaskWait:
         return self._until
 
     def over(self) -> None:
-        """End the wait: the masks are there, or late. Time past the deadline is not spare."""
+        """End the wait."""
         self._waited = min(time.monotonic(), self._until) - self._begun
 
     def updated(self, idle: float) -> None:
-        """Note that the wait for a result took ``idle`` seconds."""
+        """Record that the wait for a result took ``idle`` seconds."""
         if self._overlaps:
             self._room.append(self._waited + idle - MARGIN_S)
         self._waited = 0.0
@@ -100,7 +98,7 @@ class StepOutputs:
     blocks: BlockEvents | None = None
     """Changes of the prefix cache, for every router."""
     refused: dict[bytes, list[Refused]] = field(default_factory=dict)
-    """Requests that were accepted and cannot be served, by router incarnation."""
+    """Accepted requests that cannot be served, by router incarnation."""
     ended: Sequence[NoteBook] = ()
     """Notes of watched requests that ended."""
 
@@ -116,13 +114,13 @@ class StepOutputs:
 logger = logging.getLogger(__name__)
 
 STEP_DEADLINE_S = 600.0
-"""A step that takes longer has hung; the engine ends with it."""
+"""Time after which a step has hung and the engine ends, in seconds."""
 QUIET_S = 0.5
 """Idle seconds after which every block is checked."""
 
 
 class EngineCore:
-    """One model's scheduler over one executor that has started."""
+    """One model's scheduler over one started executor."""
 
     def __init__(
         self,
@@ -136,9 +134,9 @@ class EngineCore:
         stat_loggers: StatLoggers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Build the engine. ``capacity`` is the result of ``executor.start``. ``connector`` is the
-        role's, which comes before the offload tier. ``gates`` are the wait conditions of requests,
-        None the usual ones. ``clock``: seconds, monotonic."""
+        """Build the engine. ``capacity`` comes from ``executor.start``. ``connector`` precedes the
+        offload tier. ``gates`` None are the usual wait conditions. ``clock`` is monotonic, in
+        seconds."""
         group = only_group(capacity.layout)
         self.config = config
         self.capacity = capacity
@@ -161,7 +159,7 @@ class EngineCore:
         self._offload = self._attach_tier(capacity)
         given = (connector, self._offload)
         self.wake: Callable[[], None] = lambda: None
-        """Has the shell call ``step`` again; set by the shell, called by any thread."""
+        """Makes the shell call ``step`` again; set by the shell, called by any thread."""
         if gates is None:
             gates = (structured_outputs(config, lambda: self.wake()),)
         self._gates = gates
@@ -213,7 +211,7 @@ class EngineCore:
         metrics: EngineMetrics | None = None,
         stat_loggers: StatLoggers | None = None,
     ) -> EngineCore:
-        """Start the executor, then the engine with its capacity; a failure stops the executor."""
+        """Start the executor, then the engine; a failure stops the executor."""
         capacity = executor.start(config, allocate)
         try:
             connector = None if connect is None else connect(capacity)
@@ -243,7 +241,6 @@ class EngineCore:
         return self.scheduler.waiting_keys()
 
     def holds(self, key: RequestKey) -> bool:
-        """Return whether the scheduler holds the request."""
         return self.scheduler.holds(key)
 
     @property
@@ -252,7 +249,7 @@ class EngineCore:
         return self.draining or self.sleep.refuses
 
     def add(self, request: EngineCoreRequest) -> Refusal | None:
-        """Add a request, or return the reason for its refusal; then nothing is held."""
+        """Add a request, or return the reason for its refusal."""
         if self.draining:
             return Refusal(code=RefusalCode.DRAINING, message="the worker is on its way out")
         if self.sleep.refuses:
@@ -260,36 +257,35 @@ class EngineCore:
         return self.scheduler.add(self._seeds.seeded(request))
 
     def abort(self, key: RequestKey) -> bool:
-        """Drop a request and free its blocks; return False if it is not here."""
+        """Drop a request and free its blocks; return False if it is unknown."""
         return self.scheduler.abort(key)
 
     def end_choices(self, key: RequestKey, choices: Collection[int]) -> None:
-        """Drop some choices of a request and free what they alone hold, while the rest go on. Does
-        nothing for choices that are not here."""
+        """Drop some choices of a request and the blocks that only they hold. Unknown choices are
+        ignored."""
         self.scheduler.request_table.end_choices(key, choices, self._clock())
 
     def abort_router(self, router: bytes) -> int:
-        """Drop all requests of a lost router, and those handed over for it; return their number."""
+        """Drop a lost router's requests and hand-offs; return their number."""
         known = (*self.keys(), *self.scheduler.held_keys())
         return sum(self.abort(key) for key in known if key.router == router)
 
     def drain(self) -> None:
-        """Refuse new requests from now on; running ones are finished."""
+        """Refuse new requests from now on; finish running ones."""
         self.draining = True
 
     def step(self) -> StepOutputs:
-        """Call ``advance``, then ``observe``."""
         outputs = self.advance()
         self.observe()
         return outputs
 
     def advance(self) -> StepOutputs:
-        """Plan and launch a step, take in the oldest one in flight, and return its outputs.
+        """Plan and launch a step, and return the outputs of the oldest one in flight.
 
-        Raises what the executor raised (the engine must not go on then).
+        Raises the executor's errors; the engine must stop then.
         """
         self._draw()
-        plan = self.scheduler.plan()
+        plan = self.scheduler.schedule()
         if plan is not None:
             launched = self._clock()  # a CPU computes before it returns
             self._in_flight.append((plan, self._executor.execute(plan), launched))
@@ -308,10 +304,9 @@ class EngineCore:
         return StepOutputs(progressed, outputs, failed, blocks, refused, ended)
 
     def observe(self) -> None:
-        """Observe metrics and check the blocks, once the outputs of ``advance`` are sent.
+        """Observe metrics and check the blocks, after the outputs of ``advance`` are sent.
 
-        Call it after every call of ``advance``, idle ones too: a peer may have given blocks back
-        without a step. Raises IntegrityError when blocks leaked.
+        Call it after every ``advance``, also idle ones. Raises IntegrityError for leaked blocks.
         """
         stats = self.scheduler.take_stats()
         for record in stats.finished:
@@ -321,7 +316,6 @@ class EngineCore:
         self._check_when_idle()
 
     def call(self, command: Command) -> Reply:
-        """Run a command and return its reply."""
         match command.name:
             case CommandName.RESET_PREFIX_CACHE:
                 return self._reset_prefix_cache(command)
@@ -357,7 +351,7 @@ class EngineCore:
         return self._profile(command, folder)
 
     def _profile(self, command: Command, folder: str | None) -> Reply:
-        """Start a profile in ``folder``, or write the running one if it is None."""
+        """Start a profile in ``folder``; None writes the running one."""
         try:
             return Reply(id=command.id, ok=True, message=self.profile(folder))
         except TandemError as error:
@@ -387,11 +381,11 @@ class EngineCore:
         return BlockEvents(stored=self.manager.cached(), cleared=True)
 
     def still_cached(self, hashes: tuple[BlockHash, ...]) -> tuple[BlockHash, ...]:
-        """Return those of ``hashes`` that are cached now."""
+        """Return those of ``hashes`` that are cached."""
         return tuple(filter(self.manager.is_cached, hashes))
 
     def load_report(self) -> LoadReport:
-        """Load, for placement."""
+        """Return the load, for placement."""
         now, decode_batch = self.scheduler.make_stats(), self.scheduler.decoding
         return LoadReport(
             num_running=now.running,
@@ -421,7 +415,6 @@ class EngineCore:
         control: str | None = None,
         max_handoff_tokens: int | None = None,
     ) -> ModelCard:
-        """Return the model card of this engine."""
         return ModelCard(
             model=self.config.served_model_name,
             fingerprint=self.fingerprint,
@@ -447,14 +440,14 @@ class EngineCore:
         self.scheduler.request_table.check_integrity()
 
     def close(self) -> None:
-        """Stop the executor and the work that gates have begun. May be called twice."""
+        """Stop the executor and the work of gates. May be called twice."""
         for gate in self._gates:
             gate.close()
         self._stats.shutdown(self.scheduler.make_stats)
         self._executor.stop()
 
     def _attach_tier(self, capacity: Capacity) -> OffloadConnector | None:
-        """Make the offload tier for blocks that the cache evicts; None if no rank holds one."""
+        """Make the offload tier for evicted blocks; None if no rank has one."""
         if not capacity.num_cpu_blocks:
             return None
         pool, layout = self.manager.pool, capacity.layout
@@ -469,7 +462,7 @@ class EngineCore:
         return tier
 
     def _draw(self) -> None:
-        """Have the step launched last draw under its masks, if it awaits any."""
+        """Draw the step launched last under its masks, if it awaits any."""
         if self.scheduler.awaits_masks:
             masks = self.scheduler.masks(self._mask_wait.until())
             self._mask_wait.over()
@@ -489,9 +482,8 @@ class EngineCore:
         self._notes.note(plan, self._updated_at - started, self._updated_at)
 
     def _check_when_idle(self) -> None:
-        """Check for leaked blocks: count them whenever work ends, since a leaked block never comes
-        back. Check every block only after a quiet period, since that would delay the next
-        request."""
+        """Check for leaked blocks: their number when work ends, each of them after a quiet
+        period."""
         busy = bool(self._in_flight or self.scheduler.has_requests)
         if busy:
             self._unchecked_since = None

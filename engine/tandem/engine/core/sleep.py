@@ -1,7 +1,7 @@
-"""An engine's sleep: it refuses new requests, lets its requests end, and gives its memory back.
+"""Sleep of an engine: refuse new requests, let the running ones end, free memory.
 
-The caller repeats the command until the engine is idle: nothing here waits. A sleep that has not
-begun by its deadline is off.
+Nothing waits here; the caller repeats the command. A sleep that has not begun by its deadline is
+cancelled.
 """
 
 from __future__ import annotations
@@ -27,32 +27,30 @@ logger = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
-    """The parts of EngineCore that ``Sleep`` uses."""
+    """Parts of EngineCore that ``Sleep`` uses."""
 
     scheduler: Scheduler
     manager: KVCacheManager
     draining: bool
 
     @property
-    def has_work(self) -> bool:
-        """See EngineCore."""
-        ...
+    def has_work(self) -> bool: ...
 
 
 class Sleeper(Protocol):
-    """Owner of memory for the engine's KV transfers; it sleeps with the engine."""
+    """Owner of memory for KV transfers, which sleeps with the engine."""
 
     def sleep(self) -> int:
-        """Give it back; bytes."""
+        """Free the memory; return its bytes."""
         ...
 
     def wake_up(self) -> None:
-        """Take the memory again: the engine accepts requests."""
+        """Allocate the memory again."""
         ...
 
 
 class Sleep:
-    """State of one engine's sleep, and its transitions."""
+    """State of one engine's sleep."""
 
     def __init__(self, engine: Engine, executor: Executor, clock: Callable[[], float]) -> None:
         """``clock``: the engine's, in seconds."""
@@ -60,15 +58,14 @@ class Sleep:
         self._clock = clock
         self._executor = executor
         self._until: float | None = None
-        """Deadline on the clock by which requests may end, while a sleep is requested."""
+        """Deadline by which requests may end, while a sleep is requested."""
         self._level = 0
         self._freed = 0
-        """Bytes that were given back."""
+        """Freed bytes."""
         self._asleep: frozenset[SleepTag] = frozenset()
-        """Parts that have been given back."""
+        """Freed parts."""
         self.keeps_awake: Callable[[], str | None] = lambda: None
-        """Returns the reason why memory cannot be given back, from the KV transfers outside the
-        engine; None if it can."""
+        """Returns why KV transfers outside the engine keep the memory; None if they do not."""
         self.beside: Sleeper | None = None
         """Owner of KV transfers outside the engine."""
 
@@ -106,7 +103,7 @@ class Sleep:
         return self._give_back(command, level)
 
     def wake(self, command: Command) -> Reply:
-        """Take again the named parts, all by default; a sleep that has not begun is off."""
+        """Wake the named parts, all by default, and cancel a sleep that has not begun."""
         self._until = None
         named = str(command.args.get("tags", ""))
         try:
@@ -126,7 +123,7 @@ class Sleep:
         return self._reply(command)
 
     def _give_back(self, command: Command, level: int) -> Reply:
-        """Give back the parts that are awake: all, or those of a partial or failed wake-up."""
+        """Free the parts that are awake: all, or those of a partial or failed wake-up."""
         self._engine.manager.reset_prefix_cache()
         try:
             given = self._executor.sleep(level)
@@ -134,14 +131,14 @@ class Sleep:
             logger.exception("no memory could be given back")
             self._until = None
             return _no(command, str(error))
-        if not self._asleep:  # else they sleep still, and all is given back again that was
+        if not self._asleep:  # else parts sleep already
             given += 0 if self.beside is None else self.beside.sleep()
             self._until, self._level, self._freed = None, level, given
         self._asleep = frozenset(SleepTag)
         return self._reply(command)
 
     def _end_all(self) -> None:
-        """End all requests, and those that were handed over and are still held."""
+        """End all requests, and hand-offs that are still held."""
         scheduler, now = self._engine.scheduler, self._clock()
         request_table = scheduler.request_table
         for group in list(request_table.groups.values()):
@@ -153,7 +150,7 @@ class Sleep:
     def _reply(self, command: Command) -> Reply:
         asleep = bool(self._asleep)
         told = {"engines": 1.0, "asleep": float(asleep)}
-        if asleep:  # in every answer: others may fall asleep a look later
+        if asleep:  # in every answer: others may sleep later
             told["freed_bytes"] = float(self._freed)
         return Reply(id=command.id, ok=True, values=told)
 

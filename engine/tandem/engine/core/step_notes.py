@@ -1,4 +1,4 @@
-"""Measurements of an engine's ended steps: rates, times of steps, costs."""
+"""Rates, durations and costs of ended steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StepCosts:
         self._linear = facts.num_layers * layer
         self._head = facts.hidden_size * facts.vocab_size
         self._attention = 4 * facts.num_layers * heads
-        """Operations for a token and a position that it sees."""
+        """Operations for a token and a position that it attends."""
         size = _BYTES[dtype]
         each = size if facts.quantization is None else _FP8_BYTES
         self._layer_bytes = self._linear * each
@@ -47,18 +47,17 @@ class StepCosts:
 
     @property
     def steepness(self) -> float:
-        """Return the operations of a token for each attended position, over those of its products.
-        A prompt's token takes longer by this share for each token before it. 0 if a window bounds
-        the positions."""
+        """Return the attention's operations per attended position over a token's other operations:
+        the growth of a token's time with each token before it. 0 if a window bounds the positions.
+        """
         return 0.0 if self._window is not None else self._attention / (2 * self._linear)
 
     def of(self, plan: SchedulerOutput) -> StepCost:
-        """Return the cost of one plan; zeros for one that computes nothing."""
         if not plan.rows:
             return StepCost(0.0, 0.0, 0.0)
         tokens = draws = seen = read = 0
         for row in plan.rows:
-            count, before = row.num_tokens, row.num_computed
+            count, before = row.num_scheduled_tokens, row.num_computed
             tokens += count
             draws += bool(row.sample_choices)
             seen += self._pairs(before, count)
@@ -68,8 +67,8 @@ class StepCosts:
         return StepCost(flops, weights + read * self._kv_bytes, tokens * self._kv_bytes)
 
     def _pairs(self, before: int, count: int) -> int:
-        """Return the number of (token, attended position) pairs of ``count`` tokens after
-        ``before``; tokens attend to themselves too."""
+        """Return the (token, attended position) pairs of ``count`` tokens after ``before``,
+        themselves included."""
         last = before + count
         if self._window is None or last <= self._window:
             return count * before + count * (count + 1) // 2
@@ -79,7 +78,7 @@ class StepCosts:
 
 
 class Learned(TypedDict):
-    """Fields of ``LoadReport``, which describes each."""
+    """Measured fields of ``LoadReport``."""
 
     prefill_tokens_per_s: float
     decode_steps: StepTimes
@@ -105,18 +104,14 @@ class StepNotes:
         self._prompt_load = PromptLoad()
 
     def note(self, plan: SchedulerOutput, seconds: float, now: float) -> None:
-        """Note that the step of ``plan`` took ``seconds``, and ended at ``now``.
-
-        Kept are prompt tokens a second (over steps that are mostly prompt), the times of steps by
-        their content, and their cost on the device.
-        """
+        """Record that the step of ``plan`` took ``seconds``, and ended at ``now``."""
         self._request_table.stats.add_cost(*self._costs.of(plan))
         if plan.drafts:
-            return  # several tokens of a row need not be a prompt's
+            return  # several tokens of a row may be drafts
         chunked = chunks = ended = decodes = context = 0
         seen = 0.0
         for row in plan.rows:
-            count = row.num_tokens
+            count = row.num_scheduled_tokens
             if count > 1:
                 chunked += count
                 chunks += 1
@@ -133,7 +128,7 @@ class StepNotes:
             self._prompt_load.note(
                 seconds - self._measured.decode_seconds(decode_batch), ended, now
             )
-        if chunked and seconds > 0 and 2 * chunked > plan.num_tokens:
+        if chunked and seconds > 0 and 2 * chunked > plan.total_num_scheduled_tokens:
             self._prefill_rate.note(chunked, seconds)
 
     def report(self, now: float) -> Learned:

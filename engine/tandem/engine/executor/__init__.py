@@ -1,1 +1,1 @@
-"""Carries a step's plan to the ranks that run it."""
+"""Executors, which send a step's plan to the ranks."""

@@ -1,4 +1,4 @@
-"""The interface between plan and run: an executor sends a plan to the ranks and returns tokens."""
+"""Interface between plan and run: an executor sends a plan to the ranks and returns tokens."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from tandem.protocol.kv import Fence
 
 @runtime_checkable
 class OnKVWritten(Protocol):
-    """Additional interface of a step's future if its KV is known to be written before its result:
-    the head and the draws are still to come then."""
+    """Future of a step whose KV is written before its tokens are drawn."""
 
     def wait_nearly(self, seconds: float) -> Fence:
         """Return the fence of the step's KV once all is written, or nearly. Raises TimeoutError."""
@@ -24,16 +23,15 @@ class OnKVWritten(Protocol):
 
 
 class Executor(Protocol):
-    """Carries plans to the ranks: ``UniProcExecutor`` has one, in the same process,
-    ``MultiprocExecutor`` one in a child."""
+    """Executor of plans: ``UniProcExecutor`` in this process, ``MultiprocExecutor`` in a child."""
 
     def start(self, config: EngineConfig, allocate: KVCacheAllocator | None = None) -> Capacity:
-        """Load weights and the KV cache. Called once; errors are raised with a plain message."""
+        """Load weights and the KV cache. Call once; errors have a plain message."""
         ...
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Launch one step. Two may be in flight; they finish in order. One that awaits masks is
-        computed, and draws nothing before ``draw``. The future may be ``OnKVWritten``."""
+        """Launch one step; at most two are in flight, in order. A step that awaits masks draws
+        nothing before ``draw``. The future may be ``OnKVWritten``."""
         ...
 
     def draw(self, masks: TokenMasks) -> None:
@@ -41,30 +39,28 @@ class Executor(Protocol):
         ...
 
     def regions(self) -> tuple[KVRegion, ...]:
-        """Return the KV memory of each rank, by rank, for code that moves blocks outside the
-        engine. Call after ``start``. Raises InvalidParameter if this process cannot reach it."""
+        """Return each rank's KV memory, after ``start``. Raises InvalidParameter if this process
+        cannot reach it."""
         ...
 
     def sleep(self, level: int) -> int:
-        """Give back KV memory and, depending on ``level``, weights; return the number of bytes.
-        Parts that sleep already, at the same level, stay asleep. Called when no step is in flight;
-        no step follows before ``wake_up`` has taken all of it again. Raises TandemError if the
-        memory cannot be given back; then nothing was."""
+        """Free KV memory and, depending on ``level``, weights; return the bytes. No step may be in
+        flight, or follow before ``wake_up`` of all parts. Raises TandemError if nothing could be
+        freed."""
         ...
 
     def wake_up(self, tags: Sequence[SleepTag]) -> None:
-        """Take again the parts in ``tags``; KV memory has lost its content. Raises the error; parts
-        that were not taken still sleep."""
+        """Allocate the parts in ``tags`` again; KV memory has lost its content. After an error, the
+        other parts still sleep."""
         ...
 
     def profile(self, folder: str | None) -> str:
-        """Begin to record steps for a file in ``folder``, or for None end that and write it while
-        steps go on; return the file. Raises TandemError: a recording runs, none does, or it cannot
-        be written."""
+        """Begin to record steps for a file in ``folder``, or end that if None; return the file.
+        Raises TandemError if a recording runs, none does, or writing fails."""
         ...
 
     def processes(self) -> Mapping[int, int]:
-        """Return the process ids of ranks that run in processes of their own, by rank."""
+        """Return the process ids of ranks in other processes, by rank."""
         ...
 
     def check_health(self) -> None:

@@ -1,8 +1,7 @@
-"""Frames between an engine and a rank in another process of the same machine, in order.
+"""Frames between an engine and a rank in another process of the machine, over Unix sockets.
 
-It is a pair of Unix sockets, so that either end sees at once that the other has closed. Every wait
-has a deadline. A frame is its length in 8 bytes and its content; descriptors are sent next to
-frames.
+Either end sees at once that the other has closed. A frame is its length in 8 bytes and its content;
+descriptors are sent between frames.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tandem.protocol.errors import TandemError
 
 _LENGTH = struct.Struct("<Q")
 MOST_BYTES = 1 << 32
-"""Most bytes of one frame; a larger length is invalid."""
+"""Upper bound of a frame's bytes."""
 _CHUNK = 1 << 20
 
 
@@ -33,11 +32,11 @@ class Channel:
         end.setblocking(False)
         self._received = bytearray()
         self._size: int | None = None
-        """Size of the frame that is under way, once its length has come."""
+        """Size of the frame under way, once its length has been received."""
 
     def send(self, *parts: bytes, seconds: float) -> None:
-        """Send one frame. Raises ChannelClosed, and TimeoutError when the other end does not take
-        it within ``seconds``; the channel is of no use then."""
+        """Send one frame. Raises ChannelClosed, or TimeoutError, after which the channel is
+        unusable."""
         deadline = time.monotonic() + seconds
         frame = memoryview(b"".join((_LENGTH.pack(sum(map(len, parts))), *parts)))
         while frame:
@@ -51,9 +50,9 @@ class Channel:
                 frame = frame[sent:]
 
     def receive(self, *, seconds: float | None, most: int = MOST_BYTES) -> bytes:
-        """Return the next frame, of at most ``most`` bytes. Raises ChannelClosed, for a longer one,
-        too, and TimeoutError, after which the next call continues; None waits as long as the other
-        end is open."""
+        """Return the next frame. Raises ChannelClosed, also for more than ``most`` bytes, or
+        TimeoutError, after which the next call continues. ``seconds`` None waits until the other
+        end closes."""
         deadline = None if seconds is None else time.monotonic() + seconds
         if self._size is None:
             self._size = _LENGTH.unpack(self._take(_LENGTH.size, deadline))[0]
@@ -64,11 +63,11 @@ class Channel:
         return frame
 
     def send_descriptor(self, descriptor: int) -> None:
-        """Give the other end a copy of an open file, between two frames."""
+        """Send a copy of an open file, between two frames."""
         socket.send_fds(self._socket, [b"\0"], [descriptor])
 
     def receive_descriptor(self, *, seconds: float) -> int:
-        """Take one. Raises ChannelClosed, and TimeoutError."""
+        """Receive a file. Raises ChannelClosed, TimeoutError."""
         assert self._size is None, "a descriptor comes between two frames"
         assert not self._received, "a descriptor comes between two frames"
         self._wait(select.POLLIN, time.monotonic() + seconds)
@@ -78,14 +77,14 @@ class Channel:
         return descriptors[0]
 
     def close(self) -> None:
-        """Close this end; the other end sees it at once. May be called twice."""
+        """Close this end. May be called twice."""
         self._socket.close()
 
     def _take(self, count: int, deadline: float | None) -> bytes:
         received = self._received
         while len(received) < count:
             try:
-                # No more than is missing: a descriptor may come behind the frame.
+                # No more than is missing: a descriptor may follow the frame.
                 part = self._socket.recv(min(count - len(received), _CHUNK))
             except BlockingIOError:
                 self._wait(select.POLLIN, deadline)

@@ -1,4 +1,4 @@
-"""Which executor carries plans to the ranks, by ``distributed_executor_backend``."""
+"""Choice of the executor by ``distributed_executor_backend``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from tandem.engine.executor.base import Executor
 
 
 def make_executor(config: EngineConfig, *, reach_memory: bool = False) -> Executor:
-    """Return the executor that ``config`` selects, not started. ``reach_memory``: its ``regions``
-    are required. Raises InvalidParameter if they are not available."""
+    """Return the configured executor, not started. ``reach_memory``: its ``regions`` are required.
+    Raises InvalidParameter if they are not available."""
     if config.parallel.distributed_executor_backend == "mp":
         from tandem.engine.executor.multiproc import MultiprocExecutor, unreachable
 

@@ -1,9 +1,7 @@
-"""The executor of one rank in a child process: plans and results go over a channel.
+"""Executor of one rank in a child process; plans and results are sent over a channel.
 
-Keeps the engine's interpreter to itself: neither its threads nor its garbage hold a step up. A
-child that ends is seen at once, whichever way it ends, and so is the engine's end by the child. On
-a CPU the rank's KV cache is memory that both processes see, so that a hand-off moves blocks from
-here.
+The engine's threads and garbage do not delay a step. Each process sees the other's end at once. On
+a CPU both map the KV cache, so that hand-offs move blocks from here.
 """
 
 from __future__ import annotations
@@ -44,11 +42,11 @@ from tandem.protocol.errors import InvalidParameter, TandemError
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 3600.0
-"""Weights must be there within this."""
+"""Time to load the weights."""
 STEP_SECONDS = 600.0
-"""A rank that does not take a plan, or answer one, within this hangs."""
+"""Time for a rank to take a plan, or answer it, before it counts as hung."""
 STOP_SECONDS = 15.0
-"""A rank that has not ended by then is killed."""
+"""Time after which a rank that has not ended is killed."""
 _RANK = 0
 
 
@@ -57,21 +55,21 @@ class RankSilent(RankError):
 
 
 class RankFuture(Future[ModelRunnerOutput]):
-    """A step's result, received from the channel in the thread that calls ``result``."""
+    """Result of a step, received in the thread that calls ``result``."""
 
     def __init__(self, executor: MultiprocExecutor) -> None:
         super().__init__()
         self._executor = executor
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
-        """See Future; results of earlier steps are taken on the way. Raises RankError."""
+        """Receive results up to this step's. Raises RankError."""
         while not self.done():
             self._executor.take_result(STEP_SECONDS if timeout is None else timeout)
         return super().result()
 
 
 class MultiprocExecutor:
-    """Runs the one rank in a child process. Implements Executor; one thread calls it."""
+    """Executor of one rank in a child process, for one thread."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -79,16 +77,16 @@ class MultiprocExecutor:
         self._capacity: Capacity | None = None
         self._memory: SharedMemory | None = None
         self._pending: deque[RankFuture] = deque()
-        """Steps without a result, in their order."""
+        """Steps without a result, in order."""
         self._late: MoveMemory | None = None
-        """The request whose answer is late; it must be read before any other answer."""
+        """Request whose answer is late; it must be read before any other answer."""
         self._overslept = False
-        """Set if the rank fell asleep after the deadline, when the engine is awake."""
+        """Whether the rank fell asleep after the deadline, so that it must be woken."""
         self._late_profiles = 0
         """Late answers to Profile, which are dropped."""
 
     def start(self, config: EngineConfig, allocate: KVCacheAllocator | None = None) -> Capacity:
-        """See Executor. The KV cache's memory is the child's: an allocator is refused by name."""
+        """Start the child. Raises InvalidParameter for an allocator: the memory is the child's."""
         assert self._process is None, "the executor has started already"
         if allocate is not None:
             allowed = "uni where the engine's process gives the KV cache's memory"
@@ -111,7 +109,7 @@ class MultiprocExecutor:
         return subprocess.Popen(command, pass_fds=(descriptor,), stdin=subprocess.DEVNULL)
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """See Executor. A rank's error is in the future."""
+        """Send the plan; a rank's error is in the future."""
         future = RankFuture(self)
         try:
             self._settle_memory()
@@ -125,12 +123,12 @@ class MultiprocExecutor:
         return future
 
     def draw(self, masks: TokenMasks) -> None:
-        """See Executor. The step's future raises if the rank has ended."""
+        """Send the masks; the step's future raises if the rank has ended."""
         with suppress(ChannelClosed):
             self._open.send(encode(masks), seconds=STEP_SECONDS)
 
     def regions(self) -> tuple[KVRegion, ...]:
-        """See Executor. Raises InvalidParameter on a GPU: the child's memory is unreachable."""
+        """Raise InvalidParameter on a GPU: the child's memory is unreachable."""
         assert self._capacity is not None, "the executor has not started, or has stopped"
         if self._memory is None:
             raise unreachable()
@@ -139,22 +137,19 @@ class MultiprocExecutor:
         return (KVRegion(_RANK, blocks),)
 
     def sleep(self, level: int) -> int:
-        """See Executor."""
         return self._move_memory(MoveMemory(level=level))
 
     def wake_up(self, tags: Sequence[SleepTag]) -> None:
-        """See Executor."""
         self._move_memory(MoveMemory(tags=tuple(tags)))
 
     def profile(self, folder: str | None) -> str:
-        """See Executor."""
         try:
             self._open.send(encode(Profile(folder)), seconds=STEP_SECONDS)
         except ChannelClosed as error:
             raise self._gone() from error
         try:
             while not isinstance(message := self._receive(PROFILE_SECONDS), Profiled):
-                self._take(message)  # a step that came to its end meanwhile
+                self._take(message)  # a step that ended meanwhile
         except RankSilent:
             self._late_profiles += 1
             raise
@@ -163,16 +158,14 @@ class MultiprocExecutor:
         return message.path
 
     def processes(self) -> Mapping[int, int]:
-        """See Executor."""
         return {} if self._process is None else {_RANK: self._process.pid}
 
     def check_health(self) -> None:
-        """See Executor."""
         if self._process is not None and self._process.poll() is not None:
             raise self._gone()
 
     def stop(self) -> None:
-        """See Executor. The child ends when its channel closes; one that does not is killed."""
+        """Close the channel, at which the child ends; kill one that does not."""
         process, channel, memory = self._process, self._channel, self._memory
         self._process = self._channel = self._memory = self._capacity = None
         self._pending.clear()
@@ -190,7 +183,6 @@ class MultiprocExecutor:
 
     @property
     def pid(self) -> int:
-        """Return the id of the rank's process."""
         assert self._process is not None, "the executor has not started, or has stopped"
         return self._process.pid
 
@@ -213,8 +205,8 @@ class MultiprocExecutor:
         return self._ask_memory(asked)
 
     def _settle_memory(self) -> None:
-        """Read a late answer, and wake the rank if it fell asleep after the engine's sleep had
-        failed. Raises what went wrong; may be called again then."""
+        """Read a late answer, and wake a rank that fell asleep too late. May be called again after
+        an error."""
         if self._late is not None:
             if isinstance(self._receive(MEMORY_SECONDS), MemoryMoved):
                 self._overslept = self._late.level > 0
@@ -269,7 +261,6 @@ class MultiprocExecutor:
             raise RankSilent(f"rank {_RANK} did not answer within {seconds:g} s") from error
 
     def _gone(self) -> RankError:
-        """Return an error that describes the child's end."""
         process = self._process
         assert process is not None, "the executor has not started, or has stopped"
         try:

@@ -1,8 +1,7 @@
-"""One rank in a process of its own: ``python -m tandem.engine.executor.rank DESCRIPTOR``.
+"""One rank in its own process: ``python -m tandem.engine.executor.rank DESCRIPTOR``.
 
-Started by MultiprocExecutor with an open channel. Plans are launched as they come, also while
-earlier steps run; results go back in their order. Ends when the channel does: whatever becomes of
-the engine's process, this one does not stay.
+Started by MultiprocExecutor with an open channel; ends when the channel closes. Plans are launched
+while earlier steps run; results are sent in order.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 60.0
 """Seconds within which the engine's first message must come."""
 SEND_SECONDS = 600.0
-"""An engine that does not take a result by then hangs."""
+"""Seconds after which an engine that does not take a result has hung."""
 
 STOP_SECONDS = 10.0
-"""A step that is not through so long after the channel closed is not waited for."""
+"""Longest wait for a step after the channel closed."""
 
 
 class Rank:
@@ -65,7 +64,7 @@ class Rank:
         self._launched: deque[LaunchedStep | Exception] = deque()
 
     def start(self, message: Start) -> Worker:
-        """Load weights and KV cache, and send the capacity. Raises what went wrong."""
+        """Load weights and KV cache, and send the capacity."""
         threading.Thread(target=self._read, name="plans", daemon=True).start()
         spin_briefly()
         from tandem.engine.worker import Worker
@@ -121,7 +120,7 @@ class Rank:
 
     def _draw(self, worker: Worker, masks: TokenMasks) -> None:
         if isinstance(self._launched[-1], Exception):
-            return  # it failed, as is said of it
+            return  # it failed, and its result reports that
         try:
             worker.draw(masks)
         except Exception as error:
@@ -137,15 +136,15 @@ class Rank:
             if not isinstance(error, ChannelClosed):
                 logger.exception("a plan could not be read")
         self._plans.put(None)
-        time.sleep(STOP_SECONDS)  # a daemon thread: an end within this ends it, too
+        time.sleep(STOP_SECONDS)  # a daemon thread: it ends with the process
         logger.error("the engine is gone, and a step or a start does not end; the rank does")
         os._exit(1)
 
     def _finish_oldest(self) -> None:
-        """Send the oldest step's result, unless another plan comes before it is there."""
+        """Send the oldest step's result, unless another plan comes first."""
         step = self._launched[0]
         if not isinstance(step, Exception):
-            while not step.fence.done():  # which does not cross
+            while not step.fence.done():  # fences cannot be sent
                 if not self._plans.empty():
                     return
                 nap()
@@ -183,7 +182,8 @@ def _result_of(step: LaunchedStep | Exception) -> StepResult | Failed:
 
 def main(descriptor: int) -> int:
     """Run the process; return its exit status."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the engine's process says when this one ends
+    # The engine's process decides when this one ends.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     channel = inherited(descriptor)
     try:

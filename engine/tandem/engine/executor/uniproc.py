@@ -1,7 +1,4 @@
-"""The executor of one rank in this very process: a step is a call.
-
-A CPU worker, an offline engine, and every test with a real model use it.
-"""
+"""Executor of one rank in this process: for CPU workers, offline engines and tests."""
 
 from __future__ import annotations
 
@@ -21,26 +18,25 @@ if TYPE_CHECKING:
 
 
 class StepFuture(Future[ModelRunnerOutput]):
-    """A step's result, collected from the device in the thread that calls ``result``."""
+    """Result of a step, read from the device in the thread that calls ``result``."""
 
     def __init__(self, launched: LaunchedStep) -> None:
         super().__init__()
         self._launched = launched
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
-        """See Future; without a timeout the launched step has its own deadline."""
+        """Wait for the result; without a timeout the step has its own deadline."""
         if not self.done():
             wait = self._launched.result
             self.set_result(wait() if timeout is None else wait(timeout))
         return super().result()
 
     def wait_nearly(self, seconds: float) -> Fence:
-        """See OnKVWritten."""
         return self._launched.wait_nearly(seconds)
 
 
 class UniProcExecutor:
-    """Runs the one rank in the caller's thread. Implements Executor."""
+    """Executor of one rank in the caller's thread."""
 
     def __init__(self) -> None:
         self._worker: Worker | None = None
@@ -48,7 +44,7 @@ class UniProcExecutor:
         """The step that awaits its masks."""
 
     def start(self, config: EngineConfig, allocate: KVCacheAllocator | None = None) -> Capacity:
-        """See Executor. torch is imported here, not before."""
+        """Start the rank; torch is imported only here."""
         spin_briefly()
         from tandem.engine.worker import Worker
 
@@ -59,8 +55,7 @@ class UniProcExecutor:
         return capacity
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Launch the step; its result is awaited and read when the future's result is requested. An
-        error of the launch is in the future too."""
+        """Launch the step; its future waits for the result, and has errors of the launch."""
         worker = self.worker
         try:
             launched = StepFuture(worker.launch(plan))
@@ -73,40 +68,33 @@ class UniProcExecutor:
         return launched
 
     def draw(self, masks: TokenMasks) -> None:
-        """See Executor."""
         launched, self._open = self._open, None
         if launched is None:
-            return  # launching it failed, as its future says
+            return  # the launch failed, which its future reports
         try:
             self.worker.draw(masks)
         except Exception as error:
             launched.set_exception(error)
 
     def regions(self) -> tuple[KVRegion, ...]:
-        """See Executor."""
         return (KVRegion(0, self.worker.kv_cache_blocks()),)
 
     def sleep(self, level: int) -> int:
-        """See Executor."""
         return self.worker.rest.sleep(level)
 
     def wake_up(self, tags: Sequence[SleepTag]) -> None:
-        """See Executor."""
         self.worker.rest.wake_up(tags)
 
     def profile(self, folder: str | None) -> str:
-        """See Executor."""
         return self.worker.recorded(folder)
 
     def processes(self) -> Mapping[int, int]:
-        """See Executor."""
         return {}
 
     def check_health(self) -> None:
         """See Executor. A rank of this process is as well as the process."""
 
     def stop(self) -> None:
-        """See Executor."""
         if self._worker is not None:
             self._worker.stop()
             self._worker = None

@@ -1,7 +1,6 @@
-"""Messages between an engine and a rank in another process, as bytes.
+"""Messages between an engine and a rank in another process, encoded by msgspec.
 
-Messages are msgspec's encoding of the types that plan and run exchange in one process. A fence is
-not sent: a result is sent once its step's writes have landed, so it arrives with one that is done.
+A result is sent once its step's writes have ended, so its fence is done and is not sent.
 """
 
 from __future__ import annotations
@@ -35,38 +34,38 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class MoveMemory(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Between steps: give memory back, or take it again."""
+    """Request to free memory, or to allocate it again, between steps."""
 
     level: int = 0
     """Level of the sleep; 0 is to wake up."""
     tags: tuple[SleepTag, ...] = ()
-    """Parts to take again."""
+    """Parts to wake."""
 
 
 class MemoryMoved(msgspec.Struct, frozen=True, tag=True):
-    """The answer to MoveMemory."""
+    """Answer to MoveMemory."""
 
     nbytes: int
-    """Bytes that were given back; 0 if something was taken."""
+    """Freed bytes; 0 for a wake-up."""
 
 
 class Profile(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Begin to record steps, or end that."""
+    """Request to begin or end the recording of steps."""
 
     folder: str | None
     """Folder of the file; None ends the recording."""
 
 
 class Profiled(msgspec.Struct, frozen=True, tag=True):
-    """The answer to Profile, which may come before results of earlier steps."""
+    """Answer to Profile, which may come before results of earlier steps."""
 
     path: str
     error: str | None = None
-    """Reason why there is none."""
+    """Reason for a failure."""
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """The rank holds weights and KV cache."""
+    """Message that the rank has loaded weights and KV cache."""
 
     capacity: Capacity
     kv_cache_bytes: int
@@ -74,14 +73,13 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """Error that a rank raised. The rank goes on after a step's failure, and ends after its
-    start's."""
+    """Error of a rank, which continues after a step's failure and ends after its start's."""
 
     kind: str
     """Name of the error's class."""
     text: str
     param: tuple[str, str, str] | None = None
-    """(field, value as it is shown, what is allowed) of an InvalidParameter."""
+    """(field, value as shown, what is allowed) of an InvalidParameter."""
 
 
 class StepResult(msgspec.Struct, frozen=True, tag=True):
@@ -108,7 +106,6 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
         )
 
     def output(self) -> ModelRunnerOutput:
-        """Return the output in the engine's type."""
         return ModelRunnerOutput(
             self.step,
             self.sampled,
@@ -121,7 +118,7 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
 
 
 class RankError(TandemError):
-    """Error of a rank in another process, which failed or is gone. The text names it."""
+    """Error of a rank in another process, which failed or ended. The text names it."""
 
 
 Planned = SchedulerOutput | TokenMasks | MoveMemory | Profile
@@ -130,7 +127,7 @@ FromRank = Started | StepResult | MemoryMoved | Profiled | Failed
 _encoder = msgspec.msgpack.Encoder()
 _start = msgspec.msgpack.Decoder(Start)
 _plan: msgspec.msgpack.Decoder[Planned] = msgspec.msgpack.Decoder(
-    Planned  # a map, and arrays by their tags
+    Planned  # a map; arrays have tags
 )
 _from_rank = msgspec.msgpack.Decoder(FromRank)
 
@@ -165,7 +162,7 @@ def failed(error: Exception) -> Failed:
 
 
 class _Shown:
-    """A value that is known as text alone."""
+    """Value known only as text."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -1,9 +1,5 @@
-"""Linear layers, alone or several merged into one product, and what stands around them: the table
-of embeddings, norms, and the product with the head.
-
-q, k and v (and gate and up) read the same input: one product over their stacked weights reads it
-once and is one call instead of three.
-"""
+"""Linear layers, alone or merged into one product (q, k and v; gate and up), embeddings, norms and
+head."""
 
 from __future__ import annotations
 
@@ -21,23 +17,22 @@ class Embedding:
     """Rows of a table by token id."""
 
     def __init__(self, weight: Tensor) -> None:
-        """``weight`` [vocabulary, hidden]; may lie in a mapped file."""
+        """``weight`` [vocabulary, hidden]; may be in a mapped file."""
         self.weight = weight
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        """int64 [tokens] to [tokens, hidden], fresh memory."""
+        """Return [tokens, hidden] of int64 [tokens], in new memory."""
         return embedding(token_ids, self.weight)
 
 
 class RMSNorm:
-    """Norm of the last dimension. Linear layers that follow one take it along."""
+    """Norm of the last dimension; the linear layer after it may compute it."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         self.weight = weight
         self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The normed x."""
         return rms_norm(x, self.weight, self.eps)
 
 
@@ -50,11 +45,11 @@ class LayerNorm:
         self._eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The normed x; sums are float32."""
+        """Return the normed x; sums are float32."""
         return layer_norm(x, self._gain.shape, self._gain, self._shift, self._eps)
 
     def of_sum(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The normed x + residual, both [tokens, hidden]; on a GPU by one kernel."""
+        """Return the normed x + residual, both [tokens, hidden]; one kernel on a GPU."""
         return add_layer_norm(x, residual, self._gain, self._shift, self._eps)
 
 
@@ -66,42 +61,42 @@ class Linear:
 
     @classmethod
     def load(cls, method: LinearMethod, source: Weights, parts: Sequence[LinearPart]) -> Linear:
-        """One layer whose outputs are those of ``parts``, side by side in order."""
+        """Return one layer with the outputs of ``parts`` in order."""
         return cls(method.load(source, parts))
 
     def split(self, at: int) -> tuple[Linear, Linear] | None:
-        """The first ``at`` outputs and the others as layers of their own, in the same memory; None
-        where the form cannot be cut."""
+        """Return layers of the first ``at`` outputs and of the others in the same memory; None if
+        the form cannot be cut."""
         first, rest = self._product.part(slice(at)), self._product.part(slice(at, None))
         return None if first is None or rest is None else (Linear(first), Linear(rest))
 
     def __call__(self, x: Tensor, rows: Rows | None = None) -> Tensor:
-        """[tokens, in] to [tokens, out]."""
+        """Map [tokens, in] to [tokens, out]."""
         return self._product(x, rows)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """[tokens, in] to float32 [tokens, out]."""
+        """Map [tokens, in] to float32 [tokens, out]."""
         return self._product.in_float32(x)
 
     def add_to(self, residual: Tensor, x: Tensor, rows: Rows | None = None) -> Tensor:
-        """residual [tokens, out] += the product of x, in place; returns it."""
+        """Add the product of x to residual [tokens, out] in place; return it."""
         return self._product.add_to(residual, x, rows)
 
     def of_norm(self, x: Tensor, norm: RMSNorm, rows: Rows | None = None) -> Tensor:
-        """The product of the normed x."""
+        """Return the product of the normed x."""
         return self._product.of_norm(x, norm.weight, norm.eps, rows)
 
     def gated_of_norm(self, x: Tensor, norm: RMSNorm, rows: Rows | None = None) -> Tensor:
-        """silu(gate) * up of the normed x, whose gate and up this layer gives side by side."""
+        """Return silu(gate) * up of the normed x; this layer's outputs are gate, then up."""
         return self._product.gated_of_norm(x, norm.weight, norm.eps, rows)
 
 
 class LMHead:
-    """The head's product in float32: bfloat16 logits of 16 and more are eighths, and tie."""
+    """Head's product in float32: bfloat16 logits would tie."""
 
     def __init__(self, head: Linear) -> None:
         self._head = head
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] to float32 [rows, vocabulary]."""
+        """Map [rows, hidden] to float32 [rows, vocabulary]."""
         return self._head.in_float32(hidden)

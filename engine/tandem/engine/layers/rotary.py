@@ -1,13 +1,10 @@
-"""Angles of rotary position embedding, with the scalings of the served families.
+"""Angles of rotary position embedding, with transformers' scalings.
 
-Frequencies are those of transformers' ``modeling_rope_utils`` in kind and number: default, linear
-(Chen et al. 2023), dynamic NTK, yarn (Peng et al. 2023) and llama3. A step asks for the angles of
-its own positions once, whatever the context length; a GPU, where launches cost more than memory,
-looks them up in a table made at start.
+Default, linear (Chen et al. 2023), dynamic NTK, yarn (Peng et al. 2023) and llama3. A step computes
+the angles of its positions once; a GPU reads them from a table.
 
-Dynamic NTK is the one whose frequencies depend on the sequence's length. Here a token at position p
-takes those of length p + 1, as it would when it is decoded one by one, so that its key does not
-depend on how the prompt was cut into chunks.
+Dynamic NTK depends on the sequence's length. A token at position p has the frequencies of length p
++ 1, so that chunks do not change its key.
 """
 
 from __future__ import annotations
@@ -42,15 +39,16 @@ class Rotary:
         self._dynamic = _Dynamic(facts, device) if rope.kind == "dynamic" else None
         self._dtype = dtype
         self._table: Tensor | None = None
-        """[positions, 2 * head_dim]: cos, then sin, so that a step looks up both at once."""
+        """[positions, 2 * head_dim]: cos, then sin."""
 
     def tabulate(self, length: int) -> None:
-        """Keep the angles of positions 0 to ``length`` - 1; no later one is asked for then."""
+        """Keep the angles of positions 0 to ``length`` - 1; later ones must not be requested
+        then."""
         positions = torch.arange(length, device=self._inverse.device)
         self._table = torch.cat(self._angles(positions), -1)
 
     def __call__(self, positions: Tensor) -> Rotation:
-        """cos and signed sin of int64 ``positions`` [tokens], each [tokens, head_dim]."""
+        """Return cos and signed sin of int64 ``positions`` [tokens], each [tokens, head_dim]."""
         if self._table is None:
             return self._angles(positions)
         found = self._table.index_select(0, positions)
@@ -78,7 +76,7 @@ class _Dynamic:
         self._exponents = (torch.arange(0, dim, 2).float() / dim).to(device)
 
     def inverse(self, at: Tensor) -> Tensor:
-        """[tokens, dim / 2] for positions [tokens, 1]."""
+        """Return [tokens, dim / 2] for positions [tokens, 1]."""
         length = (at + 1).clamp(min=self._trained)
         growth = self._stretch * length / self._trained - (self._stretch - 1)
         return 1.0 / (self._base * growth**self._power) ** self._exponents
@@ -98,7 +96,7 @@ def _linear(facts: ModelFacts) -> tuple[Tensor, float]:
 
 
 def _llama3(facts: ModelFacts) -> tuple[Tensor, float]:
-    """Long wavelengths are stretched, short ones kept, those between blended."""
+    """Return frequencies with long wavelengths stretched, short ones kept, the others blended."""
     rope = facts.rope
     factor = _number(rope, "factor")
     low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
@@ -110,7 +108,8 @@ def _llama3(facts: ModelFacts) -> tuple[Tensor, float]:
 
 
 def _yarn(facts: ModelFacts) -> tuple[Tensor, float]:
-    """Frequencies blended by the number of turns within the trained length; cos and sin grow."""
+    """Return frequencies blended by the turns within the trained length, and the factor of cos and
+    sin."""
     rope, dim = facts.rope, facts.head_dim
     trained = _number(rope, "original_max_position_embeddings", facts.max_position_embeddings)
     factor = _number(rope, "factor", facts.max_position_embeddings / trained)

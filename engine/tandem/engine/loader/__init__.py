@@ -1,9 +1,7 @@
-"""Prepared folder → tensors of one rank: safetensors, mapped into memory, or seeded dummies.
+"""Weights of one rank: safetensors mapped into memory, or seeded dummies.
 
-Public: ``open_weights(config) -> Weights``. A model requests every tensor that it needs by name,
-shape and its rank's part (``get`` casts floats to the engine's type, ``raw`` returns codes uncast).
-It merges tensors itself, and ends with ``weights.check_all_used()``. Errors are of the tree of
-``LoadError`` and name the tensor and the file. Called by tandem.engine.worker, models and quant.
+Call ``open_weights``, ``get`` or ``raw`` for each tensor, then ``check_all_used``. Errors are
+subclasses of ``LoadError`` and name tensor and file.
 """
 
 from tandem.engine.loader.dummy import DummyWeights

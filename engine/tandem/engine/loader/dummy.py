@@ -1,8 +1,7 @@
-"""Random weights without files: for measuring and for tests of shapes and memory.
+"""Random weights without files, for measurements and tests.
 
-A tensor's values depend on (seed, name, shape) alone, not on earlier requests. They keep a forward
-pass finite: matrices have a standard deviation of one over the root of their inputs, gains of norms
-lie near 1, other vectors near 0.
+Values depend on (seed, name, shape) only. A forward pass stays finite: the deviation of matrices is
+one over the root of their inputs, gains are near 1, other vectors near 0.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ from tandem.engine.loader.files import Progress
 from tandem.engine.loader.weights import Shard, Weights, cut
 
 PERIOD = 1_048_573
-"""Numbers drawn per tensor; longer ones repeat them. A prime, so that no two rows of a matrix
-coincide. Drawing so few is cheap for a model with billions of weights."""
+"""Numbers drawn per tensor; longer tensors repeat them. A prime, so that rows differ."""
 _VECTOR_SPREAD = 0.02
 SCALE = "weight_scale_inv"
-"""End of the names of scales, which lie near 1."""
+"""End of the names of scales, which are near 1."""
 
 
 class DummyWeights(Weights):
@@ -32,7 +30,7 @@ class DummyWeights(Weights):
     def __init__(
         self, seed: int, *, dtype: torch.dtype, device: torch.device, progress: bool = True
     ) -> None:
-        """``seed`` picks the model: equal seeds are equal weights."""
+        """Equal seeds give equal weights."""
         bar = Progress(source=f"dummy weights of seed {seed}", total=None, bar=progress)
         super().__init__(dtype=dtype, device=device, progress=bar)
         self._seed = seed

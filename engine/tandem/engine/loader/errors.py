@@ -1,29 +1,18 @@
-"""Errors of a model's weights.
-
-    LoadError
-    ├── WeightsNotFound      the folder has no weight files, or lacks one that its index names
-    ├── BadWeightsFile       a file that cannot be read, or two that claim one tensor
-    ├── MissingTensor        the model needs a tensor that no file holds
-    ├── UnexpectedTensors    files hold tensors that the model does not know
-    ├── WrongShape           a tensor is there in another shape than the model has
-    └── UnsupportedTensor    a tensor whose type this engine does not read as weights
-
-Every text names the tensor and the file, so that it can be acted on without a debugger.
-"""
+"""Errors of a model's weights; each text names the tensor and the file."""
 
 from tandem.protocol.errors import TandemError
 
 
 class LoadError(TandemError):
-    """Anything that the loader raises on purpose."""
+    """Base of the loader's errors."""
 
 
 class WeightsNotFound(LoadError):
-    """No weight files, or one of them is not there."""
+    """The folder has no weight files, or lacks one that its index names."""
 
 
 class BadWeightsFile(LoadError):
-    """A weight file or its index cannot be understood."""
+    """A weight file or index is invalid, or two files have the same tensor."""
 
 
 class MissingTensor(LoadError):
@@ -31,7 +20,7 @@ class MissingTensor(LoadError):
 
 
 class UnexpectedTensors(LoadError):
-    """The files hold tensors without a use: another architecture, or a lost feature."""
+    """The files hold tensors that the model does not use."""
 
 
 class WrongShape(LoadError):
@@ -39,4 +28,4 @@ class WrongShape(LoadError):
 
 
 class UnsupportedTensor(LoadError):
-    """The tensor's type cannot be cast to the model's, for instance packed integers."""
+    """The tensor's type cannot be cast to the model's, such as packed integers."""

@@ -1,8 +1,6 @@
-"""Index of a prepared folder: the file and the offset of each tensor; no tensor is read.
+"""File and offset of each tensor of a prepared folder, from the headers of safetensors.
 
-``config.weight_files`` names the files; without an index the caller reads their headers. The
-library maps tensors but does not report their offsets, which a reader with buffers of its own
-needs. A file is 8 bytes of length, a JSON object, then the bytes; offsets count from there.
+The safetensors library does not report offsets, which ``Uploader`` needs.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Progress:
-    """Counts bytes. The bar appears with the first of them and disappears with ``finish``."""
+    """Count of loaded bytes; shows a bar from the first ``advance`` to ``finish``."""
 
     def __init__(self, *, source: str, total: int | None, bar: bool = True) -> None:
         """``total`` is in bytes, None if unknown; ``bar`` False never shows one."""
@@ -43,7 +41,6 @@ class Progress:
         """Bytes so far, as the files hold them."""
 
     def advance(self, count: int) -> None:
-        """Count ``count`` more bytes."""
         if self._wanted and self._bar is None:
             self._wanted = False
             self._bar = _bar(self._source, self._total)
@@ -53,7 +50,7 @@ class Progress:
             bar.update(task, completed=self.loaded)
 
     def finish(self) -> None:
-        """Take the bar away and log, once."""
+        """Return a started bar, or None without a terminal."""
         if self._done:
             return
         self._done = True
@@ -64,7 +61,6 @@ class Progress:
 
 
 def _bar(source: str, total: int | None) -> tuple[Bar, TaskID] | None:
-    """Return a started bar, or None if there is no terminal to show it."""
     if not sys.stderr.isatty():
         return None
     with suppress(ImportError):
@@ -82,12 +78,12 @@ def _bar(source: str, total: int | None) -> tuple[Bar, TaskID] | None:
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
-    """The weight files of one folder."""
+    """Weight files of one folder."""
 
     files: tuple[Path, ...]
     """Sorted by name, all present."""
     owners: dict[str, Path] | None
-    """Tensor to file by the index; None without an index."""
+    """File by tensor, by the index; None without an index."""
 
 
 def weight_files(folder: Path) -> WeightFiles:
@@ -110,7 +106,7 @@ def weight_files(folder: Path) -> WeightFiles:
 
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Types, by safetensors' names, of plain weights; others need a scale or a table."""
+"""Types of plain weights, by safetensors' names."""
 CODES = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "U8": torch.uint8, "I32": torch.int32}
 """Other types that a form of weights may use, held unchanged."""
 TYPES = {**FLOATS, **CODES}

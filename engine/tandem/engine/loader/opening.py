@@ -1,4 +1,4 @@
-"""The way in: from a config to the weights it means."""
+"""Opens the weights of a config."""
 
 from __future__ import annotations
 
@@ -17,15 +17,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def open_weights(
     config: EngineConfig, *, device: torch.device | None = None, progress: bool = True
 ) -> Weights:
-    """Open the weights of ``config.model``: of its folder, or dummies for load format ``dummy``.
+    """Open the weights of ``config.model``, or dummies for load format ``dummy``.
 
-    Args:
-        config: names folder, dtype, load format and the seed of dummies.
-        device: where ``get`` puts tensors; ``config.device`` unless a rank has its own.
-        progress: whether a terminal may show a bar.
-
-    Raises:
-        WeightsNotFound, BadWeightsFile.
+    ``device`` is ``config.device`` unless a rank has its own. Raises WeightsNotFound,
+    BadWeightsFile.
     """
     where = device if device is not None else torch.device(config.device)
     dtype = DTYPES[config.dtype]

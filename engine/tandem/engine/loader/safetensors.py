@@ -1,7 +1,7 @@
 """Tensors of safetensors files: one file, or shards with an index.
 
-On a CPU they are views of the mapped file. To a GPU whole tensors are read past the mapping, by
-several threads (``Uploader``).
+On a CPU they are views of the mapped file. For a GPU several threads read whole tensors
+(``Uploader``).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 PIECE_BYTES = 8 << 20
 MOST_THREADS = 8
 READ_SECONDS = 600.0
-"""A tensor that takes longer to read is on a disk that hangs."""
+"""Time after which the read of a tensor hangs."""
 CLOSE_SECONDS = 5.0
 """Seconds that the threads' work in progress may take after ``close``."""
 
@@ -58,7 +58,7 @@ class Uploader:
     """Reads ranges of files into device tensors. ``close`` frees threads and buffers."""
 
     def __init__(self, device: torch.device, *, threads: int | None = None) -> None:
-        """``threads`` is by default as many as there are cores, up to ``MOST_THREADS``."""
+        """The default of ``threads`` is the number of cores, up to ``MOST_THREADS``."""
         count = min(MOST_THREADS, os.cpu_count() or 1) if threads is None else threads
         self._device = device
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -73,12 +73,12 @@ class Uploader:
         self._files: dict[Path, int] = {}
 
     def read(self, path: Path, offset: int, into: Tensor) -> None:
-        """Fill contiguous ``into`` with the bytes of ``path`` from ``offset`` on; there when this
-        returns. Raises BadWeightsFile for a file that ends early, TimeoutError."""
+        """Fill contiguous ``into`` with the bytes of ``path`` from ``offset`` on. Raises
+        BadWeightsFile for a file that ends early, TimeoutError."""
         flat = into.view(-1).view(torch.uint8)
         file = self._open(path)
         if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()  # who used the memory before
+            torch.cuda.current_stream(self._device).synchronize()  # earlier users of the memory
         jobs = [
             self._queued(partial(self._piece, file, offset + at, flat[at : at + PIECE_BYTES]))
             for at in range(0, flat.numel(), PIECE_BYTES)
@@ -92,9 +92,9 @@ class Uploader:
                 raise BadWeightsFile(f"{path} ends {missing} bytes before one of its tensors does")
 
     def close(self) -> None:
-        """Release files, threads and buffers. May be called twice. A thread that hangs is
-        abandoned, with the files, one of which it may be reading."""
-        while not self._jobs.empty():  # nobody else takes what threads have not begun
+        """Release files, threads and buffers. May be called twice. A hung thread and the files are
+        abandoned."""
+        while not self._jobs.empty():  # jobs that no thread has begun
             with suppress(queue.Empty):
                 self._jobs.get_nowait()
         for _ in self._threads:
@@ -116,7 +116,6 @@ class Uploader:
         return future
 
     def _work(self) -> None:
-        """Run one thread."""
         while (job := self._jobs.get()) is not None:
             future, run = job
             try:
@@ -158,14 +157,14 @@ class Uploader:
 
     def _stream(self) -> torch.cuda.Stream:
         if not hasattr(self._own, "stream"):
-            # While the thread lives: one that hangs leaves its stream to nobody.
+            # Owned by the thread: a hung one keeps its stream.
             self._own.stream = borrow_stream(threading.current_thread(), self._device)
         owned: torch.cuda.Stream = self._own.stream
         return owned
 
 
 class SafetensorsWeights(Weights):
-    """The weight files of one folder. Files are opened at once, tensors mapped on request."""
+    """Weight files of one folder. Files are opened at once, tensors mapped on request."""
 
     def __init__(
         self, folder: Path, *, dtype: torch.dtype, device: torch.device, progress: bool = True
@@ -186,11 +185,9 @@ class SafetensorsWeights(Weights):
         )
 
     def names(self) -> Collection[str]:
-        """Return every tensor of the files, sorted."""
         return self._sorted
 
     def __contains__(self, name: str) -> bool:
-        """Return whether a file holds the tensor."""
         return name in self._owners
 
     def close(self) -> None:
@@ -204,7 +201,6 @@ class SafetensorsWeights(Weights):
         return str(self._owners[name])
 
     def spec(self, name: str) -> TensorSpec:
-        """See Weights."""
         path = self._owners.get(name)
         if path is None:
             raise MissingTensor(self._explain_missing(name))
@@ -225,7 +221,8 @@ class SafetensorsWeights(Weights):
         return cut(tensor, name, shard)
 
     def _upload(self, uploader: Uploader, path: Path, name: str, shard: Shard) -> Tensor:
-        """Return the part in device memory: rows are read alone, columns with the whole tensor."""
+        """Return the part in device memory; for rows only they are read, for columns the whole
+        tensor."""
         if path not in self._places:
             self._places[path] = places_in(path)
         place = self._places[path][name]

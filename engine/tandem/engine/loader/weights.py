@@ -1,8 +1,4 @@
-"""Source of a model's weights: get tensors by name, then check that all were used.
-
-Subclasses (safetensors files, dummies) supply the tensors. Casting, the device, the record of used
-names and the progress line are here, once.
-"""
+"""Base of a model's weights: tensors by name, casts, device, and the record of used names."""
 
 from __future__ import annotations
 
@@ -25,15 +21,15 @@ OUTPUTS, INPUTS = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of ``count`` equal parts along ``dim``; further dimensions are whole."""
+    """One of ``count`` equal parts along ``dim``."""
 
     rank: int = 0
     count: int = 1
     dim: int = OUTPUTS
 
     def span(self, name: str, extent: int, unit: int = 1) -> slice:
-        """Return the part of ``extent`` rows or columns. Raises WrongShape if parts are not equal,
-        or not multiples of ``unit``, within which a form of weights cannot be cut."""
+        """Return the part of ``extent`` rows or columns. Raises WrongShape if parts are not equal
+        multiples of ``unit``."""
         if self.count == 1:
             return slice(0, extent)
         size, rest = divmod(extent, self.count)
@@ -43,7 +39,6 @@ class Shard:
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def part_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the part's shape."""
         if self.count == 1:
             return shape
         span = self.span(name, shape[self.dim])
@@ -84,18 +79,15 @@ class Weights(ABC):
 
     @abstractmethod
     def spec(self, name: str) -> TensorSpec | None:
-        """Return the tensor's type and shape without reading it; None from dummies, which have any
-        shape.
-
-        Raises MissingTensor.
-        """
+        """Return the tensor's type and shape without reading it; None for dummies. Raises
+        MissingTensor."""
 
     @abstractmethod
     def _read(
         self, name: str, shape: tuple[int, ...] | None, shard: Shard, dtype: torch.dtype | None
     ) -> Tensor:
-        """Return the part of the tensor in its source's type; ``spec`` describes the whole.
-        ``dtype`` is that of a tensor that is not cast, else None."""
+        """Return the part of the tensor in its source's type. ``dtype`` is that of a tensor that is
+        not cast, else None."""
 
     @abstractmethod
     def _where(self, name: str) -> str:
@@ -111,15 +103,11 @@ class Weights(ABC):
     ) -> Tensor:
         """Return one tensor of floats, or a rank's part of it, on this engine's device.
 
-        Args:
-            name: as checkpoints have it, ``model.layers.0.self_attn.q_proj.weight``.
-            shape: of the whole tensor, checked if given. Dummies need it.
-            shard: the rank's part.
-            dtype: type of the result; this engine's if None.
+        ``name`` is as in checkpoints. ``shape`` of the whole tensor is checked; dummies require it.
+        ``dtype`` None is the engine's.
 
-        If dtype and device are already right the tensor is a view of the mapped file: nothing is
-        copied, and pages are read when they are touched. Writing to it stays private to the
-        process. Raises MissingTensor, WrongShape or UnsupportedTensor.
+        The result may be a view of the mapped file; writes to it are private. Raises MissingTensor,
+        WrongShape or UnsupportedTensor.
         """
         tensor = self._take(name, shape, shard, None)
         return tensor.to(device=self.device, dtype=dtype or self.dtype)
@@ -127,9 +115,9 @@ class Weights(ABC):
     def raw(
         self, name: str, dtype: torch.dtype, shape: Sequence[int], shard: Shard = WHOLE
     ) -> Tensor:
-        """Return one tensor of the codes of a form of weights, never cast: it must be of ``dtype``.
+        """Return one tensor of the codes of a form of weights, never cast.
 
-        As ``get`` otherwise. Raises UnsupportedTensor for a tensor of another type.
+        Otherwise as ``get``. Raises UnsupportedTensor if it is not of ``dtype``.
         """
         return self._take(name, shape, shard, dtype).to(device=self.device)
 
@@ -155,8 +143,7 @@ class Weights(ABC):
         return tensor
 
     def unused(self, ignore: Collection[str] = ()) -> list[str]:
-        """Return the tensors that were neither requested nor match a shell pattern of
-        ``ignore``."""
+        """Return the unrequested tensors that match no shell pattern of ``ignore``."""
         return [
             name
             for name in self.names()
@@ -164,9 +151,9 @@ class Weights(ABC):
         ]
 
     def check_all_used(self, ignore: Collection[str] = ()) -> None:
-        """End loading: log its time, and raise UnexpectedTensors for what is left.
+        """End loading and log its time. Raises UnexpectedTensors for unused tensors.
 
-        ``ignore`` are patterns of tensors that this engine derives itself, such as
+        ``ignore`` are patterns of tensors that the engine derives, such as
         ``*.rotary_emb.inv_freq``.
         """
         left = self.unused(ignore)

@@ -17,15 +17,15 @@ from tandem.kernels.rotary_kv import Rotation, SlotMapping
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedTokens:
-    """Tokens of a step that came as vectors: they are not looked up in a table."""
+    """Tokens of a step that are given as vectors."""
 
     index: Tensor
-    """int64 [embedded]: which of the step's tokens."""
+    """int64 [embedded]: their places among the step's tokens."""
     vectors: Sequence[Tensor]
-    """[.., hidden] each, of any float dtype; one after the other, parallel to ``index``."""
+    """[.., hidden] each, of any float dtype; concatenated, parallel to ``index``."""
 
     def put(self, stream: Tensor) -> None:
-        """Write the vectors into the stream [tokens, hidden], in its dtype, in place."""
+        """Write the vectors into the stream [tokens, hidden] in place, in its dtype."""
         rows = torch.cat([each.to(stream.dtype) for each in self.vectors])
         stream.index_copy_(0, self.index, rows)
 
@@ -40,8 +40,8 @@ class LastLayersQueued(NamedTuple):
 
 @dataclass(frozen=True)
 class StepContext:
-    """State that the layers of one step share. Angles and metadata are made at the first layer's
-    request: its first product is queued by then, so the device is busy meanwhile."""
+    """State that the layers of one step share. Angles and metadata are made when first requested:
+    the device is busy by then."""
 
     rotary: Rotary | None
     """None if positions have a table."""
@@ -55,13 +55,12 @@ class StepContext:
     token_types: Tensor | None = None
     """Token types, int64 [tokens]; None if all are 0, or the model has no types."""
     embedded: EmbeddedTokens | None = None
-    """Tokens with vectors; None if every token has an id. Decoders alone use it."""
+    """Tokens with vectors, for decoders; None if every token has an id."""
     nearly: LastLayersQueued | None = None
-    """Callback of decoders alone."""
+    """Callback of decoders."""
 
     @cached_property
     def rows(self) -> TokenRows:
-        """Return all of the step's tokens."""
         return TokenRows(self.positions, self.sequences, None)
 
     def rows_at(self, index: Tensor) -> TokenRows:
@@ -70,18 +69,16 @@ class StepContext:
 
     @cached_property
     def rotation(self) -> Rotation:
-        """Return the rotation of the step's tokens."""
         assert self.rotary is not None, "a model without one asks for no rotation"
         return self.rotary(self.positions)
 
     @cached_property
     def metadata(self) -> Metadata:
-        """Return the metadata of the step's sequences."""
         return self.attention.plan(self.sequences)
 
     @cached_property
     def prompts(self) -> WholePrompts:
-        """Return the step's sequences, whose tokens must all be the step's: whole prompts."""
+        """Return the step's sequences, which must be whole prompts."""
         step = self.sequences
         heads = step.cu_seqlens_q[: step.num_decodes]
         starts = torch.cat((heads, step.chunk_cu_seqlens_q + step.num_decodes))
@@ -90,26 +87,24 @@ class StepContext:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """The sequences of a product's rows, made when they are read. Implements quant's Rows.
+    """Sequences of a product's rows, made when they are read. Implements quant's Rows.
 
-    Holds no StepContext, which holds one of these: a cycle would keep the step's tensors until
-    Python's collector runs.
+    Holds no StepContext: a cycle would delay the release of the step's tensors.
     """
 
     all_positions: Tensor
     """int64 [tokens], the step's."""
     step: StepSequences
     index: Tensor | None
-    """int64, which of the step's tokens; None is all."""
+    """int64 places among the step's tokens; None is all."""
 
     @cached_property
     def positions(self) -> Tensor:
-        """See Rows."""
         return self._picked(self.all_positions)
 
     @cached_property
     def sequences(self) -> Tensor:
-        """See Rows. Tokens of padding belong to some sequence of the step."""
+        """Return each row's sequence. Tokens of padding belong to some sequence of the step."""
         step, at = self.step, self.all_positions
         tokens = torch.arange(len(at), device=at.device)
         ends = torch.cat((step.cu_seqlens_q[1 : step.num_decodes + 1], self._chunk_ends(step)))
@@ -133,21 +128,17 @@ class CausalModel(Protocol):
         ...
 
     def forward(self, token_ids: Tensor, step: StepContext, rows: Tensor | None) -> Tensor:
-        """Write the step's KV, if any is kept; return hidden states after the last norm.
+        """Write the step's KV, if any is kept; return hidden states [rows, hidden] after the last
+        norm.
 
-        Args:
-            token_ids: int64 [tokens].
-            step: shared by the layers.
-            rows: int64, the tokens whose hidden states are returned; None is all, in order.
-
-        Returns:
-            [rows, hidden].
+        ``token_ids`` is int64 [tokens]. ``rows`` is int64, the returned tokens; None is all, in
+        order.
         """
         ...
 
     def shortened(self, layers: int) -> CausalModel:
-        """Return this model with only ``layers`` of its last layers; with three at least it
-        launches every kernel that the whole one does."""
+        """Return this model with its last ``layers`` only; three launch every kernel of the whole
+        model."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -155,8 +146,7 @@ class CausalModel(Protocol):
         ...
 
     def token_vectors(self, hidden: Tensor) -> Tensor:
-        """Return the tokens' vectors, float32 [rows, values], from states float32 [rows, hidden]:
-        the state itself, or a layer's output from it."""
+        """Return the tokens' vectors, float32 [rows, values], of states float32 [rows, hidden]."""
         ...
 
     def classify(self, hidden: Tensor) -> Tensor:

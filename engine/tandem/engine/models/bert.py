@@ -1,4 +1,4 @@
-"""BERT's own: the pooler stands before its classifier."""
+"""Builder of BERT, which has a pooler before its classifier."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from tandem.engine.models.encoder import ClassificationHead, Encoder, EncoderBui
 
 
 class BertBuilder(EncoderBuilder):
-    """Reads one model."""
+    """Builder of one model."""
 
     name = "bert"
     unread = ("cls.*", "*pooler.dense.*")
 
     def head(self) -> ClassificationHead:
-        """See EncoderBuilder."""
         hidden, labels = self.facts.hidden_size, len(self.facts.pooling.labels)
         return ClassificationHead(
             self.in_float32(f"{self.prefix}pooler.dense", hidden),

@@ -1,9 +1,7 @@
-"""The decoder that the served families share: pre-norm, RoPE, grouped queries, gated MLP.
+"""Decoder that the served families share: pre-norm, RoPE, grouped queries, gated MLP.
 
-Families differ in a few facts (biases, norms of q and k), which their files in ``config/families``
-state. A family whose layers differ builds others of its own. The residual stream is one tensor that
-products add to in place. Norms are passed to the products that read them, so that a form of weights
-may fold them in.
+Products add to the residual stream in place, and get the norm before them, so that a form of
+weights may fold it in.
 """
 
 from __future__ import annotations
@@ -36,14 +34,13 @@ class Attention:
     qk_norm: QKNorm | None
 
     def __call__(self, stream: Tensor, norm: RMSNorm, step: StepContext) -> Tensor:
-        """Return the attention of the normed stream [tokens, hidden], [tokens, heads * head_dim],
-        before ``out``."""
+        """Return the attention of the normed stream [tokens, hidden] before ``out``: [tokens, heads
+        * head_dim]."""
         q = self._write(self.qkv.of_norm(stream, norm, step.rows), step)
         return step.attention.forward(q, step.kv[self.index], step.metadata).flatten(1)
 
     def of_rows(self, stream: Tensor, norm: RMSNorm, step: StepContext, rows: Tensor) -> Tensor:
-        """Write the KV of all tokens; return as ``__call__`` does the attention of ``rows``
-        [num_logits] alone."""
+        """Write the KV of all tokens; return the attention of ``rows`` [num_logits] only."""
         queries = step.metadata.logits_rows
         if queries is None:
             return self(stream, norm, step).index_select(0, rows)
@@ -61,7 +58,8 @@ class Attention:
         return step.attention.forward(q, step.kv[self.index], queries).flatten(1)
 
     def _write(self, projected: Tensor, step: StepContext) -> Tensor:
-        """Write KV of [tokens, (heads + 2 * kv_heads) * head_dim]; q [tokens, heads, head_dim]."""
+        """Write KV of [tokens, (heads + 2 * kv_heads) * head_dim]; return q [tokens, heads,
+        head_dim]."""
         kv = step.kv[self.index]
         return rotary_kv(self._heads(projected), kv, step.rotation, step.slot_mapping, self.qk_norm)
 
@@ -95,7 +93,8 @@ class Layer:
         return self._add(stream, self.attention(stream, self.input_norm, step), step.rows)
 
     def of_rows(self, stream: Tensor, step: StepContext, rows: Tensor) -> Tensor:
-        """Write the KV of the whole stream; return its ``rows`` [num_logits] alone, added to."""
+        """Write the KV of the whole stream; return its ``rows`` [num_logits] with the layer's
+        output added."""
         attended = self.attention.of_rows(stream, self.input_norm, step, rows)
         stream = stream.index_select(0, rows)
         return self._add(stream, attended, step.rows_at(rows)) if rows.shape[0] else stream
@@ -121,7 +120,7 @@ class Decoder:
     """Classifier, float32 [labels, hidden]; None if the model has no labels."""
 
     def forward(self, token_ids: Tensor, step: StepContext, rows: Tensor | None) -> Tensor:
-        """See CausalModel. The last layer writes all KV, then has the rows for the head alone."""
+        """Compute all KV; the last layer computes the rows for the head only."""
         stream = self.embedding(token_ids).to(self.stream_dtype)
         if step.embedded is not None:
             step.embedded.put(stream)
@@ -138,24 +137,20 @@ class Decoder:
         return self.norm(stream)
 
     def shortened(self, layers: int) -> Decoder:
-        """See CausalModel. The last layer differs from the others (``Layer.of_rows``)."""
+        """Keep the last layer, which differs from the others (``Layer.of_rows``)."""
         return replace(self, layers=self.layers[-layers:])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See CausalModel."""
         return self.head(hidden)
 
     def token_vectors(self, hidden: Tensor) -> Tensor:
-        """See CausalModel."""
         return hidden
 
     def classify(self, hidden: Tensor) -> Tensor:
-        """See CausalModel."""
         assert self.classifier is not None, "a model without labels is not asked for them"
         return linear(hidden, self.classifier)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """See CausalModel."""
         return activated(scores, self.facts.pooling.activation)
 
 

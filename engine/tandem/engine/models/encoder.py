@@ -1,7 +1,6 @@
-"""The encoder that the served families share: learned positions, post-norm, attention both ways.
+"""Encoder that the served families share: learned positions, post-norm, bidirectional attention.
 
-BERT's layers (Devlin et al., 2018). A prompt is computed whole in one step and nothing of it is
-kept. Families differ in the head that classifies, which their builders make.
+BERT's layers (Devlin et al., 2018). A prompt is computed whole in one step; nothing is kept.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """Token, position and type of each token, summed and normed."""
+    """Normed sum of the embeddings of token, position and type."""
 
     words: Embedding
     positions: Tensor
@@ -84,7 +83,7 @@ class EncoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class ClassificationHead:
-    """Scores by way of a layer with tanh: out(tanh(dense(state))), in float32."""
+    """Scores from out(tanh(dense(state))), in float32."""
 
     dense: tuple[Tensor, Tensor]
     """Weight [hidden, hidden] and bias, float32."""
@@ -110,35 +109,30 @@ class Encoder:
 
     @property
     def rotary(self) -> Rotary | None:
-        """See CausalModel: positions have a table."""
+        """Return None: positions have a table."""
         return None
 
     def forward(self, token_ids: Tensor, step: StepContext, rows: Tensor | None) -> Tensor:
-        """See CausalModel."""
         stream = self.embeddings(token_ids, step)
         for layer in self.layers:
             stream = layer(stream, step)
         return stream if rows is None else stream.index_select(0, rows)
 
     def shortened(self, layers: int) -> Encoder:
-        """See CausalModel; layers are alike, so that one is enough."""
+        """Keep at least one layer: all are alike."""
         return replace(self, layers=self.layers[-1:])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See CausalModel."""
         raise AssertionError("an encoder has no head for tokens, and is asked for none")
 
     def token_vectors(self, hidden: Tensor) -> Tensor:
-        """See CausalModel."""
         return hidden if self.projection is None else linear(hidden, self.projection)
 
     def classify(self, hidden: Tensor) -> Tensor:
-        """See CausalModel."""
         assert self.head is not None, "a model without labels is not asked for them"
         return self.head(hidden)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """See CausalModel."""
         return activated(scores, self.facts.pooling.activation)
 
 
@@ -147,7 +141,7 @@ WORDS = "embeddings.word_embeddings.weight"
 
 @dataclass(frozen=True, slots=True)
 class EncoderBuilder:
-    """Reads one model. ``build`` is called once."""
+    """Builder of one model. ``build`` is called once."""
 
     name: ClassVar[str]
     """Prefix of the names of all but the heads, in checkpoints that have a head."""
@@ -186,7 +180,6 @@ class EncoderBuilder:
         return model
 
     def embeddings(self) -> Embeddings:
-        """Return the three tables and their norm."""
         facts, encoder, hidden = self.facts, self.encoder, self.facts.hidden_size
         prefix = f"{self.prefix}embeddings"
         rows = (encoder.num_positions, hidden)
@@ -200,7 +193,6 @@ class EncoderBuilder:
         )
 
     def layer(self, index: int) -> EncoderLayer:
-        """Return one block."""
         facts, prefix = self.facts, f"{self.prefix}encoder.layer.{index}"
         hidden, inner = facts.hidden_size, facts.intermediate_size
         qkv = [f"{prefix}.attention.self.{each}" for each in ("query", "key", "value")]
@@ -220,14 +212,14 @@ class EncoderBuilder:
         raise NotImplementedError
 
     def projection(self) -> Tensor | None:
-        """Return the matrix that projects states to tokens' vectors; None if there is none."""
+        """Return the matrix that projects states to tokens' vectors, or None."""
         if self.encoder.token_values is None:
             return None
         shape = (self.encoder.token_values, self.facts.hidden_size)
         return self.weights.get("linear.weight", shape, dtype=torch.float32).clone()
 
     def linear(self, prefixes: list[str], outputs: int, width: int) -> Linear:
-        """Return the merged layer of parts that have ``outputs`` each, with biases."""
+        """Return the merged layer of parts with ``outputs`` each, with biases."""
         parts = [LinearPart(prefix, (outputs, width), True) for prefix in prefixes]
         return Linear.load(self.method, self.weights, parts)
 

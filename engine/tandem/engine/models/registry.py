@@ -1,4 +1,4 @@
-"""Load the model of an architecture's name; the family names the module of its layers."""
+"""Loads a model by its architecture."""
 
 from __future__ import annotations
 
@@ -36,17 +36,15 @@ from tandem.engine.quant import (
 from tandem.kernels.rotary_kv import QKNorm
 
 DERIVED = ("*.rotary_emb.inv_freq", "*.attn.bias", "*.masked_bias")
-"""Tensors that some checkpoints hold and that follow from config.json."""
+"""Tensors in some checkpoints that follow from config.json."""
 PREFIX = "model."
 NARROW = 2048
-"""Hidden size up to which the residual stream is float32. Rounding it to 16 bits twice a layer is
-most of the error of a 16-bit model (docs/performance.md). It matters in small models, whose two
-best tokens are closer together. In larger ones the wider stream would cost a prompt 1 to 2 %."""
+"""Hidden size up to which the residual stream is float32; see docs/performance.md."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderBuilder:
-    """Reads one model. ``build`` is called once; attention, MLP and layers are for overriding."""
+    """Builder of one decoder; subclasses override attention, MLP and layers."""
 
     facts: ModelFacts
     weights: Weights
@@ -63,7 +61,7 @@ class DecoderBuilder:
 
     @property
     def prefix(self) -> str:
-        """Return the prefix of the names of all but the heads; "" if it was saved without one."""
+        """Return the prefix of the names of all but the heads; "" if saved without a head."""
         return PREFIX if f"{PREFIX}embed_tokens.weight" in self.weights else ""
 
     def build(self) -> Decoder:
@@ -98,7 +96,6 @@ class DecoderBuilder:
         return model
 
     def layer(self, index: int) -> Layer:
-        """Return one block of the decoder."""
         prefix = f"{self.prefix}layers.{index}"
         hidden = self.facts.hidden_size
         return Layer(
@@ -135,7 +132,6 @@ class DecoderBuilder:
         )
 
     def mlp(self, prefix: str) -> MLP:
-        """Return the gated MLP whose tensors begin with ``prefix``."""
         facts = self.facts
         inner, bias = facts.intermediate_size, facts.mlp_bias
         gate_up = {f"{prefix}.gate_proj": inner, f"{prefix}.up_proj": inner}
@@ -145,7 +141,7 @@ class DecoderBuilder:
         )
 
     def linear(self, parts: dict[str, int], width: int, *, bias: bool) -> Linear:
-        """Return the merged layer of ``parts``: name without suffix to outputs."""
+        """Return the merged layer of ``parts``, outputs by name without suffix."""
         wanted = [LinearPart(name, (out, width), bias) for name, out in parts.items()]
         return Linear.load(self.method, self.weights, wanted)
 
@@ -154,7 +150,7 @@ class DecoderBuilder:
         return RMSNorm(self.vector(f"{prefix}.weight", width), self.facts.rms_norm_eps)
 
     def vector(self, name: str, width: int) -> Tensor:
-        """Return a small tensor of its own memory, so that no file stays mapped for it."""
+        """Return a small tensor in its own memory, so that no file stays mapped for it."""
         return self.weights.get(name, (width,)).clone()
 
 

@@ -1,4 +1,4 @@
-"""RoBERTa's own: a classification head with a layer of its own, and no pooler."""
+"""Builder of RoBERTa, whose classification head has its own layer and no pooler."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from tandem.engine.models.encoder import ClassificationHead, Encoder, EncoderBui
 
 
 class RobertaBuilder(EncoderBuilder):
-    """Reads one model, XLM-RoBERTa's too."""
+    """Builder of one model, also of XLM-RoBERTa."""
 
     name = "roberta"
     unread = ("lm_head.*", "*pooler.dense.*")
 
     def head(self) -> ClassificationHead:
-        """See EncoderBuilder."""
         hidden, labels = self.facts.hidden_size, len(self.facts.pooling.labels)
         return ClassificationHead(
             self.in_float32("classifier.dense", hidden),

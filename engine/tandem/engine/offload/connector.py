@@ -1,9 +1,8 @@
-"""The CPU tier as the scheduler sees it: evicted blocks are kept, and loaded again on demand.
+"""Scheduler's side of the CPU tier: keeps evicted blocks and loads them on demand.
 
-A cached block that is to be overwritten is copied to a host block before the step that writes it. A
-later request with the same prefix has its blocks filled from there instead of computed. Both copies
-are sent with plans (``BlockTransfers``) and are run by the ranks in the order of steps, so nothing
-here waits for a device. A load that fails is forgotten, and its request computed.
+An evicted block is copied to a host block before the step that overwrites it. Ranks run the copies
+(``BlockTransfers``) in the order of steps, so nothing here waits for a device. A request whose load
+fails is computed.
 """
 
 from __future__ import annotations
@@ -30,11 +29,10 @@ from tandem.protocol.kv import Fence, FirstToken, Released
 
 
 class LRUBlocks:
-    """LRU of ``num_blocks`` host blocks, numbered from 0. Pinned ones are never evicted.
+    """LRU of host blocks, numbered from 0. Pinned ones are never evicted.
 
-    A pinned block is taken out of the order when it comes to its head, and put back there once it
-    is unpinned. So a step that evicts as many blocks as are pinned passes each of them once, not
-    each time.
+    A pinned block that becomes the oldest is set aside until it is unpinned, so that it is passed
+    once only.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -42,20 +40,18 @@ class LRUBlocks:
         self.num_blocks = num_blocks
         self._block_of: dict[BlockHash, int] = {}
         self._line: OrderedDict[BlockHash, None] = OrderedDict()
-        """The one to give away next is first. All that can be found, but for ``_aside``."""
+        """Hashes, the next one to evict first, without those in ``_aside``."""
         self._aside: dict[int, BlockHash] = {}
-        """Pinned blocks that came to the head of the order."""
+        """Pinned blocks that became the oldest."""
         self._empty = list(range(num_blocks - 1, -1, -1))
         self._pins: Counter[int] = Counter()
         self._orphans: set[int] = set()
-        """Pinned blocks whose hash is forgotten: they become empty once they are unpinned."""
+        """Pinned blocks whose hash is forgotten; free once unpinned."""
 
     def __len__(self) -> int:
-        """Return the number of hashes that can be found."""
         return len(self._block_of)
 
     def hashes(self) -> tuple[BlockHash, ...]:
-        """Return all hashes that can be found."""
         return tuple(self._block_of)
 
     def find(self, digest: BlockHash) -> int | None:
@@ -63,14 +59,12 @@ class LRUBlocks:
         return self._block_of.get(digest)
 
     def touch(self, digest: BlockHash) -> None:
-        """Mark ``digest`` as used just now."""
         self._aside.pop(self._block_of[digest], None)
         self._line[digest] = None
         self._line.move_to_end(digest)
 
     def put(self, digest: BlockHash) -> tuple[int, BlockHash | None] | None:
-        """Return a block for a hash that has none, and the hash whose content it held until now;
-        None when all are pinned."""
+        """Return a block for a new hash, and the hash that it replaces; None if all are pinned."""
         assert digest not in self._block_of, "a hash has a host block already"
         lost = None
         if self._empty:
@@ -85,7 +79,7 @@ class LRUBlocks:
         return block, lost
 
     def forget(self, digest: BlockHash) -> bool:
-        """Forget ``digest``; return False if nothing could be found under it."""
+        """Forget ``digest``; return False if it is unknown."""
         block = self._block_of.pop(digest, None)
         if block is None:
             return False
@@ -102,7 +96,6 @@ class LRUBlocks:
         self._pins.update(blocks)
 
     def unpin(self, blocks: Iterable[int]) -> None:
-        """Take one pin away from each."""
         back: list[BlockHash] = []
         for block in blocks:
             self._pins[block] -= 1
@@ -118,7 +111,7 @@ class LRUBlocks:
             self._line.move_to_end(digest, last=False)
 
     def _oldest(self) -> BlockHash | None:
-        """Take the least recently used unpinned hash out of the order, if there is one."""
+        """Remove the least recently used unpinned hash from the order."""
         while self._line:
             digest, _ = self._line.popitem(last=False)
             block = self._block_of[digest]
@@ -139,9 +132,9 @@ class OffloadStats:
     num_loaded: int = 0
     """Blocks copied back, those of failed loads included."""
     num_evicted: int = 0
-    """Blocks that made room for other ones there."""
+    """Blocks evicted from host memory."""
     num_declined: int = 0
-    """Blocks that found no room there, as all that is there was being read."""
+    """Blocks without room in host memory, as all blocks were being read."""
     num_failed_loads: int = 0
     hit_tokens: int = 0
     """Tokens that were loaded instead of computed."""
@@ -155,18 +148,16 @@ _WAIT = BlockTransfers()
 
 @dataclass(slots=True)
 class _Load:
-    """One load under way."""
-
     key: RequestKey
     hosts: list[int]
-    """Pinned until it has ended."""
+    """Pinned until the load ends."""
     hashes: list[BlockHash]
     let_go: bool = False
-    """The request has ended, and left its blocks here."""
+    """Whether the request has ended and left its blocks here."""
 
 
 class OffloadConnector:
-    """One per engine. Implements InStepConnector and BlockTier; see there."""
+    """InStepConnector and BlockTier of one engine."""
 
     def __init__(
         self,
@@ -177,9 +168,8 @@ class OffloadConnector:
         log: BlockEventLog,
         cached_here: Callable[[BlockHash], bool],
     ) -> None:
-        """Make a tier of ``num_blocks`` host blocks of ``block_bytes``. ``log`` receives the hashes
-        that routers may count on; ``cached_here`` returns whether a hash can be found without this
-        tier."""
+        """``log`` receives the hashes for routers; ``cached_here`` returns whether a hash is cached
+        without this tier."""
         self.stats = OffloadStats(block_bytes)
         self._blocks = LRUBlocks(num_blocks)
         self._block_size = block_size
@@ -190,7 +180,7 @@ class OffloadConnector:
         self._loads: list[BlockLoad] = []
         """Loads for the next step."""
         self._offered: list[int] = []
-        """Host blocks that ``lookup`` spoke of since the last step, pinned until the next."""
+        """Host blocks of ``lookup`` since the last step, pinned until the next."""
         self._under_way: dict[int, _Load] = {}
         """Loads by ticket."""
         self._ticket_of: dict[RequestKey, int] = {}
@@ -201,22 +191,18 @@ class OffloadConnector:
 
     @property
     def num_blocks(self) -> int:
-        """Return the number of host blocks, used or not."""
         return self._blocks.num_blocks
 
     @property
     def num_cached(self) -> int:
-        """Return the number of blocks whose content is here."""
         return len(self._blocks)
 
     @property
     def queued(self) -> bool:
-        """See InStepConnector."""
         return bool(self._stores or self._loads)
 
     def on_evict(self, block: int, digest: BlockHash) -> None:
-        """Have the block copied out, unless its content is here already or every host block is
-        being read."""
+        """Copy the block out, unless the tier has its content or every host block is being read."""
         if self._blocks.find(digest) is not None:
             self._blocks.touch(digest)
         else:
@@ -232,28 +218,24 @@ class OffloadConnector:
         self._log.stored(digest)
 
     def cached(self) -> tuple[BlockHash, ...]:
-        """See BlockTier."""
         return self._blocks.hashes()
 
     def holds(self, digest: BlockHash) -> bool:
-        """See BlockTier."""
         return self._blocks.find(digest) is not None
 
     def reset(self) -> int:
-        """See BlockTier. Copies under way still complete: their content matches their hash."""
+        """Forget all hashes. Copies under way still complete: their content matches their hash."""
         hashes = self._blocks.hashes()
         for digest in hashes:
             self._forget(digest)
         return len(hashes)
 
     def admit(self, request: Request) -> Refusal | None:
-        """Admit every request: one without a hit is computed."""
         return None
 
     def lookup(self, request: Request, num_local: int) -> Remote:
-        """Return the blocks that follow ``num_local`` tokens, as far as they are here without a
-        gap; they are kept until the next step. Only for a request of one sequence whose prompt is
-        not scored."""
+        """Return the blocks after ``num_local`` tokens up to a gap, kept until the next step. Only
+        for a request of one sequence whose prompt is not scored."""
         if len(request.group.live) != 1 or request.key in self._missed:
             return _NOTHING
         first = num_local // self._block_size
@@ -270,7 +252,7 @@ class OffloadConnector:
         return Remote(Lookup.READY, (first + len(hosts)) * self._block_size, in_step=True)
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
-        """Fill the request's blocks with the next step; called directly after a ``lookup``."""
+        """Fill the request's blocks with the next step; call it directly after ``lookup``."""
         size = self._block_size
         span = slice(tokens.start // size, tokens.stop // size)
         hashes = request.hashes_upto(span.stop)[span]
@@ -288,20 +270,20 @@ class OffloadConnector:
         self._ticket_of[request.key] = self._tickets
 
     def started(self, request: Request) -> None:
-        """Do nothing: no party waits for it."""
+        """Do nothing."""
 
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
     ) -> None:
-        """Do nothing: computed blocks are offloaded when the cache evicts them."""
+        """Do nothing: blocks are offloaded when the cache evicts them."""
 
     def first_tokens(
         self, request: Request, first: Sequence[FirstToken], finish: str | None
     ) -> None:
-        """Do nothing: a tier does not use tokens."""
+        """Do nothing."""
 
     def finished(self, request: Request, why: str) -> Hold:
-        """Hold blocks that a load still writes until it has ended."""
+        """Hold blocks that a load still writes."""
         self._missed.discard(request.key)
         ticket = self._ticket_of.get(request.key)
         if ticket is None:
@@ -310,22 +292,20 @@ class OffloadConnector:
         return Hold.KEPT
 
     def cancelled(self, key: RequestKey) -> None:
-        """Do nothing: a tier makes no promises."""
+        """Do nothing."""
 
     def poll(self) -> Sequence[Event]:
-        """Return the loads that have ended."""
         if not self._events:
             return ()
         events, self._events = self._events, []
         return events
 
     def has_pending(self) -> bool:
-        """Return whether a load is under way, its end is unreported, or the next step has copies to
-        carry. A fork evicts after the last plan, and its requests may end with it."""
+        """Return whether a load is under way or unreported, or the next step has copies, which a
+        fork may add after the last plan."""
         return bool(self._under_way or self._events or self.queued)
 
     def transfers(self, *, idle: bool) -> BlockTransfers | None:
-        """See InStepConnector."""
         if self._offered:
             self._blocks.unpin(self._offered)
             self._offered = []
@@ -339,7 +319,6 @@ class OffloadConnector:
         return BlockTransfers(stores, loads)
 
     def moved(self, report: TransferReport) -> None:
-        """See InStepConnector."""
         for ticket in report.loaded:
             load = self._ended(ticket)
             self.stats.hit_tokens += len(load.hashes) * self._block_size

@@ -1,9 +1,7 @@
-"""The interface of linear layers: a method reads a checkpoint's tensors and returns a product.
+"""Interface of linear layers: a method reads a checkpoint's tensors and returns a product.
 
-Plain weights, weights packed for a CPU and fp8 differ here and nowhere else. The layers above hold
-a ``Product`` and do not depend on the form, nor on its number of tensors. A product also takes its
-neighbours, so that a form whose kernels fold them in can do so: the norm before it, the residual
-stream or the gated activation after it. It may also read which rows it multiplies (``Rows``).
+Layers hold a ``Product`` and do not depend on the form of weights. A product also takes the norm
+before it and the residual stream or activation after it, so that kernels may fuse them.
 """
 
 from __future__ import annotations
@@ -22,34 +20,34 @@ from tandem.kernels.norm import rms_norm
 
 
 class Rows(Protocol):
-    """Sequences and positions of a product's rows. Costs nothing until a property is read."""
+    """Sequences and positions of a product's rows, made when a property is read."""
 
     @property
     def positions(self) -> Tensor:
-        """Return int64 [rows]: each row's position in its sequence."""
+        """Return each row's position in its sequence, int64 [rows]."""
         ...
 
     @property
     def sequences(self) -> Tensor:
-        """Return int64 [rows]: each row's sequence, counted in the step's order."""
+        """Return each row's sequence in the step's order, int64 [rows]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LinearPart:
-    """A linear layer of the checkpoint; several whose inputs are the same are loaded as one."""
+    """Linear layer of the checkpoint; several with the same input are loaded as one."""
 
     prefix: str
-    """The names of the layer's tensors up to the last dot."""
+    """Names of the layer's tensors up to the last dot."""
     shape: tuple[int, int]
     """(out, in) of the whole layer."""
     bias: bool = False
     shard: Shard = WHOLE
-    """Part of it that this rank holds."""
+    """Part of this rank."""
 
     def read_bias(self, source: Weights) -> Tensor | None:
-        """Return the bias [out] of this rank's outputs. If ranks share the inputs, and their
-        results are summed, only the first has it."""
+        """Return the bias [out] of this rank's outputs. If ranks' results are summed, only the
+        first has it."""
         if not self.bias or (self.shard.count > 1 and self.shard.dim == INPUTS and self.shard.rank):
             return None
         shard = WHOLE if self.shard.dim == INPUTS else self.shard
@@ -59,7 +57,7 @@ class LinearPart:
 class Product(Protocol):
     """Product x @ weight.T + bias, with its neighbours.
 
-    ``rows`` states which rows x has; None outside of a step's sequences, as for the head.
+    ``rows`` are those of x; None outside of a step's sequences, as for the head.
     """
 
     def __call__(self, x: Tensor, rows: Rows | None = None) -> Tensor:
@@ -67,7 +65,7 @@ class Product(Protocol):
         ...
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """Return the product as float32, not rounded to the type of x if the form allows it."""
+        """Return the product as float32, unrounded if the form allows it."""
         ...
 
     def add_to(self, residual: Tensor, x: Tensor, rows: Rows | None = None) -> Tensor:
@@ -85,8 +83,7 @@ class Product(Protocol):
         ...
 
     def part(self, outputs: slice) -> Product | None:
-        """Return the product of these outputs alone, in the same memory; None if it cannot be
-        cut."""
+        """Return the product of these outputs in the same memory; None if it cannot be cut."""
         ...
 
 
@@ -96,15 +93,12 @@ class LinearMethod(Protocol):
     name: str
 
     def load(self, source: Weights, parts: Sequence[LinearPart]) -> Product:
-        """Load the product whose outputs are those of ``parts``, concatenated in order.
-
-        Reads all tensors that the form has of them. Raises a LoadError.
-        """
+        """Load the product with the outputs of ``parts`` in order. Raises a LoadError."""
         ...
 
 
 class PlainMethod(ABC):
-    """A form made of plain weights, which are there as one tensor a layer."""
+    """Form made of plain weights, one tensor a layer."""
 
     name: str
 
@@ -113,7 +107,6 @@ class PlainMethod(ABC):
         """Return the product with ``weight`` [out, in] plus ``bias`` [out], kept or repacked."""
 
     def load(self, source: Weights, parts: Sequence[LinearPart]) -> Product:
-        """See LinearMethod."""
         weights = [source.get(f"{each.prefix}.weight", each.shape, each.shard) for each in parts]
         return self.hold(_merged(weights), merged_bias(source, parts))
 
@@ -131,30 +124,26 @@ def _merged(tensors: Sequence[Tensor]) -> Tensor:
 
 
 class ComposedProduct(ABC):
-    """Product whose neighbours are separate ops: the default without fused kernels."""
+    """Product whose neighbours are separate ops, without fused kernels."""
 
     @abstractmethod
     def __call__(self, x: Tensor, rows: Rows | None = None) -> Tensor:
         """See Product."""
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """See Product."""
         return self(x).float()
 
     def add_to(self, residual: Tensor, x: Tensor, rows: Rows | None = None) -> Tensor:
-        """See Product."""
         return residual.add_(self(x, rows))
 
     def of_norm(self, x: Tensor, gain: Tensor, eps: float, rows: Rows | None = None) -> Tensor:
-        """See Product."""
         return self(rms_norm(x, gain, eps), rows)
 
     def gated_of_norm(
         self, x: Tensor, gain: Tensor, eps: float, rows: Rows | None = None
     ) -> Tensor:
-        """See Product."""
         return silu_and_mul(self.of_norm(x, gain, eps, rows))
 
     def part(self, outputs: slice) -> Product | None:
-        """See Product; the default does not support a part."""
+        """Return None: the form cannot be cut."""
         return None

@@ -1,4 +1,4 @@
-"""Weights as the checkpoint has them, multiplied by the ops of tandem.kernels."""
+"""Plain weights, multiplied by the ops of tandem.kernels."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from tandem.kernels.gemm import (
 
 _TYPES = (torch.float32, torch.bfloat16)
 FEWEST_ROWS = 4
-"""Fewer rows are filled up with zeros: oneDNN reads a packed weight a quarter faster for 4 rows
-than for 1 or 2, for which it takes a kernel for vectors."""
+"""Rows to which fewer are padded: oneDNN is slower for 1 or 2, as vectors."""
 
 
 class PackedProduct(ComposedProduct):
@@ -34,7 +33,6 @@ class PackedProduct(ComposedProduct):
         self._blank = weight.new_zeros(FEWEST_ROWS, weight.shape[1])
 
     def __call__(self, x: Tensor, rows: Rows | None = None) -> Tensor:
-        """See Product."""
         count = x.shape[0]
         if 0 < count < FEWEST_ROWS:
             x = torch.cat((x, self._blank[count:]))
@@ -63,45 +61,39 @@ class PackedMethod(PlainMethod):
         return bool((got == 16).all())
 
     def hold(self, weight: Tensor, bias: Tensor | None) -> Product:
-        """See PlainMethod."""
         return PackedProduct(weight, bias)
 
 
 class DenseProduct(ComposedProduct):
-    """A plain weight. An op that folds a neighbour in only without a bias is composed with one."""
+    """A plain weight. With a bias, ops that cannot take one are composed."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = weight
         self._bias = bias
 
     def __call__(self, x: Tensor, rows: Rows | None = None) -> Tensor:
-        """See Product."""
         return linear(x, self._weight, self._bias)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """See Product; on a GPU the sums are never rounded."""
+        """Return float32; on a GPU the sums are never rounded."""
         return linear(x, self._weight, self._bias, out_dtype=torch.float32)
 
     def add_to(self, residual: Tensor, x: Tensor, rows: Rows | None = None) -> Tensor:
-        """See Product."""
         if self._bias is not None:
             return super().add_to(residual, x, rows)
         return linear_add(x, self._weight, residual)
 
     def of_norm(self, x: Tensor, gain: Tensor, eps: float, rows: Rows | None = None) -> Tensor:
-        """See Product."""
         return norm_linear(x, gain, eps, self._weight, self._bias)
 
     def gated_of_norm(
         self, x: Tensor, gain: Tensor, eps: float, rows: Rows | None = None
     ) -> Tensor:
-        """See Product."""
         if self._bias is not None:
             return super().gated_of_norm(x, gain, eps, rows)
         return norm_gated(x, gain, eps, self._weight)
 
     def part(self, outputs: slice) -> Product:
-        """See Product."""
         bias = None if self._bias is None else self._bias[outputs]
         return DenseProduct(self._weight[outputs], bias)
 
@@ -112,5 +104,4 @@ class DenseMethod(PlainMethod):
     name = "dense"
 
     def hold(self, weight: Tensor, bias: Tensor | None) -> Product:
-        """See PlainMethod."""
         return DenseProduct(weight, bias)

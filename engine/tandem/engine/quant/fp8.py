@@ -1,8 +1,6 @@
-"""Weights in fp8 (e4m3) with a scale for each block, as the checkpoint has them.
+"""Weights in fp8 (e4m3) with a scale for each block, held and read in 8 bits.
 
-Held and read in 8 bits; a product multiplies x in its own type by each block times its scale, sums
-in float32. Activations are not rounded to fp8, so results are nearer to those of the scaled weights
-than a product of two fp8 tensors is.
+Activations are not rounded to fp8; sums are float32.
 """
 
 from __future__ import annotations
@@ -29,21 +27,19 @@ CODES = torch.float8_e4m3fn
 
 
 class FP8Product(ComposedProduct):
-    """A weight [out, in] of e4m3 with its scales [blocks of out, blocks of in]."""
+    """Weight [out, in] of e4m3 with its scales [blocks of out, blocks of in]."""
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
         self.weight, self.scale, self._bias = weight, scale, bias
 
     def __call__(self, x: Tensor, rows: Rows | None = None) -> Tensor:
-        """See Product."""
         return fp8_linear(x, self.weight, self.scale, self._bias)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """See Product."""
         return fp8_linear(x, self.weight, self.scale, self._bias, out_dtype=torch.float32)
 
     def part(self, outputs: slice) -> Product | None:
-        """See Product; it is cut between blocks."""
+        """Return outputs cut between blocks, or None."""
         first, end, _ = outputs.indices(len(self.weight))
         if first % BLOCK or (end % BLOCK and end < len(self.weight)):
             return None
@@ -53,18 +49,18 @@ class FP8Product(ComposedProduct):
 
 
 class SideBySide(ComposedProduct):
-    """Products of the same x, their outputs in order: parts that share blocks cannot be merged."""
+    """Products of the same x, their outputs in order, for parts that share blocks."""
 
     def __init__(self, products: Sequence[Product]) -> None:
         self._products = products
 
     def __call__(self, x: Tensor, rows: Rows | None = None) -> Tensor:
-        """See Product."""
         return torch.cat([each(x, rows) for each in self._products], 1)
 
 
 class FP8Method:
-    """Reads weight and weight_scale_inv; plain layers of the checkpoint have the plain method."""
+    """Method of weight and weight_scale_inv; plain layers of the checkpoint have the plain
+    method."""
 
     name = "fp8"
 
@@ -73,7 +69,6 @@ class FP8Method:
         self._plain = plain
 
     def load(self, source: Weights, parts: Sequence[LinearPart]) -> Product:
-        """See LinearMethod."""
         kept = [self._facts.keeps(each.prefix) for each in parts]
         if all(kept):
             return self._plain.load(source, parts)

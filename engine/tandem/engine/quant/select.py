@@ -1,4 +1,4 @@
-"""Which form of weights a device and a checkpoint take."""
+"""Choice of the form of weights by device and checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.engine.quant.fp8 import FP8Method
 from tandem.protocol.errors import InvalidParameter
 
 FP8_CAPABILITY = (8, 9)
-"""Compute capability of the first devices that have e4m3."""
+"""Least compute capability with e4m3."""
 
 
 def select_method(device: torch.device, dtype: torch.dtype) -> PlainMethod:
@@ -23,10 +23,8 @@ def select_method(device: torch.device, dtype: torch.dtype) -> PlainMethod:
 
 
 def method_of(facts: QuantFacts | None, plain: PlainMethod, device: torch.device) -> LinearMethod:
-    """Return the method for the layers of a checkpoint, by the form that config.json states.
-
-    Raises InvalidParameter for a form that ``device`` cannot multiply.
-    """
+    """Return the method for the form in config.json. Raises InvalidParameter if ``device`` cannot
+    multiply it."""
     if facts is None:
         return plain
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:

@@ -1,11 +1,7 @@
-"""Logits → tokens and log-probabilities, stage by stage, in the order that the design fixes.
+"""Logits to tokens and log-probabilities, stage by stage.
 
-Public: ``SamplingBatch``, the persistent columns of parameters, a row per sequence, and
-``Sampler(vocab_size).sample(logits, batch, rows=, positions=, choices=) -> SamplerOutput``, with
-``choose_alike`` for the part that a CUDA graph can hold; ``prompt_logprobs`` and ``score_prompt``
-for the prompt's positions. A draw depends on the seed, the choice, the output position, the purpose
-and the logits, and on nothing else: not on batch, row order or worker. Called by
-tandem.engine.worker's ModelRunner.
+``SamplingBatch`` holds parameters by row; ``Sampler.sample`` draws. A draw depends on seed, choice,
+output position, purpose and logits only, not on batch, row order or worker.
 """
 
 from tandem.engine.sample.batch import SamplingBatch, SamplingKind

@@ -1,7 +1,7 @@
-"""The batch's sampling parameters: a column each, a row per sequence, changed as sequences come.
+"""Sampling parameters of the batch: a column each, a row per sequence.
 
-Rows have the numbers of the runner's ``InputBatch``. Parameters that only some requests use are
-kept by row next to the columns. So a batch without any is seen to be empty at once.
+Rows are those of the runner's ``InputBatch``. Rarely used parameters are kept by row next to the
+columns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tandem.protocol.sampling import SamplingParams
 
 
 class RowProcessors:
-    """Logits processors, one of each class; rows without any cost nothing."""
+    """Logits processors, one of each class."""
 
     def __init__(self, classes: ProcessorClasses, context: ProcessorContext) -> None:
         self._classes = classes
@@ -33,13 +33,11 @@ class RowProcessors:
         self._asked: dict[int, list[LogitsProcessor]] = {}
 
     def __bool__(self) -> bool:
-        """Return whether any row has a processor."""
         return bool(self._asked)
 
     def add(
         self, row: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
     ) -> None:
-        """Add a sequence in a free row."""
         asked = [self._made[each] for each in self._classes.asked_by(params)]
         for each in asked:
             each.add(row, params, prompt, output)
@@ -66,8 +64,8 @@ class RowProcessors:
         return any(each.keeps_argmax is keeps_argmax for each in self._asked.get(row, ()))
 
     def apply(self, logits: Tensor, rows: Sequence[int], *, keeps_argmax: bool) -> None:
-        """Apply all processors of this kind, in the order in which they were named, in place on
-        float32 [rows, vocabulary]; ``rows`` are those of the batch."""
+        """Apply all processors of this kind in order, in place on float32 [rows, vocabulary].
+        ``rows`` are those of the batch."""
         for each in self._made.values():
             if each.keeps_argmax is not keeps_argmax:
                 continue
@@ -82,9 +80,9 @@ class RowProcessors:
 
 
 _DRAWING_BYTES = 2 * 8 + 3 * 4
-"""Bytes of a row, in the columns that draws use."""
+"""Bytes of a row in the columns of draws."""
 _ALIGNED = 4
-"""Rows that each column has a multiple of, so that every one begins at 16 bytes."""
+"""Multiple of rows in each column, which aligns it to 16 bytes."""
 
 
 class SamplingKind(IntEnum):
@@ -97,11 +95,10 @@ class SamplingKind(IntEnum):
 
 
 class SamplingBatch:
-    """Parameters of up to ``max_rows`` sequences. Columns are CPU tensors indexed by row. Those of
-    a draw are also kept on the device, and copied there when a sequence has come.
+    """Parameters of up to ``max_rows`` sequences in CPU tensors by row; a draw's are also on the
+    device.
 
-    Row ``max_rows`` belongs to no sequence: rows that pad a graph draw with its parameters, without
-    a filter.
+    Row ``max_rows`` is for rows that pad a graph: no filter.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -112,35 +109,35 @@ class SamplingBatch:
         """Columns of a draw; filters that are off are 0, 0 and 1."""
         self.drawing.temperature[max_rows] = self.drawing.top_p[max_rows] = 1.0
         self._there: tuple[Tensor, Columns] | None = None
-        """The columns on a device, at an address that graphs may hold."""
+        """Columns on a device, at an address that graphs may hold."""
         self._changed = True
-        """Set if a row has changed since it was copied there."""
+        """Whether a row has changed since the last copy."""
         self.repetition = torch.ones(max_rows)
         self.frequency = torch.zeros(max_rows)
         self.presence = torch.zeros(max_rows)
         self.kinds: NDArray[np.int8] = np.zeros(max_rows, dtype=np.int8)
-        """A ``SamplingKind`` by row."""
+        """``SamplingKind`` by row."""
         self.rules: dict[int, RowRules] = {}
         """Rows whose logits are changed before the choice."""
         self._latest: RequestRules | None = None
-        """Rules of the request whose row came last, as long as any row has rules: its choices come
-        one after another."""
+        """Rules of the last row's request, whose choices follow each other; kept while any row has
+        rules."""
         self.logprobs: dict[int, int] = {}
-        """Number of best tokens by row, for rows that requested log-probabilities."""
+        """Number of best tokens by row, if log-probabilities are requested."""
         self.masks: dict[int, int] = {}
-        """Rows whose draws of this step a grammar bounds, with the place of each one's words."""
+        """Place of the mask's words by row, for rows with a grammar in this step."""
         self.mask_words = torch.empty(0, 0, dtype=torch.int32)
         """int32 [bounded, words], on the host: see ``TokenMasks``."""
         self.processors: RowProcessors | None = None
         """External logits processors; None if there are none."""
         self.bounds: BoundsStage | None = None
-        """Stage of the masks' words on the device; None: in new memory in each step."""
+        """Stage of the masks' words on the device; None uses new memory in each step."""
         self.ahead: dict[tuple[int, int], RowRules] = {}
-        """Rules of rows with drafts that depend on earlier tokens, by row and output position:
-        their state after the drafts before it, in this step."""
+        """Rules after earlier drafts of this step, by row and output position, for rows whose rules
+        depend on tokens."""
         columns = (*self.drawing, self.repetition, self.frequency, self.presence)
         self._numbers = tuple(each.numpy() for each in columns)
-        """The columns' memory as numpy: a number is put there in a twentieth of the time."""
+        """The columns as numpy, which writes a number faster."""
 
     def add(
         self,
@@ -151,14 +148,10 @@ class SamplingBatch:
         num_prompt: int,
         eos_token_ids: Collection[int] = (),
     ) -> None:
-        """Put a sequence into a row; whatever was there is forgotten.
+        """Set a row's sequence.
 
-        Args:
-            row: 0 to ``max_rows`` - 1.
-            params: verified; with a seed if it draws, else InvalidParameter.
-            token_ids: prompt, then output so far; read, not kept.
-            num_prompt: where the output begins in ``token_ids``.
-            eos_token_ids: held back until ``min_tokens``.
+        ``token_ids`` are read, not kept; the output begins at ``num_prompt``. ``eos_token_ids`` are
+        held back until ``min_tokens``. Raises InvalidParameter for a draw without seed.
         """
         self.remove(row)
         self._fill(row, params)
@@ -173,7 +166,6 @@ class SamplingBatch:
 
     @property
     def is_processed(self) -> bool:
-        """Return whether any row has external logits processors."""
         return bool(self.processors)
 
     @property
@@ -182,7 +174,7 @@ class SamplingBatch:
         return bool(self.rules or self.processors)
 
     def extend(self, row: int, token_ids: Sequence[int]) -> None:
-        """Append tokens to the row's output. Free for rows that do not look back."""
+        """Append tokens to the row's output."""
         rules = self.rules.get(row)
         if rules is not None:
             rules.extend(token_ids)
@@ -190,7 +182,7 @@ class SamplingBatch:
             self.processors.extend(row, token_ids)
 
     def remove(self, row: int) -> None:
-        """Forget the row. A free row may be removed again."""
+        """Free the row; a free one may be freed again."""
         self.kinds[row] = SamplingKind.GREEDY
         self.rules.pop(row, None)
         if not self.rules:
@@ -200,7 +192,7 @@ class SamplingBatch:
             self.processors.remove(row)
 
     def mask(self, row_of: Mapping[SeqId, int], masks: TokenMasks | None) -> None:
-        """Set the masks that bound the draws of the coming step; the last step's are dropped."""
+        """Set the masks of the coming step, which replace the last step's."""
         self.masks = {}
         if masks is not None and masks.seqs:
             self.masks = {row_of[seq]: at for at, seq in enumerate(masks.seqs)}
@@ -210,10 +202,9 @@ class SamplingBatch:
                 self.bounds.hold(self.mask_words)
 
     def needs_tokens(self, row: int) -> bool:
-        """Return whether the row's next draw needs all its earlier tokens given to ``extend``
-        first.
+        """Return whether the row's next draw requires all its earlier tokens.
 
-        Other rows may be sampled while their last token is still on its way to the host.
+        Other rows may be sampled before their last token is on the host.
         """
         rules = self.rules.get(row)
         if self.processors is not None and self.processors.looks_back(row):
@@ -245,7 +236,7 @@ class SamplingBatch:
         return self.processors is not None and self.processors.asks(row, keeps_argmax=True)
 
     def drawing_on(self, device: torch.device) -> Columns:
-        """Return ``drawing`` on ``device``: one copy after rows have changed, none otherwise."""
+        """Return ``drawing`` on ``device``, copied if rows have changed."""
         if device.type == "cpu":
             return self.drawing
         if self._there is None:
@@ -253,7 +244,7 @@ class SamplingBatch:
             self._there = memory, _columns(memory, self._room)
         memory, columns = self._there
         if self._changed:
-            # From pinned memory of its own: this batch may change before the copy is made.
+            # From new pinned memory: this batch may change before the copy is made.
             memory.copy_(self._memory.pin_memory(), non_blocking=True)
             self._changed = False
         return columns
@@ -287,8 +278,8 @@ class SamplingBatch:
             self.rules[row], self._latest = rules, request
 
     def _make_random(self, row: int, params: SamplingParams) -> None:
-        """Set the kind of a row that draws. A single candidate (top-k 1) is not a draw, so equals
-        go to the lowest id there too."""
+        """Set the kind of a row that draws. Top-k 1 is not a draw, so that the lowest id wins a
+        tie."""
         if not params.has_seed:
             raise InvalidParameter(
                 "seed", params.seed, "an integer: whoever admits a request gives one"

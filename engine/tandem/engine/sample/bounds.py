@@ -1,7 +1,7 @@
-"""Bounds of grammars, applied to logits.
+"""Bounds of grammars on logits.
 
-A grammar takes precedence over every other mask. If the others leave none of its tokens, the best
-token that it allows is restored.
+A grammar takes precedence over every other mask. If no token is left, the best token of the grammar
+is restored.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from tandem.engine.sample.transfer import counting, index_on, on_device
 from tandem.kernels.sampling import keep_bits
 
 FEW = 256
-"""Ids that go to the device in each step; more go there once, as bits."""
+"""Most ids that are copied to the device in each step; more are copied once, as bits."""
 
 
 class AllowedTokens:
-    """Allowed tokens of one request: its choices share it."""
+    """Allowed tokens of one request, shared by its choices."""
 
     def __init__(self, token_ids: Collection[int]) -> None:
         distinct = np.unique(np.fromiter(token_ids, dtype=np.int64, count=len(token_ids)))
         self.token_ids = torch.from_numpy(distinct)
         """int64, distinct."""
         self._words: Tensor | None = None
-        """Words on the device of the last request."""
+        """Words on the last used device."""
 
     @property
     def are_few(self) -> bool:
@@ -39,8 +39,8 @@ class AllowedTokens:
         return self.token_ids.numel() <= FEW
 
     def words_on(self, device: torch.device, vocabulary: int) -> Tensor:
-        """Return the bits as int32 [ceil(vocabulary / 32)] on ``device``, the lowest bit the lowest
-        id: see ``keep_bits``. Copied once."""
+        """Return the bits as int32 [ceil(vocabulary / 32)] on ``device``, lowest bit lowest id;
+        copied once."""
         if self._words is None or self._words.device != device:
             bits = np.zeros(-(-vocabulary // 32) * 32, dtype=np.bool_)
             bits[self.token_ids.numpy()] = True
@@ -50,9 +50,9 @@ class AllowedTokens:
 
 
 STAGES = 3
-"""Steps of which two may be in flight, and one is written."""
+"""Steps whose memory may be in use: two in flight, one being written."""
 PART = 64
-"""Rows that are handled at a time: this bounds the device memory of their copies."""
+"""Rows that are handled at a time, which bounds the memory of copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,7 @@ class Bounds:
     rows: Tensor
     """int64 [bounded]."""
     words: Tensor
-    """Words, int32 [bounded, ceil(vocabulary / 32)], lowest bit lowest id; on the logits'
-    device."""
+    """int32 [bounded, ceil(vocabulary / 32)], lowest bit lowest id, on the logits' device."""
 
     @classmethod
     def of(cls, rows: Sequence[int], words: Tensor, device: torch.device) -> Bounds:
@@ -80,9 +79,8 @@ class Bounds:
         return torch.cat([each.indices for each in found]), torch.cat([e.values for e in found])
 
     def keep(self, logits: Tensor, best: tuple[Tensor, Tensor] | None = None) -> None:
-        """Set every token that a row's bits do not allow to -inf, in place. ``best`` are the best
-        tokens before other masks, if there were any: they are restored in rows that would otherwise
-        be empty."""
+        """Set tokens outside the bits to -inf, in place. ``best`` tokens, from before other masks,
+        are restored in rows that would be empty."""
         if best is None:
             keep_bits(logits, self.words, self.rows)
             return
@@ -104,17 +102,14 @@ class Bounds:
 
 
 class BoundsStage:
-    """Bounds of a step, at the same address on the device for every step.
+    """Bounds of a step, at the same device address for every step.
 
-    ``hold`` copies a step's words there, once, and all draws of the step read them there. Graphs
-    also read there which rows the words bound; ``put`` writes those. Both write pinned memory of
-    which there is enough for the steps in flight, if each is called once a step. They copy by
-    numpy, which uses one thread. torch waits for all of its threads, and the threads that make
-    masks keep those from running.
+    ``hold`` copies the step's words, ``put`` the rows for graphs; each is called once a step. numpy
+    copies, as torch would wait for its threads, which mask threads delay.
     """
 
     def __init__(self, rows: int, words: int, device: torch.device) -> None:
-        """Reserve memory for at most ``rows`` bounded rows, of ``words`` int32 each."""
+        """Reserve memory for ``rows`` bounded rows of ``words`` int32 each."""
         pinned = device.type == "cuda"
         copies = range(STAGES if pinned else 1)
         self._words = torch.zeros(rows, words, dtype=torch.int32, device=device)
@@ -127,15 +122,15 @@ class BoundsStage:
         )
 
     def hold(self, words: Tensor) -> None:
-        """Copy the step's words (int32 [bounded, words], on the host), queued after what was
-        launched; ``words`` are free again at once."""
+        """Queue a copy of the step's words, int32 [bounded, words] on the host; they may be changed
+        at once."""
         count, host = len(words), next(self._host_words)
         np.copyto(host.numpy()[:count], words.numpy())
         self._words[:count].copy_(host[:count], non_blocking=True)
 
     def put(self, rows: Sequence[int], places: Sequence[int]) -> None:
-        """Write for graphs that row ``places[i]`` of the words bounds the logits' row ``rows[i]``;
-        other words bound none. Queued after what was launched."""
+        """Queue for graphs that row ``places[i]`` of the words bounds the logits' row
+        ``rows[i]``."""
         host = next(self._host_rows)
         host.numpy()[:] = -1
         host.numpy()[list(places)] = rows
@@ -146,7 +141,7 @@ class BoundsStage:
         return Bounds(self._rows[:rows], self._words[:rows])
 
     def of(self, rows: Sequence[int], places: Sequence[int]) -> Bounds:
-        """Return the bounds of the logits' rows ``rows``: this step's words at ``places``."""
+        """Return the bounds of the logits' ``rows``: this step's words at ``places``."""
         device = self._words.device
         if all(map(eq, places, range(len(places)))):
             words = self._words[: len(places)]

@@ -1,10 +1,7 @@
-"""Every stage that changes logits before the choice, in order: masks, bias, penalties.
+"""Stages that change logits before the choice, in order: masks, bias, penalties.
 
-Masks exclude tokens: all but allowed ids, then bad words, then ends that come too early, then those
-that a grammar does not allow. Together they may exclude everything (the one allowed id is a bad
-word). Then the best allowed token stays, since an answer has to come: allowed ids take precedence
-over bad words and early ends. A grammar takes precedence over all (``bounds``). A stage handles all
-of its rows with one operation.
+Masks are allowed ids, bad words, early ends, grammars. If they exclude every token, the best
+allowed one stays: allowed ids precede bad words and early ends, and a grammar precedes all.
 """
 
 from __future__ import annotations
@@ -27,10 +24,10 @@ from tandem.kernels.sampling import LOWEST, Penalties, keep_bits, penalize
 def edit(
     logits: Tensor, batch: SamplingBatch, rows: Sequence[int], positions: Sequence[int]
 ) -> None:
-    """Apply external processors to batch rows ``rows``, and then the rows' rules, in place on
-    float32 [rows, vocabulary].
+    """Apply external processors, then rules, to batch rows ``rows``, in place on float32 [rows,
+    vocabulary].
 
-    ``positions`` are the output positions that the rows are drawn for.
+    ``positions`` are the rows' output positions.
     """
     if batch.processors is not None:
         batch.processors.apply(logits, rows, keeps_argmax=False)
@@ -48,7 +45,7 @@ def edit(
 
 
 def bounds_of(batch: SamplingBatch, rows: Sequence[int], device: torch.device) -> Bounds | None:
-    """Return the grammars' bounds of the rows that have one; None if no row has."""
+    """Return the grammars' bounds of the rows; None if no row has one."""
     bounded, places = bounded_rows(batch, rows)
     if not bounded:
         return None
@@ -61,8 +58,7 @@ def bounds_of(batch: SamplingBatch, rows: Sequence[int], device: torch.device) -
 
 
 def bounded_rows(batch: SamplingBatch, rows: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the rows of logits that a grammar bounds, by their batch rows, and the place of each
-    one's words."""
+    """Return the bounded rows of logits, and the place of each one's words."""
     found = [(at, batch.masks[row]) for at, row in enumerate(rows) if row in batch.masks]
     return [at for at, _ in found], [place for _, place in found]
 
@@ -130,10 +126,9 @@ def add_bias(logits: Tensor, rules: Sequence[RowRules | None]) -> None:
 def add_penalties(
     logits: Tensor, rules: Sequence[RowRules | None], batch: SamplingBatch, rows: Sequence[int]
 ) -> None:
-    """Penalize repetition (prompt and output), then frequency and presence (output), in place.
+    """Penalize repetition (prompt and output), frequency and presence (output), in place.
 
-    ``logits`` are float32 [rows, vocabulary]; ``rules`` and ``rows`` (of the batch) are parallel to
-    them.
+    ``logits`` are float32 [rows, vocabulary]; ``rules`` and batch ``rows`` are parallel to them.
     """
     seen = {
         row: each.seen
@@ -157,7 +152,6 @@ def add_penalties(
 def _penalize_repetition(
     logits: Tensor, seen: Mapping[int, SeenTokens], repetition: Tensor
 ) -> None:
-    """Penalize the prompt's tokens, which are on the device, and the other emitted tokens."""
     device = logits.device
     prompts = [each.prompt.on(device) for each in seen.values() if each.prompt is not None]
     lengths = [each.numel() for each in prompts]
@@ -180,7 +174,6 @@ def _penalize_repetition(
 def _penalize_counts(
     logits: Tensor, seen: Mapping[int, SeenTokens], frequency: Tensor, presence: Tensor
 ) -> None:
-    """Penalize emitted tokens by their counts. ``frequency`` and ``presence`` are on the host."""
     device = logits.device
     places = pairs_of(list(seen), [each.tokens for each in seen.values()], device)
     penalties = Penalties(

@@ -1,7 +1,4 @@
-"""The last stage: log-probabilities of the raw logits, before anything was changed or dropped.
-
-Numbers stay in tensors until they are read, so that a step does not wait for its device.
-"""
+"""Log-probabilities of the raw logits, in tensors until they are read."""
 
 from __future__ import annotations
 
@@ -16,17 +13,17 @@ from tandem.kernels.sampling import score_tokens
 from tandem.protocol.outputs import TokenLogprobs
 
 PART = 32
-"""Rows that are scored at a time: bounds the copies of the logits."""
+"""Rows that are scored at a time, which bounds the copies of the logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobTensors:
-    """Scores of some draws. Tensors are on the logits' device."""
+    """Scores of some draws, on the logits' device."""
 
     draws: tuple[int, ...]
-    """Which draws of the step; ascending."""
+    """Indices of the scored draws in the step, ascending."""
     counts: tuple[int, ...]
-    """Number of best tokens that each of them requested."""
+    """Number of best tokens that each requested."""
     token_ids: Tensor
     """int64 [draws]."""
     logprobs: Tensor
@@ -34,7 +31,7 @@ class LogprobTensors:
     ranks: Tensor
     """int64 [draws]; equals share the better rank."""
     top_ids: Tensor
-    """int64 [draws, most requested], best first, of equals the lowest id first."""
+    """int64 [draws, most requested], best first; of equals the lowest id first."""
     top_logprobs: Tensor
     """float32, parallel to ``top_ids``."""
 
@@ -45,11 +42,11 @@ class LogprobTensors:
         return replace(self, **moved)
 
     def by_draw(self) -> dict[int, TokenLogprobs]:
-        """Return the scores as the protocol has them; waits for the device."""
+        """Return the scores as the protocol has them; wait for the device."""
         return dict(zip(self.draws, self.as_list(), strict=True))
 
     def as_list(self) -> list[TokenLogprobs]:
-        """Return the scores in the order of ``draws``; waits for the device."""
+        """Return the scores in the order of ``draws``; wait for the device."""
         columns = zip(
             self.token_ids.tolist(),
             self.logprobs.tolist(),
@@ -75,12 +72,8 @@ def score(
 ) -> LogprobTensors:
     """Score drawn tokens.
 
-    Args:
-        logits: any float [rows, vocabulary], raw.
-        token_ids: int64 [every draw of the step].
-        rows: row of ``logits`` of each draw that is scored, at least one.
-        draws: index in ``token_ids`` of each.
-        counts: how many best tokens each asks for.
+    ``logits`` are raw [rows, vocabulary], ``token_ids`` int64 of every draw. ``rows``, ``draws``
+    and ``counts`` are each scored draw's row, index and number of best tokens; at least one.
     """
     chosen = token_ids[index_on(draws, token_ids.device)]
     index = index_on(rows, logits.device)
@@ -104,5 +97,5 @@ def score_prompt(logits: Tensor, next_token_ids: Sequence[int], n: int) -> Logpr
 
 
 def prompt_logprobs(logits: Tensor, next_token_ids: Sequence[int], n: int) -> list[TokenLogprobs]:
-    """Return the scores of ``score_prompt``, also of no position. Waits for the device."""
+    """Return the scores of ``score_prompt``, also of no position. Wait for the device."""
     return score_prompt(logits, next_token_ids, n).as_list() if next_token_ids else []

@@ -1,7 +1,6 @@
-"""Rules of one row: edits of its logits other than the temperature and the filters.
+"""Rules of one row: edits of its logits other than temperature and filters.
 
-Most requests have no rules; a batch without any does not pay for these stages. Bad words are
-matched in the output alone: the model did not write a word that began in the prompt.
+Most requests have none. Bad words are matched in the output only.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from tandem.protocol.sampling import SamplingParams, ThinkingMarks
 AHEAD = 2
 """Steps that may be launched before a token of a row is known."""
 OPENS_WITHIN = 16
-"""Tokens within which a thought begins, or never does."""
+"""Output tokens within which a thought must begin."""
 
 
 class ThinkingBudget:
-    """Progress of one row's thought; its output's tokens are passed in order."""
+    """Progress of one row's thought, from its output's tokens."""
 
     def __init__(self, marks: ThinkingMarks, budget: int, output: Sequence[int] = ()) -> None:
         self._marks = marks
@@ -31,16 +30,16 @@ class ThinkingBudget:
         self._close = AllowedTokens((marks.close,))
         self._longest = max(map(len, marks.opens), default=0)
         self._num_tokens = 0
-        """Tokens of the thought, or of the output before the thought has begun."""
+        """Tokens of the thought, or of the output before it."""
         self._has_begun = marks.has_begun
         self._tail: tuple[int, ...] = ()
         self.is_over = False
-        """Nothing more is to be ended."""
+        """Whether there is no thought left to end."""
         self.extend(output)
 
     @property
     def forced(self) -> AllowedTokens | None:
-        """Return the one token that ends it now; None if it may go on."""
+        """Return the token that must end the thought now, or None."""
         spent = self._has_begun and self._num_tokens >= self._budget
         return self._close if spent and not self.is_over else None
 
@@ -50,7 +49,6 @@ class ThinkingBudget:
         return not self.is_over and self._num_tokens * self._has_begun + AHEAD >= self._budget
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the output."""
         for token in tokens:
             if self.is_over:
                 return
@@ -61,7 +59,6 @@ class ThinkingBudget:
                 self._look_for_begin(token)
 
     def copy(self) -> ThinkingBudget:
-        """Return an independent copy."""
         other = ThinkingBudget(self._marks, self._budget)
         other._num_tokens, other._has_begun = self._num_tokens, self._has_begun
         other._tail, other.is_over = self._tail, self.is_over
@@ -76,8 +73,8 @@ class ThinkingBudget:
 
 
 class BadWords:
-    """Sequences whose last token is not drawn after the others; falsy when empty. A step costs a
-    look-up per length and not per word."""
+    """Sequences whose last token is not drawn after the others; falsy when empty. A step costs one
+    look-up per length."""
 
     def __init__(self, words: Sequence[tuple[int, ...]]) -> None:
         self.lookback = 0
@@ -110,25 +107,24 @@ class BadWords:
 
 @dataclass(frozen=True, slots=True)
 class RequestRules:
-    """The part of the rules that all choices of a request share, made once."""
+    """Rules that all choices of a request share, made once."""
 
     params: SamplingParams
     eos_token_ids: Collection[int]
     allowed: AllowedTokens | None
-    """The only tokens that may be drawn; None allows all."""
+    """Only tokens that may be drawn; None allows all."""
     bad_words: BadWords
     end_ids: Tensor
     """Tokens (int64) that may not be drawn before ``min_tokens``."""
     bias: tuple[Tensor, Tensor] | None
     """int64 tokens and float32 numbers to add to their logits."""
     prompt: PromptTokens | None
-    """Prompt for the repetition penalty; None if it is off: a long prompt is then not read."""
+    """Prompt for the repetition penalty; None if it is off."""
 
     @classmethod
     def of(
         cls, params: SamplingParams, prompt: Sequence[int], eos_token_ids: Collection[int]
     ) -> RequestRules:
-        """Return the rules of a request with this prompt."""
         allowed = params.allowed_token_ids
         return cls(
             params=params,
@@ -145,7 +141,7 @@ class RequestRules:
     ) -> bool:
         """Return whether ``of`` would return the same rules for these arguments."""
         if params is not self.params and params != self.params:
-            return False  # where they are the same, long lists are not compared
+            return False  # avoids the comparison of long lists
         if eos_token_ids != self.eos_token_ids:
             return False
         return self.prompt is None or self.prompt.prompt == prompt
@@ -168,11 +164,11 @@ class RowRules:
 
     request: RequestRules
     tail: list[int]
-    """The last output tokens, as many as the longest bad word needs."""
+    """Last output tokens, as many as the longest bad word needs."""
     seen: SeenTokens | None
     """Counts for the penalties; None if they are off."""
     thought: ThinkingBudget | None
-    """Progress of the thought, as long as it may have to be ended."""
+    """Progress of the thought while it may have to be ended."""
 
     @property
     def looks_back(self) -> bool:
@@ -215,7 +211,6 @@ class RowRules:
         return self.request.bad_words.forbidden(self.tail)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the row's output."""
         if self._lookback:
             self.tail = [*self.tail, *tokens][-self._lookback :]
         if self.seen is not None:
@@ -227,7 +222,6 @@ class RowRules:
                 self.thought = None
 
     def copy(self) -> RowRules:
-        """Return an independent copy."""
         return replace(
             self,
             seen=None if self.seen is None else self.seen.copy(),
@@ -240,7 +234,7 @@ class RowRules:
 
 
 def asks(params: SamplingParams) -> bool:
-    """Return whether there may be any rules. It is cheap, since most requests have none."""
+    """Return whether there may be any rules, cheaply."""
     return bool(
         params.min_tokens
         or params.bad_words_token_ids
@@ -257,8 +251,8 @@ def _penalized(params: SamplingParams) -> bool:
 
 
 def _end_ids(params: SamplingParams, eos_token_ids: Collection[int]) -> Tensor:
-    """Return the tokens that may not be drawn before ``min_tokens``, as in vLLM, with or without
-    ``ignore_eos``. Load tools set both, so that every token has a text."""
+    """Return the tokens that may not be drawn before ``min_tokens``, as in vLLM also with
+    ``ignore_eos``."""
     ends = {*eos_token_ids, *params.stop_token_ids} if params.min_tokens else ()
     return torch.tensor(sorted(ends), dtype=torch.int64)
 

@@ -1,12 +1,11 @@
-"""The pipeline from logits to tokens, in the order that the design fixes.
+"""Pipeline from logits to tokens.
 
 raw log-probabilities → float32 → external processors that change the best token → allowed ids → bad
 words → min tokens → grammar → logit bias → penalties → best token, or external processors that keep
 it → temperature → min-p → top-k → top-p → draw → log-probabilities.
 
-The first and the last are one stage here: raw logits are never written to, so they are scored when
-the token is known. Each row goes through the stages that its request uses, and no others; a step of
-greedy rows without rules is one argmax.
+Raw logits are never written to, so they are scored once the token is known. Each row passes only
+the stages of its request.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from tandem.kernels.sampling import Columns, best, draw, gather, thresholds
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The draws of one step, row by row, within a row in the order of its choices."""
+    """Draws of one step, by row and choice."""
 
     rows: NDArray[np.int64]
     """Row of the logits of each draw."""
     choices: NDArray[np.int64]
-    """Choice of the request that each draw is for."""
+    """Choice of the request of each draw."""
     one_a_row: bool
-    """Set if draw i is of row i of the logits, for each row."""
+    """Whether draw i is of row i of the logits, for each row."""
 
     @classmethod
     def of(cls, choices: Sequence[Sequence[int]]) -> Draws:
@@ -47,8 +46,8 @@ class Draws:
         return cls(rows, np.array(flat, dtype=np.int64), bool((counts == 1).all()))
 
     def within(self, part: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the draws of the logits rows in ``part`` (ascending), and the place in ``part`` of
-        each one's row."""
+        """Return the draws of the logits rows in ``part`` (ascending), and their rows' places in
+        it."""
         if self.one_a_row:
             return part, np.arange(len(part))
         draws = np.flatnonzero(np.isin(self.rows, part))
@@ -58,20 +57,20 @@ class Draws:
 Numbers = NDArray[np.int64]
 
 PART = {"cpu": 32, "cuda": 256}
-"""Rows that go through the stages at a time, by device: bounds their float32 copies."""
+"""Rows per pass by device, which bounds their float32 copies."""
 
 
 class SamplerOutput(NamedTuple):
-    """Result of a step's draws. Tensors are on the logits' device; nothing here waits for it."""
+    """Result of a step's draws, on the logits' device."""
 
     token_ids: Tensor
-    """int64 [draws]: row by row, within a row in the order of its choices."""
+    """int64 [draws], by row and choice."""
     logprobs: LogprobTensors | None
     """Log-probabilities of the draws that requested them; None if none did."""
 
 
 class _Step(NamedTuple):
-    """Input of the stages for one step. Arrays are parallel to the rows of logits."""
+    """Input of the stages for one step, parallel to the rows of logits."""
 
     logits: Tensor
     batch: SamplingBatch
@@ -82,7 +81,7 @@ class _Step(NamedTuple):
 
 
 class Sampler:
-    """Draws tokens. Holds no state between steps."""
+    """Draws tokens, without state between steps."""
 
     def __init__(self, vocab_size: int) -> None:
         """Logits beyond ``vocab_size`` are padding and never drawn."""
@@ -97,15 +96,11 @@ class Sampler:
         positions: Sequence[int] | Numbers,
         choices: Sequence[Sequence[int]],
     ) -> SamplerOutput:
-        """Draw for each choice of each row. ``logits`` are not written to.
+        """Draw for each choice of each row; ``logits`` are not written to.
 
-        Args:
-            logits: float32, bfloat16 or float16 [rows, at least the vocabulary], raw.
-            batch: where the rows' parameters are, up to date with every emitted token of rows
-                that ``need_tokens``.
-            rows: row of the batch of each row of logits.
-            positions: output position (from 0) that each row of logits is drawn for.
-            choices: choices to draw from each row of logits; usually one.
+        ``logits`` are raw float32, bfloat16 or float16 [rows, at least the vocabulary]. ``rows``
+        (of the batch), ``positions`` (output positions from 0) and ``choices`` are parallel to
+        them. ``batch`` must have every emitted token of rows that ``need_tokens``.
         """
         step = _Step(
             logits[:, : self.vocab_size],
@@ -120,15 +115,10 @@ class Sampler:
     def choose_alike(
         self, logits: Tensor, kind: SamplingKind, columns: Columns, draws: Tensor
     ) -> Tensor:
-        """Return the draws of rows that are all of ``kind``, have no rule and draw one token each.
+        """Return the draws (int64 [rows]) of rows of one ``kind``, without rules, one token each.
 
-        The result is int64 [rows]. A CUDA graph can hold it, since nothing comes from the host.
-
-        Args:
-            logits: float32, bfloat16 or float16 [rows, at least the vocabulary], raw.
-            kind: of every row.
-            columns: of the batch, on the logits' device.
-            draws: int64 [3, rows], dense: row of the batch, choice, output position.
+        A CUDA graph can hold it. ``logits`` as for ``sample``; ``columns`` on their device;
+        ``draws`` dense int64 [3, rows]: row of the batch, choice, output position.
         """
         logits = logits[:, : self.vocab_size]
         if kind is SamplingKind.GREEDY:
@@ -160,10 +150,9 @@ def _choose(step: _Step) -> Tensor:
 
 
 def _sort(step: _Step) -> tuple[Numbers, Numbers, Numbers]:
-    """Return the rows of logits that need more than an argmax: greedy with rules, drawn, drawn and
-    filtered.
+    """Return the rows that need more than an argmax: greedy with rules, drawn, drawn and filtered.
 
-    The kind of a row depends on the row alone, never on its neighbours.
+    The kind depends on the row only.
     """
     batch, kinds = step.batch, step.batch.kinds[step.rows]
     ruled = [
@@ -185,13 +174,12 @@ def _whole(step: _Step, part: Numbers) -> bool:
 
 
 def _changes(batch: SamplingBatch) -> bool:
-    """Return whether anything changes the logits of any row."""
     return bool(batch.rules or batch.masks or batch.processors)
 
 
 def _edited(step: _Step, part: Numbers, *, drawn: bool = False) -> Tensor:
-    """Return some rows of logits after every rule, [part, vocabulary]; float32 if a rule applies.
-    Processors that keep the argmax are applied too, if the rows are to be ``drawn``."""
+    """Return rows of logits after every rule, [part, vocabulary]; float32 if a rule applies. If
+    ``drawn``, processors that keep the argmax are applied, too."""
     whole = _whole(step, part)
     logits = step.logits if whole else step.logits.index_select(0, _index(part, step.logits))
     batch = step.batch
@@ -227,8 +215,8 @@ def _draw(step: _Step, part: Numbers, *, keep_all: bool) -> Tensor:
 def _drawn(
     logits: Tensor, columns: Columns, rows: Tensor, draws: Tensor, owners: Tensor, *, keep_all: bool
 ) -> Tensor:
-    """Return int64 [draws]. ``rows`` are the batch's row of each row of logits, ``owners`` the rows
-    of logits of each draw."""
+    """Return int64 [draws]. ``rows`` are batch rows by row of logits, ``owners`` rows of logits by
+    draw."""
     asked = gather(columns, rows, draws)
     floor = None
     if not keep_all:

@@ -1,5 +1,4 @@
-"""Tokens that penalties use. A prompt's are the same for all choices of its request and never
-change: they are found once, and copied to a device once."""
+"""Tokens that penalties use; a prompt's are found and copied once for all choices."""
 
 from __future__ import annotations
 
@@ -14,11 +13,11 @@ from torch import Tensor
 from tandem.engine.sample.transfer import on_device
 
 _ROOM = 64
-"""Numbers that a fresh row has room for; doubled when full."""
+"""First capacity of a row, doubled when full."""
 
 
 class PromptTokens:
-    """The distinct tokens of a prompt."""
+    """Distinct tokens of a prompt."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.prompt = prompt
@@ -37,8 +36,8 @@ class PromptTokens:
 
 
 class SeenTokens:
-    """Distinct tokens that a row has emitted with their counts, next to those of its prompt, if not
-    None. A step costs one addition and not a recount."""
+    """Distinct tokens that a row has emitted with their counts, and those of its prompt, if not
+    None."""
 
     def __init__(self, prompt: PromptTokens | None, output: Iterable[int]) -> None:
         self.prompt = prompt
@@ -51,7 +50,7 @@ class SeenTokens:
 
     @property
     def tokens(self) -> Tensor:
-        """Return the distinct emitted tokens, int64 [emitted]; all are valid until ``add``."""
+        """Return the distinct emitted tokens, int64 [emitted]; valid until ``add``."""
         return self._tokens.values
 
     @property
@@ -65,7 +64,6 @@ class SeenTokens:
         return self._new.values
 
     def add(self, token: int) -> None:
-        """Count the token once more."""
         slot = self._slots.get(token)
         if slot is not None:
             self._counts.memory[slot] += 1
@@ -77,7 +75,6 @@ class SeenTokens:
             self._new.append(token)
 
     def copy(self) -> SeenTokens:
-        """Return an independent copy."""
         other = SeenTokens(self.prompt, ())
         other._slots = self._slots.copy()
         other._tokens, other._counts = self._tokens.copy(), self._counts.copy()
@@ -86,7 +83,7 @@ class SeenTokens:
 
 
 class _Numbers:
-    """An array that grows."""
+    """Growing array."""
 
     def __init__(self, dtype: type[np.int64 | np.float32], numbers: Sequence[int] = ()) -> None:
         self._count = len(numbers)
@@ -100,14 +97,12 @@ class _Numbers:
         return torch.from_numpy(self.memory[: self._count])
 
     def append(self, number: int) -> None:
-        """Append one number."""
         if self._count == len(self.memory):
             self.memory = np.concatenate([self.memory, np.zeros_like(self.memory)])
         self.memory[self._count] = number
         self._count += 1
 
     def copy(self) -> _Numbers:
-        """Return an independent copy."""
         other = _Numbers(self.memory.dtype.type)
         other.memory, other._count = self.memory.copy(), self._count
         return other

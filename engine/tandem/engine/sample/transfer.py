@@ -1,4 +1,4 @@
-"""Small host tensors onto the logits' device, without waiting for that device."""
+"""Copies small host tensors to the logits' device without waiting for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COUNTED = 4096
 
 
 def on_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy ``values`` to ``device``, from pinned memory: other copies wait for the stream."""
+    """Copy ``values`` to ``device`` from pinned memory, as other copies wait for the stream."""
     if device.type != "cuda":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)

@@ -1,1 +1,1 @@
-"""The scheduler: the plan loop, its queues and its interfaces. No torch."""
+"""Scheduler: the plan loop, its queues and its interfaces, without torch."""

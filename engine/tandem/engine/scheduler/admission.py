@@ -1,7 +1,4 @@
-"""Checks that refuse a request before any work is done, and the making of its Requests.
-
-Pure: nothing is queued or held here. Messages name both lengths if a length is the reason.
-"""
+"""Checks that refuse a request before any work, and the making of its Requests; nothing is held."""
 
 from __future__ import annotations
 
@@ -23,11 +20,10 @@ from tandem.protocol.requests import EngineCoreRequest, Produce, check_token_ids
 from tandem.protocol.sampling import SEED_BITS, seeded
 
 _SEED_STEP = 0x9E3779B97F4A7C15
-"""An odd number near 2**64 over the golden ratio: multiples of it spread over all seeds."""
+"""Odd number near 2**64 over the golden ratio, whose multiples spread over all seeds."""
 
 MAX_PROMPT_LOGPROBS_BYTES = 48 << 20
-"""Most bytes of one request's prompt logprobs, sent to its router in one frame of at most 64
-MiB."""
+"""Most bytes of one request's prompt logprobs, which are sent in one frame of at most 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +39,11 @@ class Limits:
     pooling: ModelPooling = field(default_factory=ModelPooling)
     """Results of the model in addition to tokens."""
     processors: ProcessorClasses = field(default_factory=lambda: ProcessorClasses(()))
-    """Classes that may change logits when a request asks for it."""
+    """Classes that may change logits on request."""
     computes_whole: bool = False
-    """True if each prompt is computed in one step, as an encoder's is."""
+    """Whether each prompt is computed in one step, as an encoder's is."""
     embeds_size: int | None = None
-    """Values of each vector of a prompt of embeddings; None: such prompts are refused."""
+    """Values of each vector of a prompt of embeddings; None refuses such prompts."""
     max_held_embeds_bytes: int = 1 << 30
     """Most bytes of all such prompts in the engine."""
 
@@ -109,8 +105,8 @@ def admitted(request: EngineCoreRequest, limits: Limits) -> EngineCoreRequest | 
 def embeds_refusal(
     came: PromptEmbeds | None, lives: Iterable[PromptEmbeds | None], most: int
 ) -> Refusal | None:
-    """Return a refusal if a prompt of embeddings does not fit next to those in the engine. A single
-    one is accepted, whatever its size. Vectors take a thousand times the bytes of ids."""
+    """Return a refusal if a prompt of embeddings exceeds the bytes left. A single one of any size
+    is accepted."""
     if came is None:
         return None
     held = sum(len(each.values) for each in lives if each is not None)
@@ -121,8 +117,8 @@ def embeds_refusal(
 
 
 def _length_refusal(request: EngineCoreRequest, max_model_len: int) -> Refusal | None:
-    """Return a refusal if the request is too long. A producer also holds the emitted tokens and
-    does not know the consumer's limit; the consumer ends a choice at its longest length."""
+    """Return a refusal if the request is too long. A producer also holds emitted tokens, but does
+    not know the consumer's limit."""
     count = len(request.prompt_token_ids)
     if isinstance(request.kv, Produce):
         count += max(map(len, request.emitted), default=0)
@@ -139,7 +135,7 @@ def _length_refusal(request: EngineCoreRequest, max_model_len: int) -> Refusal |
 
 
 def _check_embeds(request: EngineCoreRequest, embeds: PromptEmbeds, hidden_size: int) -> None:
-    """Check shape and parameters; the values were checked when the client's request came."""
+    """Check shape and parameters; the router checks the values."""
     embeds.verify_shape("prompt_embeds", hidden_size)
     if embeds.num_tokens != len(request.prompt_token_ids):
         allowed = f"a vector for each of {len(request.prompt_token_ids)} placeholders"
@@ -190,7 +186,6 @@ def _check_choices(request: EngineCoreRequest, vocab_size: int) -> None:
 
 
 def _pooling(request: EngineCoreRequest, pooling: PoolingParams, limits: Limits) -> PoolingParams:
-    """Return ``pooling`` with its open fields filled in."""
     if msgspec.structs.replace(request.params, seed=None) != NO_SAMPLING:
         allowed = "those of NO_SAMPLING beside pooling, which draws no token"
         raise InvalidParameter("params", request.params, allowed)
@@ -201,7 +196,7 @@ def _pooling(request: EngineCoreRequest, pooling: PoolingParams, limits: Limits)
 
 
 def open_choices(request: EngineCoreRequest) -> tuple[int, ...]:
-    """Return the choices that are to be continued."""
+    """Return the choices to continue."""
     choices = tuple(range(request.params.n))
     if not request.finished_choices:
         return choices
@@ -209,14 +204,14 @@ def open_choices(request: EngineCoreRequest) -> tuple[int, ...]:
 
 
 def _shares_prefix(request: EngineCoreRequest) -> bool:
-    """Return whether all open choices continue from the same tokens (usually the prompt's end)."""
+    """Return whether all open choices continue from the same tokens."""
     choices = open_choices(request)
     return len(choices) == 1 or not any(request.emitted_of(choice) for choice in choices)
 
 
 def end_of(source: EngineCoreRequest, max_model_len: int) -> int:
-    """Return the prompt and output tokens at which a choice ends by length. A producer uses the
-    request's limit alone: its own limit is not the consumer's."""
+    """Return the tokens at which a choice ends by length. A producer uses the request's limit
+    only."""
     asked = source.max_model_len
     if asked is None:
         return max_model_len
@@ -275,8 +270,8 @@ def ended_before(request: Request) -> Finish | None:
 
 
 class SeedSource:
-    """Seeds for requests without one, all different and the same in each run. The router always
-    sets one, ``LLM`` does not."""
+    """Seeds for requests without one, such as those of ``LLM``: all different and the same in each
+    run."""
 
     def __init__(self, seed: int) -> None:
         self._next = seed * _SEED_STEP

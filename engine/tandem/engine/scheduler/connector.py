@@ -1,7 +1,7 @@
-"""The scheduler's interface for KV that is loaded from, or sent to, another place.
+"""Interface of the scheduler for KV that is loaded from, or sent to, another place.
 
-The engine owns it and knows nothing of peers or bytes: a hand-off (prefill/, decode/) and an
-offload tier each implement it. Every method is called in the step loop and never blocks.
+Hand-offs, pulls and the offload tier implement it. Every method is called in the step loop and
+never blocks.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from tandem.protocol.timeline import Note
 
 
 class Lookup(Enum):
-    """Answers to whether KV of a request is stored elsewhere."""
+    """Availability of a request's KV elsewhere."""
 
     NOTHING = "nothing"
     """No KV elsewhere: compute it here."""
     LATER = "later"
-    """KV will come, or none may be computed yet: park the request outside the waiting queue and ask
-    again later."""
+    """KV will come, or none may be computed yet: park the request and ask again later."""
     READY = "ready"
     """KV comes now: reserve blocks and call ``begin_load``."""
 
@@ -37,81 +36,78 @@ class Remote:
 
     lookup: Lookup
     num_tokens: int = 0
-    """Tokens from the start of the prompt whose KV the other side will deliver (READY)."""
+    """Tokens from the start of the prompt whose KV will be delivered (READY)."""
     in_step: bool = False
-    """True if the KV comes within steps, from an ``InStepConnector``."""
+    """Whether the KV comes within steps, from an ``InStepConnector``."""
     announced: bool = False
     """Only for LATER: an ``Announced`` follows any change, so no lookup is needed before it."""
     lent: bool = False
-    """Only for LATER: a peer was asked, and holds what it lends until it is read."""
+    """Only for LATER: a peer holds what it lends until it is read."""
 
     @property
     def brings(self) -> bool:
-        """Return whether KV is to come. A request that only waits for a quota is computed here."""
+        """Return whether KV is to come; False if the request waits for a quota only."""
         return self.lookup is Lookup.READY or self.announced or self.lent
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The request's remote KV is committed: it may run and its full blocks may be cached."""
+    """Event: the request's remote KV is committed; it may run."""
 
     key: RequestKey
     first: tuple[FirstToken, ...]
-    """Token 1 of each choice; the scheduler emits it again as this worker's first frame. Empty if
-    it is to be drawn here."""
+    """Token 1 of each choice, which the scheduler emits as this worker's first frame; empty if it
+    is to be drawn here."""
     usable: bool = True
     """False: token 1 ended every choice, so no KV came; the blocks are freed, not cached."""
     blocks_free: bool = True
-    """False (only with ``usable=False``): writes may still land; a ``Released`` follows."""
+    """False (only with ``usable=False``): writes may still come; a ``Released`` follows."""
     notes: tuple[Note, ...] = ()
     """Times of the load's parts, on this process's monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """The answer of ``lookup`` for the request has changed."""
+    """Event: the answer of ``lookup`` for the request has changed."""
 
     key: RequestKey
 
 
 @dataclass(frozen=True, slots=True)
 class LoadMissed:
-    """The load failed without damage: the request is computed here, and its blocks are no longer
-    written. The connector answers ``lookup`` with NOTHING for the key from then on; otherwise the
-    request would load forever."""
+    """Event: the load failed, nothing writes the blocks, and the request is computed here.
+    ``lookup`` must return NOTHING for the key from then on."""
 
     key: RequestKey
 
 
 Event = Loaded | LoadMissed | LoadFailed | Released | Announced
-"""An event that a connector may report."""
 
 
 class Hold(Enum):
-    """Which side frees a finished request's blocks."""
+    """Side that frees a finished request's blocks."""
 
     FREE = "free"
     """The engine, now."""
     KEPT = "kept"
-    """The connector promised them to a peer; a ``Released`` follows."""
+    """The connector, which promised them to a peer; a ``Released`` follows."""
 
 
 class KVConnector(Protocol):
-    """A connector; the scheduler calls it in its step loop, in this order for one request."""
+    """Connector; its methods are called in this order for one request."""
 
     def admit(self, request: Request) -> Refusal | None:
-        """Return a refusal, as by a quota. Called once, before the request is queued or holds
-        anything."""
+        """Return a refusal, as by a quota. Called once, before the request is queued."""
         ...
 
     def lookup(self, request: Request, num_local: int) -> Remote:
         """Return the availability of a waiting request's KV; ``num_local`` tokens are cached here.
-        Called each step unless the answer was ``announced``. On NOTHING, which means no KV beyond
-        the cached, the next connector is asked."""
+        Called each step unless the answer was ``announced``. NOTHING also if there is no KV beyond
+        the cached."""
         ...
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
-        """Start to bring ``tokens`` into ``block_ids`` (the whole table, hits first). Called once.
+        """Start to load ``tokens`` into ``block_ids`` (the whole table, hits first). Called once.
 
         An empty range is a full hit: only token 1 is missing. Until ``Loaded`` or ``LoadFailed``
         the engine neither reads nor frees the blocks.
@@ -119,23 +115,22 @@ class KVConnector(Protocol):
         ...
 
     def started(self, request: Request) -> None:
-        """Note that the request has blocks for its whole prompt, and that the coming step computes
-        its first tokens here. Called again after a preemption."""
+        """Note that the request has blocks for its whole prompt and is computed with the coming
+        step. Called again after a preemption."""
         ...
 
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
     ) -> None:
-        """Note prompt ``tokens`` computed here by one step (a cached prefix comes with the first
-        chunk). Called when their KV is written or soon will be, maybe before the step's result.
-        ``done`` fences all of them; nothing may be announced before it."""
+        """Note prompt ``tokens`` computed by one step (a cached prefix is part of the first chunk).
+        Maybe called before the step's result; nothing may be announced before ``done``."""
         ...
 
     def first_tokens(
         self, request: Request, first: Sequence[FirstToken], finish: str | None
     ) -> None:
-        """Take token 1 of each choice as drawn here, after the prompt's last chunk. ``finish`` is
-        the reason if token 1 ended the request (every choice)."""
+        """Take token 1 of each choice, after the prompt's last chunk. ``finish`` is the reason if
+        it ended every choice."""
         ...
 
     def finished(self, request: Request, why: str) -> Hold:
@@ -144,8 +139,7 @@ class KVConnector(Protocol):
         ...
 
     def cancelled(self, key: RequestKey) -> None:
-        """End what is promised to a peer under a key that the router cancelled, and that the engine
-        no longer has or never had."""
+        """End promises to a peer under a key that the router cancelled; it may be unknown."""
         ...
 
     def poll(self) -> Sequence[Event]:
@@ -153,7 +147,7 @@ class KVConnector(Protocol):
         ...
 
     def has_pending(self) -> bool:
-        """Return whether anything is promised or in transfer (keeps the step loop awake)."""
+        """Return whether anything is promised or in transfer, which keeps the step loop awake."""
         ...
 
 
@@ -162,26 +156,28 @@ class ComposedConnector(KVConnector, Protocol):
     """Several connectors with the interface of one."""
 
     def lookup_again(self, request: Request, num_local: int) -> Remote:
-        """Return ``lookup`` of the connector alone that answered LATER for a parked request. After
-        NOTHING the request is queued again; the other connectors are asked in its turn."""
+        """Return ``lookup`` of the connector that answered LATER for a parked request. After
+        NOTHING the request is queued, and other connectors are asked in its turn."""
         ...
 
 
 @runtime_checkable
 class InStepConnector(KVConnector, Protocol):
-    """A connector whose blocks are moved by the ranks, in order with their steps. Its transfers run
-    after all writes of earlier steps and before those of later steps. It hands nothing over to
-    peers, and loads only for requests that are the only sequence of their key."""
+    """Connector whose blocks the ranks move between steps.
+
+    Transfers run after earlier steps' writes and before later steps'. It loads only for single
+    sequences, and hands nothing over.
+    """
 
     @property
     def queued(self) -> bool:
         """Return whether the next step has transfers. Blocks taken since the last step may be
-        written out of order only once that next step has ended and its fence is done."""
+        written out of order only after that next step's fence."""
         ...
 
     def transfers(self, *, idle: bool) -> BlockTransfers | None:
         """Return the transfers of a plan; called once for each. ``idle``: the plan computes
-        nothing, and is made only for transfers; a load in progress is then enough."""
+        nothing; a load in progress is then enough."""
         ...
 
     def moved(self, report: TransferReport) -> None:

@@ -1,8 +1,4 @@
-"""Several connectors of one scheduler, asked in order, with the interface of one.
-
-A hand-off, an offload tier and a pull from a peer each know only their own requests. With one
-connector, ``compose`` returns it unchanged.
-"""
+"""Several connectors of one scheduler, asked in order, with the interface of one."""
 
 from __future__ import annotations
 
@@ -25,24 +21,24 @@ _NOTHING = Remote(Lookup.NOTHING)
 
 
 def compose(connectors: Sequence[KVConnector]) -> KVConnector | None:
-    """Return one connector that stands for all, in this order; None if there are none."""
+    """Return one connector for all, in this order; None if there are none."""
     if len(connectors) < 2:
         return connectors[0] if connectors else None
     return Connectors(connectors)
 
 
 class Connectors:
-    """Two connectors or more. Implements ComposedConnector."""
+    """ComposedConnector of two connectors or more."""
 
     def __init__(self, connectors: Sequence[KVConnector]) -> None:
         self._all = tuple(connectors)
         self._chosen: dict[RequestKey, KVConnector] = {}
-        """The connector that last reported KV for a request."""
+        """Connector that last reported KV for a request."""
         self._holds: dict[RequestKey, int] = {}
         """Number of connectors that keep the blocks of an ended request."""
 
     def admit(self, request: Request) -> Refusal | None:
-        """Return the first refusal; connectors asked before it are called with ``finished``."""
+        """Return the first refusal; call ``finished`` of connectors asked before it."""
         for index, each in enumerate(self._all):
             refusal = each.admit(request)
             if refusal is not None:
@@ -61,7 +57,6 @@ class Connectors:
         return _NOTHING
 
     def lookup_again(self, request: Request, num_local: int) -> Remote:
-        """Return the answer of the connector that last reported KV."""
         chosen = self._chosen.get(request.key)
         if chosen is None:
             return self.lookup(request, num_local)
@@ -70,25 +65,21 @@ class Connectors:
         return chosen.lookup(request, num_local)
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
-        """Load by the connector that reported KV."""
         self._chosen[request.key].begin_load(request, block_ids, tokens)
 
     def started(self, request: Request) -> None:
-        """Call all connectors."""
         for each in self._all:
             each.started(request)
 
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
     ) -> None:
-        """Call all connectors."""
         for each in self._all:
             each.computed(request, block_ids, tokens, done)
 
     def first_tokens(
         self, request: Request, first: Sequence[FirstToken], finish: str | None
     ) -> None:
-        """Call all connectors."""
         for each in self._all:
             each.first_tokens(request, first, finish)
 
@@ -102,7 +93,6 @@ class Connectors:
         return Hold.KEPT
 
     def cancelled(self, key: RequestKey) -> None:
-        """Call all connectors."""
         for each in self._all:
             each.cancelled(key)
 
@@ -111,7 +101,6 @@ class Connectors:
         return [event for each in self._all for event in each.poll() if self._counts(event)]
 
     def has_pending(self) -> bool:
-        """Return whether any connector has pending work."""
         return any(each.has_pending() for each in self._all)
 
     def _counts(self, event: Event) -> bool:

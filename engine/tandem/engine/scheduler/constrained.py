@@ -1,9 +1,8 @@
 """Constrained requests: planned as any other, sampled once their masks are made.
 
-The mask of a token depends on the token before it. Masks of a step are therefore made while its
-forward runs, and sent apart from its plan. A request whose mask is late samples nothing, and its
-position is computed again in the next step. If late again, it is computed once its mask is made.
-Requests without a constraint are not touched. The planner sees a constraint only by ``plan_limit``.
+A step's masks are made while its forward runs, and sent apart from its plan. A request whose mask
+is late samples nothing; its position is computed again in the next step, or if late again, once the
+mask is made.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from tandem.engine.step import SeqId, StepRow, TokenMasks
 from tandem.protocol.errors import Refusal, TandemError
 
 MOST_DRAFTS = 128
-"""Drafts in one step, forced ones included: each has a row of logits, and so many positions' logits
-exist at a time if a prompt is scored."""
+"""Most drafts in one step, forced ones included: each has a row of logits."""
 
 
 class Held(NamedTuple):
-    """A sequence whose drafts go with the step that is being planned."""
+    """Sequence whose drafts are part of the step being planned."""
 
     request: Request
     draft_token_ids: tuple[int, ...]
@@ -37,15 +35,13 @@ class Drafts:
         self._proposed: dict[SeqId, tuple[Request, tuple[int, ...]]] = {}
 
     def __len__(self) -> int:
-        """Return the number of sequences with drafts."""
         return len(self._proposed)
 
     def propose(self, request: Request, token_ids: Sequence[int]) -> bool:
-        """Have the next step check ``token_ids``, at least one, after the last known token.
+        """Have the next step check ``token_ids`` (at least one) after the last known token.
 
         Return False and do nothing unless the sequence decodes, no step in flight samples for it,
-        it does not end sooner, and nothing constrains its tokens. A mask is of one position, and a
-        logits processor knows one.
+        it does not end sooner, and its tokens are unconstrained.
         """
         known = len(request.token_ids)
         decodes = request.state is RequestState.RUNNING and request.num_generated > 0
@@ -59,14 +55,12 @@ class Drafts:
         return True
 
     def drop(self, request: Request) -> None:
-        """Forget the drafts of a sequence that ends or loses its blocks."""
         if self._proposed.pop(request.seq, None) is not None:
             release(request)
 
     def take(self, manager: KVCacheManager, budget: int) -> Iterator[Held]:
-        """Yield drafts of the coming step, with blocks for all their tokens, ``budget`` tokens at
-        most. Drafts take no sequence's blocks: those without room are dropped, and planned as
-        usual."""
+        """Yield drafts of the coming step with blocks, at most ``budget`` tokens. Drafts without
+        free blocks are dropped."""
         left = MOST_DRAFTS
         for request, tokens in list(self._proposed.values()):
             known = len(request.token_ids)
@@ -88,8 +82,8 @@ class Drafts:
 
 
 def draws_several(request: Request) -> bool:
-    """Return whether a row of the request may sample at several positions. A grammar's mask is of
-    one position, and a logits processor knows one."""
+    """Return whether a row may sample at several positions. Grammars and logits processors handle
+    one."""
     return request.constraint is None and not request.group.source.params.extra_args
 
 
@@ -101,14 +95,14 @@ def release(request: Request) -> None:
 IDLE_WAIT_SECONDS = 0.005
 """Seconds to wait for a mask if the wait delays no other request."""
 MASK_SECONDS = 10.0
-"""Seconds after which a request whose next mask is not made is refused."""
+"""Seconds after which a request without its next mask is refused."""
 
 Ending = tuple[Request, Refusal | None]
-"""A request that ends here. None: its answer can only end; else the refusal."""
+"""Request that ends here; None if its answer can only end, else the refusal."""
 
 
 class EveryToken:
-    """A container of every token: any may end a constrained answer."""
+    """Container of every token: any may end a constrained answer."""
 
     def __contains__(self, token: object) -> bool:
         return True
@@ -118,22 +112,21 @@ EVERY_TOKEN = EveryToken()
 
 
 class Constrained:
-    """The constrained requests of one engine."""
+    """Constrained requests of one engine."""
 
     def __init__(self) -> None:
         self._requests: dict[SeqId, Request] = {}
         self._slow: set[SeqId] = set()
         """Requests that were late at the last look: no step waits for them."""
         self._late: dict[SeqId, tuple[Request, int, float]] = {}
-        """Requests that are not planned before their next mask is made; each with its former limit
-        and the start of its wait, by the engine's clock."""
+        """Requests not planned before their next mask, each with its former limit and the start of
+        its wait by the engine's clock."""
         self._drawing: list[Request] = []
         """Requests that sample in the step that awaits masks."""
         self._others_draw = False
-        """True if that step also samples for requests without a constraint."""
+        """Whether that step also samples for requests without a constraint."""
 
     def __len__(self) -> int:
-        """Return the number of constrained requests."""
         return len(self._requests)
 
     @property
@@ -142,19 +135,17 @@ class Constrained:
         return bool(self._drawing)
 
     def add(self, request: Request) -> None:
-        """Add a request with a constraint; the mask of its next token is being made."""
+        """Add a request with a constraint, whose next mask is being made."""
         request.enders = EVERY_TOKEN
         self._requests[request.seq] = request
 
     def remove(self, request: Request) -> None:
-        """Remove a request that ended."""
         del self._requests[request.seq]
         self._late.pop(request.seq, None)
         self._slow.discard(request.seq)
 
     def begin(self, rows: Iterable[StepRow]) -> bool:
-        """Return whether the step that was planned awaits masks, for rows that sample under a
-        constraint."""
+        """Return whether the step being planned awaits masks for its rows."""
         if not self._requests:
             return False
         assert not self._drawing, "a step is planned before the last one has its masks"
@@ -165,8 +156,8 @@ class Constrained:
         return bool(self._drawing)
 
     def look(self, step: int, now: float, until: float) -> tuple[TokenMasks, list[Ending]]:
-        """Return the masks of the waiting step that are made by ``until`` (seconds of
-        ``time.monotonic``), and the requests that the caller has to end."""
+        """Return the masks of the waiting step that are made by ``until`` (``time.monotonic``), and
+        the requests to end."""
         drawing, self._drawing = self._drawing, []
         made, late, ended = [], [], list[Ending]()
         patient = not self._others_draw and not any(map(_is_made, drawing))
@@ -195,7 +186,7 @@ class Constrained:
         return TokenMasks(step, tuple(each.seq for each in made), words, tuple(late)), ended
 
     def look_at_late(self, now: float, seconds: float) -> Iterator[Ending]:
-        """Allow planning of requests whose mask is made, waiting up to ``seconds``. Yield those
+        """Plan requests again whose mask is made, after a wait of up to ``seconds``; yield those
         that end."""
         until = time.monotonic() + seconds
         for seq, (request, limit, since) in list(self._late.items()):
@@ -223,8 +214,8 @@ class Constrained:
         return bool(self._late)
 
     def _unpin(self, request: Request, now: float) -> None:
-        """Undo the request's row: its last token is computed again. If it was late the last time
-        too, that happens only once its mask is made."""
+        """Undo the request's row, to compute its last token again; if late twice, once its mask is
+        made."""
         assert request.constraint is not None
         request.num_output_placeholders -= 1
         request.num_computed -= 1

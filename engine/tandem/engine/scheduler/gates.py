@@ -1,9 +1,7 @@
-"""Conditions that a request waits for before blocks are reserved, or that it holds while it runs.
+"""Conditions that a request waits for before blocks are reserved, or holds while it runs.
 
-A gate is one slow or scarce resource: a grammar that is compiled, an adapter's weights, media, a
-share of an encoder. The plan loop knows none of them. A request with a closed gate is in no queue,
-so that no later request waits because of it. After its gates open, it takes the place of its
-arrival. A request that needs no gate passes at once.
+A gate is a slow or scarce resource, such as a compiled grammar or an adapter's weights. A request
+at a closed gate is in no queue, so it delays no other; it later takes the place of its arrival.
 """
 
 from __future__ import annotations
@@ -17,19 +15,19 @@ from tandem.protocol.requests import EngineCoreRequest
 
 
 class Gates:
-    """The gates of one engine, and the requests that wait at them."""
+    """Gates of one engine, and the requests that wait at them."""
 
     def __init__(self, gates: Sequence[Gate] = ()) -> None:
         self._gates = tuple(gates)
         self.waiting: dict[SeqId, tuple[Request, float]] = {}
-        """Each request with the start of its charged wait, by the engine's clock."""
+        """Requests with the start of their charged wait, by the engine's clock."""
         self.num_tokens = 0
         """Prompt and forced tokens of all waiting requests."""
         self._behind: set[SeqId] = set()
-        """Waiting requests that waited for other requests at the last look."""
+        """Requests that waited for other requests at the last look."""
 
     def admit(self, source: EngineCoreRequest, requests: Sequence[Request]) -> Refusal | None:
-        """Bring the sequences of a request to the gates that it needs, or return a refusal."""
+        """Begin the waits of a request at its gates, or return a refusal."""
         asked = tuple(gate for gate in self._gates if gate.asks(source))
         if not asked:
             return None
@@ -51,8 +49,8 @@ class Gates:
         self.num_tokens += request.num_prefill
 
     def look(self, now: float) -> Iterator[tuple[Request, Refusal | None]]:
-        """Yield each request whose wait has ended, once, in order of arrival, with its refusal if
-        it is not admitted."""
+        """Yield each request whose wait has ended, in order of arrival, with its refusal if not
+        admitted."""
         for request, since in list(self.waiting.values()):
             if request.seq not in self.waiting:
                 continue  # it ended with another choice of its request
@@ -68,7 +66,6 @@ class Gates:
             yield request, refusal
 
     def leave(self, request: Request) -> None:
-        """Remove a request that has gates and has ended."""
         self._forget(request)
         self.release((request,))
 
@@ -85,13 +82,12 @@ class Gates:
             gate.close()
 
     def _forget(self, request: Request) -> None:
-        """Remove a request from the waiting ones, if it is one."""
         if self.waiting.pop(request.seq, None) is not None:
             self.num_tokens -= request.num_prefill
         self._behind.discard(request.seq)
 
     def _begins(self, request: Request) -> bool:
-        """Return whether a request waited for other requests until now, and no longer does."""
+        """Return whether a request's wait for other requests has just ended."""
         if any(gate.waits(request) for gate in request.group.gates):
             self._behind.add(request.seq)
             return False

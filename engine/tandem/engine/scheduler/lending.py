@@ -1,7 +1,6 @@
-"""Cached blocks lent to a peer: found by hash, held, given back by ``Released``.
+"""Cached blocks lent to a peer.
 
-A peer that pulls a prefix reads blocks that are not computed for it. They are held under a key, as
-those of an ended request are, so that the same accounts, checks and ends apply. Called in the step
+They are held under a key, as those of an ended request, until ``Released``. Called in the step
 loop, while a connector is polled.
 """
 
@@ -21,8 +20,7 @@ class Loan:
 
     block_ids: tuple[int, ...]
     fence: Fence
-    """Done when the blocks hold their cached content: the step that writes them may be in
-    flight."""
+    """Done when the blocks hold their content: a step in flight may write them."""
 
 
 class CachedPrefixes:
@@ -35,12 +33,10 @@ class CachedPrefixes:
 
     @property
     def block_size(self) -> int:
-        """Return the tokens of a block."""
         return self._scheduler.manager.block_size
 
     @property
     def num_blocks(self) -> int:
-        """Return the number of the engine's blocks."""
         return self._scheduler.manager.pool.num_blocks
 
     @property
@@ -54,8 +50,8 @@ class CachedPrefixes:
         return not manager.can_start(hits, len(first.token_ids), keep_spare=request_table.busy)
 
     def lend(self, key: RequestKey, hashes: Sequence[BlockHash]) -> Loan | None:
-        """Lend the cached blocks among these leading ones, without a gap. Return None and hold
-        nothing if none is cached or the key is in use."""
+        """Lend the longest cached start of these blocks. Return None if none is cached or the key
+        is in use."""
         scheduler = self._scheduler
         held = scheduler.request_table.held
         if scheduler.holds(key) or key in held:

@@ -1,8 +1,7 @@
-"""Drafts one step: decodes, then prompt chunks of running requests, then new ones.
+"""Plans one step: decodes, then prompt chunks of running requests, then new ones.
 
-All blocks that a sequence's known tokens need are taken when it starts, so only decodes ask for
-more; when there is none left, the running sequence that goes last is preempted. A row that was
-drafted is never taken back. A hand-off is seen as ``KVConnector`` alone.
+A sequence gets the blocks of all its known tokens at its start, so only decodes need more. If none
+is left, the running sequence that goes last is preempted. A planned row is never removed.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ class Shares:
         )
 
     def last_of_largest(self, needs: Request) -> Request | None:
-        """Return the sequence that makes room for a request that waits: the last one of the tenant
-        that holds most, if that is more than its part.
+        """Return the last sequence of the tenant that holds most, if more than its part, to make
+        room for ``needs``.
 
-        Each is preempted for another tenant once at most, so all requests end.
+        Each is preempted for another tenant at most once, so all requests end.
         """
         need = blocks_for(len(needs.token_ids), self._request_table.manager.block_size)
         if self._held_blocks[needs.tenant] + need > self._blocks:
@@ -82,8 +81,8 @@ class Shares:
         self._held_blocks[request.tenant] -= len(request.block_ids)
 
     def prompt_parts(self, running: Iterable[Request], budget: int) -> dict[str, int]:
-        """Return the prompt tokens that each tenant may have computed in a step of ``budget``: an
-        equal part, and the unused rest of other tenants' parts."""
+        """Return the prompt tokens of each tenant in a step of ``budget``: equal parts, and the
+        unused rest of the others."""
         wanted: Counter[str] = Counter()
         manager = self._request_table.manager
         for request in running:
@@ -101,11 +100,11 @@ class Shares:
 
 
 RECENT_SECONDS = 10.0
-"""Time for which a request of another tenant keeps steps short while much is to compute."""
+"""Time for which a request of another tenant keeps steps short while many prompt tokens wait."""
 
 
 class StepBuilder:
-    """A step while it is being planned."""
+    """Step that is being planned."""
 
     __slots__ = (
         "budget",
@@ -128,7 +127,7 @@ class StepBuilder:
         self.room: StepRoom | None = None
         """Room of a step that is bounded in time."""
         self.context = 0
-        """Tokens before those of the decodes, all together."""
+        """Tokens before those of the decodes, in total."""
         self.num_tokens = 0
         """Tokens of all rows so far."""
         self.decodes: list[StepRow] = []
@@ -144,7 +143,7 @@ class StepBuilder:
 
 
 class Planner:
-    """Fills drafts from the request table; ``num_computed`` advances as rows are drafted."""
+    """Plans steps from the request table; ``num_computed`` advances with each row."""
 
     def __init__(
         self,
@@ -174,54 +173,52 @@ class Planner:
         self._computes_whole = computes_whole
         self._now = 0.0
 
-    def draft(self, now: float) -> StepBuilder:
-        """Return the rows of the next step."""
+    def start_step(self, now: float) -> StepBuilder:
         self._now = now
-        draft = StepBuilder(self._budget)
+        builder = StepBuilder(self._budget)
         shares = self._share()
-        held = self._hold_drafted(draft) if self._request_table.drafts else ()
-        prompts, preempted = self._draft_decodes(draft)
+        held = self._hold_drafted(builder) if self._request_table.drafts else ()
+        prompts, preempted = self._schedule_decodes(builder)
         if held:
-            self._draft_drafted(draft, held)
+            self._schedule_drafted(builder, held)
         if not self._computes_whole:
             if self._is_shared(prompts):
-                draft.budget = self._short_budget(draft)
+                builder.budget = self._short_budget(builder)
             if shares is not None:
-                self._divide(draft, shares, prompts)
+                self._divide(builder, shares, prompts)
         for request in prompts:
-            self._draft_prompt(draft, request)
+            self._schedule_prompt(builder, request)
         if not preempted:
-            self._draft_waiting(draft, now)
-        return draft
+            self._schedule_waiting(builder, now)
+        return builder
 
-    def _divide(self, draft: StepBuilder, shares: Shares, prompts: Sequence[Request]) -> None:
-        """Divide the step's prompt tokens between tenants. If one tenant can have all of its own
-        computed in a step as short as one with decodes, the step is that short."""
-        draft.parts = shares.prompt_parts(prompts, draft.budget)
-        if len(draft.parts) < 2:
+    def _divide(self, builder: StepBuilder, shares: Shares, prompts: Sequence[Request]) -> None:
+        """Divide the step's prompt tokens between tenants. The step is short if one tenant's fit
+        into a short one."""
+        builder.parts = shares.prompt_parts(prompts, builder.budget)
+        if len(builder.parts) < 2:
             return
-        budget = self._short_budget(draft)
+        budget = self._short_budget(builder)
         parts = shares.prompt_parts(prompts, budget)
-        if any(parts[each] == wanted for each, wanted in draft.parts.items()):
-            draft.budget, draft.parts = budget, parts
+        if any(parts[each] == wanted for each, wanted in builder.parts.items()):
+            builder.budget, builder.parts = budget, parts
 
     def _is_shared(self, prompts: Sequence[Request]) -> bool:
-        """Return whether several tenants send requests, and more prompt tokens wait than a step
-        takes. A request of another tenant then waits for one short step, not for a full one."""
+        """Return whether several tenants have requests, and more prompt tokens wait than a step
+        takes."""
         changed = self._request_table.tenants_changed
         if changed is None or self._now - changed > RECENT_SECONDS:
             return False
         tokens = self._request_table.waiting.num_tokens
         return tokens + sum(each.num_uncomputed for each in prompts) > self._budget
 
-    def _short_budget(self, draft: StepBuilder) -> int:
+    def _short_budget(self, builder: StepBuilder) -> int:
         """Return the prompt tokens of a step that takes no longer than one with decodes."""
-        rows = draft.num_tokens
-        return min(draft.budget, max(1, self._mixed(rows + 1) - rows))
+        rows = builder.num_tokens
+        return min(builder.budget, max(1, self._mixed(rows + 1) - rows))
 
     def _share(self) -> Shares | None:
-        """If several tenants have requests, let those that hold less than their part go first, and
-        make room for the first of them."""
+        """Let tenants with less than their part go first, and make room for the first of them."""
         request_table, waiting = self._request_table, self._request_table.waiting
         waiting.first_tenants = waiting.passed_over = frozenset()
         if len(request_table.tenants) < 2:
@@ -250,40 +247,40 @@ class Planner:
         hits = manager.find_cached_prefix(request, request.max_cached_tokens)
         return manager.can_start(hits, len(request.token_ids), keep_spare=request_table.busy)
 
-    def seal(self, draft: StepBuilder, step: int) -> SchedulerOutput | None:
+    def finish_step(self, builder: StepBuilder, step: int) -> SchedulerOutput | None:
         """Return the finished plan, or None if there is nothing to compute."""
-        idle = not draft.decodes and not draft.prompts
+        idle = not builder.decodes and not builder.prompts
         transfers = None
         if self._in_step is not None:
             transfers = self._in_step.transfers(idle=idle)
             if idle and transfers is None and self._remote is not None:
-                # Nobody would look soon whether stores beside the last step are through.
+                # No later step would check soon whether the stores with the last step have ended.
                 transfers = BlockTransfers() if self._remote.awaits_fence else None
         if idle and transfers is None:
             return None
-        for request in draft.due:
+        for request in builder.due:
             self._manager.cache_full(request)
         dropped, self._request_table.dropped = self._request_table.dropped, []
-        self._request_table.stats.planned_tokens += draft.num_tokens
-        rows = (*draft.decodes, *draft.prompts)
+        self._request_table.stats.planned_tokens += builder.num_tokens
+        rows = (*builder.decodes, *builder.prompts)
         return SchedulerOutput(
             step=step,
             rows=rows,
-            new=tuple(draft.new),
+            new=tuple(builder.new),
             dropped=tuple(dropped),
             block_copies=self._manager.take_copies(),
             transfers=transfers,
             awaits_masks=self._request_table.constrained.begin(rows),
-            drafts=tuple(draft.drafts),
+            drafts=tuple(builder.drafts),
         )
 
-    def _draft_decodes(self, draft: StepBuilder) -> tuple[list[Request], bool]:
-        """Draft one token for each running sequence with one to compute. Return those with more,
-        and whether a sequence was preempted. Decodes after a prompt leave it at least one token."""
+    def _schedule_decodes(self, builder: StepBuilder) -> tuple[list[Request], bool]:
+        """Plan one token for each decoding sequence. Return those with more tokens, and whether a
+        sequence was preempted. One token is left for a waiting prompt."""
         running = self._request_table.running
         prompts: list[Request] = []
         preempted = False
-        budget = draft.budget
+        budget = builder.budget
         owed, decoding = 0, False
         index = -1
         while (index := index + 1) < len(running):
@@ -307,30 +304,30 @@ class Planner:
                     continue
                 added = room
             if not request.on_rank:
-                added = self._introduce(draft, request)
-            draft.decodes.append(StepRow(request.seq, computed, 1, added, request.choices))
-            draft.context += computed
+                added = self._introduce(builder, request)
+            builder.decodes.append(StepRow(request.seq, computed, 1, added, request.choices))
+            builder.context += computed
             if computed < request.num_prefill:
-                draft.chunks.append((request, computed, known, request.num_preemptions))
+                builder.chunks.append((request, computed, known, request.num_preemptions))
             else:
                 decoding = True
             request.num_computed = known
             request.num_output_placeholders += 1
             if known >= request.cache_due:
-                draft.due.append(request)
+                builder.due.append(request)
             budget -= 1
-        rows = draft.num_tokens = len(draft.decodes)
-        draft.budget = budget
+        rows = builder.num_tokens = len(builder.decodes)
+        builder.budget = budget
         if decoding:
             if self._max_itl is None:
-                draft.budget = min(budget, self._mixed(rows) - rows)
+                builder.budget = min(budget, self._mixed(rows) - rows)
             else:
-                draft.room = self._room(DecodeBatch(rows, draft.context), self._max_itl)
+                builder.room = self._room(DecodeBatch(rows, builder.context), self._max_itl)
         return prompts, preempted
 
     def mixed_prompt_tokens(self, decode_batch: DecodeBatch) -> int:
-        """Return the most tokens of one prompt, from its start, in a step with these decodes; of a
-        step without any, all."""
+        """Return the most tokens of one prompt in a step with these decodes; all, if there are
+        none."""
         if not decode_batch.streams:
             return self._budget
         if self._max_itl is not None:
@@ -345,29 +342,28 @@ class Planner:
         fitting = steps.prompt_tokens_within(decode_batch, seconds, 2 * self._budget)
         return StepRoom(self._padding, decode_batch.streams, fitting, steps.steepness)
 
-    def _hold_drafted(self, draft: StepBuilder) -> list[Held]:
+    def _hold_drafted(self, builder: StepBuilder) -> list[Held]:
         """Reserve tokens and blocks for sequences with drafts, before the others; one token is
         left."""
-        held = list(self._request_table.drafts.take(self._manager, draft.budget - 1))
-        draft.drafts_left -= sum(len(each.draft_token_ids) for each in held)
-        draft.budget -= len(held) + MOST_DRAFTS - draft.drafts_left
+        held = list(self._request_table.drafts.take(self._manager, builder.budget - 1))
+        builder.drafts_left -= sum(len(each.draft_token_ids) for each in held)
+        builder.budget -= len(held) + MOST_DRAFTS - builder.drafts_left
         return held
 
-    def _draft_drafted(self, draft: StepBuilder, held: Sequence[Held]) -> None:
-        """Draft a row of several tokens for each of ``held`` that still has its blocks, after the
-        decodes, like chunks. ``num_computed`` advances by the last known token, which is certain;
-        ``Updater`` adds the rest."""
+    def _schedule_drafted(self, builder: StepBuilder, held: Sequence[Held]) -> None:
+        """Plan rows of several tokens for ``held``, after the decodes. ``num_computed`` advances by
+        the last known token; ``Updater`` adds the rest."""
         for request, tokens, added in self._request_table.drafts.planned(held):
             if not request.on_rank:
-                added = self._introduce(draft, request)
+                added = self._introduce(builder, request)
             computed, count = request.num_computed, 1 + len(tokens)
-            draft.prompts.append(StepRow(request.seq, computed, count, added, request.choices))
-            draft.drafts.append(SpecTokens(request.seq, tokens))
+            builder.prompts.append(StepRow(request.seq, computed, count, added, request.choices))
+            builder.drafts.append(SpecTokens(request.seq, tokens))
             request.num_computed = computed + 1
             request.num_output_placeholders += 1
             if computed + 1 >= request.cache_due:
-                draft.due.append(request)
-            draft.num_tokens += count
+                builder.due.append(request)
+            builder.num_tokens += count
 
     def _make_room(self, running: list[Request], index: int) -> tuple[int, ...] | None:
         """Return blocks for ``running[index]``, taken from those after it; None if it was
@@ -383,62 +379,63 @@ class Planner:
             if room is not None:
                 return room
 
-    def _draft_prompt(self, draft: StepBuilder, request: Request, most: int | None = None) -> None:
-        """Draft the next chunk of a sequence with several tokens to compute, of ``most`` at most.
-        If it is alone, ``most`` is ignored, as the limit would help no other request."""
+    def _schedule_prompt(
+        self, builder: StepBuilder, request: Request, most: int | None = None
+    ) -> None:
+        """Plan the next chunk of a sequence, of at most ``most`` tokens; alone, without this
+        limit."""
         remaining = request.num_uncomputed
-        alone = not draft.prompts and self._request_table.waiting.peek() is None
-        most = draft.budget if most is None or alone else min(draft.budget, most)
-        if draft.parts is not None:
-            most = min(most, draft.parts.get(request.tenant, 0))
-        if draft.room is not None:
-            most = draft.room.most(request.num_computed, min(most, remaining))
+        alone = not builder.prompts and self._request_table.waiting.peek() is None
+        most = builder.budget if most is None or alone else min(builder.budget, most)
+        if builder.parts is not None:
+            most = min(most, builder.parts.get(request.tenant, 0))
+        if builder.room is not None:
+            most = builder.room.most(request.num_computed, min(most, remaining))
         count = self._chunks.count(remaining, most, alone=alone)
         if count == 0 or request.plan_limit <= request.num_tokens:
             return
         if not request.on_rank:
-            self._introduce(draft, request)
+            self._introduce(builder, request)
         start = request.num_computed
         end = start + count
         last = count == remaining
         choices = request.choices if last else ()
-        draft.prompts.append(StepRow(request.seq, start, count, (), choices))
-        draft.chunks.append((request, start, end, request.num_preemptions))
+        builder.prompts.append(StepRow(request.seq, start, count, (), choices))
+        builder.chunks.append((request, start, end, request.num_preemptions))
         if last and self._replay and request.num_output:
-            self._replay_last(draft, request, count - 1)
+            self._replay_last(builder, request, count - 1)
         request.num_computed = end
         request.num_output_placeholders += last
         if end >= request.cache_due:
-            draft.due.append(request)
-        draft.budget -= count
-        if draft.parts is not None:
-            draft.parts[request.tenant] -= count
-        if draft.room is not None:
-            draft.room.take(start, count)
-        draft.num_tokens += count
+            builder.due.append(request)
+        builder.budget -= count
+        if builder.parts is not None:
+            builder.parts[request.tenant] -= count
+        if builder.room is not None:
+            builder.room.take(start, count)
+        builder.num_tokens += count
 
-    def _replay_last(self, draft: StepBuilder, request: Request, most: int) -> None:
-        """Have the last chunk of a resumed sequence also sample after its last ``most`` emitted
-        tokens. Not with a grammar or a logits processor, which know one position, nor with bounded
-        thinking: a rank forgets what ended the thinking once it is over."""
-        count = min(self._replay, request.num_output, most, draft.drafts_left)
+    def _replay_last(self, builder: StepBuilder, request: Request, most: int) -> None:
+        """Have the last chunk of a resumed sequence sample after its last ``most`` emitted tokens,
+        too. Not with grammars, logits processors or bounded thinking."""
+        count = min(self._replay, request.num_output, most, builder.drafts_left)
         bounded = request.group.source.params.thinking is not None
         if count > 0 and not bounded and draws_several(request):
             tokens = tuple(request.token_ids[-count:])
-            draft.drafts.append(SpecTokens(request.seq, tokens, forced=True))
-            draft.drafts_left -= count
+            builder.drafts.append(SpecTokens(request.seq, tokens, forced=True))
+            builder.drafts_left -= count
 
-    def _draft_waiting(self, draft: StepBuilder, now: float) -> None:
+    def _schedule_waiting(self, builder: StepBuilder, now: float) -> None:
         """Start requests from the queue while tokens, seats and blocks last."""
         request_table, remote = self._request_table, self._remote
-        aside, before = [], draft.num_tokens
+        aside, before = [], builder.num_tokens
         while (
-            draft.budget
+            builder.budget
             and len(request_table.running) + len(request_table.loading) < self._max_num_seqs
         ):
-            if draft.parts is not None:
+            if builder.parts is not None:
                 request_table.waiting.passed_over = {
-                    each for each, left in draft.parts.items() if not left
+                    each for each, left in builder.parts.items() if not left
                 }
             request = request_table.waiting.peek()
             if request is None:
@@ -449,14 +446,14 @@ class Planner:
             way = Way.COMPUTE if remote is None else remote.way_of(request)
             if way is Way.GONE:
                 continue
-            if self._computes_whole and len(request.token_ids) > draft.budget:
+            if self._computes_whole and len(request.token_ids) > builder.budget:
                 break
-            left = self._chunks.most_begun + before - draft.num_tokens
-            if draft.room is not None and draft.room.is_full:
+            left = self._chunks.most_begun + before - builder.num_tokens
+            if builder.room is not None and builder.room.is_full:
                 break
             if way is Way.WAIT or left <= 0 or not self._start(request, now):
                 break
-            self._draft_prompt(draft, request, left)
+            self._schedule_prompt(builder, request, left)
         for request in aside:
             request_table.waiting.push(request)
         request_table.waiting.passed_over = frozenset()
@@ -490,9 +487,9 @@ class Planner:
         stats.prompt_tokens += request.num_prefill
         stats.computed_tokens += request.num_prefill - request.num_computed
 
-    def _introduce(self, draft: StepBuilder, request: Request) -> tuple[int, ...]:
+    def _introduce(self, builder: StepBuilder, request: Request) -> tuple[int, ...]:
         """Send the ranks all data of a sequence; its row then adds no blocks."""
-        draft.new.append(request.as_new())
+        builder.new.append(request.as_new())
         request.on_rank = True
         return ()
 
@@ -500,9 +497,8 @@ class Planner:
 def choose_victim(running: Sequence[Request], first: int) -> int:
     """Return the index of the request to preempt so that ``running[first]`` may grow, or ``first``.
 
-    ``running`` is sorted, best first: the victim is the last one (lowest priority, then latest
-    arrival) whose blocks are not promised to a peer. None before ``first`` is preempted, so the
-    first of all always makes progress.
+    It is the last of ``running`` (best first) whose blocks are not promised to a peer, never before
+    ``first``, so the first request always progresses.
     """
     for index in range(len(running) - 1, first, -1):
         if running[index].preemptible:

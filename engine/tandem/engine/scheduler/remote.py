@@ -1,9 +1,7 @@
-"""Requests whose KV comes from elsewhere: parked, then reserved and loading, then running.
+"""Requests whose KV comes from elsewhere: parked, loading, then running.
 
-They are outside the waiting queue, so that late KV delays no other request; for blocks and seats
-they share one order with the queue (``Turns``). KV within steps comes at once: its request is never
-parked, but loads from the queue's head. Calls the ``KVConnector``; engines without one have none of
-this.
+They are outside the waiting queue, so that late KV delays no other request; blocks and seats are
+given in one order (``Turns``). KV that comes within steps is loaded from the queue's head.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from tandem.protocol.layout import blocks_for
 
 
 class Turns:
-    """Order of one step: ask for hand-offs in order, then for waiting requests."""
+    """Order of one step: hand-offs in order, then waiting requests."""
 
     def __init__(self, request_table: RequestTable, max_num_seqs: int) -> None:
         self._request_table = request_table
@@ -39,15 +37,15 @@ class Turns:
         self._queue = request_table.waiting.in_order()
         self._next = next(self._queue, None)
         self._blocks = 0
-        """Blocks for requests in the queue before the last hand-off that was asked for."""
+        """Blocks of queued requests before the last hand-off."""
         self._seats = 0
-        """Seats, likewise."""
+        """Seats of the same requests."""
         self._short: Order | None = None
-        """Order of the first hand-off that found no room."""
+        """Order of the first hand-off without room."""
 
     def may_reserve(self, request: Request, hits: Sequence[int], count: int, extra: int) -> bool:
-        """Return whether a ready hand-off finds a seat, room for ``count`` tokens and ``extra``
-        blocks next to all before it. After the first False, every later one gets False."""
+        """Return whether a hand-off finds a seat, and room for ``count`` tokens and ``extra``
+        blocks after all before it. False stays for later ones."""
         if self._short is not None:
             return False
         self._claim_before(request.order)
@@ -61,7 +59,7 @@ class Turns:
         return room
 
     def may_start(self, request: Request) -> bool:
-        """Return whether no hand-off before this request of the queue is without room."""
+        """Return whether no hand-off before this request is without room."""
         return self._short is None or request.order < self._short
 
     @property
@@ -70,7 +68,7 @@ class Turns:
         return self._max_num_seqs - len(request_table.running) - len(request_table.loading)
 
     def _claim_before(self, order: Order) -> None:
-        """Count the blocks and seats of the queue up to ``order``, until there are none left."""
+        """Count the blocks and seats of the queue up to ``order``, until none is left."""
         manager = self._request_table.manager
         while self._next is not None and self._next.order < order:
             if self._seats >= self._free_seats or self._blocks > manager.num_free:
@@ -87,15 +85,15 @@ class Way(Enum):
     """Decision on the request at the head of the queue."""
 
     COMPUTE = "compute"
-    """The request may start here."""
+    """It may start here."""
     GONE = "gone"
-    """The request has left the queue: its KV comes from elsewhere."""
+    """It has left the queue: its KV comes from elsewhere."""
     WAIT = "wait"
-    """It is not the request's turn, or it found no room; nor does any request after it."""
+    """It is not its turn or has no room; nor has any later request."""
 
 
 class RemoteKV:
-    """The scheduler's use of its connector."""
+    """Scheduler's use of its connector."""
 
     def __init__(
         self,
@@ -107,7 +105,7 @@ class RemoteKV:
         vocab_size: int,
         in_step: InStepConnector | None = None,
     ) -> None:
-        """``in_step`` is ``connector``, or one of those that it is composed of."""
+        """``in_step`` is ``connector``, or a part of it."""
         self._connector = connector
         self._look_again = (
             connector.lookup_again if isinstance(connector, ComposedConnector) else connector.lookup
@@ -121,21 +119,19 @@ class RemoteKV:
         self._vocab_size = vocab_size
         self._turns = Turns(request_table, max_num_seqs)
         self._to_load: deque[tuple[int, Request, range]] = deque()
-        """Loads reserved while that step was the last one planned. They begin once it has ended,
-        because its rows may still write blocks that were freed before."""
+        """Loads reserved while that step was the last one planned. They begin after it, as its rows
+        may still write the blocks."""
         self.awaits_fence = False
-        """True if a load waits only for the fence of a step that has ended."""
+        """Whether a load waits only for the fence of a step that has ended."""
         self._to_ask: dict[int, Request] = {}
         """Parked requests by ``seq`` to look up in the next step; the others are announced."""
         self._asked: list[Request] = []
-        """Requests parked in their turn, whose peers hold what they lend: blocks are free for them,
-        and not yet reserved."""
+        """Requests parked while peers hold what they lend; blocks are free, not yet reserved."""
         self._joined: list[Request] = []
         """Running requests whose blocks are not yet in the prefix cache."""
 
     def park(self, request: Request, *, comes: bool = True) -> None:
-        """Keep a request in no queue until its KV comes, or until it may be computed here if no KV
-        ``comes``."""
+        """Park a request until its KV ``comes``, or else until it may be computed."""
         hits = self._manager.find_cached_prefix(request, request.num_prefill)
         request.group.num_hit = len(hits) * self._manager.block_size
         request.state = RequestState.WAITING_FOR_REMOTE_KVS
@@ -143,10 +139,9 @@ class RemoteKV:
         self._to_ask[request.seq] = request
 
     def poll(self, now: float) -> None:
-        """Apply the connector's events."""
         while self._joined:
             request = self._joined.pop()
-            if request.state is RequestState.RUNNING:  # whoever left was cached as it went
+            if request.state is RequestState.RUNNING:  # those that left are cached
                 self._manager.cache_full(request)
         for event in self._connector.poll():
             if isinstance(event, Released):
@@ -163,8 +158,8 @@ class RemoteKV:
                 self._request_table.stats.late_events += 1
 
     def ask(self, planned: int, now: float) -> None:
-        """Look up the parked requests that may have changed, and reserve for those that are ready.
-        ``planned`` is the last step that was planned."""
+        """Look up the parked requests that may have changed, and reserve for ready ones.
+        ``planned`` is the last planned step."""
         ready = []
         for request in sorted(self._to_ask.values(), key=lambda each: each.order):
             if request.state is not RequestState.WAITING_FOR_REMOTE_KVS:  # it has ended meanwhile
@@ -186,12 +181,11 @@ class RemoteKV:
         for request, remote in ready:
             if not self._reserve(request, remote, planned):
                 self._request_table.is_short = True
-                return  # nobody behind it gets room; each look costs as much as its prompt is long
+                return  # later ones find no room either, and a look is costly
 
     def way_of(self, request: Request) -> Way:
         """Decide on the request at the head of the queue, and remove it if it leaves. A peer is
-        asked once it is the request's turn and its blocks are free, as the peer holds what it
-        lends."""
+        asked only when blocks are free, as it holds what it lends."""
         if request.source.pull is not None and not self._may_ask(request):
             return Way.WAIT
         remote = self._lookup(request)
@@ -206,7 +200,6 @@ class RemoteKV:
         return Way.GONE if may else Way.WAIT
 
     def started(self, request: Request) -> None:
-        """Report to the connector that a request starts to be computed here."""
         self._connector.started(request)
 
     def begin_loads(self, updated: int, fence: Fence) -> None:
@@ -218,8 +211,8 @@ class RemoteKV:
         self.awaits_fence = bool(self._to_load) and self._to_load[0][0] <= updated
 
     def _may_ask(self, request: Request) -> bool:
-        """Return whether it is the turn of the first in the queue, and it finds room next to those
-        that have asked before it."""
+        """Return whether the first in the queue may ask a peer: its turn, with room after earlier
+        ones."""
         request_table, manager, size = self._request_table, self._manager, self._manager.block_size
         if not self._turns.may_start(request):
             return False
@@ -233,20 +226,20 @@ class RemoteKV:
         return manager.can_start(hits, count, extra=asked, keep_spare=request_table.busy)
 
     def _lookup(self, request: Request) -> Remote:
-        """Return the availability of a queued request's KV. A preempted request, or one whose KV
-        came, is computed again unless a step can bring it."""
+        """Return the availability of a queued request's KV. Preempted requests are computed again
+        unless a step can load it."""
         connector: KVConnector | None = self._connector
         if request.remote_done or request.num_preemptions:
             connector = self._in_step
         scored = request.kv is None and request.prompt_logprobs is not None
-        if connector is None or scored:  # the logits of every position are wanted here
+        if connector is None or scored:  # the logits of every position are required
             return _NOTHING
         hits = self._manager.find_cached_prefix(request, request.max_cached_tokens)
         return connector.lookup(request, len(hits) * self._manager.block_size)
 
     def _load_at_once(self, request: Request, remote: Remote) -> bool:
-        """Take blocks for all known tokens of the first in the queue, and load its remote KV with
-        the step being planned; return False without room."""
+        """Load the KV of the first in the queue with the step being planned; return False without
+        room."""
         request_table, manager = self._request_table, self._manager
         assert self._in_step is not None, "nobody brings KV within steps"
         hits = manager.find_cached_prefix(request, request.max_cached_tokens)
@@ -277,7 +270,7 @@ class RemoteKV:
         del self._to_ask[request.seq]
 
     def _announced(self, event: Announced) -> bool:
-        """Mark a request to be looked up again, if it is parked; return whether it is known."""
+        """Mark a parked request to be looked up again; return whether it is known."""
         group = self._request_table.groups.get(event.key)
         if group is None:
             return False
@@ -287,8 +280,8 @@ class RemoteKV:
         return True
 
     def _reserve(self, request: Request, remote: Remote, planned: int) -> bool:
-        """Pin local hits and take all other blocks, with one to decode into. Return False, and
-        leave the request parked, without room."""
+        """Hold local hits and take all other blocks, with one to decode into. Return False without
+        room."""
         manager = self._manager
         count = request.num_prefill
         fits = blocks_for(count, manager.block_size) < manager.pool.num_blocks
@@ -301,7 +294,7 @@ class RemoteKV:
         local = len(hits) * manager.block_size
         tokens = range(local, max(local, remote.num_tokens))
         self._enter_loading(request, len(hits), tokens.stop)
-        # What these blocks held, or a load into them, may have to go with the coming step first.
+        # The coming step may have to move earlier content of these blocks first.
         after = planned + 1 if self._in_step is not None and self._in_step.queued else planned
         self._to_load.append((after, request, tokens))
         return True
@@ -339,8 +332,8 @@ class RemoteKV:
         return True
 
     def _join(self, request: Request, event: Loaded, now: float) -> None:
-        """Run a request whose KV is committed: emit its first tokens again, and cache its blocks
-        after the launch of the step that is planned."""
+        """Run a request whose KV is committed: emit its first tokens again, cache its blocks after
+        the next launch."""
         manager = self._manager
         request.remote_done = True
         if request.group.notes is not None:
@@ -352,14 +345,14 @@ class RemoteKV:
         if event.first:
             self._count(request)
             if len(event.first) == 1:
-                manager.cache_later(request)  # its first step need not wait for hundreds of blocks
+                manager.cache_later(request)  # its first step must not wait for it
                 self._joined.append(request)
-            else:  # which share their blocks from now on
+            else:  # they share their blocks from now on
                 manager.cache_full(request)
             self._updater.known_first(request, event.first, now)
             return
         self._connector.started(request)
-        # The last token's logits are wanted, so its position is computed here, in an own block.
+        # The last token's logits are required, so its position is computed in an own block.
         total = len(request.token_ids)
         known = min(request.num_computed, total - 1)
         request.num_computed = known // manager.block_size * manager.block_size
@@ -381,7 +374,7 @@ class RemoteKV:
         stats.hit_tokens += group.num_hit
         stats.external_tokens += request.num_computed - group.num_hit
         stats.computed_tokens += here
-        group.num_hit = request.num_computed  # what clients are told to be cached
+        group.num_hit = request.num_computed  # the cached tokens that clients see
 
     def _missed(self, event: LoadMissed, now: float) -> bool:
         """Return the request to the queue, at the place of its arrival."""

@@ -1,7 +1,7 @@
 """All requests of this engine by place, and the one way to end each.
 
-The scheduler, the remote half and the updater move requests between these places through the
-methods below. Blocks, rows on the ranks and the connector's promises are so released in one place.
+Scheduler, remote half and updater move requests through these methods, so blocks, rows on the ranks
+and promises are released in one place.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ _Entry = tuple[Order, SeqId]
 
 @dataclass(slots=True)
 class _Heap:
-    """Requests of one tenant."""
-
     entries: list[_Entry] = field(default_factory=list)
     count: int = 0
     """Members; other entries are of requests that left."""
@@ -50,15 +48,15 @@ class _Heap:
 
 
 class WaitingQueue:
-    """A heap with removal for each tenant: discarded entries are skipped when they come up. Entries
-    hold no request, so that a removed request's prompt and vectors are freed."""
+    """Queue with a heap for each tenant; discarded entries are skipped. Entries hold no request, so
+    that its memory is freed."""
 
     def __init__(self, *, keeps: bool = False) -> None:
         """``keeps``: tokens that a member has computed before are mostly in the prefix cache."""
         self._keeps = keeps
         self._heaps: dict[str, _Heap] = {}
         self.first_tenants: Set[str] = frozenset()
-        """Tenants whose requests go before those of other tenants of the same priority."""
+        """Tenants that go first within a priority."""
         self.passed_over: Set[str] = frozenset()
         """Tenants whose requests wait for the next step."""
         self._members: dict[SeqId, tuple[Request, int, bool]] = {}
@@ -77,12 +75,10 @@ class WaitingQueue:
 
     @property
     def num_tokens(self) -> int:
-        """Return the tokens that all members have to compute. Preempted requests and further
-        choices count only the tokens that no cache keeps."""
+        """Return the tokens that all members have to compute, without those in the cache."""
         return self._num_tokens
 
     def push(self, request: Request) -> None:
-        """Add a request at its place."""
         assert request.seq not in self._members, f"{request} waits twice"
         count = len(request.token_ids)
         is_new = request.num_preemptions == 0 and request.leads
@@ -111,8 +107,7 @@ class WaitingQueue:
         return min(firsts, key=self._place_of, default=None)
 
     def wanted(self) -> Iterator[tuple[str, int, Request]]:
-        """Yield each tenant with requests here, their tokens (at least one each), and its first
-        request."""
+        """Yield each tenant, its tokens (at least one per request), and its first request."""
         for tenant, heap in self._heaps.items():
             first = self._first(heap)
             if first is not None:
@@ -131,7 +126,6 @@ class WaitingQueue:
         return None
 
     def pop(self) -> Request:
-        """Remove and return the request that goes first."""
         request = self.peek()
         assert request is not None, "pop from an empty queue"
         heapq.heappop(self._heaps[request.tenant].entries)
@@ -139,7 +133,7 @@ class WaitingQueue:
         return request
 
     def in_order(self) -> Iterator[Request]:
-        """Yield members in their order, whichever tenants go first now. Costs by the number read;
+        """Yield members in order, regardless of ``first_tenants``. Costs by the number read;
         nothing may be pushed or popped meanwhile."""
         heaps = [self._ordered(each.entries) for each in self._heaps.values()]
         if len(heaps) == 1:
@@ -158,7 +152,7 @@ class WaitingQueue:
                     heapq.heappush(front, (heap[child][0], child))
 
     def discard(self, request: Request) -> None:
-        """Remove a member, wherever it is; it never comes back."""
+        """Remove a member for good."""
         if request.seq in self._members:
             self._forget(request)
 
@@ -174,20 +168,19 @@ class WaitingQueue:
         if not heap.count:
             del self._heaps[request.tenant]
         elif len(heap.entries) > 2 * heap.count + SLACK:
-            # A new list: whoever reads in order goes on with the old one.
+            # A new list: an iteration goes on with the old one.
             heap.entries = [each for each in heap.entries if each[1] in self._members]
             heapq.heapify(heap.entries)
 
 
 class WaitingForRemoteKVs:
-    """Requests that wait outside the queue until their KV comes, or may be computed, in no
-    order."""
+    """Requests that wait outside the queue until their KV comes, or may be computed."""
 
     def __init__(self) -> None:
         self._coming: dict[SeqId, bool] = {}
-        """Parked requests, True if their KV is to come."""
+        """Parked requests; True if their KV is to come."""
         self.num_tokens = 0
-        """Tokens of all of them that were known when they came."""
+        """Their tokens known at parking."""
         self.num_coming = 0
         """Tokens of those whose KV is to come."""
 
@@ -202,7 +195,6 @@ class WaitingForRemoteKVs:
         self.num_coming += request.num_prefill * comes
 
     def discard(self, request: Request) -> None:
-        """Remove a request, if it is here."""
         comes = self._coming.pop(request.seq, None)
         if comes is not None:
             self.num_tokens -= request.num_prefill
@@ -251,14 +243,12 @@ class Outbox:
         self.refused.setdefault(key.router, []).append(Refused(key.request, key.attempt, refusal))
 
     def take_refused(self) -> dict[bytes, list[Refused]]:
-        """Return refusals since the last call, by incarnation."""
         taken = self.refused
         if taken:
             self.refused = {}
         return taken
 
     def take_ended(self) -> list[NoteBook]:
-        """Return notes since the last call."""
         taken = self.ended
         if taken:
             self.ended = []
@@ -294,7 +284,7 @@ class RequestTable:
         self.tenants: Counter[str] = Counter()
         """Requests in the engine, by tenant."""
         self.tenants_changed: float | None = None
-        """Time of the last request of another tenant than the request before it."""
+        """Time of the last change of tenant between requests."""
         self._last_tenant: str | None = None
         self.turns = FairOrder()
         self.by_seq: dict[SeqId, Request] = {}
@@ -306,7 +296,7 @@ class RequestTable:
         self.held: dict[RequestKey, list[int]] = {}
         """Blocks that the connector keeps for requests that have ended."""
         self.is_short = False
-        """True if a hand-off that was ready found no room at its last try."""
+        """Whether a ready hand-off found no room at its last try."""
         self.dropped: list[SeqId] = []
         """Sequences whose rows the ranks must forget."""
         self._numbers = itertools.count()
@@ -316,16 +306,13 @@ class RequestTable:
 
     @property
     def busy(self) -> bool:
-        """Return whether a sequence with blocks may need more: then a start leaves some to
-        spare."""
+        """Return whether a sequence with blocks may need more, so that a start leaves some free."""
         return bool(self.running or self.loading)
 
     def next_seq(self) -> SeqId:
-        """Return a number that was never used before."""
         return SeqId(next(self._numbers))
 
     def admit(self, group: RequestGroup) -> None:
-        """Add a new request."""
         self.groups[group.key] = group
         tenant = group.source.tenant
         self.tenants[tenant] += 1
@@ -346,7 +333,7 @@ class RequestTable:
         request.group.live[request.choice] = request
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Give ``child`` what ``parent`` holds of its gates."""
+        """Share what ``parent`` holds of its gates with ``child``."""
         for gate in parent.group.gates:
             gate.forked(parent, child)
         if child.constraint is not None:
@@ -374,7 +361,7 @@ class RequestTable:
             running.append(request)
 
     def preempt(self, request: Request) -> None:
-        """Take the blocks of a sequence that is (no longer) in ``running``; queue it again."""
+        """Free the blocks of a sequence that is no longer in ``running``; queue it again."""
         request.group.num_preemptions += 1
         self.stats.preemptions += 1
         self.queue_again(request)
@@ -394,7 +381,7 @@ class RequestTable:
         self.waiting.push(request)
 
     def let_go(self, request: Request, why: str, now: float, *, keep: bool = False) -> None:
-        """End a sequence wherever it is. ``keep``: a peer may still write its blocks."""
+        """End a sequence in any place. ``keep``: a peer may still write its blocks."""
         if request.state is RequestState.RUNNING:
             self._left_running = True
             self.manager.cache_full(request)
@@ -421,9 +408,8 @@ class RequestTable:
             self.manager.free(request)
 
     def end_choices(self, key: RequestKey, choices: Iterable[int], now: float) -> None:
-        """End choices whose reader has found their end; the request's other choices go on. A choice
-        without a sequence of its own, or whose KV is to come, ends with its next token. Ended
-        choices and unknown requests are ignored."""
+        """End choices whose reader has found their end. A choice without its own sequence, or whose
+        KV is to come, ends with its next token. Unknown ones are ignored."""
         group = self.groups.get(key)
         if group is None:
             return
@@ -435,8 +421,7 @@ class RequestTable:
         self.sweep()
 
     def end_cut(self, request: Request, now: float) -> None:
-        """End a sequence whose reader has found its end, unless it stands for other choices or its
-        blocks are promised to a peer."""
+        """End a sequence whose reader has found its end, unless other choices or a peer need it."""
         alone = len(request.choices) == 1 and request.preemptible and not request.finished
         if alone and request.choice in request.group.cut:
             self.let_go(request, ABORT, now)
@@ -447,7 +432,7 @@ class RequestTable:
         self.manager.check([*tables, *self.held.values()])
 
     def check_count(self) -> None:
-        """Check the number of blocks alone, if no request is here: cheap at every end of work."""
+        """Check the number of blocks if no request is left, which is cheap."""
         assert not self.by_seq, "blocks are counted when nothing runs"
         held = {block for blocks in self.held.values() for block in blocks}
         self.manager.check_count(len(held))
@@ -468,13 +453,12 @@ class RequestTable:
         self.outbox.fail(group.key, cause, message)
 
     def refuse(self, group: RequestGroup, refusal: Refusal, now: float) -> None:
-        """End all choices of a request and report its refusal."""
         for request in list(group.live.values()):
             self.let_go(request, FAILED, now)
         self.outbox.refuse(group.key, refusal)
 
     def released(self, key: RequestKey) -> bool:
-        """Take back blocks that were handed out; return False if none were."""
+        """Free blocks that were handed out; return False if none were."""
         blocks = self.held.pop(key, None)
         if blocks is None:
             return False
@@ -489,7 +473,7 @@ class RequestTable:
             self._left_running = False
 
     def expired(self, now: float) -> list[RequestGroup]:
-        """Return groups whose budget is spent, each once."""
+        """Return groups whose deadline has passed, each once."""
         spent = []
         while self._deadlines and self._deadlines[0][0] <= now:
             group = self._group_of(heapq.heappop(self._deadlines))
@@ -524,7 +508,7 @@ class RequestTable:
 
 
 def record_of(group: RequestGroup, num_prompt: int, why: str, now: float) -> FinishedRecord:
-    """Return the record for metrics of a request that ended at ``now``."""
+    """Return the metrics' record of a request that ended at ``now``."""
     first, scheduled, arrival = group.first_token, group.scheduled, group.arrival
     params = group.source.params
     return FinishedRecord(

@@ -1,11 +1,8 @@
-"""The scheduler: takes requests, plans steps, applies their results.
+"""Scheduler: takes requests, plans steps, applies their results, without executor and socket.
 
-``num_computed`` advances when a step is planned, not when it is through, so that step N+1 can be
-planned while N runs. Blocks may be freed, and given to another sequence, while a step in flight
-still writes them: steps run in order, so the new owner's writes come later. Only a connector's
-writes are out of that order, and wait (``RemoteKV``).
-
-Knows no executor and no socket; ``EngineCore`` calls it.
+``num_computed`` advances when a step is planned, so that the next can be planned while it runs.
+Freed blocks may be reused while a step in flight writes them: steps run in order. Only a
+connector's writes are out of order, and wait (``RemoteKV``).
 """
 
 from __future__ import annotations
@@ -60,18 +57,17 @@ from tandem.protocol.timeline import NoteBook
 
 @dataclass(slots=True)
 class Flow:
-    """Numbers of steps; they run in order, so that a fence also covers all steps before it."""
+    """Numbers of steps; they run in order, so a fence also covers all earlier steps."""
 
     planned: int = 0
-    """The last step that was planned."""
+    """Last step that was planned."""
     updated: int = 0
-    """The last step whose result was applied."""
+    """Last step whose result was applied."""
     fence: Fence = field(default_factory=FenceDone)
     """Fence of the writes of step ``updated``."""
 
     def came_through(self, step: int, fence: Fence) -> None:
-        """Apply a result. The fence is set first: a reader of the number has that fence or a later
-        one."""
+        """Record a result; the fence is set before the number, for readers in other threads."""
         self.fence = fence
         self.updated = step
 
@@ -86,17 +82,16 @@ class _Behind:
     step: int
 
     def done(self) -> bool:
-        """See Fence."""
         return self.flow.updated >= self.step and self.flow.fence.done()
 
 
 CHOICE_COST = 16
-"""Tokens charged for a choice when it comes, in the order of tenants. Generated tokens are charged
-when it ends."""
+"""Tokens charged for a choice at arrival, in the order of tenants; generated tokens are charged at
+its end."""
 
 
 class Scheduler:
-    """Plans steps and applies their results. One thread calls it; it never blocks."""
+    """Plans steps and applies their results, in one thread; never blocks."""
 
     def __init__(
         self,
@@ -110,9 +105,9 @@ class Scheduler:
         step_sizes: Sequence[StepSize] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``fingerprint``: the root of block hashes; ``connectors``: asked in order, at most one an
-        InStepConnector; ``gates``: conditions that requests may wait for; ``step_sizes``: sizes
-        that ranks pad steps to; ``clock``: seconds, monotonic."""
+        """``fingerprint`` is the root of block hashes. ``connectors`` are asked in order, at most
+        one an InStepConnector. ``gates`` are conditions that requests may wait for. ``step_sizes``
+        are the ranks' padded steps. ``clock`` is monotonic, in seconds."""
         self.config = config
         self.limits = limits
         self.manager = manager
@@ -155,7 +150,6 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
-        """Return whether a request is in the engine."""
         return bool(self.request_table.groups)
 
     @property
@@ -168,7 +162,6 @@ class Scheduler:
 
     @property
     def has_pending(self) -> bool:
-        """Return whether a connector has pending work."""
         return self._connector is not None and self._connector.has_pending()
 
     @property
@@ -189,8 +182,7 @@ class Scheduler:
         return list(self.request_table.held)
 
     def waiting_keys(self) -> list[RequestKey]:
-        """Return the requests that have computed nothing and hold no block: at gates, in the queue,
-        and hand-offs that may not start."""
+        """Return the requests that have computed nothing and hold no block."""
         waiting, aside = (
             self.request_table.waiting,
             (RequestState.GATED, RequestState.WAITING_FOR_REMOTE_KVS),
@@ -203,11 +195,9 @@ class Scheduler:
         ]
 
     def holds(self, key: RequestKey) -> bool:
-        """Return whether the request is in the engine."""
         return key in self.request_table.groups
 
     def make_stats(self) -> SchedulerStats:
-        """Return the current counts of requests and blocks."""
         request_table, manager = self.request_table, self.manager
         return SchedulerStats(
             running=len(request_table.running),
@@ -232,7 +222,7 @@ class Scheduler:
 
     @property
     def loading_tokens(self) -> int:
-        """Return the prompt tokens that are to be loaded, not computed here."""
+        """Return the prompt tokens to be loaded, not computed here."""
         loading = sum(each.num_prefill for each in self.request_table.loading.values())
         return self.request_table.parked.num_coming + loading
 
@@ -251,7 +241,7 @@ class Scheduler:
         return max(1, min(chunk, self._planner.mixed_prompt_tokens(decode_batch)))
 
     def add(self, source: EngineCoreRequest) -> Refusal | None:
-        """Queue a request, or return a refusal; then nothing is held."""
+        """Queue a request, or return a refusal."""
         taken = self._admitted(source)
         if isinstance(taken, Refusal):
             return taken
@@ -277,8 +267,7 @@ class Scheduler:
         return None
 
     def abort(self, key: RequestKey) -> bool:
-        """End a request wherever it is; return False if it is not here. A hand-off that is still
-        promised ends, too, as no peer will fetch it."""
+        """End a request and a promised hand-off; return False if it is unknown."""
         group = self.request_table.groups.get(key)
         if group is None:
             if self._connector is not None:
@@ -290,7 +279,7 @@ class Scheduler:
         self.request_table.sweep()
         return True
 
-    def plan(self) -> SchedulerOutput | None:
+    def schedule(self) -> SchedulerOutput | None:
         """Return the next step, or None if nothing can be computed now."""
         now = self._clock()
         for group in self.request_table.expired(now):
@@ -305,16 +294,16 @@ class Scheduler:
             self._remote.ask(self.flow.planned, now)
             self._remote.begin_loads(self.flow.updated, self.flow.fence)
         self.request_table.sweep()
-        draft = self._planner.draft(now)
-        plan = self._planner.seal(draft, self.flow.planned + 1)
+        builder = self._planner.start_step(now)
+        plan = self._planner.finish_step(builder, self.flow.planned + 1)
         if plan is not None:
             self.flow.planned = plan.step
-            self._in_flight.append((plan.step, draft.chunks))
+            self._in_flight.append((plan.step, builder.chunks))
         return plan
 
     @property
     def awaits_masks(self) -> bool:
-        """Return whether the step planned last requires its ``masks`` before any other call."""
+        """Return whether the step planned last requires ``masks`` before any other call."""
         return self.request_table.constrained.awaits_masks
 
     def masks(self, until: float) -> TokenMasks:
@@ -327,16 +316,15 @@ class Scheduler:
 
     @property
     def announces(self) -> bool:
-        """Return whether a connector is to know of prompts in the oldest step in flight."""
+        """Return whether connectors must be notified of prompts in the oldest step in flight."""
         return self._hands_over and bool(self._in_flight) and bool(self._in_flight[0][1])
 
     def announce(self, fence: Fence) -> None:
-        """Announce KV of the oldest step in flight, whose result is not there yet. It is written
-        once ``fence`` is done, soon."""
+        """Announce KV of the oldest step in flight before its result; ``fence`` is done once it is
+        written."""
         self._updater.announce(self._in_flight[0][1], fence)
 
     def update_from_output(self, output: ModelRunnerOutput) -> None:
-        """Apply the result of the oldest step in flight."""
         step, chunks = self._in_flight.popleft()
         assert step == output.step, f"step {output.step} came back, {step} was expected"
         self.flow.came_through(step, output.fence)
@@ -457,7 +445,7 @@ class Scheduler:
             self._place(request, finish, now)
 
     def _place(self, request: Request, finish: Finish | None, now: float) -> None:
-        """Place a request in the queue, or end it with ``finish`` of an earlier attempt."""
+        """Queue a request, or end it with ``finish`` of an earlier attempt."""
         if finish is not None:
             self._updater.close_forced(request, finish, now)
         elif self._remote is not None and isinstance(request.kv, Consume):

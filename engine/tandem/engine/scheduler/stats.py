@@ -1,4 +1,4 @@
-"""Counters of one step and records of requests that ended, for metrics and reports."""
+"""Counters of one step and records of ended requests, for metrics and reports."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tandem.protocol.timeline import Note, NoteBook
 
 
 def note_chunk(request: Request, start: int, end: int, now: float) -> None:
-    """Note the end of a step over prompt tokens [start, end). It began when the step before it
-    ended, or when the request's first tokens were planned."""
+    """Note a step over prompt tokens [start, end) that ended at ``now``. It began at the end of the
+    step before, or when the request was planned."""
     group = request.group
     book = group.notes
     if book is None:
@@ -28,7 +28,7 @@ def note_chunk(request: Request, start: int, end: int, now: float) -> None:
 
 
 def note_preemption(request: Request, now: float) -> None:
-    """Note that its blocks were taken, so that its tokens are computed again."""
+    """Note a preemption."""
     if request.group.notes is not None:
         request.group.notes.add("preempted", now, now, 1)
 
@@ -39,7 +39,7 @@ def closed(group: RequestGroup, why: str, now: float) -> NoteBook:
     assert book is not None, "only watched requests have notes"
     scheduled, first = group.scheduled, group.first_token
     book.why = why
-    # Beyond any bound: two, and the whole hangs by them.
+    # Beyond the bound on notes: the span's ends are required.
     begun = now if scheduled is None else scheduled
     book.notes.append(Note("queue", group.arrival, begun))
     if first is not None:
@@ -54,7 +54,7 @@ RATE_STEPS = 32
 
 
 class FinishedRecord(msgspec.Struct, frozen=True, gc=False):
-    """One request (all choices) that ended; times in seconds, None for phases not reached."""
+    """Record of an ended request (all choices); seconds, None for phases not reached."""
 
     reason: str
     """stop, length, abort, error, or handed_over by a producer."""
@@ -73,17 +73,17 @@ class FinishedRecord(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """State of a scheduler at one moment: sequences by state, and blocks."""
+    """State of a scheduler: sequences by state, and blocks."""
 
     running: int
     waiting: int
-    """Requests in the queue: new or preempted."""
+    """Queued requests, new or preempted."""
     parked: int
-    """Requests without a block whose KV is to come, or may not be computed yet."""
+    """Requests without blocks whose KV is to come, or may not be computed yet."""
     loading: int
     """Requests whose KV is being loaded into their blocks."""
     gated: int
-    """Requests that wait at their gates, as for a grammar to be compiled."""
+    """Requests that wait at their gates."""
     held_requests: int
     """Ended requests whose blocks the connector keeps."""
     held_blocks: int
@@ -120,7 +120,7 @@ class StepStats:
     """Replayed tokens that were sampled equal to the emitted ones."""
     planned_tokens: int = 0
     flops: float = 0.0
-    """Floating point operations that the steps require, on one device; bytes likewise."""
+    """Floating point operations that the steps require on one device, as for the bytes."""
     read_bytes: float = 0.0
     write_bytes: float = 0.0
     preemptions: int = 0
@@ -130,22 +130,19 @@ class StepStats:
     refused_queue_tokens: int = 0
     first_token_times: list[float] = field(default_factory=list)
     token_gaps: Counter[float] = field(default_factory=Counter)
-    """Seconds between a sequence's tokens, each with the number of sequences."""
+    """Seconds between a sequence's tokens, with the number of sequences."""
     finished: list[FinishedRecord] = field(default_factory=list)
 
     def add_cost(self, flops: float, read_bytes: float, write_bytes: float) -> None:
-        """Add the cost of one more step on its device."""
         self.flops += flops
         self.read_bytes += read_bytes
         self.write_bytes += write_bytes
 
 
 class PrefillRate:
-    """Prompt tokens a second, for placement: half of the tokens of the last steps were computed at
-    this rate or faster.
+    """Prompt tokens a second, for placement: the median over the tokens of the last steps.
 
-    It is a median over tokens. A step of few tokens takes nearly as long as one of a thousand, and
-    a step that built kernels longer: neither predicts a long prompt.
+    Neither small steps nor one that built kernels predict a long prompt.
     """
 
     def __init__(self) -> None:
@@ -167,8 +164,8 @@ class PrefillRate:
 
 
 class PromptLoad:
-    """Share of an engine's time that prompts take, and prompts computed a second, over the last
-    seconds with exponential decay. Placement forecasts from it the wait of new requests."""
+    """Share of time that prompts take, and prompts computed a second, with exponential decay, for
+    placement."""
 
     def __init__(self) -> None:
         self._seconds = 0.0

@@ -1,7 +1,7 @@
 """Applies the results of a step to the requests: tokens, ends, forks, outputs.
 
-A result may come a step late. The token of a sequence that has ended is discarded; one that was
-preempted keeps its token and is computed again with it. Knows no queue policy and plans nothing.
+A result may come a step late: the token of an ended sequence is discarded; a preempted one keeps
+its token.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tandem.protocol.requests import Consume, Produce
 _STOP = Finish(FinishReason.STOP)
 
 Chunk = tuple[Request, int, int, int]
-"""A row of a step that computed prompt tokens: request, first, end, preemptions so far."""
+"""Row of a step that computed prompt tokens: request, first, end, preemptions so far."""
 
 
 class Updater:
@@ -103,19 +103,19 @@ class Updater:
             self._update_drafted(each, now)
 
     def announce(self, chunks: Sequence[Chunk], fence: Fence) -> None:
-        """Announce KV of a step's ``chunks``, written soon; its samples are not known yet."""
+        """Announce KV of a step's ``chunks`` before its samples are known."""
         for request, _, end, preemptions in chunks:
             self._announce(request, end, preemptions, fence)
 
     def known_first(self, request: Request, first: Sequence[FirstToken], now: float) -> None:
-        """Apply first tokens of the hand-off's other side; the request's KV is here."""
+        """Apply first tokens of the producer; the request's KV is here."""
         self._apply_first(request, _in_order(request, first), now)
 
     def ended_elsewhere(
         self, request: Request, first: Sequence[FirstToken], now: float, *, keep: bool
     ) -> None:
-        """Apply first tokens that end every choice and came without KV. ``keep``: KV may still be
-        written into the request's blocks."""
+        """Apply first tokens that end every choice, without KV. ``keep``: KV may still be written
+        into the blocks."""
         tokens = _in_order(request, first)
         number = request.num_output + 1
         verdicts = [self._verdict_of_first(request, each.token_id, number) for each in tokens]
@@ -131,7 +131,7 @@ class Updater:
         self._request_table.let_go(request, reason, now, keep=keep)
 
     def close_forced(self, request: Request, finish: Finish, now: float) -> None:
-        """End a choice after an earlier attempt emitted its last token, but not its end."""
+        """End a choice whose last token, but not its end, an earlier attempt emitted."""
         position = request.num_output
         self._request_table.outbox.emit(
             request.router,
@@ -179,8 +179,7 @@ class Updater:
             self._take(request, sampled, now)
 
     def _take(self, request: Request, sampled: Sampled, now: float) -> None:
-        """Append tokens to a running sequence, up to one that ends it. KV is valid for these; KV
-        written for later positions is written again."""
+        """Append tokens to a running sequence, up to one that ends it; only their KV is valid."""
         assert request.constraint is None, "several tokens under a mask of one position"
         stats, (drawn,) = self._request_table.stats, sampled.token_ids
         token_ids, position = request.token_ids, request.num_output
@@ -228,7 +227,7 @@ class Updater:
         self._announce(request, end, preemptions, output.fence)
 
     def _announce(self, request: Request, end: int, preemptions: int, fence: Fence) -> None:
-        """Report computed tokens that the connector does not know; a cached prefix comes with the
+        """Report computed tokens that the connector does not know; a cached prefix is part of the
         first chunk."""
         here = request.state is RequestState.RUNNING and request.num_preemptions == preemptions
         if not here or self._request_table.connector is None:
@@ -320,7 +319,7 @@ class Updater:
         return child
 
     def _place(self, parent: Request, children: Sequence[Request]) -> None:
-        """Share the parent's blocks with its children; those that find no room wait."""
+        """Share the parent's blocks with its children; those without room wait."""
         request_table = self._request_table
         for child in children:
             seats = self._max_num_seqs - len(request_table.running) - len(request_table.loading)
@@ -347,14 +346,12 @@ class Updater:
         if not request.group.gates or (finish is not None and finish.reason is FinishReason.STOP):
             return finish
         if request.state is RequestState.GATED:
-            return (
-                finish or _STOP
-            )  # what constrains it is not known yet, and was where it was drawn
+            return finish or _STOP  # its constraint was applied where it was drawn
         constraint = request.constraint
         try:
             return _STOP if constraint is not None and constraint.ends_with(token) else finish
         except TandemError:
-            return finish  # whoever takes the token says so
+            return finish  # the consumer reports the end
 
     def _follow(
         self, request: Request, token: int, finish: Finish | None, now: float

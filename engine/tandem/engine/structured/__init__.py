@@ -1,8 +1,8 @@
-"""Structured output: answers that a grammar allows. No torch in this process.
+"""Structured output: answers that a grammar allows, without torch.
 
-``StructuredOutputManager`` is the gate of requests with ``structured_outputs``: it has their
-grammars compiled. A ``Constraint`` then follows the tokens of one request, and has the mask of the
-next token made next to the step loop. ``backends`` has an adapter for each library.
+``StructuredOutputManager`` is the gate that compiles grammars. A ``Constraint`` follows one
+request's tokens and makes masks next to the step loop. ``backends`` has an adapter for each
+library.
 """
 
 from tandem.engine.structured.backends.base import GrammarBackend

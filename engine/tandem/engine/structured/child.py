@@ -1,8 +1,7 @@
-"""The process that compiles and follows grammars of libraries without limits of their own.
+"""Process that compiles and follows grammars of libraries without limits.
 
-``python -m`` this module, started by ``GrammarProcess`` with two channels: one thread compiles, the
-other follows answers meanwhile. The kernel limits its memory, and its processor time while a
-grammar compiles. It ends when a channel closes.
+Started by ``GrammarProcess`` with ``python -m`` and two channels: one thread compiles, one follows
+answers. The kernel limits memory and compile time. It ends when a channel closes.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from tandem.engine.structured.errors import GrammarError
 from tandem.engine.structured.messages import DONE, ERROR, UNKNOWN, Compile, Follow, Setup, State
 
 MAX_COMPILED = 32
-"""Compiled grammars that are kept for answers to come."""
+"""Compiled grammars that are kept for further answers."""
 _CONTROLS = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
 SEND_SECONDS = 10.0
 BACKENDS: dict[str, Callable[[Sequence[bytes]], Library]] = {
@@ -52,7 +51,6 @@ class Child:
         self._answers: dict[int, Matcher] = {}
 
     def compile(self, message: bytes) -> bytes:
-        """Answer a message ``Compile``."""
         job = msgspec.msgpack.decode(message, type=Compile)
         if job.backend not in self._backends:
             _limit(resource.RLIMIT_AS, resource.RLIM_INFINITY)
@@ -77,7 +75,6 @@ class Child:
         return DONE
 
     def follow(self, message: bytes) -> bytes:
-        """Answer a message ``Follow``."""
         job = msgspec.msgpack.decode(message, type=Follow)
         for each in job.ended:
             self._answers.pop(each, None)
@@ -98,8 +95,8 @@ class Child:
 
 
 def tokens_of(folder: Path, vocab_size: int) -> list[bytes]:
-    """Return the bytes of each token, none if it is not text. Control characters but line ends are
-    left out, since libraries allow them in JSON strings. Raises NoBackend."""
+    """Return the bytes of each token, none if it is not text. Control characters except line ends
+    are left out, as libraries allow them in JSON strings. Raises NoBackend."""
     tokenizer = read_tokenizer(folder, vocab_size)
     ends, tokens = set(tokenizer.eos_tokens), list[bytes]()
     for token in range(vocab_size):
@@ -116,14 +113,14 @@ def serve(channel: Channel, answer: Callable[[bytes], bytes]) -> None:
             message = channel.receive(seconds=None)
             try:
                 found = answer(message)
-            except BaseException as error:  # a panic of a library is not an Exception
+            except BaseException as error:  # a library's panic is not an Exception
                 found = ERROR + _words(error).encode(errors="replace")
             channel.send(found, seconds=SEND_SECONDS)
     os._exit(0)
 
 
 def main() -> None:
-    """Serve the channels that the command line names."""
+    """Serve the channels of the command line."""
     compiling, following = (inherited(int(each)) for each in sys.argv[1:3])
     child = Child(msgspec.json.decode(sys.argv[3], type=Setup))
     logging.disable()
@@ -132,12 +129,11 @@ def main() -> None:
 
 
 def _limit(what: int, soft: int) -> None:
-    with suppress(ValueError, OSError):  # a system without such a limit
+    with suppress(ValueError, OSError):  # a system without this limit
         resource.setrlimit(what, (soft, resource.getrlimit(what)[1]))
 
 
 def _size() -> int:
-    """Return the addresses that the process uses."""
     pages = Path("/proc/self/statm").read_text().split()[0]
     return int(pages) * resource.getpagesize()
 

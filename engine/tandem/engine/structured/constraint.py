@@ -1,7 +1,7 @@
-"""One answer under a grammar, as the scheduler sees it: which token may come next, and what came.
+"""Constraint of one answer by a grammar.
 
-The mask of the next token is made by a thread beside the step loop, so that a grammar that takes
-long holds up nobody but its own request.
+A thread makes the next token's mask next to the step loop, so that a slow grammar delays its own
+request only.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Job = Callable[[], None]
 
 
 class MaskThreads:
-    """Begun with the first job. Any thread puts jobs."""
+    """Threads for masks, started with the first job."""
 
     def __init__(self, count: int | None = None) -> None:
-        """``count``: threads; None is half of the processors, 2 to 8, since masks are made without
-        the interpreter's lock."""
+        """``count`` None is half of the processors, 2 to 8: masks are made without the
+        interpreter's lock."""
         self._count = count or max(2, min(8, (os.cpu_count() or 2) // 2))
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -35,7 +35,7 @@ class MaskThreads:
         self._closed = False
 
     def put(self, job: Job) -> bool:
-        """Have ``job`` done, the oldest first; False after the end, and it never is."""
+        """Queue ``job``; return False after ``close``, without running it."""
         if not self._threads:
             self._start()
         if self._closed:
@@ -69,20 +69,20 @@ class MaskThreads:
                 return
             try:
                 job()
-            except BaseException:  # a library's panic is no Exception
+            except BaseException:  # a library's panic is not an Exception
                 logger.exception("a job of a grammar failed")
 
 
 Wake = Callable[[], None]
 Renew = Callable[[Sequence[int]], Grammar]
-"""Compiles a grammar anew and has it follow these tokens. Raises GrammarError."""
+"""Compiles a grammar again and appends these tokens. Raises GrammarError."""
 Mask = bytes | bytearray
-"""int32 words, 32 tokens each, the lowest bit the lowest id; 1 may come."""
+"""int32 words, 32 tokens each, lowest bit lowest id; 1 is allowed."""
 
 
 class Constraint:
-    """Follows the tokens of one request. The step loop's, but for the mask that is being made:
-    until it ``is_ready`` nothing is asked of the grammar."""
+    """Constraint of one request, used by the step loop. Until ``is_ready`` a thread uses the
+    grammar."""
 
     def __init__(
         self,
@@ -96,10 +96,9 @@ class Constraint:
         refuse: Callable[[str], Refusal],
         renew: Renew | None = None,
     ) -> None:
-        """``mask`` is of the next token. ``ends``: tokens of the model that may end an answer where
-        the grammar accepts it; none where it is not to end by them. ``refuse`` words a refusal.
-        ``renew``: of a grammar that has followed other answers; told the tokens from here on, once.
-        """
+        """``mask`` is of the next token. ``ends``: tokens that may end an answer if the grammar
+        accepts it. ``refuse`` makes a refusal. ``renew`` is for a grammar used by other answers,
+        and called at most once."""
         self._grammar = grammar
         self._mask: Mask | None = mask
         self._vocab_size = vocab_size
@@ -109,37 +108,35 @@ class Constraint:
         self._refuse = refuse
         self._renew = renew
         self._tokens: list[int] = []
-        """What came, where the grammar may have to be renewed."""
+        """Tokens so far, if the grammar may have to be renewed."""
         self._exhausted = False
-        """Whether it did not take the last of these."""
+        """Whether the grammar did not take the last token."""
         self._making: Lock | None = None
-        """Lock that is held until the mask has been made."""
+        """Held until the mask has been made."""
         self._error: GrammarError | None = None
         """Error instead of a mask."""
         self._calls = False
-        """True if the mask wakes the step loop."""
+        """Whether the mask wakes the step loop."""
         self._starting = Lock()
         """Lock of the next two."""
         self._started = False
-        """True if a thread makes the mask."""
+        """Whether a thread makes the mask."""
         self._dropped = False
         self._shares = False
-        """True if other choices have copies of the grammar."""
+        """Whether other choices have copies of the grammar."""
 
     @property
     def mask(self) -> Mask:
-        """Return the mask of the next token. Requires ``is_ready``."""
         assert self._mask is not None, "a token is drawn before its mask is made"
         return self._mask
 
     @property
     def is_dead(self) -> bool:
-        """Return whether no token is allowed: the answer ends here. Requires ``is_ready``."""
+        """Return whether no token is allowed, so that the answer ends. Requires ``is_ready``."""
         return not any(self.mask)
 
     @property
     def is_terminated(self) -> bool:
-        """Return whether the answer so far can only end."""
         return self._grammar.is_terminated
 
     def is_ready(self, seconds: float = 0.0) -> bool:
@@ -156,15 +153,15 @@ class Constraint:
         return True
 
     def call_when_ready(self) -> None:
-        """Wake the step loop when the mask is made. Call ``is_ready`` again after this."""
+        """Wake the step loop when the mask is made; call ``is_ready`` again then."""
         self._calls = True
 
     def accept(self, token: int, *, last: bool = False) -> bool:
-        """Append ``token`` to the answer; return whether it can only end now. Otherwise the next
-        mask is begun, unless this token is the ``last``.
+        """Append ``token`` to the answer; return whether it can only end now. Else begin the next
+        mask, unless ``last``.
 
-        Raises GrammarError for a token that the mask does not allow. If the grammar cannot follow a
-        token that it allowed, it has reached a limit: ``is_ready`` raises that error.
+        Raises GrammarError if the mask does not allow it. If the grammar fails at an allowed token,
+        ``is_ready`` raises the error.
         """
         if token in self._ends and self._grammar.is_accepting:
             return True
@@ -174,11 +171,11 @@ class Constraint:
             self._grammar.accept((token,))
             if self._grammar.is_terminated:
                 return True
-        except BaseException as error:  # a library panics with what is no Exception
+        except BaseException as error:  # a library's panic is not an Exception
             if isinstance(error, KeyboardInterrupt | SystemExit) or not self._allows(token):
                 raise
             if self._renew is not None and isinstance(error, ExhaustedError):
-                self._exhausted = True  # renewed with the mask, which is of no token at an end
+                self._exhausted = True  # renewed with the next mask, if any
             else:
                 self._error = _as_grammar_error(error)
                 return False
@@ -190,7 +187,7 @@ class Constraint:
         return False
 
     def _allows(self, token: int) -> bool:
-        """Return whether the mask that ``token`` was drawn under has it."""
+        """Return whether the current mask allows ``token``."""
         mask = self._mask
         return mask is not None and bool(mask[token // 8] >> token % 8 & 1)
 
@@ -203,7 +200,7 @@ class Constraint:
         return after.is_terminated
 
     def fork(self) -> Constraint:
-        """Return the constraint of another choice at this position. The mask is made."""
+        """Return the constraint of another choice at this position, whose mask is made."""
         self._shares = True
         forked = Constraint(
             self._grammar.copy(),
@@ -219,11 +216,10 @@ class Constraint:
         return forked
 
     def refusal(self, words: str) -> Refusal:
-        """Return the refusal of a request whose tokens cannot be followed."""
         return self._refuse(words)
 
     def drop(self) -> bool:
-        """End with the request: a mask that no thread has begun is not made. Return whether nothing
+        """End with the request, without a mask that no thread has begun; return whether nothing
         else uses the grammar."""
         with self._starting:
             self._dropped = True
@@ -231,7 +227,7 @@ class Constraint:
         return not (busy or self._shares)
 
     def _make(self) -> None:
-        """Make the mask of the next token. Called in a thread."""
+        """Make the next mask, in a thread."""
         with self._starting:
             if self._dropped:
                 return
@@ -240,14 +236,14 @@ class Constraint:
         assert making is not None, "a mask is made that was not begun"
         try:
             self._mask = self._next_mask()
-        except BaseException as error:  # a library's, which panics: the request ends, nobody else
+        except BaseException as error:  # a library's panic ends this request only
             self._error = _as_grammar_error(error)
         making.release()
         if self._calls:
             self._wake()
 
     def _next_mask(self) -> bytearray:
-        """Return the next mask; replace a grammar that earlier answers have exhausted. Called in a
+        """Return the next mask; replace a grammar that earlier answers have exhausted. Runs in a
         thread."""
         if not self._exhausted:
             try:
@@ -264,7 +260,7 @@ class Constraint:
 
 
 def _as_grammar_error(error: BaseException) -> GrammarError:
-    """Return what ends the request after ``error`` of its grammar's backend."""
+    """Return the error of the request after its library's ``error``."""
     if isinstance(error, GrammarError):
         return error
     logger.error("a grammar could not be followed", exc_info=error)

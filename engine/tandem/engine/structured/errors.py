@@ -6,7 +6,7 @@ from tandem.protocol.errors import TandemError
 
 
 class GrammarError(TandemError):
-    """A grammar or a token is refused, or a limit is reached; its text is for the client."""
+    """A grammar or a token is refused, or a limit is reached; the text is for the client."""
 
 
 class ExhaustedError(GrammarError):
@@ -14,8 +14,8 @@ class ExhaustedError(GrammarError):
 
 
 class NotNow(GrammarError):
-    """The grammar may be valid: it may be compiled later, or by another worker."""
+    """The grammar may be valid, but cannot be compiled here now."""
 
 
 class NoBackend(GrammarError):
-    """This worker cannot use the backend; its text says why."""
+    """This worker cannot use the backend; the text has the reason."""

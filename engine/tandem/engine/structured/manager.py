@@ -1,9 +1,7 @@
-"""The gate of structured output: grammars are compiled next to the step loop.
+"""Gate of structured output: grammars are compiled next to the step loop.
 
-A grammar is used by one request at a time, since copies that share a library's state wait for each
-other. After the request it is kept for the next one with the same form. If its state is exhausted
-by the answers before, it is compiled again, also during an answer. A backend is loaded with the
-first request that asks for it.
+One request uses a grammar at a time, as copies wait for each other. It is then kept for the same
+form, and compiled again if answers exhaust its state. A backend is loaded with its first request.
 """
 
 from __future__ import annotations
@@ -31,31 +29,29 @@ from tandem.protocol.structured import BACKENDS, StructuredOutputsParams
 logger = logging.getLogger(__name__)
 
 COMPILE_SECONDS = 10.0
-"""A request whose grammar is not compiled by then is refused; the compiler is there by then. Where
-others are compiled before it, this bounds the wait for its turn, and then its own time."""
+"""Most seconds to wait for the turn to compile, and then for the compile."""
 MAX_GRAMMARS = 32
-"""Compiled grammars that are kept while nobody uses them."""
+"""Unused compiled grammars that are kept."""
 _CLOSED = "the engine is closed"
 _NO_ANSWER = "what has an answer: no text of a token or more matches"
 
 
 @dataclass(slots=True)
 class _Begun:
-    """A request's way through the gate."""
+    """State of a request in the gate."""
 
     wanted: StructuredOutputsParams
     constraint: Future[Constraint]
     grammar: Future[Grammar] | None = None
-    """The start of every answer."""
+    """Start of every answer."""
     reused: bool = False
     """Whether other answers have used it."""
     waits: bool = True
-    """Whether other forms are compiled first. Written by the thread that compiles."""
+    """Whether other forms are compiled first; written by the thread that compiles."""
 
 
 class StructuredOutputManager:
-    """Compiles, and gives requests their constraints. Implements Gate; the step loop's, but for
-    what its threads do."""
+    """Gate that compiles grammars and makes constraints; for the step loop, except its threads."""
 
     seconds = COMPILE_SECONDS
 
@@ -68,9 +64,9 @@ class StructuredOutputManager:
         threads: int = 2,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """``make_backend`` is called in a thread, at the first use of a name; GrammarError says why
-        there is none. ``default``: the backend of requests that name none. ``threads`` compile for
-        each backend. ``wake`` has the step loop look again; called by any thread."""
+        """``make_backend`` is called in a thread at a name's first use, and raises GrammarError.
+        ``default`` is the backend of requests without one. Each backend has ``threads``. ``wake``
+        wakes the step loop from any thread."""
         self._make_backend = make_backend
         self._vocab_size = vocab_size
         self._default = default
@@ -84,18 +80,17 @@ class StructuredOutputManager:
         self._closed = False
         self._begun: dict[SeqId, _Begun] = {}
         self._kept: list[tuple[StructuredOutputsParams, Grammar]] = []
-        """Grammars that no request uses, the one used last at the end."""
+        """Unused grammars, the one used last at the end."""
         self._compiling: dict[str, ThreadPoolExecutor] = {}
-        """Threads that compile, by backend: one that is slow does not hold up another."""
+        """Threads that compile, by backend, so that a slow one delays no other."""
         self._masking = MaskThreads()
 
     @property
     def is_preparing(self) -> bool:
-        """See Gate: a tokenizer takes a busy machine longer than a grammar may."""
+        """Return whether a tokenizer is loaded, which may take longer than a grammar may."""
         return not self._backends or bool(self._preparing)
 
     def asks(self, source: EngineCoreRequest) -> bool:
-        """See Gate."""
         return source.params.structured_outputs is not None
 
     def admit(self, request: Request) -> Refusal | None:
@@ -110,16 +105,13 @@ class StructuredOutputManager:
         return None
 
     def waits(self, request: Request) -> bool:
-        """See Gate."""
         return self._begun[request.seq].waits
 
     def ready(self, request: Request) -> bool:
-        """See Gate."""
         constraint = self._begun[request.seq].constraint
         return constraint.done() and constraint.exception() is None
 
     def failed(self, request: Request) -> Refusal | None:
-        """See Gate."""
         begun = self._begun[request.seq]
         if not begun.constraint.done():
             return None
@@ -133,30 +125,28 @@ class StructuredOutputManager:
         return None if error is None else self.refusal(request, str(error))
 
     def refusal(self, request: Request, words: str) -> Refusal:
-        """A request whose grammar cannot be followed, by the field that the client wrote."""
+        """Return the refusal of a request whose grammar cannot be followed, with the client's
+        field."""
         wanted = wanted_of(request.source)
         param, value = f"structured_outputs.{wanted.kind}", getattr(wanted, wanted.kind)
         error = InvalidParameter(param, value, words)
         return Refusal(code=RefusalCode.INVALID, message=str(error), param=error.param)
 
     def overdue(self, request: Request) -> Refusal:
-        """See Gate: a text that no thread had time for may be right."""
+        """Return a refusal; a form that no thread had time for may be valid."""
         if self._begun[request.seq].waits:
             field = f"structured_outputs.{wanted_of(request.source).kind}"
             return _not_now(field, f"others were compiled for {self.seconds:g} s before {field}")
         return self.refusal(request, f"what compiles within {self.seconds:g} s, which it did not")
 
     def enter(self, request: Request) -> None:
-        """See Gate."""
         request.constraint = self._begun[request.seq].constraint.result()
 
     def forked(self, parent: Request, child: Request) -> None:
-        """See Gate."""
         assert parent.constraint is not None, "a request forks before its gate opened"
         child.constraint = parent.constraint.fork()
 
     def release(self, request: Request) -> None:
-        """See Gate."""
         begun = self._begun.pop(request.seq, None)
         if begun is not None and begun.grammar is not None:
             begun.grammar.cancel()  # unless a thread has begun it
@@ -178,7 +168,7 @@ class StructuredOutputManager:
             backend.close()
 
     def _grammar_of(self, begun: _Begun) -> Future[Grammar]:
-        """Return a grammar that no request uses; one is begun if none is kept."""
+        """Return an unused grammar; begin one if none is kept."""
         for at, (kept, grammar) in enumerate(self._kept):
             if kept == begun.wanted:
                 begun.waits, begun.reused = False, True
@@ -193,7 +183,6 @@ class StructuredOutputManager:
         return wanted.backend or self._default
 
     def _compile(self, begun: _Begun) -> Grammar:
-        """Compile in a thread."""
         begun.waits = False
         name = self._backend_of(begun.wanted)
         with self._making[name]:
@@ -219,8 +208,8 @@ class StructuredOutputManager:
         forced: tuple[int, ...],
         begun: _Begun,
     ) -> None:
-        """Have a request's constraint made after its grammar. Called in the thread that compiled,
-        or in the step loop."""
+        """Make a request's constraint once the grammar is compiled, in the compiling thread or the
+        step loop."""
         if not self._masking.put(partial(self._constrain, request, compiled, forced, begun)):
             begun.constraint.set_exception(NotNow(_CLOSED))
 
@@ -233,7 +222,7 @@ class StructuredOutputManager:
     ) -> None:
         """Make a request's constraint in a thread; its forced tokens are followed first."""
         if request.seq not in self._begun:
-            return  # gone meanwhile
+            return  # ended meanwhile
         into = begun.constraint
         try:
             compiled.result()
@@ -241,14 +230,14 @@ class StructuredOutputManager:
             into.set_result(make(request, begun, forced))
         except CancelledError:
             into.set_exception(NotNow(_CLOSED))
-        except BaseException as error:  # a library panics
+        except BaseException as error:  # a library's panic is not an Exception
             if not isinstance(error, GrammarError):
                 logger.exception("a grammar could not be followed")
             into.set_exception(error)
         self._wake()
 
     def _reusing(self, request: Request, begun: _Begun, forced: tuple[int, ...]) -> Constraint:
-        """Use a grammar of other answers: none of them is to end this one."""
+        """Use a grammar of other answers, none of which may end this one."""
 
         def renew(tokens: Sequence[int]) -> Grammar:
             begun.grammar = _done(self._compile(begun))
@@ -280,7 +269,7 @@ class StructuredOutputManager:
             if not forced and not any(first := make_mask(grammar, self._vocab_size, ())):
                 raise GrammarError(_NO_ANSWER)
             if not forced:
-                grammar.copy().accept((_lowest(first),))  # limits often show behind one token
+                grammar.copy().accept((_lowest(first),))  # limits often show after one token
         elif not forced:
             raise GrammarError(_NO_ANSWER)
         return Constraint(
@@ -296,8 +285,7 @@ class StructuredOutputManager:
 
 
 def structured_outputs(config: EngineConfig, wake: Callable[[], None]) -> StructuredOutputManager:
-    """Return the gate of one engine; nothing is read before a request asks for structured
-    output."""
+    """Return the gate of one engine; nothing is read before the first request."""
     folder, vocab_size = Path(config.model.model), config.facts.vocab_size
     process = GrammarProcess(folder, vocab_size)
 

@@ -17,11 +17,11 @@ class Setup(msgspec.Struct, frozen=True):
     """Prepared model, for its tokenizer."""
     vocab_size: int
     memory_bytes: int
-    """Memory beyond what the libraries take when they are loaded."""
+    """Memory beyond that of the loaded libraries."""
 
 
 class Compile(msgspec.Struct, frozen=True):
-    """A message: compile a form, or only load the backend."""
+    """Message to compile a form, or only to load the backend."""
 
     backend: str
     form: StructuredOutputsParams | None
@@ -30,11 +30,11 @@ class Compile(msgspec.Struct, frozen=True):
 
 
 class Follow(msgspec.Struct, frozen=True):
-    """A message: continue one answer, and return its mask."""
+    """Message to continue one answer, and return its mask."""
 
     answer: int
     form: bytes
-    """Message ``Compile`` of an answer that is not known here."""
+    """Message ``Compile`` of an answer that is unknown there."""
     tokens: list[int]
     ended: list[int]
     """Answers to forget."""

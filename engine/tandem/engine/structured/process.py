@@ -1,7 +1,7 @@
-"""Grammars that another process compiles and follows, with limits and deadlines.
+"""Grammars in another process, with limits and deadlines.
 
-An answer's tokens are kept here: after the process has ended, its other answers are followed again
-from their tokens in the next process.
+Answers' tokens are kept here: after the process has ended, the next one follows its other answers
+again.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ LOAD_SECONDS = 60.0
 """Seconds for the process to start and to load a library and the vocabulary."""
 COMPILE_SECONDS = 6.0
 TURN_SECONDS = 3.0
-"""Seconds to wait for other compiles; with the above less than a request may wait at its gate."""
+"""Seconds to wait for other compiles; with the above less than the gate's limit."""
 FOLLOW_SECONDS = 3.0
 """Seconds for one mask."""
 _STOP_SECONDS = 5.0
 _ATTEMPTS = 3
-"""Processes in which a mask is tried, since another answer may end one."""
+"""Processes in which a mask is tried, as another answer may end one."""
 PREPARED: dict[str, Callable[[StructuredOutputsParams], StructuredOutputsParams]] = {
     "outlines": outlines.prepared,
     "xgrammar": xgrammar.prepared,
@@ -75,14 +75,14 @@ class _Running:
 
 
 class GrammarProcess:
-    """The process of one engine, started when needed. Used by any number of threads."""
+    """Process of one engine, started when needed, for any number of threads."""
 
     def __init__(self, folder: Path, vocab_size: int, *, memory_bytes: int = MEMORY_BYTES) -> None:
         self._setup = Setup(str(folder), vocab_size, memory_bytes)
         self._running: _Running | None = None
         self._closed = False
         self._changing = Lock()
-        """Guards the two above."""
+        """Lock of the two above."""
         self._compiling, self._following = Lock(), Lock()
         """Held while a message on a channel is answered."""
         self.ended: deque[int] = deque()
@@ -90,17 +90,16 @@ class GrammarProcess:
 
     @property
     def pid(self) -> int | None:
-        """Return the id of the running process."""
         running = self._running
         return None if running is None else running.process.pid
 
     def load(self, backend: str) -> None:
-        """Have a backend loaded. Raises GrammarError."""
+        """Load a backend. Raises GrammarError."""
         with self._turn(self._compiling, 2 * LOAD_SECONDS):
             self._load(self._current(), backend)
 
     def compile(self, job: Compile) -> None:
-        """Have a form compiled. Raises GrammarError; NotNow if another answer ended the process."""
+        """Compile a form. Raises GrammarError; NotNow if another answer ended the process."""
         with self._turn(self._compiling, TURN_SECONDS):
             running = self._current()
             self._load(running, job.backend)
@@ -205,7 +204,7 @@ def _exchange(channel: Channel, message: bytes, seconds: float) -> bytes:
 
 
 class Answer:
-    """Implements Grammar: the tokens of an answer whose masks come from the process."""
+    """Grammar whose masks come from the process; keeps the answer's tokens."""
 
     _numbers = itertools.count()
 
@@ -220,14 +219,14 @@ class Answer:
         self.tokens = list(tokens)
         self.number = next(self._numbers)
         self.followed_by: object = None
-        """The process that has its first ``num_followed`` tokens."""
+        """Process that has its first ``num_followed`` tokens."""
         self.num_followed = 0
         self._process = process
         self._state = state
         finalize(self, process.ended.append, self.number)
 
     def accept(self, token_ids: Sequence[int]) -> None:
-        """See Grammar: a token that no mask was made for is checked by the next ``fill``."""
+        """Append tokens; the next ``fill`` checks one that no mask was made for."""
         for token in token_ids:
             if self._state is not None and not self._state.mask[token // 8] >> token % 8 & 1:
                 raise GrammarError(f"another token than {token}, which is not allowed here")
@@ -235,21 +234,17 @@ class Answer:
             self._state = None
 
     def fill(self, words: memoryview) -> None:
-        """See Grammar."""
         words[:] = self._known().mask
 
     @property
     def is_accepting(self) -> bool:
-        """See Grammar."""
         return self._known().is_accepting
 
     @property
     def is_terminated(self) -> bool:
-        """See Grammar."""
         return self._state is not None and not any(self._state.mask)
 
     def copy(self) -> Answer:
-        """See Grammar."""
         return Answer(self._process, self.job, self.tokens, self._state)
 
     def _known(self) -> State:
@@ -259,7 +254,7 @@ class Answer:
 
 
 class ProcessBackend:
-    """Implements GrammarBackend by a process, which other backends may share."""
+    """GrammarBackend over a process, which other backends may share."""
 
     def __init__(self, name: str, process: GrammarProcess) -> None:
         """Load the library. Raises NoBackend."""
@@ -268,11 +263,9 @@ class ProcessBackend:
         process.load(name)
 
     def compile(self, wanted: StructuredOutputsParams, /) -> Answer:
-        """See GrammarBackend."""
         job = Compile(self._name, PREPARED[self._name](wanted), COMPILE_SECONDS)
         self._process.compile(job)
         return Answer(self._process, job)
 
     def close(self) -> None:
-        """See GrammarBackend."""
         self._process.close()

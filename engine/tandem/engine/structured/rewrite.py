@@ -1,9 +1,8 @@
-"""A schema in the words that backends follow, and whose answers are valid for everybody.
+"""Rewrites a schema so that all answers that backends allow are valid under the given one.
 
-Backends take some formats more widely than their standards (2021-02-29 for a date), and do not
-know others; a schema is rewritten so that what it then allows is valid under the one that was
-given. Never the other way: answers may be narrower than the schema, not wider. Subschemas stay
-where they are, since references name their places.
+Backends allow more than some formats' standards (2021-02-29 for a date), and do not know others.
+Answers may be narrower than the schema, not wider. Subschemas stay in their places, which
+references name.
 """
 
 from __future__ import annotations
@@ -31,11 +30,10 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
     "date": (f"^{_DATE}",),
     "date-time": (f"^{_DATE}", f"^.{{11}}{_NO_LEAP_SECOND}"),
     "time": (f"^{_NO_LEAP_SECOND}",),
-    # Labels in Punycode are as good as what they decode to.
+    # Labels in Punycode are as valid as their decoded text.
     "hostname": ("^(?:[^-]|-[^-])*$", "^.{0,253}$"),
 }
-"""What a format asks for beyond what backends take for it: years that have a 29th of February and
-exist, seconds under 60 (which of them leap is in no grammar)."""
+"""Requirements of formats beyond backends' checks: existing dates, seconds under 60."""
 _NARROWER = {
     "idn-email": "email",
     "idn-hostname": "hostname",
@@ -44,18 +42,18 @@ _NARROWER = {
     "uri-reference": "uri",
     "uri-template": "uri",
 }
-"""Formats that backends do not know, and one all of whose texts are of it."""
+"""Narrower formats for those that backends do not know."""
 _INSTEAD = {
     "json-pointer": f"^{_POINTER}$",
     "relative-json-pointer": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$",
     "regex": "^[A-Za-z0-9 _]*$",
 }
-"""Formats that backends do not know, as expressions of texts of it."""
+"""Expressions for formats that backends do not know."""
 
 
 def followed(schema: Any) -> Any:
-    """``schema``, a JSON schema of bounded depth, in words that backends follow. What they do not
-    is left as it is, for them to refuse."""
+    """Return a JSON schema of bounded depth in keywords that backends support. Others are left for
+    them to refuse."""
     has_dynamic_references = _mentions(schema, "$dynamicRef")
 
     def of(each: Any) -> Any:
@@ -89,7 +87,7 @@ def _mentions(schema: Any, keyword: str) -> bool:
 
 
 def _drop_what_says_nothing(schema: dict[str, Any]) -> None:
-    """Keywords that mean something beside another one only."""
+    """Drop keywords that require another one."""
     if "contains" not in schema:
         schema.pop("minContains", None)
         schema.pop("maxContains", None)
@@ -103,7 +101,7 @@ def _drop_what_says_nothing(schema: dict[str, Any]) -> None:
 
 
 def _count_in_integers(schema: dict[str, Any]) -> None:
-    """2.0 is a count like 2."""
+    """Write counts such as 2.0 as integers."""
     for key in _COUNTS & schema.keys():
         value = schema[key]
         if isinstance(value, float) and value.is_integer():
@@ -130,8 +128,7 @@ def _narrow_format(schema: dict[str, Any]) -> None:
 
 
 def _names_as_patterns(schema: dict[str, Any]) -> None:
-    """``propertyNames`` of a map: by a list of names or an expression, as in a dictionary whose
-    keys are an enumeration or constrained texts."""
+    """Rewrite ``propertyNames`` of a map, a list of names or an expression, as patterns."""
     names = schema.get("propertyNames")
     if names is True or names == {} or names == {"type": "string"}:
         del schema["propertyNames"]

@@ -1,9 +1,7 @@
-"""Structural tags: free text with parts that are held to a form, as one grammar in Lark's syntax.
+"""Structural tags: free text with parts of a given form, as one grammar in Lark's syntax.
 
-Formats are those of XGrammar's structural tags, which vLLM takes: ``const_string``,
-``json_schema``, ``regex``, ``grammar``, ``any_text``, ``sequence``, ``or``, ``tag``,
-``triggered_tags``, ``tags_with_separator``; and the older ``structures`` with ``triggers``. A text
-that is a special token of the model's may be written by that token or letter by letter.
+Formats are those of XGrammar's structural tags, as in vLLM, and the older ``structures`` with
+``triggers``. A special token's text may be written by the token or letter by letter.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ _TEXT = "TEXT"
 
 
 class TagGrammar:
-    """Writes one grammar. Methods return expressions that stand in a rule."""
+    """Writer of one grammar. Methods return expressions for a rule."""
 
     def __init__(
         self,
@@ -34,8 +32,8 @@ class TagGrammar:
         of_regex: Callable[[str], str],
         of_lark: Callable[[str], str],
     ) -> None:
-        """``special_ids``: special tokens by their texts. The others give a schema as JSON for
-        the backend, an expression between slashes, and a checked grammar."""
+        """``special_ids`` are special tokens by their texts. The functions return a schema as JSON,
+        an expression between slashes, and a checked grammar."""
         self._special_ids = special_ids
         self._specials = _any_of(tuple(special_ids))
         self._of_schema = of_schema
@@ -58,7 +56,7 @@ class TagGrammar:
         }
 
     def whole(self, expression: str) -> str:
-        """The grammar whose answers ``expression`` describes, as the backend takes it."""
+        """Return the grammar of the answers of ``expression``."""
         lark = "\n".join([f"start: {expression}", *self._rules])
         if not self._inner:
             return lark
@@ -69,7 +67,7 @@ class TagGrammar:
         return json.dumps({"grammars": grammars})
 
     def literal(self, text: str) -> str:
-        """``text``, special tokens in it by the token or by letters."""
+        """Return ``text``, with special tokens in it by the token or by letters."""
         parts: list[str] = []
         end = 0
         for found in self._specials.finditer(text):
@@ -82,7 +80,7 @@ class TagGrammar:
         return " ".join(parts) or '""'
 
     def until(self, text: str) -> str:
-        """Any text up to the first ``text``, and that."""
+        """Return any text up to the first ``text``, included."""
         lazy = self._rule(f"{_TEXT} {_quoted(text)}", "[lazy]")
         special = self._specials.match(text)
         if special is None:
@@ -91,26 +89,23 @@ class TagGrammar:
         return f"({_TEXT} <[{self._special_ids[special[0]]}]> {rest} | {lazy})"
 
     def any_text(self) -> str:
-        """Any text to the end of the answer, without special tokens."""
+        """Return any text to the end of the answer, without special tokens."""
         return _TEXT
 
     def schema(self, schema: Any) -> str:
-        """JSON that is valid under a schema."""
         if not isinstance(schema, Mapping | bool):
             raise GrammarError(f"a JSON schema in the place of {_shown(schema)}")
         return f"%json {self._of_schema(schema)}"
 
     def regex(self, pattern: str) -> str:
-        """Text that matches a regular expression."""
         return f"/{self._of_regex(pattern)}/"
 
     def grammar(self, lark: str) -> str:
-        """Text under a grammar of its own."""
         self._inner.append(self._of_lark(lark))
         return f"@g{len(self._inner) - 1}"
 
     def of(self, form: Any, at: str) -> str:
-        """Any format; ``at`` is its place, for errors. Raises GrammarError."""
+        """Return any format; ``at`` is its place, for errors. Raises GrammarError."""
         self._count(1)
         if not isinstance(form, Mapping):
             raise GrammarError(f"an object at {at}, not {_shown(form)}")
@@ -121,7 +116,7 @@ class TagGrammar:
         return make(form, at)
 
     def structural_tag(self, tag: Any) -> str:
-        """A whole structural tag, of either form. Raises GrammarError."""
+        """Return a whole structural tag, of either form. Raises GrammarError."""
         if not isinstance(tag, Mapping):
             raise GrammarError(f"an object, not {_shown(tag)}")
         if tag.get("type", "structural_tag") != "structural_tag":
@@ -139,7 +134,6 @@ class TagGrammar:
         return self._triggered_tags({"triggers": _list(tag, "triggers", ""), "tags": tags}, "")
 
     def optional(self, expression: str) -> str:
-        """``expression`` or nothing."""
         return f"({expression})?"
 
     def _count(self, elements: int) -> None:
@@ -172,7 +166,7 @@ class TagGrammar:
         return self._rule(f"{self.literal(_text(form, 'begin', at))} {self._rest(form, at)}")
 
     def _rest(self, tag: Mapping[str, Any], at: str) -> str:
-        """A tag behind its beginning."""
+        """Return a tag after its beginning."""
         content, end = _given(tag, "content", at), _text(tag, "end", at)
         if end and isinstance(content, Mapping) and content.get("type") == "any_text":
             return self.until(end)
@@ -180,7 +174,7 @@ class TagGrammar:
 
     def _triggered_tags(self, form: Mapping[str, Any], at: str) -> str:
         triggers = [str(each) for each in _list(form, "triggers", at)]
-        self._count(len(triggers))  # each tag is held against all of them
+        self._count(len(triggers))  # each tag is compared with all of them
         tags: dict[str, list[str]] = {}
         whole: list[str] = []
         for index, tag in enumerate(_list(form, "tags", at)):
@@ -213,7 +207,7 @@ class TagGrammar:
 
 @lru_cache(maxsize=8)
 def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
-    """Finds the first of ``texts`` in another, the longest of those that begin there."""
+    """Return a pattern of the first of ``texts``, the longest of those that begin there."""
     longest_first = sorted(filter(None, texts), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
@@ -250,18 +244,18 @@ def _quoted(text: str) -> str:
 
 
 WHITESPACE = r"[ \n\r\t]{0,48}"
-"""Between tokens of JSON unless the client says what: some models would write it for ever."""
+"""White space between tokens of JSON by default, bounded as some models would not stop."""
 OPTIONS = "x-guidance"
-"""Key of a schema by which the backend would be told to be lenient."""
+"""Key of a schema that would make the backend lenient."""
 _BLANKS = r"[ \n\r\t]{0,8}"
-"""Between a thought and the answer."""
+"""White space between a thought and the answer."""
 _from_schema: Callable[..., str] = llguidance.LLMatcher.grammar_from_json_schema
 
 
 def grammar_text(wanted: StructuredOutputsParams, special_ids: Mapping[str, int]) -> str:
-    """The grammar of all answers that are ``wanted``, for the backend. Raises GrammarError.
+    """Return the backend's grammar of all answers. Raises GrammarError.
 
-    ``special_ids``: the model's special tokens by their texts.
+    ``special_ids`` are the model's special tokens by their texts.
     """
     if wanted.reasoning is None and wanted.structural_tag is None:
         return _alone(wanted)
@@ -295,7 +289,6 @@ def _alone(wanted: StructuredOutputsParams) -> str:
 
 
 def _in_tags(wanted: StructuredOutputsParams, tags: TagGrammar) -> str:
-    """The answer as an expression."""
     match wanted.kind:
         case "choice":
             return f"({' | '.join(tags.literal(each) for each in wanted.choice or ())})"
@@ -318,7 +311,7 @@ def _schema(wanted: StructuredOutputsParams) -> Any:
 
 
 def _with_options(schema: Any, wanted: StructuredOutputsParams) -> dict[str, Any]:
-    """A schema that backends follow, and what may stand between its tokens."""
+    """Return a schema that backends follow, with the white space between its tokens."""
     if schema is False:
         raise GrammarError("a schema that some value matches")
     if schema is True:

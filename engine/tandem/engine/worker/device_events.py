@@ -1,7 +1,7 @@
-"""Points in a device's queue of work: whether the device has passed one, and waiting for that.
+"""Events in a device's queue of work.
 
-Waiting polls with short sleeps: it has a deadline, and other threads of the process run meanwhile.
-On a CPU everything is done when it returns.
+Waits poll with short sleeps, so they have a deadline and do not block other threads. On a CPU
+everything is done at once.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from tandem.engine.step import FenceDone
 from tandem.engine.threads import nap
 
 WAIT_SECONDS = 600.0
-"""Seconds after which a device that has not passed a point is taken to hang."""
+"""Seconds after which a device counts as hung."""
 
 
 class DeviceEvent(Protocol):
-    """One point. Also a ``Fence``: all that was queued before it has been written."""
+    """One event. Also a ``Fence``: all work queued before it has been written."""
 
     def done(self) -> bool:
         """Return whether the device is past it. Never blocks."""
         ...
 
     def wait(self, seconds: float = WAIT_SECONDS) -> None:
-        """Return when the device is past it. Raises TimeoutError."""
+        """Wait until the device is past it. Raises TimeoutError."""
         ...
 
 
 class _Past(FenceDone):
-    """Moment of a device without a queue, which is past every point."""
+    """Event of a device without a queue, which is past every point."""
 
     def wait(self, seconds: float = WAIT_SECONDS) -> None:
         """Return at once."""
@@ -42,14 +42,13 @@ PAST: DeviceEvent = _Past()
 
 
 class OnStream:
-    """A CUDA event on the current stream."""
+    """CUDA event on the current stream."""
 
     def __init__(self) -> None:
         self._event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record()
 
     def done(self) -> bool:
-        """See Moment."""
         return bool(self._event.query())
 
     def hold_up(self, stream: Any) -> None:
@@ -57,7 +56,6 @@ class OnStream:
         stream.wait_event(self._event)
 
     def wait(self, seconds: float = WAIT_SECONDS) -> None:
-        """Wait as in Moment."""
         if self._event.query():
             return
         deadline = time.monotonic() + seconds
@@ -69,16 +67,15 @@ class OnStream:
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """A Fence of two points."""
+    """Fence of two events."""
 
     one: DeviceEvent
     other: DeviceEvent
 
     def done(self) -> bool:
-        """Return whether both are done."""
         return self.one.done() and self.other.done()
 
 
 def moment(device: torch.device) -> DeviceEvent:
-    """Return the current moment in the queue of ``device``'s current stream."""
+    """Return an event at the end of the queue of ``device``'s current stream."""
     return OnStream() if device.type == "cuda" else PAST

@@ -1,7 +1,6 @@
-"""Prompts sent as embeddings: the vectors that a step reads in place of the table's rows.
+"""Prompts sent as embeddings, which a step reads in place of the table's rows.
 
-Vectors stay on the host as they came; a step copies those of its own tokens to the device, in their
-dtype. Positions after the prompt have ids, of sampled or forced tokens.
+Vectors stay on the host; a step copies those of its own tokens to the device in their dtype.
 """
 
 from __future__ import annotations
@@ -32,10 +31,7 @@ def embedded_tokens(
 ) -> EmbeddedTokens | None:
     """Return the tokens of an unpadded step that are embeddings; None if there are none.
 
-    Args:
-        held: prompts by row of the batch.
-        rows: rows of the step.
-        device: device of the result.
+    ``held`` are prompts by row of the batch.
     """
     places, vectors = [], []
     begins = (rows.ends + 1 - rows.counts).tolist()

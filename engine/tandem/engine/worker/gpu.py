@@ -1,4 +1,4 @@
-"""Start of a worker on a CUDA device, beyond that on a CPU; called by Worker."""
+"""Additional start of a worker on a CUDA device."""
 
 from __future__ import annotations
 
@@ -30,17 +30,16 @@ from tandem.protocol.errors import InvalidParameter
 logger = logging.getLogger(__name__)
 
 GRAPH_BYTES = 8 << 20
-"""Bytes kept for each graph, next to the shared activations: one of a model of 36 layers takes 5 to
-7 MiB."""
+"""Bytes reserved for each graph, next to the shared activations."""
 CHOICE_GRAPH_BYTES = 1 << 20
-"""Bytes kept for each graph of a choice, of at most ten kernels, next to their shared memory."""
+"""Bytes reserved for each graph of a choice, next to their shared memory."""
 MOST_CAPTURED = 2048
 """Default tokens of a decoder's largest graph: longer prompts keep the device busy."""
 GIB = 2**30
 
 
 def prepare(config: EngineConfig, device: torch.device) -> None:
-    """Set the device up before anything is on it. Raises InvalidParameter if there is none."""
+    """Set the device up before its first use. Raises InvalidParameter if there is none."""
     if not torch.cuda.is_available():
         raise InvalidParameter("device", config.device, "cpu: this torch sees no CUDA device")
     torch.cuda.set_device(0 if device.index is None else device.index)
@@ -64,9 +63,11 @@ def memory_for_weights(config: EngineConfig, device: torch.device) -> Iterator[N
 
 
 def step_bytes(config: EngineConfig, runner: ModelRunner, device: torch.device) -> int:
-    """Return the memory to keep for steps: measured activations, and graphs. Raises
+    """Return the memory to reserve for steps: measured activations, and graphs. Raises
     InvalidParameter if the largest step does not fit."""
-    from tandem.kernels.launch.ahead import building_ahead  # triton: a CPU's start needs none
+    from tandem.kernels.launch.ahead import (
+        building_ahead,
+    )  # imports triton, which a CPU does not need
 
     try:
         with building_ahead(), shortened(runner):
@@ -109,7 +110,7 @@ def capture(config: EngineConfig, runner: ModelRunner) -> None:
         size = config.facts.head_dim
         logger.warning("no CUDA graphs: attention of heads of %d runs in plain torch", size)
     gc.collect()
-    gc.freeze()  # what lives as long as the engine need not be looked at in the middle of a step
+    gc.freeze()  # what lives as long as the engine is not collected during a step
 
 
 def _graph_bytes(

@@ -1,12 +1,8 @@
-"""CUDA graphs of whole steps: for classes of decode batches, of prompts and of small mixed steps.
-An encoder's steps have only prompts, and its classes go up to the largest step.
+"""CUDA graphs of whole steps, for classes of decode batches, prompts and small mixed steps.
 
-A step is padded to the smallest class that holds it; larger steps run without a graph. Launching a
-layer's kernels one by one takes the host 0.3 to 1 ms. The device waits for that up to a thousand
-tokens a step, and for the first layer of longer ones. All graphs share one pool of memory; the
-largest is captured first. A replay leaves its hidden states in memory of its own.
-
-Nothing is compiled here: a class is run once before it is captured, so that its kernels are loaded.
+A step is padded to the smallest class that holds it; larger ones run without a graph. Graphs avoid
+that the device waits for the host's launches. All share one pool of memory; the largest is captured
+first. A class runs once before its capture, so that its kernels are loaded.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class Captured(NamedTuple):
-    """A graph and the result tensor of its replays."""
+    """Graph and the result tensor of its replays."""
 
     graph: torch.cuda.CUDAGraph
     result: Tensor
@@ -45,8 +41,8 @@ class Captured(NamedTuple):
 
 
 class Capturing:
-    """Captures functions one after another into one pool of memory: graphs of one pool are never
-    replayed at the same time."""
+    """Captures functions into one pool of memory: their graphs are never replayed at the same
+    time."""
 
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -71,10 +67,10 @@ class Capturing:
 
 @contextmanager
 def captures(what: str, graphs: Sized, device: torch.device) -> Iterator[None]:
-    """Fill ``graphs`` within the block, then log their number, time and memory. The memory of each
-    first run is not counted, as torch would keep it for later.
+    """Fill ``graphs`` within the block, then log their number, time and memory, without that of
+    first runs.
 
-    No garbage is collected meanwhile: freeing a tensor of another stream breaks a capture.
+    Garbage is not collected: freeing a tensor of another stream breaks a capture.
     """
     started = time.monotonic()
     torch.cuda.empty_cache()
@@ -94,21 +90,19 @@ def captures(what: str, graphs: Sized, device: torch.device) -> Iterator[None]:
 CHUNKS = 8
 """Most prompt chunks in a graph of a mixed step."""
 _CHUNK_TOKENS = (16, 32, 64, 128, 192, *range(256, 2049, 128))
-"""Tokens of chunks, in a step without decodes; products compute as many rows at a time."""
+"""Tokens of chunks in a step without decodes: rows that products compute at a time."""
 _MIXED_DECODES = (16, 64, 128)
 _MIXED_TOKENS = tuple(range(128, 1153, 128))
-"""Decodes and chunks together, next to up to 128 decodes: rows that products compute at a time. On
-an H100 a step of 22 decodes and 520 prompt tokens took 24 ms in a graph of 896 tokens, and one of
-510 took 19 in one of 640; kernel launches alone take the host 22 to 85."""
+"""Tokens of decodes and chunks, next to up to 128 decodes: rows that products compute at a time."""
 _CROWDED = ((256, 64), (256, 128), (256, 256), (256, 512))
 """Decodes, and tokens of chunks next to them."""
 
 _PROMPTS = 32
-"""Prompts in a class of an encoder's steps. A second class of the same tokens has as many as
-possible: each costs attention an empty tile."""
+"""Prompts in a class of an encoder's steps; a second class has as many as possible, each of which
+costs an empty tile."""
 _COARSE, _FINE = 4, 8
-"""Sizes of an encoder's steps between a power of two and the next, below 2,048 tokens and from
-there on. At most an eighth of a step that keeps the device busy is padding."""
+"""Sizes of an encoder's steps between two powers of two, below 2,048 tokens and from there on: at
+most an eighth is padding."""
 _FINE_FROM = 2048
 
 
@@ -121,7 +115,7 @@ def decode_sizes(most: int) -> list[int]:
 
 
 def step_shapes(*, max_rows: int, max_tokens: int, max_captured: int) -> list[StepShape]:
-    """Return every class up to so many rows and tokens, none over ``max_captured``."""
+    """Return every class up to these rows and tokens, none over ``max_captured``."""
     limit = min(max_tokens, max_captured)
     chunks = min(CHUNKS, max_rows)
     shapes = [StepShape(n, 0, 0) for n in decode_sizes(min(max_rows, limit))]
@@ -132,8 +126,7 @@ def step_shapes(*, max_rows: int, max_tokens: int, max_captured: int) -> list[St
 
 
 def encoder_shapes(*, max_rows: int, max_tokens: int, max_captured: int) -> list[StepShape]:
-    """Return every class of an encoder's steps, bounded as above. Short steps wait longest for the
-    host, as do long ones of a small model: a layer is nine launches in each."""
+    """Return every class of an encoder's steps, with the same bounds."""
     limit = min(max_tokens, max_captured)
     sizes = {limit, *(size for size in (16, 32, 64, 128, 192) if size < limit)}
     start = 256
@@ -146,17 +139,16 @@ def encoder_shapes(*, max_rows: int, max_tokens: int, max_captured: int) -> list
 
 
 class StepGraphs:
-    """The captured classes; before ``capture`` none, and every step runs without a graph."""
+    """Captured classes of steps; none before ``capture``."""
 
     def __init__(self) -> None:
         self._graphs: dict[StepShape, Captured] = {}
         self.capturing: Capturing | None = None
-        """Capturer of the graphs; None before ``capture``."""
+        """None before ``capture``."""
         self._decodes: list[StepShape] = []
         self._others: list[StepShape] = []
 
     def __len__(self) -> int:
-        """Return the number of graphs."""
         return len(self._graphs)
 
     def offer(self, shapes: list[StepShape]) -> None:
@@ -171,8 +163,8 @@ class StepGraphs:
         return next((each for each in self._others if _holds(each, own)), None)
 
     def replay(self, shape: StepShape) -> Tensor:
-        """Run the class on the staged inputs: hidden states [rows of the class, hidden], valid
-        until the next replay of it."""
+        """Run the class on the staged inputs; return hidden states [rows of the class, hidden],
+        valid until its next replay."""
         return self._graphs[shape].replay()
 
     @property
@@ -217,30 +209,28 @@ Choose = Callable[[StepShape, SamplingKind, Tensor, Bounds | None], Tensor]
 
 
 class SamplerGraphs:
-    """The captured choices; none before ``capture``."""
+    """Captured choices; none before ``capture``."""
 
     def __init__(self) -> None:
         self._graphs: dict[tuple[StepShape, SamplingKind, bool], Captured] = {}
 
     def __len__(self) -> int:
-        """Return the number of graphs."""
         return len(self._graphs)
 
     def has(self, shape: StepShape) -> bool:
-        """Return whether steps of this class have their choices captured."""
+        """Return whether the choices of this class are captured."""
         return (shape, SamplingKind.GREEDY, False) in self._graphs
 
     def replay(self, shape: StepShape, kind: SamplingKind, *, bounded: bool) -> Tensor:
-        """Sample after the last replay of the step's graph: int64 [decodes], valid until the next
-        replay of the same. Parameters are read at the addresses of ``SamplingBatch.drawing_on``,
-        bounds at those of ``BoundsStage.put``."""
+        """Sample after the step's replay; return int64 [decodes], valid until the next replay of
+        the same. Parameters and bounds are read at fixed addresses."""
         return self._graphs[shape, kind, bounded].replay()
 
     def capture(
         self, steps: StepGraphs, stager: StepStager, choose: Choose, bounds: BoundsStage
     ) -> None:
-        """Capture ``choose`` for each class of decodes of ``steps``, in the same memory: logits of
-        the largest class, and their filtered copies. Called once, before any step."""
+        """Capture ``choose`` for each class of decodes of ``steps``, in shared memory. Called once,
+        before any step."""
         assert steps.capturing is not None, "steps are captured before their choices"
         with captures("choices", self._graphs, stager.device):
             for shape, hidden in steps.decodes():

@@ -1,9 +1,7 @@
 """State of a rank's sequences between steps: a row each, updated only by changes.
 
-A plan names sequences; a row holds the tokens they came with and their blocks, so that a step of
-decodes reads no list of tokens. Tokens sampled here stay on the device (``StepStager`` keeps each
-row's last one) and are not required on the host to continue. Rows of dropped sequences are used
-again, lowest first, so they stay dense enough. The order within a step is the plan's.
+A row holds the tokens that its sequence came with, and its blocks. Sampled tokens stay on the
+device (``StepStager``). Freed rows are reused, lowest first.
 """
 
 from __future__ import annotations
@@ -24,11 +22,10 @@ from tandem.protocol.layout import blocks_for
 
 
 class BlockTable:
-    """Blocks of each row's tokens: int32 by row, in token order, kept between steps. A row that
-    grows too long widens all."""
+    """Blocks by row, int32 in token order. A row that grows too long widens all."""
 
     def __init__(self, rows: int, columns: int) -> None:
-        """Allocate ``rows`` sequences of ``columns`` blocks; columns grow."""
+        """Allocate ``rows`` rows of ``columns`` blocks; columns grow."""
         self.blocks: NDArray[np.int32] = np.zeros((max(rows, 1), max(columns, 1)), dtype=np.int32)
         """[rows, columns]; only the first ``counts[row]`` of a row are valid."""
         self.counts: NDArray[np.int32] = np.zeros(max(rows, 1), dtype=np.int32)
@@ -36,12 +33,10 @@ class BlockTable:
         """Incremented by every change."""
 
     def assign(self, row: int, block_ids: Sequence[int]) -> None:
-        """Replace the blocks of ``row`` by ``block_ids``."""
         self.counts[row] = 0
         self.append(row, block_ids)
 
     def append(self, row: int, block_ids: Sequence[int]) -> None:
-        """Append blocks at the end of ``row``."""
         self.version += 1
         held = int(self.counts[row])
         total = held + len(block_ids)
@@ -64,27 +59,27 @@ class InputBatch:
     capacity: int
     """Most sequences: the scheduler's ``max_num_seqs``."""
     longest: int = 256
-    """Initial tokens of each row; more require a copy of all rows, which takes tens of
-    milliseconds. The pages are zeros that take no memory before they are used."""
+    """Initial tokens of each row; more require a slow copy of all rows. Unused pages take no
+    memory."""
     row_of: dict[SeqId, int] = field(default_factory=dict)
     sequences: dict[SeqId, NewSequence] = field(default_factory=dict)
     """First message of the plan on each sequence."""
     tokens: NDArray[np.int32] = field(init=False)
-    """[rows, longest]: the tokens that each came with."""
+    """[rows, longest]: tokens that each came with."""
     lengths: NDArray[np.int64] = field(init=False)
     """[rows]: their number; later tokens were sampled here."""
     prompts: NDArray[np.int64] = field(init=False)
-    """[rows]: the number of prompt tokens."""
+    """[rows]: number of prompt tokens."""
     table: BlockTable = field(init=False)
     sampling: SamplingBatch = field(init=False)
     scoring: set[SeqId] = field(default_factory=set)
     """Sequences whose prompt's log-probabilities are requested."""
     poolers: Poolers = field(init=False)
-    """The sequences whose prompts are pooled."""
+    """Sequences whose prompts are pooled."""
     pairs: dict[SeqId, int] = field(default_factory=dict)
     """Start of the second text, for prompts of two texts whose tokens have types."""
     embeds: dict[int, PromptEmbeds] = field(default_factory=dict)
-    """Embeddings by row, of prompts sent as such: their ids are placeholders."""
+    """Embeddings by row, of prompts whose ids are placeholders."""
     _free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,7 +92,7 @@ class InputBatch:
         self._free = list(range(self.capacity))
 
     def apply(self, plan: SchedulerOutput) -> None:
-        """Drop, add and extend rows by ``plan``; call before its step."""
+        """Drop, add and extend rows by ``plan``, before its step."""
         for seq in plan.dropped:
             self.drop(seq)
         first = {row.seq: row.num_computed for row in plan.rows} if plan.new else {}
@@ -108,9 +103,8 @@ class InputBatch:
                 self.table.append(self.row_of[row.seq], row.new_block_ids)
 
     def add(self, new: NewSequence, first: int = 0) -> int:
-        """Give a new sequence a row, and return its number. Tokens before ``first`` are not
-        computed here and not kept, so that a long prompt computed elsewhere does not delay its
-        first step."""
+        """Assign a row to a new sequence, and return it. Tokens before ``first`` are computed
+        elsewhere and not kept."""
         assert new.seq not in self.row_of, f"sequence {new.seq} has a row already"
         assert self._free, f"more than {self.capacity} sequences: max_num_seqs bounds them"
         row = heapq.heappop(self._free)
@@ -118,7 +112,7 @@ class InputBatch:
         self.sequences[new.seq] = new
         length = len(new.token_ids)
         self.reserve(length)
-        # By way of an array: numpy takes twice as long to read a list.
+        # numpy reads an array faster than a list.
         self.tokens[row, first:length] = array("I", new.token_ids[first:])
         self.lengths[row] = length
         self.prompts[row] = new.num_prompt
@@ -142,7 +136,7 @@ class InputBatch:
         return row
 
     def drop(self, seq: SeqId) -> None:
-        """Drop a sequence; an unknown one is ignored, as it may never have had its first step."""
+        """Drop a sequence; ignore an unknown one, which had no step yet."""
         row = self.row_of.pop(seq, None)
         if row is None:
             return
@@ -168,20 +162,19 @@ class InputBatch:
         return types
 
     def put_drafts(self, row: int, position: int, token_ids: Sequence[int]) -> None:
-        """Set proposed tokens of the coming step from ``position`` on; they are not among the
-        tokens that the row came with."""
+        """Set proposed tokens of the coming step from ``position`` on."""
         end = position + len(token_ids)
         self.reserve(end)
         self.tokens[row, position:end] = token_ids
 
     def note_drawn(self, seq: SeqId, token: int) -> None:
-        """Note a token sampled for ``seq`` that reached the host; a dropped sequence is ignored."""
+        """Record a token sampled for ``seq`` that reached the host; ignore a dropped sequence."""
         row = self.row_of.get(seq)
         if row is not None:
             self.sampling.extend(row, (token,))
 
     def reserve(self, length: int) -> None:
-        """Make room for so many tokens in each row."""
+        """Extend each row to ``length`` tokens."""
         if length > self.tokens.shape[1]:
             wider = np.zeros(
                 (self.tokens.shape[0], max(length, 2 * self.tokens.shape[1])), np.int32

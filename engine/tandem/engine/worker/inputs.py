@@ -1,8 +1,7 @@
-"""A plan's rows, flattened: the tensors that one forward pass takes.
+"""Tensors of one forward pass, made of a plan's rows.
 
-All are made by numpy on the host (a row is a few numbers), copied to the device at once, and viewed
-there. A step that is padded to a graph's shape has decodes without keys and chunks without queries
-after its own. Writes of their tokens go to a block that is not read.
+numpy makes them on the host; one copy brings them to the device. Padding is decodes without keys
+and chunks without queries, whose writes go to a spare block.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _MOST_LEFT = 5
 
 @dataclass(frozen=True)
 class StepRows:
-    """A plan's rows as columns of numbers, one entry a row."""
+    """A plan's rows as columns, one entry a row."""
 
     index: NDArray[np.int64]
     """Rows of the batch."""
@@ -50,9 +49,9 @@ class StepRows:
     num_tokens: int
     """Tokens of all rows."""
     choices: NDArray[np.int64] | None = None
-    """The choice that each row draws for; None unless each draws for one."""
+    """Choice of each row; None unless each draws for one."""
     drafted: bool = False
-    """True if rows have drafts: several tokens of which the first may have been drawn here."""
+    """Whether rows have drafts: several tokens of which the first may have been drawn here."""
 
     @classmethod
     def of(cls, rows: Sequence[StepRow], batch: InputBatch, *, drafted: bool = False) -> StepRows:
@@ -60,7 +59,7 @@ class StepRows:
         row_of = batch.row_of
         index = np.array([row_of[row.seq] for row in rows], dtype=np.int64)
         first = np.array([row.num_computed for row in rows], dtype=np.int64)
-        tokens = [row.num_tokens for row in rows]
+        tokens = [row.num_scheduled_tokens for row in rows]
         counts = np.array(tokens, dtype=np.int64)
         longer = np.flatnonzero(counts > 1)
         decodes = int(longer[0]) if longer.size else len(rows)
@@ -76,14 +75,12 @@ class StepRows:
 
     @cached_property
     def shape(self) -> StepShape:
-        """Return the unpadded shape."""
         n = self.num_decodes
         return StepShape(n, self.num_tokens - n, len(self.index) - n)
 
     @cached_property
     def layers_left(self) -> int:
-        """Return how many of a model's last layers take a few milliseconds. With 8B parameters on a
-        GPU 2 to 2.5 ms are five layers of a chunk of 512 tokens, or one after 30,000 others."""
+        """Return how many of a model's last layers take a few milliseconds."""
         work = float(np.sum(self.counts * (1 + self.lens / _ATTENDED)))
         return int(min(_MOST_LEFT, max(1, _IN_TIME // work)))
 
@@ -102,21 +99,21 @@ class StepRows:
 
 
 Fit = Callable[[StepShape], StepShape | None]
-"""Function that gives the graph's shape to pad a step to; None: no padding."""
+"""Function that returns the graph's shape to pad a step to; None: no padding."""
 FEW_CHUNKS = 4
-"""Most chunks that are written one by one, by slices: for these it is faster than by index."""
+"""Most chunks that are written one by one, by slices, which is faster than by index."""
 LONG_CHUNKS = 256
-"""Tokens a chunk from which on slices are faster for any number of chunks."""
+"""Tokens per chunk from which slices are faster for any number of chunks."""
 Numbers = Sequence[int] | NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """One step's tokens, concatenated in batch order, decodes first. All on the device."""
+    """One step's tokens on the device, concatenated in batch order, decodes first."""
 
     shape: StepShape
     padded: bool
-    """True if ``shape`` is a graph's, and all is at the addresses that the graph reads."""
+    """Whether ``shape`` is a graph's, and all is at the addresses that the graph reads."""
     source: Tensor
     """int64 [tokens]: words of the staging buffer that hold the token ids."""
     positions: Tensor
@@ -124,16 +121,16 @@ class StepInputs:
     slot_mapping: SlotMapping
     sequences: StepSequences
     logits_indices: Tensor | None
-    """int64: tokens whose hidden states a forward pass returns, in this order; None is all of them.
-    In a decoder's graph with chunks: the last of each row."""
+    """int64: tokens whose hidden states a forward pass returns, in order; None is all. In a
+    decoder's graph with chunks: the last of each row."""
     kept: Tensor | None
-    """int64: those of them that the head takes, in this order; None is all of them."""
+    """int64: those of them that the head takes, in order; None is all."""
     targets: Tensor
     """int64: rows of the batch whose last token is set to the step's samples."""
 
 
 class StepStager:
-    """Makes steps' inputs on one device."""
+    """Maker of steps' inputs on one device."""
 
     def __init__(
         self,
@@ -145,8 +142,8 @@ class StepStager:
         spare_block: int | None = None,
         whole: bool = False,
     ) -> None:
-        """``spare_block`` takes the writes of padding; without one nothing is padded. ``whole``: a
-        graph returns the states of all of a step's tokens, as an encoder's does."""
+        """``spare_block`` takes the writes of padding; without one nothing is padded. ``whole``:
+        graphs return the states of all tokens, as an encoder's."""
         self.batch = batch
         self.whole = whole
         """See the parameter."""
@@ -172,14 +169,11 @@ class StepStager:
     def stage(
         self, rows: StepRows, logits_indices: Numbers | None, targets: Numbers, fit: Fit
     ) -> StepInputs:
-        """Return the inputs of ``rows``.
+        """Return the inputs of ``rows``, which have blocks for all their tokens.
 
-        Args:
-            rows: of sequences that the batch knows, with blocks for all their tokens.
-            logits_indices: tokens of the unpadded step whose hidden states the head takes. The last
-                ones of rows if it is padded to a graph that gives no others; None is all.
-            targets: see StepInputs.
-            fit: function that gives the shape to pad to.
+        ``logits_indices`` are tokens of the unpadded step whose hidden states the head takes; None
+        is all. For a padded decoder they are last tokens of rows. ``fit`` returns the shape to pad
+        to.
         """
         own = rows.shape
         padded = fit(own) if self._spare is not None else None
@@ -217,11 +211,11 @@ class StepStager:
         return self._padded(buffers, found, there.targets)
 
     def _new_columns(self, rows: StepRows, padded: StepShape | None) -> int:
-        """Return the columns of the block tables to send. None are sent if a graph has read these
-        before, and no row has come to a later block (some are allocated long before)."""
+        """Return the columns of the block tables to send; 0 if a graph has read them before."""
         columns = blocks_for(int(rows.lens.max(initial=1)), self.batch.block_size)
         if padded is not None:
-            # A row's place hangs on how many before it decode, which a prompt's end changes alone.
+            # A row's place depends on the number of decodes before it, which a prompt's end
+            # changes.
             rows_there = (rows.num_decodes, rows.index.tobytes())
             there = (padded, self.batch.table.version, *rows_there)
             if there == self._in_table and columns <= self._columns_there:
@@ -230,8 +224,8 @@ class StepStager:
         return columns
 
     def _rows_ending(self, rows: StepRows, indices: Numbers | None) -> NDArray[np.int64] | None:
-        """Return the rows of the step whose last tokens are ``indices``, in its order. None if
-        there are other tokens among them, or if every row is a decode."""
+        """Return the rows whose last tokens are ``indices``, in their order. None for other tokens,
+        or if every row is a decode."""
         if indices is None or not rows.shape.chunks:
             return None
         if indices is rows.ends:
@@ -278,7 +272,7 @@ class StepStager:
         return self.staging.buffers(shape, keep=True).fields.draws.view(3, shape.decodes)
 
     def token_ids(self, inputs: StepInputs) -> Tensor:
-        """Return int64 [tokens]; read on the device, as it holds the sampled tokens."""
+        """Return int64 [tokens], read on the device, which has the sampled ones."""
         return self.staging.words.index_select(0, inputs.source)
 
     def _inputs(
@@ -364,7 +358,7 @@ class StepStager:
             fields.chunk_cu_seqlens_q[1 : own.chunks + 1] = np.cumsum(rows.counts[n:])
             fields.chunk_cu_seqlens_q[own.chunks + 1 :] = own.chunk_tokens
             fields.ends[: shape.decodes] = self._counting[: shape.decodes]
-            # Of a chunk without a token, whose end nobody wants, any token.
+            # Any token for an empty chunk, whose end is not used.
             np.maximum(
                 fields.chunk_cu_seqlens_q[1:] + (shape.decodes - 1),
                 0,

@@ -1,7 +1,7 @@
-"""The rank's KV memory, and its two views.
+"""KV memory of a rank, and its two views.
 
-Block-major with all layers of a block contiguous: kernels use a layer's strided view, transfers use
-a block as one row. The role's allocator provides the memory if a transport must know it.
+All layers of a block are contiguous: kernels use a layer's strided view, transfers use a block as
+one row.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class KVCacheMemory:
         *,
         spare: int = 0,
     ) -> None:
-        """Allocate flat uint8 memory by ``allocate``; by default by the device's own allocator.
+        """Allocate flat uint8 memory, by default by the device's allocator.
 
-        ``spare`` blocks follow that only kernels know; the padding of a step is written there.
+        ``spare`` blocks follow for kernels only, where the padding of a step is written.
         """
         (group,) = layout.groups
         if group.dtype not in DTYPES:

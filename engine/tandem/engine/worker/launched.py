@@ -1,8 +1,4 @@
-"""A launched step: its samples are copied to the host, and read on request.
-
-The runner starts the next step meanwhile. Tokens and scores are copied to pinned memory after the
-step's last kernel; ``result`` waits for the moment after the copies.
-"""
+"""A launched step, whose samples are copied to pinned memory and read on request."""
 
 from __future__ import annotations
 
@@ -34,13 +30,13 @@ class LaunchedStep:
 
     step: int
     moment: DeviceEvent = PAST
-    """Moment after all of its writes and copies, once they are queued."""
+    """Event after all of its writes and copies, once they are queued."""
     written: DeviceEvent | None = None
-    """Moment after the KV of a step with prompts, before the head; None: as ``moment``."""
+    """Event after the KV of a step with prompts, before the head; None: as ``moment``."""
     nearly: DeviceEvent | None = None
-    """Moment some ms earlier, between two layers of such a step; None: as ``written``."""
+    """Event some ms earlier, between two layers of such a step; None: as ``written``."""
     stored: DeviceEvent | None = None
-    """Moment after all stores to host memory of this step and those before; None: as ``moment``."""
+    """Event after all stores to host memory so far; None: as ``moment``."""
     drawn: Sequence[StepRow] = ()
     """Rows that sample."""
     tokens: Tensor | None = None
@@ -55,23 +51,22 @@ class LaunchedStep:
     host: HostBlocks | None = None
     """Blocks in host memory whose loads the result reports."""
     for_transfers: bool = False
-    """True if the step has only transfers: its result waits for all of them."""
+    """Whether the step has only transfers: its result waits for all of them."""
     drafts: Mapping[SeqId, SpecTokens] = field(default_factory=dict)
     """Drafts of rows that also sample after each of them."""
     awaits_masks: bool = False
-    """True if nothing is sampled yet: neither ``moment`` nor a token is known."""
+    """Whether nothing is sampled yet."""
     late: frozenset[SeqId] = frozenset()
-    """Sequences whose samples are discarded: their masks were not made."""
+    """Sequences without masks, whose samples are discarded."""
     _known: list[int] | None = None
 
     @property
     def fence(self) -> Fence:
-        """Return the fence of its writes and of all stores so far. A component that was given its
-        blocks may write them outside of steps after it."""
+        """Return the fence of its writes and of all stores so far, for writers outside of steps."""
         return self.moment if self.stored is None else Both(self.moment, self.stored)
 
     def wait_nearly(self, seconds: float = WAIT_SECONDS) -> DeviceEvent:
-        """Return the moment after all KV of the step, once it is near. Raises TimeoutError."""
+        """Return the event after all KV of the step, once it is near. Raises TimeoutError."""
         written = self.written or self.moment
         (self.nearly or written).wait(seconds)
         return written

@@ -1,13 +1,9 @@
 """Host memory of offloaded blocks, and the copies to and from a rank's KV cache, in the order of
 steps.
 
-On a GPU the memory is page-locked, and copies run next to the steps: stores on one stream, loads on
-another. A step waits for stores of blocks that it writes, which go before the rest. It waits for no
-load, since no step reads loaded blocks before the host has seen the load end. A writer of blocks
-outside of steps waits for all earlier stores, with the fence of a step (``LaunchedStep.fence``).
-Stores do not wait for loads either: the planner of a load keeps both its blocks from all other use
-until it has ended. A block is one extent, so it is one copy. On a CPU everything is done when it
-returns.
+On a GPU copies run next to the steps, stores on one stream, loads on another. A step waits only for
+stores of blocks that it writes; no step reads a block before the host has seen its load end. Other
+writers wait for a step's fence. On a CPU everything is done at once.
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 GIB = 2**30
 _UNLIMITED = 1 << 60
-"""Least limit that a cgroup v1 reports without a limit: it gives the largest number of pages."""
+"""Least limit that means none in a cgroup v1."""
 
 
 class Available(NamedTuple):
@@ -60,8 +56,7 @@ class Available(NamedTuple):
 
 
 class _Files(NamedTuple):
-    """Names of a memory cgroup's files, and of its field that counts pages of files not used
-    lately: these are reclaimed first."""
+    """Names of a memory cgroup's files, and of its field of reclaimable file pages."""
 
     limit: str
     usage: str
@@ -73,8 +68,8 @@ _V2 = _Files("memory.max", "memory.current", "inactive_file")
 
 
 def available(root: Path = Path("/")) -> Available:
-    """Return the least of what the host and each cgroup around this process have left; ``root``
-    holds the system's files."""
+    """Return the least free memory of the host and each cgroup around this process; ``root`` holds
+    the system's files."""
     least = Available(_of_host(root), "this host")
     for files, levels in _cgroups(root):
         for level in levels:
@@ -101,7 +96,7 @@ def _of_cgroup(level: Path, files: _Files) -> Available | None:
         used = int((level / files.usage).read_text())
         fields = dict(line.split() for line in (level / "memory.stat").read_text().splitlines())
         used -= int(fields[files.reclaimable])
-    except (OSError, KeyError, ValueError):  # memory.max says "max"
+    except (OSError, KeyError, ValueError):  # "max"
         return None
     if limit >= _UNLIMITED:
         return None
@@ -117,7 +112,7 @@ def _cgroups(root: Path) -> Iterator[tuple[_Files, list[Path]]]:
     except OSError:
         return
     paths: dict[str, str] = {}
-    """Paths by controller; that of the second version has no name."""
+    """Paths by controller; that of cgroup v2 has no name."""
     for line in own:
         _, controllers, path = line.split(":", 2)
         paths |= dict.fromkeys(controllers.split(","), path)
@@ -132,8 +127,8 @@ def _cgroups(root: Path) -> Iterator[tuple[_Files, list[Path]]]:
 
 
 def _levels(mount: Path, top: str, path: str) -> list[Path]:
-    """Return the folders from that of cgroup ``path`` up to ``mount``, which shows cgroup ``top``.
-    A cgroup not below ``top`` is not visible: then it is the mount alone."""
+    """Return the folders from cgroup ``path`` up to ``mount``, which shows cgroup ``top``; only the
+    mount if ``path`` is not below ``top``."""
     prefix = top.rstrip("/") + "/"
     below = path[len(prefix) :] if path.startswith(prefix) else ""
     level = mount / below.lstrip("/")
@@ -145,19 +140,19 @@ def _levels(mount: Path, top: str, path: str) -> list[Path]:
 
 
 def _unescaped(text: str) -> str:
-    """Decode mountinfo's octal escapes of spaces and the like."""
+    """Decode mountinfo's octal escapes."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 
 STORES_AT_ONCE = 32
-"""Blocks stored between two points at which a step may wait: 2 ms, if a block has 2.25 MiB."""
+"""Blocks stored between two events that a step may wait for."""
 
 Store = tuple[int, int]
 """(device block, host block)."""
 
 
 class HostBlocks:
-    """``num_blocks`` blocks of host memory; called from the thread of the steps."""
+    """``num_blocks`` blocks of host memory, for the thread of the steps."""
 
     def __init__(self, kv_cache: Tensor, num_blocks: int) -> None:
         """``kv_cache`` is [device blocks, block_bytes] uint8. Raises HostMemoryError without enough
@@ -169,7 +164,7 @@ class HostBlocks:
         self.blocks: Tensor = self._memory.tensor.view(num_blocks, size)
         """[num_blocks, block_bytes] uint8."""
         self._under_way: list[tuple[int, DeviceEvent, str | None]] = []
-        """Loads in order: (ticket, moment after its copies, reason of failure or None)."""
+        """Loads in order: (ticket, event after its copies, reason of failure or None)."""
 
     @property
     def is_storing(self) -> bool:
@@ -177,9 +172,8 @@ class HostBlocks:
         return self._queue.is_storing
 
     def begin(self, transfers: BlockTransfers, written: AbstractSet[int]) -> DeviceEvent | None:
-        """Queue a step's transfers, after all launched work and before the step, which writes the
-        blocks ``written``. Return the moment after all stores so far, or None if that is before the
-        step."""
+        """Queue a step's transfers before the step, which writes the blocks ``written``. Return the
+        event after all stores so far, or None if that is before the step."""
         stored = self._queue.store(transfers.stores, written, self._store)
         if transfers.loads:
             with self._queue.loads():
@@ -226,7 +220,7 @@ class HostBlocks:
 
 
 class _Part(NamedTuple):
-    """Some stores that run next to the steps."""
+    """Stores that run next to the steps."""
 
     there: OnStream
     """Event after them."""
@@ -260,13 +254,13 @@ class _Queue:
         written: AbstractSet[int],
         copy: Callable[[Sequence[Store]], None],
     ) -> DeviceEvent | None:
-        """Have ``copy`` queue ``pairs`` after all queued steps. The next step, which writes the
-        blocks ``written``, waits only for stores of these blocks, old and new. Return the moment
-        after all, or None if that is before the next step."""
+        """Have ``copy`` queue ``pairs`` after all queued steps. The next step waits only for stores
+        of the blocks ``written``. Return the event after all, or None if that is before the next
+        step."""
         if self._stores is None:
             copy(pairs)
             return None
-        # Not behind the others on their stream: a decode's new block would wait for a long prompt.
+        # Before the others on their stream: a decode's new block must not wait for a long prompt.
         first = [pair for pair in pairs if pair[0] in written]
         if self.is_storing:
             self._wait_for(written, [host for _, host in first])
@@ -294,8 +288,7 @@ class _Queue:
 
     @contextmanager
     def loads(self) -> Iterator[None]:
-        """Queue copies of the block after all queued steps and stores: loads fill blocks that these
-        read, from blocks that these wrote. No stream waits for them."""
+        """Queue the block's copies after all queued steps and stores; no stream waits for them."""
         if self._loads is None:
             yield
             return
@@ -312,7 +305,7 @@ def blocks_written(plan: SchedulerOutput, batch: InputBatch) -> set[int]:
     if plan.rows:
         rows = np.array([batch.row_of[row.seq] for row in plan.rows])
         computed = np.array([row.num_computed for row in plan.rows])
-        end = computed + np.array([row.num_tokens for row in plan.rows])
+        end = computed + np.array([row.num_scheduled_tokens for row in plan.rows])
         first = computed // size
         counts = -(-end // size) - first
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

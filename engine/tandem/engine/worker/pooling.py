@@ -1,8 +1,7 @@
-"""Vectors and scores of prompts: the hidden states that they require, and their results.
+"""Vectors and scores of pooled prompts.
 
-All rows of a step are pooled at once, by columns with one entry for each row of the batch. Sums of
-a prompt's chunks stay on the device in float32; they start with the prompt, since none of it comes
-from the prefix cache.
+All rows of a step are pooled at once. Sums of unfinished prompts stay on the device in float32;
+none of such a prompt comes from the prefix cache.
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ class LateInteractionRunner:
         return len(self._queries)
 
     def postprocess(self, ended: Sequence[TokenVectors]) -> list[tuple[SeqId, Tensor]]:
-        """Return one float32 value of each prompt: of a query, kept from now on, its tokens; of a
-        document its score, which is NaN if its query is not here."""
+        """Return one float32 value of each prompt: a query's number of tokens, a document's score;
+        NaN without its query."""
         made: list[tuple[SeqId, Tensor]] = []
         documents: dict[str, list[TokenVectors]] = {}
         for each in ended:
@@ -105,11 +104,9 @@ class LateInteractionRunner:
 
 def maxsim(query: Tensor, documents: Sequence[Tensor]) -> Tensor:
     """Return float32 [documents]: the sum over the query's tokens of each one's largest product
-    with a token of the document.
+    with the document.
 
-    Args:
-        query: float32 [tokens, values].
-        documents: float32 [tokens, values] each, at least one token long.
+    ``query`` is float32 [tokens, values], ``documents`` likewise, each at least one token long.
     """
     lengths = index_on([len(each) for each in documents], query.device)
     products = torch.cat(tuple(documents)) @ query.T
@@ -124,28 +121,20 @@ Flags = NDArray[np.bool_]
 
 
 class Head(Protocol):
-    """The model's heads, which make scores and token vectors of hidden states."""
+    """Heads of the model for scores and token vectors: see CausalModel."""
 
-    def classify(self, hidden: Tensor) -> Tensor:
-        """Return scores: see CausalModel."""
-        ...
+    def classify(self, hidden: Tensor) -> Tensor: ...
 
-    def probabilities(self, scores: Tensor) -> Tensor:
-        """Return probabilities: see CausalModel."""
-        ...
+    def probabilities(self, scores: Tensor) -> Tensor: ...
 
-    def token_vectors(self, hidden: Tensor) -> Tensor:
-        """Return token vectors: see CausalModel."""
-        ...
+    def token_vectors(self, hidden: Tensor) -> Tensor: ...
 
 
 class StepColumns(Protocol):
     """A step's rows, an entry each: see ``StepRows``."""
 
     @property
-    def index(self) -> Index:
-        """Return the rows of the batch."""
-        ...
+    def index(self) -> Index: ...
 
     @property
     def first(self) -> Index:
@@ -153,9 +142,7 @@ class StepColumns(Protocol):
         ...
 
     @property
-    def counts(self) -> Index:
-        """Return the numbers of tokens."""
-        ...
+    def counts(self) -> Index: ...
 
     @property
     def ends(self) -> Index:
@@ -164,14 +151,14 @@ class StepColumns(Protocol):
 
 
 class PoolingCursor(NamedTuple):
-    """Position of a step in the prompts that are pooled, an entry a row."""
+    """Position of a step in the pooled prompts, an entry a row."""
 
     first: Index
     """Position of the row's first token: 0 if its prompt begins."""
     counts: Index
     """Tokens whose hidden states are pooled."""
     is_finished: Flags
-    """True if the prompt ends with the step."""
+    """Whether the prompt ends with the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +210,7 @@ def _little(values: Tensor) -> NDArray[np.float32]:
 
 @dataclass(slots=True)
 class Poolers:
-    """The pooled sequences of a rank. False if there are none."""
+    """Pooled sequences of a rank; falsy if there are none."""
 
     capacity: int
     """Rows of the batch."""
@@ -235,7 +222,7 @@ class Poolers:
     _states: Tensor | None = None
     """Sums of unfinished prompts, float32 [rows, hidden]."""
     _chunks: dict[SeqId, list[Tensor]] = field(default_factory=dict)
-    """Token vectors of unfinished prompts, on the host unless they are for late interaction."""
+    """Token vectors of unfinished prompts, on the host unless for late interaction."""
     late: LateInteractionRunner = field(default_factory=LateInteractionRunner)
     _late_params: dict[SeqId, LateInteractionParams] = field(default_factory=dict)
 
@@ -247,7 +234,6 @@ class Poolers:
         return self.num_pooled > 0
 
     def add(self, row: int, new: NewSequence) -> None:
-        """Add a pooled sequence, resolved by the plan, at ``row``."""
         params = new.pooling
         assert params is not None
         assert params.pooling_type is not None, "the plan resolves what is left open"
@@ -259,7 +245,6 @@ class Poolers:
         self._columns[:, row] = (new.seq, new.num_prompt, *_asked(params))
 
     def drop(self, row: int, seq: SeqId) -> None:
-        """Forget a row's sequence, which is pooled."""
         self.num_pooled -= 1
         self._kinds[row] = 0
         self._chunks.pop(seq, None)
@@ -269,7 +254,7 @@ class Poolers:
         """Return the rows that contribute in a step; None if there are none."""
         kinds = self._kinds[step.index]
         is_finished = step.first + step.counts == self._columns[1, step.index]
-        # Not np.select, which takes as long as all else here.
+        # np.select would be slow.
         counts = np.where(kinds > 0, step.counts, 0)
         counts = np.where(kinds == _CLS, step.first == 0, counts)
         counts = np.where(kinds == _LAST, is_finished, counts)
@@ -286,10 +271,7 @@ class Poolers:
     def pool(self, wanted: PoolingMetadata, hidden: Tensor, head: Head) -> PooledStep:
         """Return the results of the prompts that end.
 
-        Args:
-            wanted: rows of this step.
-            hidden: [tokens, hidden], the states of ``wanted.tokens``.
-            head: model's heads, for scores and token vectors.
+        ``hidden`` is [tokens, hidden], the states of ``wanted.tokens``.
         """
         by_token = self._kinds[wanted.rows] == _TOKENS
         if not by_token.any():

@@ -1,9 +1,6 @@
-"""Measures the memory that steps require next to weights and KV, by running the largest step once.
+"""Measures the memory of steps next to weights and KV, by running the largest step once.
 
-Its KV goes into one block repeatedly, and its tokens have no meaning; only the memory allocator's
-growth counts. Activations are bounded by the token budget, logits by the number of sequences, so no
-later step takes more. Smaller steps are run too, only for their kernels: compiling them now delays
-no request later.
+Its KV is written into one block repeatedly. Smaller steps are run only to compile their kernels.
 """
 
 from __future__ import annotations
@@ -26,13 +23,12 @@ from tandem.protocol.layout import blocks_for
 from tandem.protocol.sampling import SamplingParams
 
 SLACK = 1.05
-"""Factor for fragmentation of the allocator's memory by steps of other sizes."""
+"""Factor for fragmentation of the allocator's memory."""
 SHORT_CHUNK = 32
 """Tokens of each prompt in a step of many, run to load the kernels of such steps."""
 
 SHORT_LAYERS = 3
-"""Layers of a decoder that run all its kernels. The last differs from the others, and the first
-that attends to a batch plans it, so that the next is launched in another way."""
+"""Layers of a decoder that run all its kernels: the first plans attention, the last differs."""
 
 
 @torch.inference_mode()
@@ -47,7 +43,7 @@ def activation_bytes(config: EngineConfig, runner: ModelRunner, device: torch.de
 def choice_bytes(
     config: EngineConfig, runner: ModelRunner, device: torch.device, count: int
 ) -> int:
-    """Return the bytes that graphs of choices of up to ``count`` rows share: their logits, and the
+    """Return the bytes that graphs of choices of up to ``count`` rows share: logits, and the
     filtered copies."""
     batch = SamplingBatch(count)
     columns = batch.drawing_on(device)
@@ -61,7 +57,7 @@ def choice_bytes(
 
 @contextmanager
 def _taken(device: torch.device) -> Iterator[list[int]]:
-    """Yield a list that gets the device bytes that torch took for the block, at its end."""
+    """Yield a list that gets, at the end of the block, the device bytes that torch took."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
@@ -88,7 +84,7 @@ def largest_steps(config: EngineConfig, runner: ModelRunner, device: torch.devic
 
 @contextmanager
 def shortened(runner: ModelRunner, layers: int = SHORT_LAYERS) -> Iterator[None]:
-    """Use a short model in the runner meanwhile, for steps that are run for their kernels."""
+    """Use a short model in the runner meanwhile."""
     whole = runner.model
     runner.model = whole.shortened(layers)
     try:
@@ -98,8 +94,8 @@ def shortened(runner: ModelRunner, layers: int = SHORT_LAYERS) -> Iterator[None]
 
 
 def load_kernels(config: EngineConfig, runner: ModelRunner, device: torch.device) -> None:
-    """Run kernels that are built by the number of prompts in a step, or of sampling rows: each
-    power of two and the maximum. Then run those built by the length of a decoder's short chunks."""
+    """Run kernels that are built by number of prompts or sampling rows (powers of two and the
+    maximum), or by the length of short chunks."""
     budget = config.scheduler.max_num_batched_tokens
     most = min(config.scheduler.max_num_seqs, budget)
     for count in sorted({*(2**power for power in range(most.bit_length())), most}):
@@ -117,7 +113,7 @@ def load_kernels(config: EngineConfig, runner: ModelRunner, device: torch.device
 
 
 def _run_step(config: EngineConfig, runner: ModelRunner, lengths: list[int]) -> None:
-    """Run prompts of such lengths, whole, in one step."""
+    """Run whole prompts of these lengths in one step."""
     with steps(config, runner, rows=len(lengths), tokens=sum(lengths)) as run:
         run(lengths)
 
@@ -126,9 +122,9 @@ def _run_step(config: EngineConfig, runner: ModelRunner, lengths: list[int]) -> 
 def steps(
     config: EngineConfig, runner: ModelRunner, *, rows: int, tokens: int, embedded: bool = True
 ) -> Iterator[Callable[[list[int]], torch.Tensor]]:
-    """Yield a function that runs whole prompts of given lengths in one step and returns their
-    hidden states [rows, hidden]. They have at most ``rows`` and ``tokens``. ``embedded``: as
-    vectors, if the engine accepts such prompts."""
+    """Yield a function that runs whole prompts of given lengths in one step, of at most ``rows``
+    and ``tokens``, and returns hidden states [rows, hidden]. ``embedded``: as vectors, if
+    supported."""
     block_size, device = config.cache.block_size, runner.stager.device
     batch = InputBatch(block_size, rows)
     batch.reserve(tokens)
@@ -141,7 +137,7 @@ def steps(
         decodes = len(lengths) if max(lengths) == 1 else 0
         of_step = StepRows(index, 0 * counts, counts, decodes, int(counts.sum()))
         vectors = None
-        if embedded and config.model.enable_prompt_embeds:  # the widest that may come
+        if embedded and config.model.enable_prompt_embeds:  # the widest dtype
             size = config.facts.hidden_size
             zeros = (PromptEmbeds("float32", size, bytes(4 * size * each)) for each in lengths)
             vectors = embedded_tokens(dict(enumerate(zeros)), of_step, device)
@@ -156,8 +152,7 @@ def steps(
 
 
 def _draw(config: EngineConfig, runner: ModelRunner, device: torch.device, count: int) -> None:
-    """Sample ``count`` rows: the best token, the best after penalties, the best of many that are
-    allowed, any token, one under filters with scores. Then score a prompt."""
+    """Sample ``count`` rows in every way, and score a prompt."""
     hidden = _random_hidden(config, runner, device, count)
     every = tuple(range(config.facts.vocab_size))
     few = min(5, config.max_logprobs)

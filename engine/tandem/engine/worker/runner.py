@@ -1,9 +1,7 @@
-"""One step on one rank: plan → inputs → forward → logits → tokens, launched without waiting.
+"""One step on one rank: plan, inputs, forward, logits, tokens, launched without waiting.
 
-It has no policy: the plan decides the work, the backend runs attention, the sampler samples.
-Sampled tokens stay on the device as the rows' last ones, so that the next step may be launched
-before the host reads them. Only rows whose rules look back at their tokens (penalties, bad words)
-make a step wait for the one before.
+Sampled tokens stay on the device, so that the next step may be launched before the host reads them.
+Only rows whose rules look back (penalties, bad words) wait for the step before.
 """
 
 from __future__ import annotations
@@ -71,14 +69,14 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SpecSamples:
-    """Rows of logits of a step in which some rows have several; arrays are parallel."""
+    """Rows of logits of a step in which some rows have several, in parallel arrays."""
 
     tokens: Numbers
     """Token of the unpadded step after which each row of logits samples."""
     rows: Numbers
     """Row of the batch."""
     positions: Numbers
-    """Output position that each is sampled for."""
+    """Output position of each sample."""
     choices: list[tuple[int, ...]]
     going_on: list[int]
     """Sample by which each drawing row continues: its first, or of forced drafts its last."""
@@ -127,7 +125,7 @@ class SpecSamples:
             wanted = np.full((len(drafts), most), -1, dtype=np.int64)
             for at, tokens in enumerate(drafts):
                 wanted[at, : len(tokens)] = tokens
-            # Behind a row's last draw those of others stand, whom its -1 never lets count.
+            # After a row's last draw there are others' draws, which its -1 excludes.
             within = np.minimum(np.array(first)[:, None] + np.arange(most + 1), len(token_ids) - 1)
             drawn = token_ids[index_on(within, device)]
             same = drawn[:, :-1] == index_on(wanted, device)
@@ -149,8 +147,8 @@ def put_proposed(
 def rules_ahead(
     drafts: Mapping[SeqId, SpecTokens], drawn: Sequence[StepRow], batch: InputBatch
 ) -> dict[tuple[int, int], RowRules]:
-    """Return the rules of rows that look back at their tokens, at each of their positions: see
-    ``SamplingBatch.ahead``. Every token before the step is known to ``batch``."""
+    """Return the rules at each position of rows that look back: see ``SamplingBatch.ahead``.
+    ``batch`` knows every earlier token."""
     ahead = {}
     for step_row in drawn:
         draft, row = drafts.get(step_row.seq), batch.row_of[step_row.seq]
@@ -163,7 +161,9 @@ def rules_ahead(
             before = rules.request.of_row(output)
             assert before is not None, "a row has rules whatever its tokens are"
             rules = before
-        position = step_row.num_computed + step_row.num_tokens - len(tokens) - new.num_prompt
+        position = (
+            step_row.num_computed + step_row.num_scheduled_tokens - len(tokens) - new.num_prompt
+        )
         ahead[row, position] = rules = rules.copy()
         for at, token in enumerate(tokens, 1):
             rules = rules.copy()
@@ -240,8 +240,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def draw(self, masks: TokenMasks) -> None:
-        """Queue the samples of the step that awaits these masks. Samples of rows whose masks are
-        late are discarded, and these rows keep their last token."""
+        """Queue the samples of the step that awaits these masks. Rows without a mask keep their
+        last token."""
         computed, self._computed = self._computed, None
         assert computed is not None, "no step awaits masks"
         launched = computed.launched
@@ -267,8 +267,7 @@ class ModelRunner:
         nearly: LastLayersQueued | None = None,
     ) -> Tensor:
         """Write the step's KV; return hidden states [num_logits, hidden] after the last norm.
-        ``token_types``: int64 [tokens], None if all are 0; ``embedded``: tokens without ids;
-        ``nearly``: see StepContext."""
+        ``token_types``: int64 [tokens], None if all are 0; ``embedded``: tokens without ids."""
         step = StepContext(
             rotary=self.model.rotary,
             positions=inputs.positions,
@@ -344,8 +343,7 @@ class ModelRunner:
         drafted: SpecSamples | None,
         nearly: LastLayersQueued | None,
     ) -> tuple[Tensor, StepInputs]:
-        """Return hidden states of the positions that rows sample at, usually their last ones, then
-        of ``more`` of the step's tokens."""
+        """Return hidden states of the sampled positions, then of ``more`` of the step's tokens."""
         indices: NDArray[np.int64] | None
         if drafted is not None:
             indices = drafted.tokens
@@ -372,8 +370,8 @@ class ModelRunner:
     def choose(
         self, shape: StepShape, kind: SamplingKind, hidden: Tensor, bounds: Bounds | None
     ) -> Tensor:
-        """Sample a token for each row of a graph's step of decodes, all of one kind, and keep it as
-        the row's last one: int64 [decodes]. ``choices`` captures it."""
+        """Sample a token for each row of a graph's decodes of one kind, and keep it as the last
+        one; return int64 [decodes]."""
         draws, device = self.stager.draws(shape), self.stager.device
         columns = self.batch.sampling.drawing_on(device)
         logits = self.model.logits(hidden)
@@ -436,7 +434,7 @@ class ModelRunner:
     ) -> None:
         """Sample in a step whose rows also sample after drafts."""
         sampling = self.batch.sampling
-        # Behind a draft a row may be further than its next draw.
+        # After a draft, a row may need more tokens than for its next draw.
         self._await_tokens_of(drafted.rows, sampling.looks_back)
         if sampling.rules:
             sampling.ahead = rules_ahead(launched.drafts, launched.drawn, self.batch)
@@ -478,9 +476,11 @@ class ModelRunner:
         for row, last in zip(plan, rows.ends.tolist(), strict=True):
             if row.seq in self.batch.scoring:
                 prompt = self.batch.sequences[row.seq].num_prompt
-                count = min(row.num_computed + row.num_tokens, prompt - 1) - row.num_computed
+                count = (
+                    min(row.num_computed + row.num_scheduled_tokens, prompt - 1) - row.num_computed
+                )
                 if count > 0:
-                    yield _Scored(row, last + 1 - row.num_tokens, count)
+                    yield _Scored(row, last + 1 - row.num_scheduled_tokens, count)
 
     def _score(
         self, scored: Sequence[_Scored], hidden: Tensor

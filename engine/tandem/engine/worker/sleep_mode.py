@@ -1,8 +1,8 @@
 """Memory that a rank frees while its engine sleeps, and its return.
 
-KV memory keeps its addresses, which transports and graphs know: only its content is freed. Weights
-are moved to host memory at level 1 (a CPU's are there already). At level 2 they are dropped, and
-loaded again from the prepared folder. A GPU's graphs are dropped with either, and captured again.
+KV memory keeps its addresses, which transports and graphs use. Weights are moved to host memory at
+level 1 (not a CPU's), and dropped and loaded again at level 2. A GPU's graphs are dropped and
+captured again.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from tandem.protocol.errors import InvalidParameter, TandemError
 _APART = 256
 """Alignment of each tensor in bytes, as on a GPU."""
 _OUTSIDE = (ModuleType, type, BuiltinFunctionType)
-"""Types that refer beyond a model, to all imported code."""
+"""Types with references beyond a model."""
 
 
 class WeightBuffer:
-    """Host memory for a model's weights, page-locked if they come from a GPU. It is kept while the
-    rank is awake: locking takes far longer than copying."""
+    """Host memory for a model's weights, page-locked for a GPU. Kept while the rank is awake, as
+    locking is slow."""
 
     def __init__(self, registrar: Registrar | None) -> None:
         self._registrar = registrar
@@ -52,11 +52,10 @@ class WeightBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes held."""
         return 0 if self._memory is None else self._memory.nbytes
 
     def take(self, nbytes: int) -> Tensor:
-        """Return ``nbytes`` flat uint8 bytes; their content is lost. Raises HostMemoryError."""
+        """Return ``nbytes`` flat uint8 bytes of any content. Raises HostMemoryError."""
         if self._memory is None or self._memory.nbytes < nbytes:
             self.free()
             self._memory = HostMemory(nbytes, self._registrar)
@@ -73,8 +72,8 @@ class OffloadedWeights:
     """Parked tensors of a model on one device."""
 
     def __init__(self, model: object, device: torch.device, room: WeightBuffer) -> None:
-        """Copy all into ``room``, then empty them. Raises HostMemoryError without enough host
-        memory; then nothing has been emptied."""
+        """Copy all into ``room``, then empty them. Raises HostMemoryError before anything is
+        emptied."""
         storages = list(storages_of(model, device))
         sizes = [each.nbytes() for each in storages]
         places = list(accumulate((-(-each // _APART) * _APART for each in sizes), initial=0))
@@ -103,7 +102,7 @@ class OffloadedWeights:
 
 
 def storages_of(model: object, device: torch.device) -> Iterator[torch.UntypedStorage]:
-    """Yield each storage on ``device`` that is reached from ``model``, once."""
+    """Yield each storage on ``device`` that ``model`` refers to, once."""
     seen: set[int] = set()
     for tensor in _tensors(model):
         if lies_on(device, tensor.device) and tensor.layout is torch.strided:
@@ -121,13 +120,12 @@ def weight_bytes(model: object, device: torch.device) -> int:
 
 
 def lies_on(device: torch.device, there: torch.device) -> bool:
-    """Return whether a tensor whose device is ``there`` is on ``device``. A tensor names its GPU; a
-    setting ("cuda") may not, and is the current one, which has a rank's tensors."""
+    """Return whether ``there`` is ``device``, which may lack an index ("cuda", the current GPU)."""
     return there.type == device.type and device.index in (None, there.index)
 
 
 def _tensors(model: object) -> Iterator[Tensor]:
-    """Yield each tensor that is reached from ``model``, once."""
+    """Yield each tensor that ``model`` refers to, once."""
     seen: set[int] = set()
     left = [model]
     while left:
@@ -137,7 +135,7 @@ def _tensors(model: object) -> Iterator[Tensor]:
         seen.add(id(each))
         if isinstance(each, Tensor):
             yield each
-        elif isinstance(each, FunctionType):  # its globals lead out, what it closes over does not
+        elif isinstance(each, FunctionType):  # follow its closure, not its globals
             left.extend(each.__closure__ or ())
         elif isinstance(each, CellType):
             left.append(each.cell_contents)
@@ -170,7 +168,7 @@ class RankMemory:
         self._parked: OffloadedWeights | None = None
         self._asleep: set[SleepTag] = set()
         self._dropped = False
-        """True if weights are to be loaded again."""
+        """Whether weights are to be loaded again."""
 
     def sleep(self, level: int) -> int:
         """Sleep as in Executor. Also raises InvalidParameter if torch allocated a GPU's KV
@@ -234,8 +232,7 @@ class RankMemory:
         return self._device.type == "cuda"
 
     def _park(self, level: int, awake: set[SleepTag]) -> int:
-        """Take the steps that may fail: weights to host memory, the KV cache freed; all or
-        nothing."""
+        """Move weights to host memory and free the KV cache, all or nothing."""
         parked = None
         if level == 1 and self._on_gpu and SleepTag.WEIGHTS in awake:
             self._check_room()

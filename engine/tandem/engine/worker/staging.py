@@ -1,10 +1,8 @@
 """Transfer of a step's numbers to the device: filled on the host, copied at once, never waited for.
 
-There is one device buffer at fixed addresses, so that CUDA graphs can read it, and a few pinned
-host buffers used in turn. The host may so fill the next step's while the last one's is being
-copied. On a CPU the two are the same memory. The buffer's front, before the copied part, has the
-last token that each row sampled. A step takes its decodes' tokens from there, by index, whether the
-host knows them or not.
+The device buffer is at fixed addresses for CUDA graphs; pinned host buffers are used in turn. On a
+CPU both are the same memory. Its front holds the last token that each row sampled, from which
+decodes read by index.
 """
 
 from __future__ import annotations
@@ -42,12 +40,10 @@ class StepShape(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens."""
         return self.decodes + self.chunk_tokens
 
     @property
     def rows(self) -> int:
-        """Return the number of rows."""
         return self.decodes + self.chunks
 
 
@@ -57,8 +53,8 @@ class Fields(NamedTuple, Generic[A]):
     token_ids: A
     """int64 [tokens]."""
     source: A
-    """int64 [tokens]: index of the device buffer's word with the token. It is usually that of
-    ``token_ids``; for a decode whose token was sampled here, the row's place at the front."""
+    """int64 [tokens]: index of the device buffer's word with the token, in ``token_ids`` or, if
+    sampled here, at the front."""
     positions: A
     """int64 [tokens]."""
     blocks: A
@@ -79,12 +75,11 @@ class Fields(NamedTuple, Generic[A]):
 
 
 class Tail(NamedTuple, Generic[A]):
-    """Arrays after the fields, of a size that changes from step to step."""
+    """Arrays after the fields, whose size changes from step to step."""
 
     logits_indices: A
-    """int64 [num_logits]: tokens whose hidden states the head takes. int64 [2 * num_logits] if they
-    are the last of some rows, which follow; only rows if all ends are computed
-    (``Fields.ends``)."""
+    """int64 [num_logits]: tokens for the head. int64 [2 * num_logits] if they are the last of some
+    rows, which follow; only rows if all ends are computed (``Fields.ends``)."""
     targets: A
     """int64 [drawing rows]: rows of the batch whose last token is set to the samples."""
     tables: A
@@ -115,8 +110,8 @@ def _field_sizes(shape: StepShape) -> tuple[tuple[int, bool], ...]:
 
 
 class Staging:
-    """The buffers' memory. ``open`` one step's host buffer, fill its views in the shape's
-    ``buffers``, ``send`` it."""
+    """Memory of the buffers. ``open`` a host buffer, fill its views in the shape's ``buffers``,
+    ``send`` it."""
 
     def __init__(
         self,
@@ -127,8 +122,8 @@ class Staging:
         device: torch.device,
         graphs: bool,
     ) -> None:
-        """Allocate for steps of at most so many tokens and rows, whose tables have so many columns.
-        ``graphs``: some steps are padded to the shapes of CUDA graphs."""
+        """Allocate for steps of at most these sizes. ``graphs``: some steps are padded to the
+        shapes of CUDA graphs."""
         shape = StepShape(max_rows, max_tokens, max_rows)
         front = (max_rows + 1) * WORD
         num_logits, targets = max_tokens + 2 * max_rows, 2 * max_rows
@@ -139,16 +134,16 @@ class Staging:
         self.device = device
         self.front = front
         self.memory = torch.zeros(size, dtype=torch.uint8, device=device)
-        """The device buffer."""
+        """Device buffer."""
         whole = self.memory[: size // WORD * WORD]
         self.words: Tensor = whole.view(torch.int64)
-        """The whole device buffer as int64."""
+        """Whole device buffer as int64."""
         self._halves = whole.view(torch.int32)
         self.last_tokens: Tensor = self.words[: max_rows + 1]
-        """int64 [rows of the batch, and a spare one]: the token that each sampled last."""
+        """int64 [rows of the batch, and a spare one]: last sampled tokens."""
         rows = 2 * max_rows if graphs else 0
         self.table: Tensor = torch.zeros(rows, max_columns, dtype=torch.int32, device=device)
-        """int32 [rows, columns]: the block tables that graphs read."""
+        """int32 [rows, columns]: block tables that graphs read."""
         self._hosts = [HostBuffer(turn, size, self.memory) for turn in range(RING)]
         self._turn = 0
         self._kept: dict[StepShape, StepBuffers] = {}
@@ -168,8 +163,7 @@ class Staging:
             host.sent = moment(self.device)
 
     def buffers(self, shape: StepShape, *, keep: bool) -> StepBuffers:
-        """Return the views of a step of ``shape``; ``keep`` stores them, for graphs' shapes. These
-        repeat, and views take tens of microseconds to make."""
+        """Return the views of a step of ``shape``; ``keep`` stores them for later steps."""
         known = self._kept.get(shape)
         if known is None:
             known = StepBuffers(self, shape, kept=keep)
@@ -178,18 +172,17 @@ class Staging:
         return known
 
     def cut(self, first: int, count: int, wide: bool) -> Tensor:
-        """Return a view of the device buffer: see Cut."""
         words, at = (self.words, first // 8) if wide else (self._halves, first // 4)
         return words[at : at + count]
 
 
 class HostBuffer:
-    """One host side of the device buffer: pinned memory, or the same on a CPU."""
+    """Host side of the device buffer: pinned memory, or the same on a CPU."""
 
     def __init__(self, turn: int, size: int, device_memory: Tensor) -> None:
         same = device_memory.device.type != "cuda"
         self.turn = turn
-        """The buffer's place in the ring."""
+        """Place in the ring."""
         self.memory = device_memory if same else torch.zeros(size, dtype=torch.uint8).pin_memory()
         self._bytes: NDArray[np.uint8] = self.memory.numpy()
         self.sent: DeviceEvent | None = None
@@ -201,14 +194,13 @@ class HostBuffer:
             self.sent = None
 
     def cut(self, first: int, count: int, wide: bool) -> NDArray[Any]:
-        """Return a view: see Cut."""
         dtype = np.dtype(np.int64 if wide else np.int32)
         return self._bytes[first : first + count * dtype.itemsize].view(dtype)
 
 
 class StepBuffers:
-    """Views of steps of one shape: of the device buffer, at addresses that a graph of that shape
-    reads, and of each host buffer, made at its first turn."""
+    """Views of steps of one shape: of the device buffer, and of each host buffer, made at its first
+    turn."""
 
     def __init__(self, staging: Staging, shape: StepShape, *, kept: bool) -> None:
         self.shape = shape
@@ -231,7 +223,7 @@ class StepBuffers:
         return known
 
     def tail(self, num_logits: int, targets: int, columns: int) -> StepTail:
-        """Return the tail after the fields, for so many of each."""
+        """Return the tail after the fields, for these sizes."""
         key = (num_logits, targets, columns)
         known = self._tails.get(key)
         if known is None:
@@ -244,7 +236,7 @@ class StepBuffers:
 
 
 class StepTail:
-    """Tail of a shape's fields, of one size: views as in ``StepBuffers``."""
+    """Tail of one size: views as in ``StepBuffers``."""
 
     def __init__(self, buffers: StepBuffers, num_logits: int, targets: int, columns: int) -> None:
         self._staging, self._first = buffers.staging, buffers.end

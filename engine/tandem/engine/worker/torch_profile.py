@@ -1,7 +1,6 @@
 """Profiles of a rank's steps by torch's profiler: CPU operations, and a GPU's kernels.
 
-There is one at a time, in the thread that launches steps, as the profiler records the operations of
-that thread. A profile that is not stopped ends by itself: a trace grows with every operation.
+One at a time, in the thread that launches steps. A profile that is not stopped ends by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tandem.protocol.errors import TandemError
 logger = logging.getLogger(__name__)
 
 MOST_SECONDS = 20.0
-"""Seconds after which a profile ends with the next step: of a GPU, half a million kernels."""
+"""Seconds after which a profile ends with the next step."""
 
 
 WRITE_SECONDS = 60.0
@@ -48,7 +47,7 @@ class TorchProfile:
 
     @property
     def overdue(self) -> bool:
-        """Return whether a profile is running that should have been stopped by now."""
+        """Return whether a profile runs for too long."""
         return self._running is not None and self._clock() >= self._until
 
     def warm(self) -> None:
@@ -75,15 +74,14 @@ class TorchProfile:
         return str(path / name)
 
     def stop(self) -> str:
-        """End the profile; return its path. The file exists once it is written, which steps do not
-        wait for."""
+        """End the profile; return its path. The file is written later, in another thread."""
         if self._running is None:
             raise ProfileError("no profile is being made")
         (recording, path), self._running = self._running, None
         recording.stop()
         part = path.with_name("writing-" + path.name)
         try:
-            # Its own words for a file that cannot be made are a line of standard error.
+            # Otherwise the library reports a file that cannot be made on standard error only.
             part.touch()
         except OSError as error:
             raise ProfileError(f"the profile could not be written: {error}") from error

@@ -1,8 +1,5 @@
-"""One rank of a worker: loads its part of the model, allocates its KV cache, runs the given steps.
-
-Made and called by an Executor; ``start`` is called once, then ``launch`` step by step from one
-thread.
-"""
+"""One rank of a worker: loads its part of the model, allocates its KV cache, runs the given
+steps."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ from tandem.protocol.layout import KVLayout, blocks_for
 logger = logging.getLogger(__name__)
 
 CPU_SHARE = 0.25
-"""Share of the free memory that KV takes unless set otherwise: other workers use the same host."""
+"""Default share of the free memory for KV: other workers use the same host."""
 CPU_LIMIT_BYTES = 2 << 30
 GIB = 2**30
 
@@ -45,7 +42,7 @@ GIB = 2**30
 def num_blocks(
     config: EngineConfig, layout: KVLayout, device: torch.device, *, step_bytes: int = 0
 ) -> int:
-    """Return the blocks to allocate; ``step_bytes`` of a device are kept for steps and graphs.
+    """Return the blocks to allocate; ``step_bytes`` are reserved for steps and graphs.
 
     Raises InvalidParameter, with a number that would fit, if not even one block fits.
     """
@@ -64,10 +61,10 @@ def num_blocks(
 
 
 def num_cpu_blocks(config: EngineConfig, layout: KVLayout, *, promised: int = 0) -> int:
-    """Return the blocks of host memory for one rank's share of offloaded KV; 0 without offloading.
-    ``promised``: bytes of a CPU's KV cache, whose pages are not taken before they are used.
+    """Return the blocks of host memory for one rank's offloaded KV; 0 without offloading.
+    ``promised``: bytes of a CPU's KV cache, whose pages are not used yet.
 
-    Raises InvalidParameter if not one block fits, or the host or the pod has too little memory.
+    Raises InvalidParameter if not one block fits, or memory is too small.
     """
     size = config.cache.kv_offloading_size
     if size is None:
@@ -135,15 +132,13 @@ def _host_bytes() -> int:
 
 
 BANDS = ((8, 1024), (16, 2048), (64, 8192))
-"""Rows of a band, and its upper end: beyond 2,048 a kernel has several bands of 16, and 64 rows
-miss 2 of 201 kernels."""
+"""Rows of a band, and its upper end: numbers of tokens with the same kernels, nearly."""
 _LAYERS = 2
 """Layers of the short model: a usual one, and the last, which has a weight cut in two."""
 
 
 def product_rows(most: int) -> list[int]:
-    """Return the first and the last number of each band up to ``most`` (or 8,192), ascending;
-    ``most`` is the last of a band that it cuts."""
+    """Return the first and last number of each band up to ``most``, ascending."""
     top, start, rows = min(most, BANDS[-1][1]), 0, set[int]()
     for band, end in BANDS:
         for first in range(start, min(end, top), band):
@@ -154,8 +149,8 @@ def product_rows(most: int) -> list[int]:
 
 @torch.inference_mode()
 def load_products(config: EngineConfig, runner: ModelRunner) -> None:
-    """Run steps of each of these numbers of tokens on a short model, and of each number of sampling
-    rows, with the head. An encoder is skipped: its steps all have graphs."""
+    """Run steps of these numbers of tokens and of sampling rows on a short model, with the head.
+    Skip an encoder, whose steps all have graphs."""
     if config.facts.encoder is not None:
         return
     started, budget = time.monotonic(), config.scheduler.max_num_batched_tokens
@@ -168,7 +163,7 @@ def load_products(config: EngineConfig, runner: ModelRunner) -> None:
         shortened(runner, _LAYERS),
         steps(config, runner, rows=rows, tokens=tokens, embedded=False) as run,
     ):
-        for count in reversed(counts):  # what the largest took of memory is cut for the others
+        for count in reversed(counts):  # the largest one's memory is cut for the others
             whole, rest = divmod(count, longest)
             run([longest] * whole + [rest] * bool(rest))
         for count in drawn:
@@ -190,10 +185,10 @@ class Worker:
         self._profile = TorchProfile(0, on_gpu=self._device.type == "cuda")
 
     def start(self, allocate: KVCacheAllocator | None = None) -> Capacity:
-        """Load weights, then allocate the memory left for KV.
+        """Load weights, then allocate the memory left for KV; call once.
 
-        Raises InvalidParameter for a model or a setting that cannot be served (a device too small
-        for it among them), LoadError for weights that are missing, unexpected or broken.
+        Raises InvalidParameter for an unsupported model or setting, also for a device that is too
+        small, LoadError for invalid weights.
         """
         config, layout = self._config, self._config.layout
         started = time.monotonic()
@@ -228,7 +223,7 @@ class Worker:
         return Capacity(blocks, layout, offloaded, name, runner.graphs.sizes)
 
     def _runner_of(self, model: CausalModel) -> ModelRunner:
-        """Return a runner over one block, while the number of blocks is not known."""
+        """Return a runner over one block, before the number of blocks is known."""
         config = self._config
         group = config.layout.groups[0]
         seats = config.scheduler.max_num_seqs
@@ -267,14 +262,13 @@ class Worker:
         )
 
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:
-        """Queue one step."""
         if self._profile.overdue:
             self._profile.end()
         return self.runner.launch(plan)
 
     def recorded(self, folder: str | None) -> str:
         """Begin a profile in ``folder``, or for None end and write it; return its path. Raises
-        ProfileError. Called in the thread that launches steps."""
+        ProfileError. Call in the thread that launches steps."""
         return self._profile.stop() if folder is None else self._profile.start(folder)
 
     def draw(self, masks: TokenMasks) -> None:
@@ -282,11 +276,10 @@ class Worker:
         self.runner.draw(masks)
 
     def kv_cache_blocks(self) -> torch.Tensor:
-        """Return the KV cache as [num_blocks, block_bytes] uint8, for transfers of blocks."""
+        """Return the KV cache as [num_blocks, block_bytes] uint8."""
         return self.runner.kv_cache.blocks
 
     def stop(self) -> None:
-        """Free weights, KV cache and host memory. May be called twice."""
         self._profile.close()
         if self._rest is not None:
             self._rest.close()
@@ -300,6 +293,5 @@ class Worker:
 
     @property
     def runner(self) -> ModelRunner:
-        """Return the runner that ``start`` made."""
         assert self._runner is not None, "the worker has not started, or has stopped"
         return self._runner

@@ -1,7 +1,7 @@
-"""Models that can be computed here, by their config.json: checked before torch is imported.
+"""Models that can be computed, by their config.json; checked without torch, also when they are
+fetched.
 
-The image that fetches models has no torch; the model's Job checks the fetched files with this. A
-family is a file of this folder and its class in ``_ALL``.
+A family is a file of this folder and its class in ``_ALL``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MISSING = {
     "|NllbMoe|LongT5|Florence)|EncoderDecoder",
     "latent attention": "DeepseekV2|DeepseekV3|MiniCPM3|LongcatFlash",
 }
-"""Unsupported features, each with a pattern in the names of classes that require it."""
+"""Unsupported features, each with a pattern of class names that require it."""
 _SIMILAR = {
     "Mixtral": "Mistral",
     "Ministral": "Mistral",
@@ -44,13 +44,13 @@ _SIMILAR = {
     "Qwen2_5": "Qwen2",
     "Qwen": "Qwen3",
 }
-"""The beginning of a class name, and the family that is nearest; the longest beginning counts."""
+"""Nearest family by beginning of a class name; the longest beginning counts."""
 _ENCODER = re.compile(r"Bert|BERT|Electra|MPNet|Deberta|Roberta|XLNet|Albert|GTE|New(Model|For)")
 
 
 def explained(architecture: str, served: Iterable[str]) -> str:
-    """Return the allowed values for an error about ``architecture``: what it lacks here, and the
-    nearest of ``served``."""
+    """Return the allowed values for an error about ``architecture``: what it lacks, and the nearest
+    of ``served``."""
     names = list(served)
     missing = [what for what, pattern in _MISSING.items() if re.search(pattern, architecture)]
     lacks = f"{' and '.join(missing)} cannot be computed yet; " if missing else ""
@@ -85,18 +85,18 @@ FAMILIES: dict[str, Family] = {
     for name in each.architectures
     for sibling in each.saved_as
 }
-"""Architecture, as config.json names it, to its family."""
+"""Family by architecture in config.json."""
 
 
 def family_of(architecture: str) -> Family:
-    """Return the family; for an unknown architecture, one that follows config.json without quirks
-    (``check_servable`` refuses it)."""
+    """Return the family; for an unknown architecture a plain one, which ``check_servable``
+    refuses."""
     return FAMILIES.get(architecture) or Family()
 
 
 def check_architecture(config: Mapping[str, Any]) -> None:
-    """Raise InvalidParameter for a parsed config.json whose architecture no family here computes.
-    Called before any other key is checked: other architectures name other keys."""
+    """Raise InvalidParameter if no family computes the architecture of a parsed config.json. Call
+    it first: other architectures have other keys."""
     names = config.get("architectures")
     first = names[0] if isinstance(names, list) and names else None
     if isinstance(first, str) and first not in FAMILIES:
@@ -104,6 +104,6 @@ def check_architecture(config: Mapping[str, Any]) -> None:
 
 
 def check_servable(facts: ModelFacts) -> None:
-    """Raise InvalidParameter, naming the field, for a model that no family here computes."""
+    """Raise InvalidParameter, naming the field, for a model that no family computes."""
     check_architecture({"architectures": [facts.architecture]})
     FAMILIES[facts.architecture].check(facts)

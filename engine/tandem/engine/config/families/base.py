@@ -1,7 +1,5 @@
-"""Base of the model families: quirks of a family's config.json, and the module of its layers.
-
-A family needs no torch: the image that fetches models checks whether one can be served.
-"""
+"""Base of the model families: differences in config.json, and the module of the layers; no
+torch."""
 
 from __future__ import annotations
 
@@ -14,21 +12,20 @@ from tandem.protocol.errors import InvalidParameter
 
 
 class Family:
-    """Model whose config.json states everything. Families are subclasses with the differences."""
+    """Model whose config.json states everything; subclasses have the differences."""
 
     architectures: ClassVar[tuple[str, ...]] = ()
-    """Names of it in config.json, as the first of ``saved_as`` spells them."""
+    """Names in config.json, with the first ending of ``saved_as``."""
     saved_as: ClassVar[tuple[str, ...]] = ("ForCausalLM", "ForSequenceClassification", "Model")
-    """Endings of a model's saved class names: with a head for tokens, for labels, with none."""
+    """Endings of saved class names: with a head for tokens, for labels, without one."""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Values of keys that config.json lacks, or has as null."""
     keys: ClassVar[frozenset[str]] = frozenset()
-    """Keys of config.json that only this family follows (``known_keys`` has those of all)."""
+    """Keys of config.json of this family only (``known_keys`` has those of all)."""
     activations: ClassVar[tuple[str, ...]] = ("silu", "swish")
-    """Values of hidden_act that its layers compute."""
+    """Supported values of hidden_act."""
     layers: ClassVar[str | None] = None
-    """The module whose ``load(facts, weights)`` makes the model, imported when weights are loaded;
-    None is the decoder that families share."""
+    """Module whose ``load(facts, weights)`` makes the model; None is the shared decoder."""
 
     def completed(self, config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
         """Return ``config`` with defaults and facts from other files of the model's folder."""
@@ -39,11 +36,7 @@ class Family:
         return {}
 
     def check(self, facts: ModelFacts) -> None:
-        """Raise InvalidParameter, naming the field, for a shape that this family's layers do not
-        compute.
-
-        ``facts`` are of one of its architectures.
-        """
+        """Raise InvalidParameter, naming the field, for a shape that the layers do not compute."""
         if facts.hidden_act not in self.activations:
             raise InvalidParameter(
                 "config.json: hidden_act", facts.hidden_act, f"one of {', '.join(self.activations)}"

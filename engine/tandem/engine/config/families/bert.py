@@ -1,4 +1,4 @@
-"""BERT: an encoder, whose tokens attend in both directions."""
+"""BERT and its relatives, encoders with bidirectional attention."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from tandem.protocol.errors import InvalidParameter
 
 
 class Bert(Family):
-    """An encoder with a table of positions and one of token types. One that was saved with its head
-    for masked tokens gives the vectors of its layers; that head is not loaded.
-    """
+    """Encoder with tables of positions and token types; a head for masked tokens is not loaded."""
 
     architectures: ClassVar[tuple[str, ...]] = ("BertModel",)
     saved_as: ClassVar[tuple[str, ...]] = ("Model", "ForSequenceClassification", "ForMaskedLM")
@@ -29,15 +27,14 @@ class Bert(Family):
     }
 
     def facts(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See Family."""
         return encoder_facts(config, position_offset=0)
 
 
 def encoder_facts(config: Mapping[str, Any], *, position_offset: int) -> Mapping[str, Any]:
-    """Return the fields of ModelFacts of an encoder whose first token has row ``position_offset``
-    of the table of positions.
+    """Return the fields of an encoder whose first token has row ``position_offset`` of the
+    positions.
 
-    Raises InvalidParameter, naming the key, for a variant that is not computed.
+    Raises InvalidParameter, naming the key, for an unsupported variant.
     """
     kind = config.get("position_embedding_type")
     if kind not in (None, "absolute"):
@@ -64,15 +61,14 @@ def encoder_facts(config: Mapping[str, Any], *, position_offset: int) -> Mapping
 
 
 class Roberta(Bert):
-    """RoBERTa, whose positions count from ``pad_token_id`` plus one. transformers gives a padding
-    token in a prompt the padding's own position; here it is a token like any other."""
+    """RoBERTa, whose positions begin at ``pad_token_id`` plus one. Unlike in transformers, a
+    padding token in a prompt is an ordinary token."""
 
     architectures = ("RobertaModel", "XLMRobertaModel")
     layers = "tandem.engine.models.roberta"
     defaults: ClassVar[Mapping[str, Any]] = {**Bert.defaults, "pad_token_id": 1}
 
     def facts(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See Family."""
         pad = config["pad_token_id"]
         if isinstance(pad, bool) or not isinstance(pad, int) or pad < 0:
             raise InvalidParameter("config.json: pad_token_id", pad, "a token id")
@@ -86,22 +82,19 @@ _USUAL = 128
 
 
 class ColBert(Bert):
-    """ColBERTv2's format (``HF_ColBERT``): BERT, and a last layer without a bias. Its config.json
-    rarely states that layer's width. It is then read from the weights; without weights it is
-    128."""
+    """ColBERTv2's format (``HF_ColBERT``): BERT and a last layer without bias. Its width is read
+    from the weights unless config.json states it; without weights it is 128."""
 
     architectures: ClassVar[tuple[str, ...]] = ("HF_ColBERT", "ColBERTModel")
     saved_as = ("",)
 
     def completed(self, config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-        """See Family."""
         if any(config.get(each) is not None for each in _WIDTHS):
             return config
         shape = shape_of(folder, _LAYER)
         return {**config, _WIDTHS[0]: shape[0]} if shape else config
 
     def facts(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See Family."""
         found = dict(super().facts(config))
         name = next((each for each in _WIDTHS if config.get(each) is not None), None)
         width = _USUAL if name is None else config[name]

@@ -1,4 +1,4 @@
-"""Llama and those that share its code: SmolLM2, Mistral."""
+"""Llama, Mistral, SmolLM2 and the Qwen families."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ class Qwen2(Family):
     architectures = ("Qwen2ForCausalLM",)
 
     def facts(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See Family."""
         return {
             "attention_bias": True,
             "attention_output_bias": False,
@@ -29,15 +28,13 @@ class Qwen3(Family):
     defaults: ClassVar[Mapping[str, Any]] = {"head_dim": 128}
 
     def facts(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See Family."""
         return {"qk_norm": True, "sliding_window": used_window(config)}
 
 
 class Llama(Family):
-    """Llama and Mistral. Biases follow config.json; most checkpoints have none.
+    """Llama and Mistral, with biases as in config.json.
 
-    Mistral's sliding window needs no code: the engine's config admits no sequence longer than the
-    window, within which the window and full attention are the same.
+    A sliding window needs no code: no sequence may be longer than it.
     """
 
     architectures = ("LlamaForCausalLM", "MistralForCausalLM")

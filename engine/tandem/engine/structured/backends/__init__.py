@@ -1,1 +1,1 @@
-"""Adapters of the libraries that follow grammars. No torch in this process."""
+"""Adapters of the libraries that follow grammars, without torch."""

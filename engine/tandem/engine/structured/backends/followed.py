@@ -1,4 +1,4 @@
-"""Checks of what a library is given: none ignores a part of a form that it does not follow."""
+"""Checks that a library ignores no part of a form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEAF_SHAPES = (
     "anyOf",
     "$ref",
 )
-"""Keywords that every library follows together, of schemas without items or properties."""
+"""Keywords that every library supports together, of schemas without items or properties."""
 _WHOLE = ("enum", "const", "anyOf", "$ref")
 """Keywords that need no type."""
 _IMPLIED = {
@@ -28,9 +28,9 @@ _IMPLIED = {
     "string": {"minLength", "maxLength", "pattern"},
     "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
 }
-"""Keywords of one type; answers are of it if a schema has no type."""
+"""Keywords that imply a type if a schema has none."""
 _INNER = ("properties", "additionalProperties", "items", "prefixItems", "anyOf")
-"""Keywords with schemas, which are to be objects."""
+"""Keywords whose values must be objects of schemas."""
 _COUNTS = tuple(f"{most}{what}" for most in ("min", "max") for what in ("Items", "Length"))
 _REFERENCE = re.compile(r"#/(\$defs|definitions)/([^/~%]+)")
 _PART = re.compile(
@@ -48,7 +48,7 @@ def is_simple(value: Any) -> bool:
 
 
 def check_kind(wanted: StructuredOutputsParams, name: str, kinds: Sequence[str]) -> None:
-    """Raise GrammarError if a backend cannot follow this kind of form."""
+    """Raise GrammarError if a backend does not support this kind of form."""
     if wanted.kind not in kinds:
         allowed = f"one of {', '.join(kinds)} with the backend {name}"
         raise GrammarError(f"{allowed}; {wanted.kind} requires another backend")
@@ -64,10 +64,10 @@ def schema_of(
     has_value: Callable[[Any], bool] = is_simple,
     has_any: bool = True,
 ) -> str:
-    """Return the schema of ``wanted`` for a backend, whose answers are valid under the given one.
-    Raises GrammarError if the backend would ignore a part of it. ``shapes``: keywords that it
-    follows if they stand together. ``has_value``: whether it follows a value of enum; ``has_any``:
-    whether it follows objects and arrays of any content."""
+    """Return a schema for a backend, whose answers are valid under the given one. Raises
+    GrammarError if the backend would ignore a part. ``shapes``: keywords that it supports together.
+    ``has_value``: supports an enum's value; ``has_any``: supports objects and arrays of any
+    content."""
     schema = {"type": "object"} if wanted.json is None else json.loads(wanted.json)
     if not isinstance(schema, dict):
         raise GrammarError(f"a schema that is an object, for {name}")
@@ -92,7 +92,7 @@ def schema_of(
 def _wrong(
     schema: dict[str, Any], said: set[str], root: dict[str, Any], has_value: Callable[[Any], bool]
 ) -> str | None:
-    """Return the keyword of one schema that no library follows, if any; narrow the others."""
+    """Return the keyword of one schema that no library supports, if any; narrow the others."""
     if not said.intersection(("type", *_WHOLE)):
         implied = next((kind for kind, keywords in _IMPLIED.items() if keywords & said), None)
         if implied is None:
@@ -120,7 +120,7 @@ def _wrong(
 
 
 def _is_read(name: str, value: Any) -> bool:
-    """Return whether a keyword's value is a count, or schemas that are objects, if it is to be."""
+    """Return whether a keyword's value is a count, or schemas that are objects, as required."""
     if name in _COUNTS:
         return type(value) is int
     if name == "properties":
@@ -148,7 +148,7 @@ def _is_of(value: Any, kind: Any) -> bool:
 
 
 def is_plain(text: Any) -> bool:
-    """Return whether ``text`` is one that JSON writes as it is."""
+    """Return whether JSON writes ``text`` without escapes."""
     return json.dumps(text, ensure_ascii=False) == f'"{text}"'
 
 
@@ -158,8 +158,8 @@ def unanchored(regex: str) -> str:
 
 
 def json_pattern(pattern: str) -> str | None:
-    """Return an expression of strings that match ``pattern`` and need no escapes in JSON, or None.
-    Libraries put a pattern between quotes as it is."""
+    """Return an expression of strings that match ``pattern`` without escapes in JSON, or None.
+    Libraries put it between quotes unchanged."""
     try:
         return _PART.sub(_in_json, unanchored(pattern))
     except ValueError:

@@ -45,13 +45,12 @@ def prepared(wanted: StructuredOutputsParams) -> StructuredOutputsParams:
 
 
 class EnforcerMatcher:
-    """Implements Matcher over a parser, which no call changes."""
+    """Matcher over a parser, which no call changes."""
 
     def __init__(self, data: Any, texts: Sequence[str], parser: Any) -> None:
         self._data, self._texts, self._parser = data, texts, parser
 
     def accept(self, token_ids: Sequence[int]) -> None:
-        """See Matcher."""
         for token in token_ids:
             for sign in self._texts[token] or ("",):
                 if not sign or sign not in self._parser.get_allowed_characters():
@@ -59,7 +58,6 @@ class EnforcerMatcher:
                 self._parser = self._parser.add_character(sign)
 
     def fill(self, words: memoryview) -> None:
-        """See Matcher."""
         from lmformatenforcer import TokenEnforcer
 
         tokens = TokenEnforcer(self._data, self._parser).get_allowed_tokens([]).allowed_tokens
@@ -72,17 +70,15 @@ class EnforcerMatcher:
 
     @property
     def is_accepting(self) -> bool:
-        """See Matcher."""
         return bool(self._parser.can_end())
 
     def copy(self) -> EnforcerMatcher:
-        """See Matcher."""
         return EnforcerMatcher(self._data, self._texts, self._parser)
 
 
 class _StrictJson:
-    """A parser of the library without the invalid JSON that it allows: a comma before the end of an
-    object, exponents after a point or in integers."""
+    """Parser without the library's invalid JSON: a comma before the end of an object, exponents
+    after a point or in integers."""
 
     def __init__(self, parser: Any, last: str = "", in_string: bool = False) -> None:
         """``last``: the last character that is not white space; "" after an escaped one."""
@@ -92,14 +88,12 @@ class _StrictJson:
         return getattr(self._parser, name)
 
     def add_character(self, sign: str) -> _StrictJson:
-        """Return the parser after a character."""
         escaped = self._in_string and self._last == "\\"
         in_string = self._in_string if escaped else self._in_string ^ (sign == '"')
         last = "" if escaped else sign if in_string or not sign.isspace() else self._last
         return _StrictJson(self._parser.add_character(sign), last, in_string)
 
     def get_allowed_characters(self) -> str:
-        """Return the characters that may be next."""
         allowed: str = self._parser.get_allowed_characters()
         if self._in_string:
             return allowed
@@ -109,7 +103,7 @@ class _StrictJson:
 
 
 class EnforcerBackend:
-    """Compiles for one vocabulary."""
+    """Library of one vocabulary."""
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         from lmformatenforcer import CharacterLevelParserConfig, TokenEnforcerTokenizerData
@@ -123,7 +117,9 @@ class EnforcerBackend:
         signs = {sign for _, text, _ in whole for sign in text if sign >= " "}
         self._config = CharacterLevelParserConfig(alphabet="".join(signs))
         self._data = TokenEnforcerTokenizerData(whole, str, end, False, end)
-        vars(self._data)["tokenizer_alphabet"] = self._config.alphabet  # its own lacks characters
+        vars(self._data)["tokenizer_alphabet"] = (
+            self._config.alphabet
+        )  # the library's default lacks characters
 
     def compile(self, wanted: StructuredOutputsParams) -> EnforcerMatcher:
         """Return the matcher of a prepared form. Raises ValueError."""

@@ -1,7 +1,7 @@
-"""Grammars by llguidance: masks by walking the vocabulary's trie, 50 us to some milliseconds each.
+"""Grammars by llguidance, which makes masks by walking the vocabulary's trie.
 
-All of a grammar is bounded by limits of its own: what compiles or steps beyond them is an error in
-words. Copies share the states of a lexer, and wait for each other's masks.
+Compiles and steps have limits; beyond them an error is raised. Copies share a lexer's states, and
+wait for each other's masks.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _EMBEDDED = re.compile(r"%json\s*")
 
 
 def check_multiples(wanted: StructuredOutputsParams) -> None:
-    """Raise GrammarError if the multiples of a schema in ``wanted`` take too many states.
+    """Raise GrammarError if the multiples of a schema take too many states.
 
-    Parts of a schema may be combined, so all its multiples count together.
+    All multiples count together, as parts may be combined.
     """
     for schema in _schemas_of(wanted):
         states = 1
@@ -45,7 +45,7 @@ def check_multiples(wanted: StructuredOutputsParams) -> None:
 
 
 def _schemas_of(wanted: StructuredOutputsParams) -> Iterator[Any]:
-    """Yield the schemas that a client has written, those within a grammar among them."""
+    """Yield the schemas of the client, those within a grammar included."""
     if wanted.json is not None:
         yield json.loads(wanted.json)
     if wanted.grammar is not None:
@@ -58,7 +58,7 @@ def _schemas_of(wanted: StructuredOutputsParams) -> Iterator[Any]:
 
 
 def _embedded(grammar: str) -> Iterator[Any]:
-    """Yield the schemas in a grammar; one that is not JSON is refused by the backend."""
+    """Yield the schemas in a grammar; the backend refuses invalid JSON."""
     decoder = json.JSONDecoder()
     for found in _EMBEDDED.finditer(grammar):
         try:
@@ -80,7 +80,6 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _walked(value: Any) -> Iterator[Any]:
-    """Yield ``value`` and all that is in it."""
     left = [value]
     while left:
         each = left.pop()
@@ -92,7 +91,7 @@ def _walked(value: Any) -> Iterator[Any]:
 
 
 def _remainders(value: float) -> int:
-    """Return how many remainders matter: factors of 2 and 5 are read off the last digits."""
+    """Return how many remainders matter: factors of 2 and 5 follow from the last digits."""
     try:
         digits = Decimal(repr(value)).as_tuple().digits
     except InvalidOperation:
@@ -105,31 +104,29 @@ def _remainders(value: float) -> int:
 
 
 LEXER_STATES = 20_000
-"""Of one matcher over all its answers, at most; 1 to 2 kB each."""
+"""States of one matcher over all its answers, at most; 1 to 2 kB each."""
 _EXHAUSTED = "too many states"
-"""The backend's words for it."""
+"""Text of the library's error."""
 _LIMIT = re.compile(r"\btoo (many(?! digits)|big|large|deep)|\blimit\b|max is", re.IGNORECASE)
-"""The backend's words for any of its limits."""
+"""Texts of all errors of the library's limits."""
 _PLACE = re.compile(r"^(?:parser|lexer|internal) error: ", re.IGNORECASE)
 
 
 class GuidanceGrammar:
-    """Implements Grammar over one matcher."""
+    """Grammar over one matcher."""
 
     def __init__(self, matcher: llguidance.LLMatcher, ends: Sequence[int], size: int) -> None:
-        """``ends``: what the backend takes for ends, which are the caller's to add; ``size``: bytes
-        of a mask of its vocabulary, which may be another than the model's."""
+        """``ends``: tokens of the library that end an answer, which the caller adds; ``size``:
+        bytes of a mask of its vocabulary, which may differ from the model's."""
         self._matcher = matcher
         self._ends = ends
         self._size = size
 
     def accept(self, token_ids: Sequence[int]) -> None:
-        """See Grammar."""
         if not self._matcher.consume_tokens(list(token_ids)):
             raise self._error()
 
     def fill(self, words: memoryview) -> None:
-        """See Grammar."""
         if len(words) == self._size:
             place = (ctypes.c_char * len(words)).from_buffer(words)
             self._matcher.unsafe_compute_mask_ptr(ctypes.addressof(place), len(words))
@@ -144,16 +141,13 @@ class GuidanceGrammar:
 
     @property
     def is_accepting(self) -> bool:
-        """See Grammar."""
         return self._matcher.is_accepting()
 
     @property
     def is_terminated(self) -> bool:
-        """See Grammar."""
         return self._matcher.is_stopped()
 
     def copy(self) -> GuidanceGrammar:
-        """See Grammar."""
         return GuidanceGrammar(self._matcher.deep_copy(), self._ends, self._size)
 
     def _error(self) -> GrammarError:
@@ -162,11 +156,10 @@ class GuidanceGrammar:
 
 
 class GuidanceBackend:
-    """Implements GrammarBackend for the tokenizer.json of a prepared folder."""
+    """GrammarBackend for the tokenizer.json of a prepared folder."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        """Reads the tokenizer: half a second for a vocabulary of 50,000. Raises NoBackend where
-        it cannot be used."""
+        """Read the tokenizer. Raises NoBackend if it cannot be used."""
         tokenizer = read_tokenizer(folder, vocab_size)
         self._tokenizer = tokenizer
         self._special_ids = _special_ids(folder / "tokenizer.json")
@@ -175,7 +168,6 @@ class GuidanceBackend:
         )
 
     def compile(self, wanted: StructuredOutputsParams, /) -> GuidanceGrammar:
-        """See GrammarBackend."""
         check_multiples(wanted)
         grammar = grammar_text(wanted, self._special_ids)
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
@@ -192,7 +184,7 @@ class GuidanceBackend:
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> llguidance.LLTokenizer:
-    """The tokenizer of a prepared folder. Raises NoBackend where it cannot be used."""
+    """Return the tokenizer of a prepared folder. Raises NoBackend if it cannot be used."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise NoBackend(f"{folder.name} has no tokenizer.json")
@@ -202,19 +194,19 @@ def read_tokenizer(folder: Path, vocab_size: int) -> llguidance.LLTokenizer:
             tokenizer = llguidance.LLTokenizer(str(path), n_vocab=vocab_size)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise  # anything else is the library's, which panics at what it cannot hold
+            raise  # other errors are panics of the library
         raise NoBackend(f"tokenizer.json: {error}") from error
     return tokenizer
 
 
 def _special_ids(path: Path) -> dict[str, int]:
-    """Special tokens of a tokenizer.json by their texts."""
+    """Return special tokens of a tokenizer.json by their texts."""
     added = json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or ()
     return {each["content"]: each["id"] for each in added if each.get("special")}
 
 
 def _words_of_schema(error: str, wanted: StructuredOutputsParams) -> str:
-    """The backend's words, and where in the schema the keyword stands that it does not know."""
+    """Return the library's error, and the place of an unknown keyword in the schema."""
     unknown = re.match(r"Unimplemented keys: \[(.*)\]", error)
     unmet = re.match(r"Unsatisfiable schema: required property '(.*)' is unsatisfiable", error)
     if unmet is not None:
@@ -231,7 +223,7 @@ def _words_of_schema(error: str, wanted: StructuredOutputsParams) -> str:
 
 
 def _words(error: str) -> str:
-    """The backend's words in a line, without the text that the caller knows."""
+    """Return the library's error in a line, without the text of the form."""
     line = " ".join(error.partition("\n<")[0].split())
     said = re.sub(r"^at \d+\(\d+\): invalid regex .*? \(in regex\): ", "", line)
     if said.startswith("NoExtension"):

@@ -39,7 +39,7 @@ def prepared(wanted: StructuredOutputsParams) -> StructuredOutputsParams:
 
 
 class OutlinesMatcher:
-    """Implements Matcher over a guide."""
+    """Matcher over a guide."""
 
     def __init__(self, index: Any, tokens: tuple[int, ...] = ()) -> None:
         from outlines_core import Guide
@@ -50,7 +50,6 @@ class OutlinesMatcher:
         self.accept(tokens)
 
     def accept(self, token_ids: Sequence[int]) -> None:
-        """See Matcher."""
         for token in token_ids:
             try:
                 self._guide.advance(token, return_tokens=False)
@@ -59,23 +58,20 @@ class OutlinesMatcher:
         self._tokens += (*token_ids,)
 
     def fill(self, words: memoryview) -> None:
-        """See Matcher."""
         mask = np.zeros(len(words) // 4 + 1, np.int32)
         self._guide.write_mask_into(mask.ctypes.data, mask.size, mask.itemsize)
         words[:] = mask.tobytes()[: len(words)]
 
     @property
     def is_accepting(self) -> bool:
-        """See Matcher."""
         return bool(self._guide.is_finished())
 
     def copy(self) -> OutlinesMatcher:
-        """See Matcher."""
         return OutlinesMatcher(self._index, self._tokens)
 
 
 class OutlinesBackend:
-    """Compiles for one vocabulary."""
+    """Library of one vocabulary."""
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         from outlines_core import Vocabulary

@@ -1,4 +1,4 @@
-"""Grammars by xgrammar: automata of the vocabulary, and a stack for what nests."""
+"""Grammars by xgrammar: automata of the vocabulary, and a stack for nesting."""
 
 from __future__ import annotations
 
@@ -48,29 +48,25 @@ class XGrammarMatcher:
         self._words = size
 
     def accept(self, token_ids: Sequence[int]) -> None:
-        """See Matcher."""
         for token in token_ids:
             if not self._matcher.accept_token(token):
                 raise GrammarError(f"another token than {token}, which is not allowed here")
 
     def fill(self, words: memoryview) -> None:
-        """See Matcher."""
         mask = np.zeros((1, self._words), np.int32)
         self._matcher.fill_next_token_bitmask(mask)
         words[:] = mask.tobytes()[: len(words)]
 
     @property
     def is_accepting(self) -> bool:
-        """See Matcher."""
         return bool(self._matcher.is_completed())
 
     def copy(self) -> XGrammarMatcher:
-        """See Matcher."""
         return XGrammarMatcher(self._matcher.fork(), self._words)
 
 
 class XGrammarBackend:
-    """Compiles for one vocabulary."""
+    """Library of one vocabulary."""
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         import xgrammar

@@ -1,4 +1,4 @@
-"""The router, composed: links, dispatch, text and HTTP in one process and one event loop."""
+"""The router, composed: links, dispatch, text and HTTP in one process and event loop."""
 
 from __future__ import annotations
 
@@ -89,12 +89,11 @@ logger = logging.getLogger(__name__)
 FIND_AGAIN = 5.0
 """Seconds until a failed discovery starts again."""
 SLOW_READER = 60.0
-"""Seconds beyond a request's deadline that its client may take to read the rest."""
+"""Seconds after a request's deadline for its client to read the rest."""
 
 
 SWITCH_INTERVAL = 0.0002
-"""Seconds for which a thread that computes may keep the loop waiting at a time; Python's own 5 ms
-would be added to each write of each stream."""
+"""Maximum seconds for which a computing thread delays the loop."""
 
 _CALLED_BY_CANARY = frozenset(
     {
@@ -105,12 +104,11 @@ _CALLED_BY_CANARY = frozenset(
         debugging.debug_fleet,
     }
 )
-"""Endpoints that the operator's canary calls."""
 
 
 @dataclass(slots=True)
 class Router:
-    """Parts that exist as long as the app, except for sockets: made before the loop runs."""
+    """Parts that exist as long as the app, made before the loop runs."""
 
     config: RouterConfig
     pool: WorkerPool
@@ -124,7 +122,7 @@ class Router:
 
     @classmethod
     def of(cls, config: RouterConfig) -> Router:
-        """Compose the router. Raises UnusableFolder when the model folder has no tokenizer."""
+        """Compose the router. Raises UnusableFolder if the model folder has no tokenizer."""
         if not config.model:
             raise InvalidParameter("model", config.model, "a prepared model folder")
         metrics = RouterMetrics(next(iter(config.served_model_name), ""))
@@ -177,7 +175,7 @@ class Router:
         return cls(config, pool, fleet, dispatcher, metrics, llm, templates, live, turns)
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of the model: as configured, or as the workers report."""
+        """Return the names of the model, as configured or reported by workers."""
         if self.config.served_model_name:
             return self.config.served_model_name
         cards = [worker.card.model for worker in self.pool.workers.values()]
@@ -187,7 +185,7 @@ class Router:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run with links up and deadlines watched; all are released at the end."""
+        """Run with links up and deadlines watched."""
         self.pool.start(self.fleet)
         self.dispatcher.start()
         finding = asyncio.create_task(self._find(), name="discovery")
@@ -204,7 +202,7 @@ class Router:
             await self.pool.close()
 
     async def _find(self) -> None:
-        """Run discovery, and start it again whenever it fails: without it no worker is found."""
+        """Run discovery, and restart it after a failure."""
         while True:
             try:
                 await self._discovery().run()
@@ -226,7 +224,7 @@ class Router:
 
 
 def create_app(config: RouterConfig) -> Starlette:
-    """Return the ASGI application. Its lifespan holds the links to the workers.
+    """Return the ASGI application.
 
     Raises InvalidParameter for gRPC if its packages are not installed.
     """
@@ -251,7 +249,7 @@ def create_app(config: RouterConfig) -> Starlette:
         try:
             async with router.running(), quiet, rpc as app.state.rpc:
                 yield
-        finally:  # with nothing open any more: a collector may keep it waiting
+        finally:  # the garbage collector may keep it waiting
             answers.close()
             await asyncio.to_thread(app.state.recorder.end)
 
@@ -333,7 +331,6 @@ def _recorder(config: RouterConfig, router: Router) -> Recorder:
 
 
 def _registered(config: RouterConfig) -> list[tuple[Endpoint, Access]]:
-    """Return all routes in the order in which they are matched, each with its access class."""
     parts = (
         (Access.CLIENT, (chat, completions, responses, stored_responses, messages, pooled)),
         (Access.CLIENT, (pooled, models, tokenize, debugging, documentation)),
@@ -352,7 +349,6 @@ def _registered(config: RouterConfig) -> list[tuple[Endpoint, Access]]:
 async def _rpc(
     service: Service, config: RouterConfig, authorizer: Authorizer, turns: Turns
 ) -> AsyncIterator[RpcServer | None]:
-    """Run the gRPC server if it is enabled."""
     if not config.grpc_port:
         yield None
         return
@@ -397,11 +393,11 @@ def _response(request: Request, answer: ErrorAnswer) -> Response:
 
 
 def serve(config: RouterConfig, *, log_level: str = "info") -> None:
-    """Run under uvicorn until SIGINT or SIGTERM; requests under way get ``drain_timeout``.
+    """Run under uvicorn until SIGINT or SIGTERM. Raises TooFewDescriptors.
 
-    Raises TooFewDescriptors.
+    Running requests get ``drain_timeout``.
     """
     raise_descriptor_limit()
     sys.setswitchinterval(SWITCH_INTERVAL)
-    with suppress(KeyboardInterrupt):  # uvicorn raises SIGINT again when all has ended
+    with suppress(KeyboardInterrupt):  # uvicorn raises SIGINT again at the end
         make_server(create_app(config), config, log_level=log_level).run()

@@ -25,12 +25,12 @@ from tandem.text.parsers.model import check_name
 from tandem.tracing.config import TracingConfig
 
 MAX_INTERVAL = 2.0
-"""A beat may be lost, or late, within the workers' patience."""
+"""Maximum interval of beats, so that a lost one is within the workers' patience."""
 MIN_TIMEOUT = 2 * WORKER_BEAT_SECONDS
 
 
 def check_beats(interval: float, timeout: float) -> None:
-    """Raise InvalidParameter for settings that contradict the workers', or each other."""
+    """Raise InvalidParameter for intervals that do not fit the workers' or each other."""
     if interval > MAX_INTERVAL:
         patience = f"a worker takes {WORKER_PATIENCE_SECONDS:g} s of silence for the router's end"
         raise InvalidParameter("beat_interval", interval, f"at most {MAX_INTERVAL:g}: {patience}")
@@ -46,7 +46,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#,]+")
 
 
 HANDOFF_PATIENCE = 0.05
-"""Seconds, unless given."""
+"""Default in seconds."""
 TARGET_TTFT_MS = 300.0
 
 _BOUNDS: dict[str, tuple[int, int | None]] = {
@@ -60,7 +60,7 @@ _BOUNDS: dict[str, tuple[int, int | None]] = {
     "ready_prefill": (0, None),
     "ready_decode": (0, None),
 }
-"""Whole numbers, with the least and the most that they may be."""
+"""Minimum and maximum of integers."""
 
 
 MIN_SSE_KEEP_ALIVE = 0.02
@@ -68,7 +68,7 @@ MIN_SSE_KEEP_ALIVE = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class RouterConfig(TracingConfig, Limits):
-    """All that ``create_app`` needs. Times are seconds, sizes as named."""
+    """Settings of the router. Times are in seconds."""
 
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(ROUTER_PORT, "Port to listen on.")
@@ -274,14 +274,11 @@ class RouterConfig(TracingConfig, Limits):
         check_positive("target_itl_ms", self.target_itl_ms)
 
     def placement_policy(self) -> PlacementPolicy:
-        """Return the policy of these settings."""
         targets = Targets(self.target_ttft_ms / 1000, self.target_itl_ms / 1000)
         patience = HANDOFF_PATIENCE if self.handoff_patience is None else self.handoff_patience
         return PlacementPolicy(targets, patience, strict=self.strict_handoff)
 
     def _check_secrets(self) -> None:
-        """Raise InvalidParameter for empty keys and paths, and for plaintext links to other
-        hosts."""
         for name in ("api_key", "admin_api_key"):
             if not all(key.strip() for key in getattr(self, name)):
                 raise InvalidParameter(name, "", "a key of at least one character")
@@ -301,14 +298,14 @@ class RouterConfig(TracingConfig, Limits):
 
 
 def check_origins(origins: tuple[str, ...]) -> None:
-    """Raise InvalidParameter for a value that no browser sends as the origin of a page."""
+    """Raise InvalidParameter for a value that is not an origin of a page."""
     for origin in origins:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise InvalidParameter("allowed_origins", origin, "* or SCHEME://HOST[:PORT]")
 
 
 def check_endpoint(param: str, endpoint: str) -> str:
-    """Return the endpoint. Raises InvalidParameter unless it is ``host:port`` (``[v6]:port``)."""
+    """Return ``host:port`` or ``[v6]:port``. Raises InvalidParameter for others."""
     host, colon, port = endpoint.rpartition(":")
     if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
         raise InvalidParameter(param, endpoint, "host:port")

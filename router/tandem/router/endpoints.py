@@ -1,4 +1,4 @@
-"""Endpoints of a module: Starlette's routes of one method, with a tag for the OpenAPI document."""
+"""Endpoints of a module: routes of one method, with a tag for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Endpoint(Route):
-    """A route of one method. Without a tag it is not in the document."""
+    """Route of one method. Without a tag it is not in the document."""
 
     def __init__(self, method: str, path: str, handler: Handler, tag: str | None) -> None:
         super().__init__(path, handler, include_in_schema=tag is not None)
@@ -21,22 +21,19 @@ class Endpoint(Route):
 
 
 class Routes(list[Endpoint]):
-    """The endpoints of a module, in the order in which they are matched."""
+    """Endpoints of a module, in matching order."""
 
     def __init__(self, tag: str | None = None) -> None:
         super().__init__()
         self._tag = tag
 
     def get(self, path: str) -> Callable[[Handler], Handler]:
-        """Register a handler of GET."""
         return self._register("GET", path)
 
     def post(self, path: str) -> Callable[[Handler], Handler]:
-        """Register a handler of POST."""
         return self._register("POST", path)
 
     def delete(self, path: str) -> Callable[[Handler], Handler]:
-        """Register a handler of DELETE."""
         return self._register("DELETE", path)
 
     def _register(self, method: str, path: str) -> Callable[[Handler], Handler]:

@@ -1,1 +1,1 @@
-"""Requests over many workers: attempts, the log of emitted tokens, the failure retry policy."""
+"""Requests over many workers: attempts, emitted tokens, retries."""

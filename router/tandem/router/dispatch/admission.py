@@ -1,13 +1,9 @@
-"""Bound the requests that run at once, and queue those after them.
+"""Bound of the requests that run, and the queue of others.
 
-A request that finds the queue full is refused at once (429); one that waited too long is refused
-then (503). Both refusals state when to retry. The order is by priority (lower first), then fairly
-by tenant, then by arrival.
-
-Tenants share all bounds. A tenant that holds less than an equal part of what may run does not wait
-for those that hold more: up to twice the bound runs while they shrink. The same holds for the
-queue: a tenant that fills it is refused, another one still finds its part. A single tenant may have
-all.
+If the queue is full, a request is refused (429); after too long a wait, too (503). The order is by
+priority (lower first), then fairly by tenant, then by arrival. A tenant with less than its equal
+part does not wait for others: up to twice the bound runs meanwhile. The queue is divided in the
+same way.
 """
 
 from __future__ import annotations
@@ -25,8 +21,7 @@ from tandem.router.metrics import RejectReason
 
 
 class Turns:
-    """Turns of requests: in each round of the event loop one request begins, by HTTP or by gRPC, or
-    goes on in a thread. A single request does not wait."""
+    """Turns of requests: one begins, or continues in a thread, in each round of the event loop."""
 
     def __init__(self, *, tenant: Callable[[], str] = str) -> None:
         """``tenant`` returns the tenant of the current task."""
@@ -34,12 +29,11 @@ class Turns:
         self._order = FairOrder()
         self._number = 0
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-        """A heap, by tag and number."""
+        """Heap by tag and number."""
         self._taken = False
-        """Set if this round is taken."""
+        """Whether this round is taken."""
 
     async def take(self) -> None:
-        """Wait for a round of one's own."""
         loop = asyncio.get_running_loop()
         if self._taken:
             waits = loop.create_future()
@@ -54,37 +48,35 @@ class Turns:
     def _next(self) -> None:
         while self._waiting:
             start, _, first = heapq.heappop(self._waiting)
-            if not first.done():  # else its client has gone
+            if not first.done():  # else its client has left
                 self._order.begin(start)
                 first.set_result(None)
-                # Behind the round in which it begins.
+                # After the round in which it begins.
                 asyncio.get_running_loop().call_soon(self._next)
                 return
         self._taken = False
 
 
 SLACK = 64
-"""Entries of abandoned requests that the heap may keep in addition to as many as wait."""
+"""Maximum abandoned entries of the heap, in addition to the number of waiting ones."""
 REQUEST_COST = 64
-"""Tokens that a request costs in addition to its prompt, in the order of tenants."""
+"""Tokens that a request costs in addition to its prompt."""
 
 
 class AdmissionRefused(RequestRefused):
-    """The router itself is full."""
+    """The router is full."""
 
     def __init__(self, reason: RejectReason, message: str, retry_after: float) -> None:
         super().__init__(Refusal(code=RefusalCode.CAPACITY, message=message))
         self.reason = reason
         self.retry_after = retry_after
-        """Seconds after which it may be worth to try again."""
+        """Seconds after which to retry."""
 
 
 class RejectCounter(Protocol):
     """Counts rejections."""
 
-    def rejected(self, reason: str) -> None:
-        """Count one refusal, by its reason."""
-        ...
+    def rejected(self, reason: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,28 +110,26 @@ class _Amount:
     tokens: int = 0
 
     def add(self, tokens: int) -> None:
-        """Count one request more."""
         self.requests += 1
         self.tokens += tokens
 
     def remove(self, tokens: int) -> None:
-        """Count one request less."""
         self.requests -= 1
         self.tokens -= tokens
 
 
 @dataclass(slots=True)
 class _Share:
-    """The part of the router that one tenant holds."""
+    """Part of the router that one tenant holds."""
 
     running: _Amount = field(default_factory=_Amount)
     waiting: _Amount = field(default_factory=_Amount)
     heap: list[_Waiting] = field(default_factory=list)
-    """Requests that wait, the first to run at the head; abandoned ones are skipped at the head."""
+    """Waiting requests, the next one first; abandoned ones are skipped."""
 
 
 class AdmissionQueue:
-    """``enter`` before dispatch, ``leave`` once after, whatever became of the request."""
+    """Queue of requests: ``enter`` before dispatch, ``leave`` once after it."""
 
     def __init__(self, limits: AdmissionLimits, counter: RejectCounter) -> None:
         self.limits = limits
@@ -147,39 +137,36 @@ class AdmissionQueue:
         self._order = FairOrder()
         self._running, self._waits = _Amount(), _Amount()
         self._shares: dict[str, _Share] = {}
-        """Shares of tenants that have a request here."""
+        """Shares of tenants with requests."""
         self._members: dict[int, _Waiting] = {}
-        """Requests that wait, by number."""
+        """Waiting requests by number."""
         self._number = 0
 
     @property
     def num_running(self) -> int:
-        """Return the number of requests that run."""
         return self._running.requests
 
     @property
     def running_tokens(self) -> int:
-        """Return the prompt tokens of those that run."""
         return self._running.tokens
 
     @property
     def num_waiting(self) -> int:
-        """Return the number of requests that wait for their turn."""
         return len(self._members)
 
     @property
     def waiting_tokens(self) -> int:
-        """Return the prompt tokens of those that wait."""
         return self._waits.tokens
 
     def oldest_wait(self, now: float) -> float:
-        """Return the seconds that the oldest waiting request has waited by ``now``
-        (``time.monotonic``); 0 if none waits."""
+        """Return the longest current wait in seconds of ``time.monotonic``; 0 if none waits."""
         return max((now - each.since for each in self._members.values()), default=0.0)
 
     async def enter(self, tokens: int, *, priority: int = 0, tenant: str = "") -> bool:
-        """Wait until the request may run; return whether it had to wait, maybe with others that
-        were let in at once. Raises AdmissionRefused; then do not ``leave``."""
+        """Wait until the request may run; return whether it had to wait.
+
+        Raises AdmissionRefused; do not ``leave`` then.
+        """
         share = self._shares.setdefault(tenant, _Share())
         start = self._order.enter(tenant, tokens + REQUEST_COST)
         may_pass = not self._members or self._is_below(share, tokens)
@@ -196,14 +183,13 @@ class AdmissionQueue:
         return True
 
     def leave(self, tokens: int, *, tenant: str = "") -> None:
-        """Remove a request that had entered, and admit waiting ones."""
+        """Remove a request, and admit waiting ones."""
         self._running.remove(tokens)
         self._shares[tenant].running.remove(tokens)
         self._forget_if_gone(tenant)
         self._let_in()
 
     def _fits(self, tokens: int, share: _Share) -> bool:
-        """Return whether a request fits; one of any size does if nothing runs."""
         running, limits = self._running, self.limits
         if running.requests == 0:
             return True
@@ -265,7 +251,6 @@ class AdmissionQueue:
             raise
 
     def _give_back(self, waiting: _Waiting) -> None:
-        """Remove a request whose caller left, from the queue or from its new place."""
         if waiting.number in self._members:
             self._forget(waiting)
             self._forget_if_gone(waiting.tenant)
@@ -278,14 +263,13 @@ class AdmissionQueue:
             self._forget(waiting)
             if waiting.turn.done():
                 self._forget_if_gone(waiting.tenant)
-                continue  # cancelled in this very moment
+                continue  # cancelled at this moment
             self._order.begin(waiting.start)
             self._admit(waiting.tokens, self._shares[waiting.tenant])
             waiting.turn.set_result(None)
 
     def _next(self) -> _Waiting | None:
-        """Return the request to run next, if it may run now: the first of all, or else the first of
-        those whose tenants have less than their part."""
+        """Return the request to run now: the first, or the first of tenants below their part."""
         firsts = [
             (first, share)
             for share in self._shares.values()
@@ -300,15 +284,16 @@ class AdmissionQueue:
         return min(below, default=None)
 
     def _first(self, share: _Share) -> _Waiting | None:
-        """Return the first request of a tenant."""
         heap = share.heap
         while heap and heap[0].number not in self._members:
             heapq.heappop(heap)
         return heap[0] if heap else None
 
     def _forget(self, waiting: _Waiting) -> None:
-        """Drop a request that waits no more. Its heap entry stays: thousands may leave together,
-        and searching the heap for each is slow."""
+        """Drop a waiting request.
+
+        Its heap entry stays: searching the heap for each of thousands is slow.
+        """
         del self._members[waiting.number]
         self._waits.remove(waiting.tokens)
         share = self._shares[waiting.tenant]

@@ -1,7 +1,6 @@
 """One attempt at one request: one or two legs, and one inbox for their events.
 
-Defines which events end a leg, and which end the attempt; the dispatcher and the retry policy
-decide on the consequences. Used in the loop's thread.
+Defines the events that end a leg or the attempt. Used in the loop's thread.
 """
 
 from __future__ import annotations
@@ -35,16 +34,15 @@ _EVENT_BYTES = 400
 _TOKEN_BYTES = 40
 _LOGPROB_BYTES = 120
 _MOST = 2
-"""Multiple of the limit of all inboxes beyond which an answer being read may be given up."""
+"""Multiple of the total limit from which answers being read may be given up, too."""
 _LOOKS = 64
-"""Most searches of all inboxes while their bytes grow by the limit. A search without a result is so
-not repeated for each event of the same turn of the loop."""
+"""Maximum searches of all inboxes while their bytes grow by the limit."""
 
 _Leg = TypeVar("_Leg")
 
 
 def weigh(event: LegEvent) -> int:
-    """Return about how many bytes of memory an event takes."""
+    """Return the approximate memory of an event in bytes."""
     if type(event) is PooledOutput:
         return _EVENT_BYTES + len(event.values)
     if type(event) is not EngineCoreOutput:
@@ -59,29 +57,27 @@ def weigh(event: LegEvent) -> int:
 
 
 class Backlog:
-    """Counts of all inboxes of a router."""
+    """Counts of all inboxes."""
 
     def __init__(self, *, stream_bytes: int = 4 << 20, total_bytes: int = 256 << 20) -> None:
         self.stream_bytes = stream_bytes
         self.total_bytes = total_bytes
         self.held = 0
-        """Bytes in all inboxes."""
         self._look_beyond = total_bytes
-        """Bytes in all inboxes beyond which an answer to give up is searched for."""
+        """Bytes in all inboxes from which an answer to give up is searched for."""
         self._inboxes: set[Inbox[object]] = set()
 
     def enter(self, inbox: Inbox[object]) -> None:
-        """Add an inbox with events."""
         self._inboxes.add(inbox)
 
     def leave(self, inbox: Inbox[object]) -> None:
-        """Remove an inbox that is empty."""
         self._inboxes.discard(inbox)
 
     def make_room(self) -> None:
-        """Give up the largest answer of the tenant with the most bytes, if all inboxes hold too
-        much. Answers being read are spared, unless the events of one turn of the loop exceed the
-        limit by far."""
+        """Give up the largest answer of the largest tenant, if all inboxes hold too much.
+
+        Answers being read are spared, unless the limit is exceeded by far.
+        """
         if self.held <= self.total_bytes:
             self._look_beyond = self.total_bytes
         if self.held <= self._look_beyond:
@@ -104,34 +100,32 @@ class Backlog:
 
 
 class Inbox(Generic[_Leg]):
-    """Events of one attempt; read in the order of arrival."""
+    """Events of one attempt, in order of arrival."""
 
     def __init__(self, backlog: Backlog, overflow: Callable[[], None], tenant: str = "") -> None:
         """``overflow`` is called if too much waits; it should ``clear``."""
         self.tenant = tenant
         self.held = 0
-        """Bytes of the waiting events."""
+        """Bytes of waiting events."""
         self.awaited = False
-        """True if the reader has read all and waits, or is about to continue reading."""
+        """Whether the reader waits, or is about to continue reading."""
         self.overflow = overflow
         self._backlog = backlog
         self._items: deque[tuple[int, _Leg, LegEvent]] = deque()
         self._largest = 0
-        """Bytes of the largest waiting event, or 0 if that is not known."""
+        """Bytes of the largest waiting event; 0 if unknown."""
         self._had_too_much = False
-        """True if too much waited at the last ``judge``, and not all of it was read since."""
+        """Whether too much waited at the last ``judge``, and some of it still does."""
 
     def __bool__(self) -> bool:
-        """Return whether events wait."""
         return bool(self._items)
 
     @property
     def behind(self) -> int:
-        """Return the waiting bytes without the largest event. A single event may have any size."""
+        """Return the waiting bytes without the largest event, which may have any size."""
         return self.held - self._largest
 
     def put(self, leg: _Leg, event: LegEvent) -> None:
-        """Add the next event."""
         size, backlog = weigh(event), self._backlog
         if not self._items:
             backlog.enter(self)  # type: ignore[arg-type]  # of whatever legs
@@ -142,8 +136,10 @@ class Inbox(Generic[_Leg]):
         backlog.make_room()
 
     def judge(self, *, stood_still: bool) -> None:
-        """Call ``overflow`` if more than the limit of one answer was here at the last call, too,
-        unless the loop ``stood_still`` since, and the reader with it. Called periodically."""
+        """Call ``overflow`` if too much has waited since the last call.
+
+        Periods in which the loop ``stood_still`` do not count.
+        """
         too_much = not self.awaited and self.behind > self._backlog.stream_bytes
         if too_much and self._had_too_much and not stood_still:
             self.overflow()
@@ -151,7 +147,7 @@ class Inbox(Generic[_Leg]):
             self._had_too_much = too_much
 
     def pop(self) -> tuple[_Leg, LegEvent] | None:
-        """Return the next event, or None if all were read."""
+        """Return the next event, or None."""
         if not self._items:
             return None
         size, leg, event = self._items.popleft()
@@ -164,7 +160,6 @@ class Inbox(Generic[_Leg]):
         return leg, event
 
     def clear(self) -> None:
-        """Drop all waiting events."""
         self._backlog.held -= self.held
         self.held = self._largest = 0
         self._items.clear()
@@ -176,14 +171,13 @@ class Inbox(Generic[_Leg]):
 
 
 TAKEN_AFTER = 1.0
-"""Seconds without a refusal after which a request counts as taken by its workers."""
+"""Seconds without a refusal after which workers count as having taken the request."""
 BAD_ENDS = frozenset({FinishReason.ABORT, FinishReason.ERROR})
-"""Finish reasons of a failed attempt."""
 
 
 @dataclass(slots=True)
 class Explained:
-    """One attempt: its placement, and the times that it took in seconds."""
+    """Placement and times of one attempt, in seconds."""
 
     request: str
     attempt: int
@@ -195,16 +189,15 @@ class Explained:
 
 
 class LegState(Enum):
-    """State of a leg, as far as this router knows."""
+    """State of a leg, as far as known here."""
 
     SENT = auto()
     ACCEPTED = auto()
     ENDED = auto()
-    """The worker sends nothing more for the key: no CANCEL is required."""
 
 
 class Leg:
-    """The part of an attempt that runs on one worker; the ``Sink`` of its events."""
+    """Part of an attempt on one worker; ``Sink`` of its events."""
 
     __slots__ = (
         "attempt",
@@ -225,27 +218,26 @@ class Leg:
         self.attempt = attempt
         self.worker = worker
         self.is_prefill = is_prefill
-        """True if it produces KV for another leg."""
+        """Whether it produces KV for another leg."""
         self.loads = False
-        """True if it loads KV from another leg, instead of computing the prompt."""
+        """Whether it loads KV from another leg."""
         self.state = LegState.SENT
         self.counts = False
-        """True if it counts among its worker's legs."""
+        """Whether it counts among its worker's legs."""
         self.spoke = False
-        """True if an output was read."""
+        """Whether an output was read."""
         self.came_at: float | None = None
-        """Time at which the first output came, read or not, by the loop's clock."""
+        """Time of the first output, by the loop's clock."""
         self.streams = False
-        """True if it counts among its worker's decoding legs."""
+        """Whether it counts among its worker's decoding legs."""
         self.num_tokens = 0
         """Prompt tokens counted on the worker until its first output."""
         self.whole_tokens = 0
-        """Tokens of the same prompt, cached ones included."""
+        """Tokens of the same prompt, including cached ones."""
         self.record: LegRecord | None = None
-        """Record of its times, if they are kept."""
+        """Record of its times, if kept."""
 
     def receive(self, event: LegEvent) -> None:
-        """Handle an event; called by the connection."""
         record = self.record
         if record is not None and record.first is None:
             now = time.monotonic()
@@ -256,7 +248,6 @@ class Leg:
         self.attempt.receive(self, event)
 
     def timed(self, times: LegTimes) -> None:
-        """Record the worker's times; called by the connection."""
         if self.record is not None:
             self.record.times, self.record.heard = times, time.monotonic()
 
@@ -271,7 +262,7 @@ class Leg:
             self.worker.num_legs -= 1
 
     def begins(self) -> None:
-        """Note the first output: the leg decodes here from now on, unless the KV is sent on."""
+        """Note the first output: the leg decodes, unless its KV is sent on."""
         if self.is_prefill:
             self.let_go()
             return
@@ -281,14 +272,14 @@ class Leg:
             self.worker.num_streams += 1
 
     def counted_off(self) -> None:
-        """Stop counting the prompt as waiting: the first output came, or the attempt ended."""
+        """Stop counting the prompt as waiting."""
         if self.num_tokens:
             self.worker.leg_prompts -= 1
         self._count(-self.num_tokens, -self.whole_tokens)
         self.num_tokens = self.whole_tokens = 0
 
     def counted_on(self, num_prompt: int, num_cached: int) -> None:
-        """Count the prompt as waiting on its worker, to be computed or loaded."""
+        """Count the prompt as waiting on its worker."""
         self.num_tokens, self.whole_tokens = max(1, num_prompt - num_cached), num_prompt
         self._count(self.num_tokens, self.whole_tokens)
         self.worker.leg_prompts += 1
@@ -303,7 +294,7 @@ class Leg:
 
 
 class Attempt:
-    """Submit with ``start``; read with ``pop`` or ``wait``; always ``end`` it."""
+    """Attempt: ``start``, ``pop`` or ``wait``, and always ``end``."""
 
     def __init__(
         self,
@@ -317,36 +308,40 @@ class Attempt:
         all_said: Callable[[], None] = lambda: None,
         overflow: Callable[[], None] = lambda: None,
     ) -> None:
-        """``all_said`` is called when the workers have ended all of ``num_open`` choices, read or
-        not; ``overflow`` if too much is unread."""
+        """``all_said`` is called when the workers have ended all ``num_open`` choices.
+
+        ``overflow`` is called if too much is unread.
+        """
         self.number = number
         self.placement = placement
         self.legs: list[Leg] = []
         self.started_at = loop.time()
         self.received_at = self.started_at
-        """Time of the last event, read or not: a slow client does not make the worker silent."""
+        """Time of the last event, read or not."""
         self.decoding = False
-        """True if the worker that runs to the end has sent an output: a hand-off is then over."""
+        """Whether the last worker has sent an output: a hand-off has ended."""
         self._loop = loop
         self._inbox: Inbox[Leg] = Inbox(backlog or Backlog(), overflow, tenant)
         self._open = num_open
         self._ended: set[int] = set()
         self._all_said = all_said
         self.explained: Explained | None = None
-        """Forecast of the attempt; set when it is sent."""
+        """Forecast of the attempt, set when it is sent."""
         self.given_up: AttemptFailure | None = None
-        """Failure set when a deadline of the attempt passed."""
+        """Failure by a deadline of the attempt."""
         self._waiter: asyncio.Future[None] | None = None
         self.record: AttemptRecord | None = None
-        """Record of its times, if they are kept."""
+        """Record of its times, if kept."""
 
     def start(
         self,
         legs: list[tuple[Worker, EngineCoreRequest]],
         hits: Mapping[Incarnation, int] | None = None,
     ) -> AttemptFailure | None:
-        """Send all legs at once; return the failure if a worker's link is down. ``hits``: tokens
-        that workers have cached, which need no computing."""
+        """Send all legs; return the failure if a worker's link is down.
+
+        ``hits``: cached tokens per worker.
+        """
         for worker, request in legs:
             leg = Leg(self, worker, is_prefill=len(legs) == 2 and not self.legs)
             self.legs.append(leg)
@@ -362,7 +357,7 @@ class Attempt:
         return None
 
     def receive(self, leg: Leg, event: LegEvent) -> None:
-        """Handle a leg's event, in the order of arrival over both legs."""
+        """Handle an event of a leg."""
         self.received_at = self._loop.time()
         self._inbox.put(leg, event)
         if type(event) is EngineCoreOutput or type(event) is PooledOutput:
@@ -374,8 +369,7 @@ class Attempt:
         self.wake()
 
     def _choice_ended(self, choice: int) -> None:
-        """Note a choice's end, by its worker or its reader. After the last, the workers count as
-        free, however long the client reads."""
+        """Note a choice's end. After the last, the workers count as free."""
         if choice in self._ended:
             return
         self._ended.add(choice)
@@ -385,8 +379,10 @@ class Attempt:
             self._all_said()
 
     def end_choices(self, request: str, choices: tuple[int, ...]) -> None:
-        """End choices whose reader has found their end: their decode workers drop them. P hands all
-        choices over in any case."""
+        """End choices whose reader has found their end: decode workers drop them.
+
+        Prefill workers hand all choices over.
+        """
         for choice in choices:
             self._choice_ended(choice)
         for leg in self.legs:
@@ -395,22 +391,20 @@ class Attempt:
                 worker.connection.end_choices(request, self.number, choices)
 
     def give_up(self, failure: AttemptFailure) -> None:
-        """Give the attempt up, as one of its deadlines passed."""
+        """End the attempt with a failure."""
         self.given_up = failure
         self.wake()
 
     def wake(self) -> None:
-        """Let ``wait`` return."""
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def pop(self) -> tuple[Leg, LegEvent] | None:
-        """Return the next event, or None."""
         return self._inbox.pop()
 
     async def wait(self, recording: Recording | None = None) -> None:
-        """Return when there may be events, or after ``wake``."""
+        """Return after an event or ``wake``."""
         if not self._inbox:
             since = 0.0 if recording is None else time.monotonic()
             self._waiter = self._loop.create_future()
@@ -424,18 +418,18 @@ class Attempt:
                     now = time.monotonic()
                     if now - since > recording.least_gap:
                         recording.waited(since, now)
-                    else:  # once a token: no call for one that is not among the longest
+                    else:  # no call per token
                         recording.wait_seconds += now - since
 
     def judge(self, leg: Leg, event: Accepted | Refused | Failed) -> AttemptFailure | None:
-        """Return the attempt's failure by an event without tokens, or None if it continues."""
+        """Return the attempt's failure by an event without tokens, or None."""
         if isinstance(event, Accepted):
             if leg.state is LegState.SENT:
                 leg.state = LegState.ACCEPTED
             return None
         leg.state = LegState.ENDED
         if leg.is_prefill and self.decoding:
-            return None  # D has the KV; P no longer matters
+            return None  # D has the KV
         if isinstance(event, Refused):
             return AttemptFailure(
                 worker=leg.worker.incarnation,
@@ -452,11 +446,11 @@ class Attempt:
         return all(leg.state is not LegState.SENT for leg in self.legs)
 
     def had_time(self, now: float) -> bool:
-        """Return whether its workers have had time enough to refuse it."""
+        """Return whether its workers have had time to refuse it."""
         return now - self.started_at > TAKEN_AFTER
 
     def heard(self, leg: Leg) -> None:
-        """Note that an output of ``leg`` was read."""
+        """Note that an output was read."""
         if leg.spoke:
             return
         leg.spoke = True
@@ -469,8 +463,10 @@ class Attempt:
     def failure(
         self, leg: Leg, cause: FailCause, message: str, *, own: bool = False
     ) -> AttemptFailure:
-        """Return the attempt's failure by ``leg``. ``own``: the link is not at fault, as for every
-        failure of a decode worker after its first output."""
+        """Return the attempt's failure by ``leg``.
+
+        ``own``: the link is not at fault.
+        """
         return AttemptFailure(
             worker=leg.worker.incarnation,
             worker_name=leg.worker.name,
@@ -480,8 +476,7 @@ class Attempt:
         )
 
     def overslept(self, seconds: float) -> None:
-        """Exclude a time in which the router stood still from the workers' silence. Events that
-        came after it moved later by as much."""
+        """Exclude a time in which the router stood still from the workers' silence."""
         now = self._loop.time()
         self.started_at += min(seconds, now - self.started_at)
         self.received_at += min(seconds, now - self.received_at)
@@ -490,7 +485,6 @@ class Attempt:
                 leg.came_at += min(seconds, now - leg.came_at)
 
     def judge_reader(self, *, stood_still: bool) -> None:
-        """Call ``Inbox.judge``; called periodically."""
         self._inbox.judge(stood_still=stood_still)
 
     def overdue(self, now: float, *, accept: float, progress: float) -> AttemptFailure | None:
@@ -500,12 +494,12 @@ class Attempt:
         if now - self.started_at > accept:
             for leg in self.legs:
                 if leg.state is LegState.SENT and not (leg.is_prefill and self.decoding):
-                    # The worker's fault, not its link's: no pair.
+                    # The worker's fault, not its link's.
                     return self.failure(
                         leg, FailCause.TIMEOUT, f"not accepted in {accept:g} s", own=True
                     )
         if self._queued:
-            self.received_at = now  # the time for its first token begins when it leaves the queue
+            self.received_at = now  # the time to the first token begins after the queue
         elif now - self.received_at > progress:
             message = f"no token in {progress:g} s"
             return self.failure(self.legs[-1], FailCause.TIMEOUT, message, own=self.decoding)
@@ -513,18 +507,16 @@ class Attempt:
 
     @property
     def _queued(self) -> bool:
-        """Return whether no leg has sent an output and a worker reports a queue. The queue moves
-        (or the worker is lost as stalled), and the deadline bounds the wait."""
+        """Return whether no leg has sent an output and a worker reports a queue."""
         if any(leg.spoke for leg in self.legs):
             return False
         loads = [leg.worker.load for leg in self.legs]
         return any(load is not None and load.num_waiting for load in loads)
 
     def end(self, request: str, *, finished: bool) -> None:
-        """Stop receiving events. CANCEL is sent to every leg that may still hold something.
+        """Receive no more events, and send CANCEL to legs that may hold something.
 
-        ``finished``: workers have ended all choices. Then legs with an output have released their
-        parts, unless token 1 ended all: D waits, or P waits for D.
+        ``finished``: workers have ended all choices.
         """
         for leg in self.legs:
             let_go = leg.state is LegState.ENDED or (finished and self.decoding and leg.spoke)

@@ -1,8 +1,7 @@
-"""``EngineCoreClient`` over many workers: places, sends, merges, and retries elsewhere.
+"""``EngineCoreClient`` over many workers: places, sends, merges and retries requests.
 
-Sends a request to P and D at once under one key; the first token from either is used. Owns every
-deadline of a request. The retry policy decides what may be tried after a failure, placement its
-workers, and the ledger what a client receives.
+A hand-off is sent to P and D at once under one key; the first token of either counts. Owns all
+deadlines.
 """
 
 from __future__ import annotations
@@ -80,12 +79,11 @@ from tandem.router.workers.pool import WorkerPool
 from tandem.tracing.recording import Recording, current, marked
 
 MAX_FINISHES = 16
-"""Most ends of choices in a record."""
+"""Maximum ends of choices in a record."""
 
 
 class Stopwatch:
-    """Times of a request that came at ``now``: ``admitted``, ``output`` per output, ``end`` once;
-    times are seconds on the loop's clock."""
+    """Times of one request, in seconds of the loop's clock."""
 
     __slots__ = (
         "_first",
@@ -115,7 +113,6 @@ class Stopwatch:
         metrics.request_came()
 
     def admitted(self, request: EngineCoreRequest) -> None:
-        """Count the request's start, after its turn came."""
         self._metrics.request_started(
             num_prompt=len(request.prompt_token_ids),
             num_choices=request.params.n,
@@ -123,7 +120,6 @@ class Stopwatch:
         )
 
     def output(self, output: EngineCoreOutput, now: float) -> None:
-        """Record tokens sent to the client."""
         if self._first is None:
             self._first = now
             self._metrics.first_token(now - self._started)
@@ -137,7 +133,7 @@ class Stopwatch:
         if recording is not None:
             if recording.first_output is None:
                 recording.first_output = now
-            recording.num_outputs += 1  # once a token: no call for it
+            recording.num_outputs += 1  # no call per token
             recording.num_tokens += count
             if output.finish is not None and len(recording.finishes) < MAX_FINISHES:
                 recording.finishes.append(str(output.finish))
@@ -145,35 +141,34 @@ class Stopwatch:
             self._cached(output.num_cached_tokens)
 
     def pooled(self, output: PooledOutput, now: float) -> None:
-        """Record the whole answer sent to the client: no token is timed."""
+        """Record an answer without tokens."""
         self._first = self._last[output.choice] = now
         if self._recording is not None:
             self._recording.output(0)
         self._cached(output.num_cached_tokens)
 
     def _cached(self, num_tokens: int) -> None:
-        """Count cached prompt tokens: a job passes them on once."""
+        """Count cached prompt tokens, once per job."""
         if num_tokens:
             self._metrics.cached_tokens(num_tokens)
         if self._recording is not None:
             self._recording.num_cached += num_tokens
 
     def failed(self, error: RequestFailed | RequestRefused) -> None:
-        """Count an early end; it may be the client's doing, and not a failure."""
+        """Count an early end, which may be the client's doing."""
         if isinstance(error, AdmissionRefused):
-            return  # the queue has counted it
+            return  # counted by the queue
         if isinstance(error, ReaderTooSlow):
-            self._metrics.request_cancelled()  # as for one whose socket takes nothing any more
+            self._metrics.request_cancelled()  # the client reads nothing more
             return
         if isinstance(error, DeadlinePassed) and self._takes_partial and self._first is not None:
-            return  # answered with what there is
+            return  # answered with the partial output
         if isinstance(error, RequestFailed):
             self._metrics.request_failed(str(error.cause))
         elif error.refusal.code not in MISTAKES:
             self._metrics.request_failed(str(error.refusal.code))
 
     def end(self, now: float) -> None:
-        """Record the end of the request, answered or not."""
         if self._first is None:
             return
         last = max(self._last.values())
@@ -187,8 +182,7 @@ class Stopwatch:
 
 @asynccontextmanager
 async def begun(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
-    """Run a coroutine up to its first wait. Cancel it at the end of the block if it still waits,
-    and return when it has ended."""
+    """Run a coroutine up to its first wait; cancel it at the end of the block."""
     task = asyncio.create_task(work)
     try:
         await asyncio.sleep(0)
@@ -200,12 +194,14 @@ async def begun(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[N
 
 
 CALL_SECONDS = 10.0
-"""Seconds within which a worker that moves no memory answers."""
+"""Deadline of commands that move no memory."""
 
 
 async def call_all(pool: WorkerPool, command: Command) -> Reply:
-    """Return ok if every worker does, values added up, and the messages of the failed workers, or
-    else of all. Raises RequestFailed if one does not answer in time."""
+    """Run a command on every worker; return ok if all are, values added up.
+
+    The messages are those of failed workers, else of all. Raises RequestFailed.
+    """
     workers = list(pool.workers.values())
     seconds = seconds_for(command, CALL_SECONDS)
     replies = await asyncio.gather(
@@ -244,7 +240,7 @@ logger = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """The dispatcher; ``start`` it inside the loop that serves, after the pool."""
+    """Dispatcher; ``start`` it in the serving loop, after the pool."""
 
     def __init__(
         self,
@@ -258,8 +254,7 @@ class Dispatcher:
         turns: Turns,
         cpu_pool: CpuPool,
     ) -> None:
-        """``turns`` are shared with all that starts work in the loop, ``cpu_pool`` with all long
-        work."""
+        """``turns`` and ``cpu_pool`` are shared with other work of the loop."""
         self.pool = pool
         self.fleet = fleet
         self.admission = admission
@@ -268,7 +263,7 @@ class Dispatcher:
         self.hit_ceiling = self._placing.hit_ceiling
         self._metrics = metrics
         self.canary_metrics = RouterMetrics()
-        """Metrics of canaries, kept apart: they are not users."""
+        """Metrics of canaries."""
         self.explanations = Explanations()
         self._limits = limits
         self._jobs: dict[str, Job] = {}
@@ -276,12 +271,12 @@ class Dispatcher:
         self._sweeper: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start to watch the attempts' deadlines."""
+        """Start to watch deadlines."""
         watch = sweep(lambda: self.jobs, self._limits, self.fleet.tidy)
         self._sweeper = asyncio.create_task(watch, name="dispatch-deadlines")
 
     async def close(self) -> None:
-        """Abort all requests; the pool closes the sockets. May be called twice."""
+        """Abort all requests. May be called twice."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
@@ -291,13 +286,14 @@ class Dispatcher:
 
     @property
     def jobs(self) -> Collection[Job]:
-        """Return the requests in progress, those in the queue included."""
+        """Return the requests in progress or in the queue."""
         return self._jobs.values()
 
     async def describe(self) -> ModelCard:
-        """Return the card of the decode worker with the longest context: what one worker can serve
-        is not a client's error. Without decode workers, return a prefill worker's, which can pool.
-        Waits until a worker is up."""
+        """Return the card of the decode worker with the longest context, else a prefill worker's.
+
+        Waits until a worker is up.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._limits.worker_wait
         while not (cards := self._cards()):
@@ -313,13 +309,12 @@ class Dispatcher:
         return decode or [worker.card for worker in self.pool.serving(WorkerRole.PREFILL)]
 
     async def call(self, command: Command) -> Reply:
-        """Run a command on every worker; return ok if all are, values added up."""
         return await call_all(self.pool, command)
 
     async def stream(
         self, request: EngineCoreRequest, context: RequestContext = ORDINARY
     ) -> AsyncIterator[EngineOutput | Accepted]:
-        """See ``EngineCoreClient.stream``. ``request.key`` is replaced by the router's own."""
+        """Stream as ``EngineCoreClient.stream``. ``request.key`` is replaced."""
         loop = asyncio.get_running_loop()
         with self._under_way(request, context, loop) as (job, watch):
             recording = job.recording
@@ -360,7 +355,7 @@ class Dispatcher:
     def _under_way(
         self, request: EngineCoreRequest, context: RequestContext, loop: asyncio.AbstractEventLoop
     ) -> Iterator[tuple[Job, Stopwatch]]:
-        """Yield a request's job and stopwatch, from its arrival to its end, whatever ends it."""
+        """Yield a request's job and stopwatch, from its arrival to its end."""
         came = loop.time() if context.arrived is None else context.arrived
         job = self._open(request, context.route, came)
         timer = loop.call_at(job.deadline, job.expire)
@@ -373,7 +368,7 @@ class Dispatcher:
         finally:
             timer.cancel()
             watch.end(loop.time())
-            if job.attempt is not None:  # closed, or the deadline passed; maybe behind the answer
+            if job.attempt is not None:  # closed, or the deadline passed
                 job.attempt.end(job.name, finished=job.ledger.told)
                 note_end(job.attempt, None)
                 job.attempt = None
@@ -404,7 +399,7 @@ class Dispatcher:
     async def _entered(
         self, job: Job, loop: asyncio.AbstractEventLoop, context: RequestContext
     ) -> AsyncGenerator[Accepted, None]:
-        """Wait for a turn, and yield once if that takes long and the caller is to learn of it."""
+        """Wait for a turn, and yield once if the caller expects that."""
         if not context.tells_accepted:
             await self._enter(job, loop)
             return
@@ -415,7 +410,7 @@ class Dispatcher:
             await entering
 
     async def _enter(self, job: Job, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait for a turn, within the deadline, which may have passed for a call's last prompts."""
+        """Wait for a turn, within the deadline."""
         if job.deadline <= loop.time():
             raise too_late(job)
         try:
@@ -425,20 +420,20 @@ class Dispatcher:
                     waited = await self.admission.enter(
                         job.num_prompt, priority=request.priority, tenant=request.tenant
                     )
-                    # Prompts of one call begin together, and other tenants wait for each.
+                    # Prompts of one call begin together, while other tenants wait.
                     job.takes_turn = waited or bool(request.tenant)
         except TimeoutError as error:
             raise too_late(job) from error
         job.admitted = True
 
     def _leave(self, job: Job) -> None:
-        """Leave admission, once: when the workers are done, or the request is over."""
+        """Leave admission, once."""
         if job.admitted:
             job.admitted = False
             self.admission.leave(job.num_prompt, tenant=job.request.tenant)
 
     def _give_up(self, job: Job) -> None:
-        """End a job that leaves too much unread: none of it is kept or computed further."""
+        """End a job that leaves too much unread."""
         logger.warning("request %s: too much of its answer waits to be read", job.name)
         job.given_up = True
         if job.attempt is not None:
@@ -446,7 +441,7 @@ class Dispatcher:
         self._leave(job)
 
     async def _begin(self, job: Job, loop: asyncio.AbstractEventLoop) -> Attempt:
-        """Send the next attempt and return it; or raise the error that ends the request."""
+        """Send the next attempt and return it, or raise the error that ends the request."""
         limits = self._limits
         wait = limits.resume_wait if job.ledger.num_tokens else limits.worker_wait
         while True:
@@ -484,7 +479,7 @@ class Dispatcher:
             tenant=job.request.tenant,
             num_open=job.request.params.n - len(job.ledger.finished_choices),
             all_said=lambda: self._leave(job),
-            overflow=lambda: self._give_up(job),  # not the attempt: it would hold itself
+            overflow=lambda: self._give_up(job),  # not the attempt, which would refer to itself
         )
 
     def _send(
@@ -511,7 +506,7 @@ class Dispatcher:
     def _write(
         self, job: Job, attempt: Attempt, leg: Leg, output: EngineCoreOutput
     ) -> tuple[EngineCoreOutput | None, AttemptFailure | None]:
-        """Return the new tokens of an output, or the attempt's failure by it."""
+        """Return the new tokens of an output, or the attempt's failure."""
         if not leg.spoke or output.finish is not None:
             if job.request.pooling is not None:
                 return None, attempt.failure(leg, FailCause.INTERNAL, "tokens, not a vector")
@@ -533,8 +528,7 @@ class Dispatcher:
             ) from error
 
     def _end_choices(self, job: Job, attempt: Attempt, ended: list[int]) -> None:
-        """End choices whose reader has found their end, unknown to the workers. Their later tokens
-        are ignored, and further attempts do not continue them."""
+        """End choices whose reader has found their end, for this and later attempts."""
         for choice in ended:
             job.ledger.end(choice)
         attempt.end_choices(job.name, tuple(ended))
@@ -543,7 +537,7 @@ class Dispatcher:
     def _first_words(
         self, job: Job, attempt: Attempt, leg: Leg, output: EngineCoreOutput
     ) -> EngineCoreOutput:
-        """Handle a leg's first output: pin the fingerprint, count the leg that was first."""
+        """Handle a leg's first output: pin the fingerprint, count the leg."""
         if leg.spoke:
             return output
         job.fingerprint = leg.worker.compatibility
@@ -554,7 +548,7 @@ class Dispatcher:
             job.metrics.first_token_from(str(leg.worker.role))
         if pair is not None and not leg.is_prefill:
             self.fleet.handed_over(pair, job.num_prompt)
-            # Of a hand-off, P says what was cached; D's share came over the link.
+            # P reports what was cached; D's share came over the link.
             output = msgspec.structs.replace(output, num_cached_tokens=None)
         return output
 

@@ -1,7 +1,4 @@
-"""The last placements with all their numbers, and the errors of their forecasts.
-
-``/debug/placements`` shows them; metrics hold the error of every way.
-"""
+"""The last placements with all their numbers, and the errors of their forecasts."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from tandem.router.workers.rates import Naps
 
 
 def raise_if_non_retryable(job: Job) -> None:
-    """Raise the error with which the request ends, if nothing more may or need be tried."""
+    """Raise the error that ends the request, if it cannot be retried."""
     retry_policy = job.retry_policy
     if job.expired:
         raise too_late(job)
@@ -43,12 +40,11 @@ def raise_if_non_retryable(job: Job) -> None:
 
 
 _LEAVES = {str(cause): cause for cause in (FailCause.ASLEEP, FailCause.DRAINING)}
-"""Causes for these refusals of a request that other workers have worked for."""
+"""Causes for refusals of a request on which other workers have worked."""
 
 
 def worth_waiting(job: Job, *, anyone_up: bool) -> bool:
-    """Return whether a worker that comes (back) could take the request. A lost or draining one
-    usually has a successor, a full one has not."""
+    """Return whether a worker that comes up could take the request."""
     if job.retry_policy.unsupported is not None:
         return False
     if any(_is_gone(failure) for failure in job.retry_policy.failures):
@@ -62,7 +58,7 @@ def _is_gone(failure: AttemptFailure) -> bool:
 
 
 def no_place(job: Job) -> RequestRefused | RequestFailed:
-    """Return the error of a request without a worker that could take it."""
+    """Return the error of a request without a possible worker."""
     retry_policy = job.retry_policy
     if retry_policy.unsupported is not None:
         return RequestRefused(retry_policy.unsupported)
@@ -81,7 +77,7 @@ def no_place(job: Job) -> RequestRefused | RequestFailed:
 
 
 def asleep() -> RequestRefused:
-    """Return the refusal if every worker that could take the request sleeps."""
+    """Return the refusal if every possible worker sleeps."""
     return RequestRefused(Refusal(code=RefusalCode.ASLEEP, message="every worker is asleep"))
 
 
@@ -96,19 +92,18 @@ KEPT = 256
 
 
 class Explanations:
-    """The latest ``KEPT`` attempts. Called in the loop's thread."""
+    """Latest ``KEPT`` attempts. Used in the loop's thread."""
 
     def __init__(self) -> None:
         self._latest: deque[Explained] = deque(maxlen=KEPT)
 
     def sent(self, request: str, num_prompt: int, attempt: Attempt, *, tenant: str = "") -> None:
-        """Add an attempt that begins."""
         explained = Explained(request, attempt.number, num_prompt, attempt.placement, tenant)
         attempt.explained = explained
         self._latest.append(explained)
 
     def spoke(self, attempt: Attempt, leg: Leg, metrics: RouterMetrics) -> None:
-        """Record the times of a leg's first output, and the error of the forecast."""
+        """Record the times of a leg's first output, and the forecast's error."""
         explained, pair = attempt.explained, attempt.placement.pair
         if explained is None:
             return
@@ -123,12 +118,11 @@ class Explanations:
             explained.second = came - min(times, default=came)
 
     def to_json(self, reader: Tenant) -> list[dict[str, Any]]:
-        """Return those that ``reader`` may see, the latest first."""
+        """Return the attempts that ``reader`` may see, the latest first."""
         return [_attempt(each) for each in reversed(self._latest) if reader.may_read(each.tenant)]
 
 
 def _attempt(explained: Explained) -> dict[str, Any]:
-    """Return an attempt with all its times in seconds."""
     placement = explained.placement
     return {
         "request": explained.request,
@@ -168,8 +162,7 @@ def _pull(plan: PullPlan) -> dict[str, Any]:
 
 
 CLOCKS = 0.1
-"""Seconds by which a worker's clock may be ahead of the router's at a request's deadline: rounding,
-and the drift of two hosts' clocks in ten minutes."""
+"""Seconds by which a worker's clock may be ahead at a request's deadline."""
 _SWEEP = 0.5
 
 
@@ -184,12 +177,12 @@ class DispatchLimits:
     accept_timeout: float = 30.0
     progress_timeout: float = 120.0
     stream_backlog: int = 4 << 20
-    """Bytes of one answer that its client may leave unread from one sweep to the next."""
+    """Maximum unread bytes of one answer from one sweep to the next."""
     total_backlog: int = 256 << 20
 
 
 def check_deadlines(job: Job, attempt: Attempt) -> AttemptFailure | None:
-    """Raise if the request has ended, else return its attempt's failure; call after reading."""
+    """Return the attempt's failure; raise if the request has ended. Call after reading."""
     if job.expired:
         raise too_late(job)
     if job.given_up:
@@ -200,7 +193,7 @@ def check_deadlines(job: Job, attempt: Attempt) -> AttemptFailure | None:
 
 
 def raise_if_too_late(job: Job, failure: AttemptFailure | None, now: float) -> None:
-    """Raise if a worker timed out at the request's deadline, which then is the cause."""
+    """Raise if a worker timed out because of the request's deadline."""
     if failure is None or failure.cause is not FailCause.TIMEOUT:
         return
     if job.expired or job.deadline - now < CLOCKS:
@@ -210,8 +203,10 @@ def raise_if_too_late(job: Job, failure: AttemptFailure | None, now: float) -> N
 async def sweep(
     jobs: Callable[[], Collection[Job]], limits: DispatchLimits, tidy: Callable[[], None]
 ) -> None:
-    """Give up attempts of workers that are silent for too long, and answers of which too much stays
-    unread. Runs until cancelled; calls ``tidy`` each time."""
+    """Give up attempts of silent workers, and answers with too much unread.
+
+    Runs until cancelled; calls ``tidy`` each time.
+    """
     loop = asyncio.get_running_loop()
     naps = Naps(loop, _SWEEP)
     while True:

@@ -1,6 +1,6 @@
-"""The dispatcher's knowledge of the fleet: caches, links and faults; and the snapshot of it.
+"""The dispatcher's knowledge of the fleet: caches, links and faults.
 
-Listens to the pool, so that a worker's entries are dropped with its incarnation.
+Entries of a worker are dropped with its incarnation.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from tandem.router.workers.rates import DecayedRate
 
 
 class LedgerError(TandemError):
-    """Outputs that cannot be written to the log."""
+    """Outputs cannot be added to the log."""
 
 
 class Contradiction(LedgerError):
-    """Another token at a position that is already written: fail closed."""
+    """Another token was written at this position."""
 
 
 class Gap(LedgerError):
-    """A token beyond the next position, or a choice that does not exist: the worker is at fault."""
+    """The position or choice is impossible: the worker is at fault."""
 
 
 class _Choice:
@@ -52,11 +52,11 @@ class _Choice:
         self.tokens = list(tokens)
         self.finish = finish
         self.cut = False
-        """True if its reader ended it, and no worker has reported its end."""
+        """Whether its reader ended it, and no worker has reported its end."""
 
 
 class Ledger:
-    """All choices of one request over all its attempts."""
+    """Emitted tokens of a request over all its attempts."""
 
     def __init__(
         self,
@@ -74,47 +74,45 @@ class Ledger:
         self._open = sum(choice.finish is None for choice in self._choices)
         self._told_prompt = False
         self.num_repeated = 0
-        """Tokens that were written before and agreed."""
+        """Repeated tokens that agreed."""
 
     @property
     def done(self) -> bool:
-        """Return whether every choice has finished."""
+        """Return whether every choice has ended."""
         return self._open == 0
 
     @property
     def told(self) -> bool:
-        """Return whether workers have reported every choice's end: none is computed further."""
+        """Return whether workers have reported every choice's end."""
         return self._open == 0 and not any(choice.cut for choice in self._choices)
 
     @property
     def num_tokens(self) -> int:
-        """Return the emitted tokens over all choices."""
+        """Return the emitted tokens of all choices."""
         return sum(len(choice.tokens) for choice in self._choices)
 
     @property
     def emitted(self) -> tuple[tuple[int, ...], ...]:
-        """Return tokens per choice for a further attempt; () if there are none at all."""
+        """Return tokens per choice for a further attempt; () if there are none."""
         if not any(choice.tokens for choice in self._choices):
             return ()
         return tuple(tuple(choice.tokens) for choice in self._choices)
 
     @property
     def finished_choices(self) -> tuple[int, ...]:
-        """Return the choices that are not to be continued."""
+        """Return choices that must not be continued."""
         return tuple(
             index for index, choice in enumerate(self._choices) if choice.finish is not None
         )
 
     def length(self, choice: int) -> int:
-        """Return the emitted tokens of one choice."""
         return len(self._choices[choice].tokens)
 
     def write(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
-        """Write the new part of ``output`` and return it, or None if nothing is new.
+        """Add the new part of ``output`` and return it, or None if nothing is new.
 
-        Raises Contradiction if a written token differs, Gap for an impossible position or choice.
-        Tokens after a choice's end are repeats if they were written, else a Gap. If its reader
-        ended it, they are ignored: a worker may not know the end yet.
+        Raises Contradiction if a token differs, Gap for an impossible position or choice. Tokens
+        after an end that its reader found are ignored.
         """
         if not 0 <= output.choice < len(self._choices):
             raise Gap(f"choice {output.choice} of {len(self._choices)}")
@@ -129,14 +127,14 @@ class Ledger:
         return self._overlap(choice, output)
 
     def end(self, choice: int) -> None:
-        """End a choice whose reader has found its end in the written tokens."""
+        """End a choice whose reader has found its end."""
         ended = self._choices[choice]
         if ended.finish is None:
             ended.finish, ended.cut = FinishReason.STOP, True
             self._open -= 1
 
     def answered(self) -> None:
-        """Mark the one choice of a request without tokens as answered."""
+        """Mark the choice of a request without tokens as answered."""
         (choice,) = self._choices
         choice.finish = FinishReason.STOP
         self._open = 0
@@ -173,7 +171,6 @@ class Ledger:
 
 
 def _without(output: EngineCoreOutput, count: int) -> EngineCoreOutput:
-    """Return the output without its first ``count`` tokens."""
     return EngineCoreOutput(
         request=output.request,
         attempt=output.attempt,
@@ -193,21 +190,21 @@ _OWN_FAULTS = frozenset({"internal", "timeout"})
 
 @dataclass(slots=True)
 class LinkCount:
-    """Counts of one hand-off link for this router."""
+    """Counts of one hand-off link."""
 
     done: int = 0
-    """Hand-offs whose decode worker sent an output."""
+    """Hand-offs with an output of the decode worker."""
     failed: int = 0
     """Attempts that failed by the link's fault."""
     tokens: int = 0
-    """Prompt tokens of the hand-offs that are done."""
+    """Prompt tokens of finished hand-offs."""
     rate: DecayedRate = field(default_factory=DecayedRate)
-    """Hand-offs a second."""
+    """Hand-offs per second."""
     token_rate: DecayedRate = field(default_factory=DecayedRate)
 
 
 class Fleet:
-    """State of the fleet: listener of the pool, used by the dispatcher."""
+    """State of the fleet; listener of the pool."""
 
     def __init__(self, pool: WorkerPool, index: PrefixIndex) -> None:
         self.pool = pool
@@ -218,7 +215,7 @@ class Fleet:
         self._prompts, self._tokens = DecayedRate(1.0), DecayedRate(1.0)
 
     def asked(self, facts: PromptFacts, now: float) -> None:
-        """Count a new prompt and its tokens that are in no cache."""
+        """Count a new prompt and its uncached tokens."""
         self._prompts.note(1, now)
         self._tokens.note(max(1, facts.num_tokens - max(facts.hits.values(), default=0)), now)
 
@@ -226,8 +223,7 @@ class Fleet:
         """Do nothing: its cache is not known yet."""
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
-        """Drop the data of an incarnation, except which of its links sent wrong bytes: it may
-        return if only the link to it was lost."""
+        """Drop the data of an incarnation, except the record of wrong bytes."""
         self.index.drop(worker.incarnation)
         self.links.forget(worker.incarnation)
         self.health.forget(worker.incarnation)
@@ -235,7 +231,6 @@ class Fleet:
             del self.handoffs[pair]
 
     def worker_blocks(self, worker: Worker, events: BlockEvents) -> None:
-        """Apply changes of a worker's prefix cache."""
         self.index.apply(worker.incarnation, events)
 
     def tidy(self) -> None:
@@ -243,8 +238,10 @@ class Fleet:
         self.index.tidy()
 
     def blame(self, failure: AttemptFailure, now: float) -> None:
-        """Count a failed attempt against its link or its worker; refusals count against none. For
-        lost workers only wrong bytes are recorded, since no other data is kept of them."""
+        """Count a failed attempt against its link or worker, but not refusals.
+
+        For lost workers only wrong bytes are recorded.
+        """
         if failure.cause is None:
             return
         pair = failure.pair
@@ -258,17 +255,15 @@ class Fleet:
             self.health.fault(failure.worker, now)
 
     def quarantined(self) -> dict[Pair, FailCause]:
-        """Return links between workers that are up that are unused since wrong bytes came."""
+        """Return links between workers that are unused since wrong bytes came."""
         found = self.links.quarantined()
         return {pair: cause for pair, cause in found.items() if self._knows(pair)}
 
     def _knows(self, pair: Pair) -> bool:
-        """Return whether both ends are up."""
         return all(each in self.pool.workers for each in pair)
 
     def usable_links(self, now: float) -> frozenset[Pair]:
-        """Return (prefill, decode) pairs that the decode worker reports up, with allowing
-        health."""
+        """Return healthy (prefill, decode) pairs whose link is up."""
         workers = self.pool.workers
         return frozenset(
             (peer, decode.incarnation)
@@ -279,8 +274,7 @@ class Fleet:
         )
 
     def pull_links(self) -> frozenset[Pair]:
-        """Return (holder, puller) pairs whose link the puller reports up, if the holder lends
-        prefixes that it can use. Other block sizes have other hashes: none of theirs are found."""
+        """Return (holder, puller) pairs whose link is up, if the block size is equal."""
         workers = self.pool.workers
         return frozenset(
             (peer, puller.incarnation)
@@ -291,7 +285,7 @@ class Fleet:
         )
 
     def snapshot(self, now: float) -> FleetSnapshot:
-        """Return all workers that are up, as placement's input."""
+        """Return the workers that are up, as placement's input."""
         admitted = self.pool.admitted
         workers = self.pool.workers.values()
         views = tuple(
@@ -304,7 +298,7 @@ class Fleet:
         return FleetSnapshot(views, links, paces, pulls, arrivals)
 
     def _pace(self, pair: Pair) -> LinkThroughput:
-        """Return the pace of a link that its second end has reported."""
+        """Return the throughput of a link, as reported by its second end."""
         health = self.pool.workers[pair[1]].peers[pair[0]]
         return LinkThroughput(
             bytes_per_s=health.bytes_per_s,
@@ -322,13 +316,13 @@ class Fleet:
         count.token_rate.note(num_tokens, now)
 
     def _count(self, pair: Pair) -> LinkCount:
-        """Return the counts of a link with known ends; for others, counts not kept."""
+        """Return the counts of a link; for unknown ends, counts that are not kept."""
         if pair not in self.handoffs and not self._knows(pair):
             return LinkCount()
         return self.handoffs.setdefault(pair, LinkCount())
 
     def hits(self, hashes: dict[str, tuple[BlockHash, ...]]) -> dict[Incarnation, int]:
-        """Return cached prompt tokens per worker, by the prompt's hashes for each fingerprint."""
+        """Return cached prompt tokens per worker, by hashes for each fingerprint."""
         found: dict[Incarnation, int] = {}
         for worker in self.pool.workers.values():
             blocks = self.index.hits(worker.incarnation, hashes.get(worker.fingerprint, ()))
@@ -337,14 +331,16 @@ class Fleet:
         return found
 
     def sleeps(self, *, pooled: bool = False) -> bool:
-        """Return whether all workers that could take a request sleep: then do not wait for one."""
+        """Return whether all possible workers sleep."""
         decode = self.pool.serving(WorkerRole.DECODE)
         able = [*decode, *self.pool.serving(WorkerRole.PREFILL)] if pooled else decode
         return bool(able) and all(worker.sleeps for worker in able)
 
     def servable(self, *, prefill: int, decode: int) -> str | None:
-        """Return why a request could not be served, or None. Counts only linked prefill workers.
-        Without decode workers, one worker of either role serves."""
+        """Return why a request could not be served, or None.
+
+        Only linked prefill workers count. Without decode workers, one worker of either role serves.
+        """
         problem = self._missing(prefill=prefill, decode=decode)
         others = self.pool.other_wires()
         if problem is None or not others:
@@ -372,8 +368,10 @@ class Fleet:
         return None
 
     def needs_decode(self, decode: int) -> bool:
-        """Return whether every answer requires a decode worker, if ``decode`` are wanted. Not if
-        none is wanted, or if no worker that is up has a model that samples tokens."""
+        """Return whether every answer requires a decode worker, of ``decode`` expected ones.
+
+        Not if none is expected, or no model samples tokens.
+        """
         whole = self._serving()
         return decode > 0 and (not whole or any(map(_generates, whole)))
 
@@ -439,8 +437,10 @@ def _lends_to(holder: Worker, puller: Worker) -> bool:
 
 
 def _pending(worker: Worker) -> tuple[int, int]:
-    """Return prompt tokens that wait at a worker: to be computed, and to be loaded. They are this
-    router's legs, known at once, and the last report's rest, of other routers."""
+    """Return prompt tokens that wait at a worker: to be computed, and to be loaded.
+
+    They are this router's legs and the rest of the last report.
+    """
     load = worker.load
     if load is None:
         return worker.leg_compute_tokens, worker.leg_tokens - worker.leg_compute_tokens

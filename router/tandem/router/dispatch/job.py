@@ -1,5 +1,4 @@
-"""One request in progress: its log, its retry policy, its deadline, and the parts of its
-attempts."""
+"""One request in progress: its log, its retry policy, its deadline, and its attempts."""
 
 from __future__ import annotations
 
@@ -36,11 +35,11 @@ from tandem.router.workers.connection import Worker
 from tandem.tracing.recording import Recording
 
 FIRST_PAUSE = 1.0
-"""Seconds until they are asked again for the first time; each pause is twice the last."""
+"""Seconds until the first further attempt; each pause is twice the last."""
 
 
 class Patience:
-    """Wait of one request, from when no worker is left until one has worked for it."""
+    """Wait of one request without a possible worker."""
 
     __slots__ = ("_ask_at", "_pause", "ends")
 
@@ -48,24 +47,23 @@ class Patience:
         self.over()
 
     def over(self) -> None:
-        """Reset after a worker has worked for the request: a later wait is a new one."""
+        """Reset after a worker has worked for the request."""
         self.ends = math.inf
-        """Time at which the request fails without a worker."""
         self._ask_at = math.inf
         self._pause = FIRST_PAUSE
 
     def begin(self, now: float, seconds: float) -> None:
-        """Begin a wait without workers. Repeated refusals do not make it longer."""
+        """Begin a wait without workers. Repeated refusals do not extend it."""
         if self.ends == math.inf:
             self.ends = now + seconds
             self._ask_at = now + self._pause
 
     def nap(self, now: float) -> float:
-        """Return the seconds until the next action, whether or not the fleet changes."""
+        """Return the seconds until the next action."""
         return max(0.0, min(self.ends, self._ask_at) - now)
 
     def asks_again(self, now: float) -> bool:
-        """Return whether it is time to ask again; true once for each pause."""
+        """Return whether to retry; True once for each pause."""
         if now < self._ask_at:
             return False
         self._pause *= 2
@@ -76,27 +74,27 @@ class Patience:
 Hashes = tuple[BlockHash, ...]
 
 _TOKEN = 2
-"""Items of ``CpuPool.run`` for the hashing time of a token."""
+"""Cost of hashing a token, for ``CpuPool.run``."""
 _VECTOR_BYTES = 64
-"""Bytes of embeddings for the time of one item."""
+"""Bytes of embeddings for the cost of one item."""
 
 
 class PromptHashes:
-    """Hashes of one request. ``of`` and ``lacking`` in the loop, ``compute`` anywhere."""
+    """Hashes of one request. ``compute`` may run in any thread."""
 
     def __init__(self, request: EngineCoreRequest) -> None:
         self._request = request
         self._known: dict[str, Hashes] = {}
 
     def of(self, fingerprint: str, block_size: int) -> Hashes:
-        """Return the hashes of the prompt's full blocks; compute missing ones at once."""
+        """Return the hashes of the prompt's full blocks."""
         known = self._find(fingerprint, block_size)
         if known is None:
             known = self._known[fingerprint] = self._compute(fingerprint, block_size)
         return known
 
     def lacking(self, workers: Iterable[Worker]) -> dict[str, int]:
-        """Return fingerprints of workers without known hashes, with their block sizes."""
+        """Return fingerprints without hashes, with their block sizes."""
         return {
             worker.fingerprint: worker.card.block_size
             for worker in workers
@@ -104,17 +102,16 @@ class PromptHashes:
         }
 
     def weight(self, lacking: dict[str, int]) -> int:
-        """Return the time of ``compute``, in items of ``CpuPool.run``."""
+        """Return the cost of ``compute``, for ``CpuPool.run``."""
         embeds = self._request.prompt_embeds
         vectors = 0 if embeds is None else len(embeds.values) // _VECTOR_BYTES
         return len(lacking) * (_TOKEN * len(self._request.prompt_token_ids) + vectors)
 
     def compute(self, lacking: dict[str, int]) -> dict[str, Hashes]:
-        """Return the hashes under each of these fingerprints."""
+        """Return the hashes under each fingerprint."""
         return {name: self._compute(name, block_size) for name, block_size in lacking.items()}
 
     def learn(self, computed: dict[str, Hashes]) -> None:
-        """Add computed hashes."""
         self._known |= computed
 
     def _root(self, fingerprint: str, block_size: int) -> BlockHash:
@@ -132,8 +129,7 @@ class PromptHashes:
         return tuple(hash_blocks(root, prompt, block_size, embeds))
 
     def _find(self, fingerprint: str, block_size: int) -> Hashes | None:
-        """Return known hashes, or the caller's if they are of this fingerprint: a chain agrees
-        wholly or not at all."""
+        """Return known hashes, or the caller's for the same fingerprint."""
         known = self._known.get(fingerprint)
         if known is not None:
             return known
@@ -149,7 +145,7 @@ class PromptHashes:
 
 
 class Job:
-    """State of one ``stream``; made by the dispatcher."""
+    """State of one ``stream``."""
 
     def __init__(
         self,
@@ -163,15 +159,15 @@ class Job:
         recording: Recording | None = None,
     ) -> None:
         self.metrics = metrics
-        """Metrics that count it: a canary's are apart from users'."""
+        """Metrics that count it."""
         self.route = route
         self.recording = recording
         self.scene: Scene | None = None
-        """Last input of placement, if that is kept."""
+        """Last input of placement, if kept."""
         self.request = request
         """Request of the caller, with a seed."""
         self.name = name
-        """Id used with workers: unique in this process."""
+        """Id for workers, unique in this process."""
         self.deadline = deadline
         """Deadline on the loop's clock."""
         self.ledger = Ledger(request.params.n, request.emitted, request.finished_choices)
@@ -179,53 +175,52 @@ class Job:
         self.patience = Patience()
         self.attempt: Attempt | None = None
         self.placement: Placement | None = None
-        """Placement of the last attempt."""
         self.fingerprint: str | None = None
-        """Compatibility of workers whose tokens were emitted; only such workers may continue."""
+        """Compatibility of workers that may continue the emitted tokens."""
         self.lost: dict[Incarnation, Worker] = {}
-        """Workers whose link broke during an attempt; one that returns is another ``Worker``."""
+        """Workers whose link broke during an attempt."""
         self.expired = False
         self.given_up = False
-        """True if its client does not read, and too much is unread."""
+        """Whether its client leaves too much unread."""
         self.admitted = False
         self.tells_accepted = False
-        """True if the caller is still to be informed that the request waits."""
+        """Whether the caller expects to learn that the request waits."""
         self.cached: int | None = None
-        """First reported number of cached prompt tokens: each attempt and choice reports it."""
+        """First reported number of cached prompt tokens."""
         self._cached_passed_on = False
         self.takes_turn = False
-        """True if other jobs may be placed at the same moment: it waited for what they wait for, or
-        its worker was lost."""
+        """Whether other jobs may be placed at the same moment."""
         self.counted = False
-        """True if the ceiling has counted its prompt."""
+        """Whether the ceiling has counted its prompt."""
         self.num_dispatched = 0
         self._num_tokens_before = 0
         self.hits: Mapping[Incarnation, int] = {}
-        """Cached tokens of the prompt per worker, at its last placement."""
+        """Cached tokens per worker, at its last placement."""
         self.prompt = PromptHashes(request)
 
     @property
     def num_prompt(self) -> int:
-        """Return the number of prompt tokens."""
         return len(self.request.prompt_token_ids)
 
     def expire(self) -> None:
-        """Mark the deadline as passed: events here may still be read."""
+        """Mark the deadline as passed; received events may still be read."""
         self.expired = True
         if self.attempt is not None:
             self.attempt.wake()
 
     def is_taken(self, attempt: Attempt, now: float) -> bool:
-        """Return whether the caller is informed now that the request waits at its workers; true at
-        most once, and never after the first token. Workers accept a grammar before they compile it,
-        so that their acceptance alone does not count then."""
+        """Return whether to inform the caller that the request waits at its workers.
+
+        True at most once, never after the first token. Requests with a grammar need more than
+        acceptance.
+        """
         accepted = attempt.is_accepted and self.request.params.structured_outputs is None
         taken = not self.ledger.num_tokens and (accepted or attempt.had_time(now))
         self.tells_accepted = not (taken or self.ledger.num_tokens)
         return taken
 
     def failed(self, failure: AttemptFailure, workers: Sequence[Worker]) -> None:
-        """Record the end of an attempt on these workers, and rule out unusable places."""
+        """Record the end of an attempt, and exclude unusable workers."""
         brought_on = self.ledger.num_tokens > self._num_tokens_before
         self.retry_policy.record(replace(failure, brought_on=brought_on))
         if failure.did_work:
@@ -234,8 +229,7 @@ class Job:
             self.lost |= {w.incarnation: w for w in workers if w.incarnation == failure.worker}
 
     def write(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
-        """Write as ``Ledger.write``. The first number of cached tokens goes with the next written
-        output, even if its own is dropped; later numbers are dropped."""
+        """Add as ``Ledger.write``, with the first number of cached tokens only."""
         if self.cached is None:
             self.cached = output.num_cached_tokens
         written = self.ledger.write(output)
@@ -248,7 +242,6 @@ class Job:
         return written
 
     def facts(self, hits: dict[Incarnation, int]) -> PromptFacts:
-        """Return the facts for placement of the next attempt."""
         self.hits = hits
         params, emitted = self.request.params, self.ledger.num_tokens
         longest = max(map(self.ledger.length, range(params.n)))
@@ -281,7 +274,7 @@ class Job:
         budget_ms: int,
         watch: Watch | None = None,
     ) -> list[tuple[Worker, EngineCoreRequest]]:
-        """Return the workers with their requests; of two, the first is a prefill worker."""
+        """Return the workers with their requests; of two, the prefill worker first."""
         number = self.num_dispatched
         self.num_dispatched += 1
         self._num_tokens_before = self.ledger.num_tokens
@@ -309,21 +302,21 @@ class Job:
     def _for(
         self, worker: Worker, base: EngineCoreRequest, kv: Produce | Consume | None
     ) -> EngineCoreRequest:
-        """Return the request with the hashes of this worker's blocks, whose size may be its own."""
+        """Return the request with the hashes of this worker's block size."""
         hashes: tuple[BlockHash, ...] = ()
         if worker.card.prefix_caching or kv is not None:
             hashes = self.prompt.of(worker.fingerprint, worker.card.block_size)
         return msgspec.structs.replace(base, block_hashes=hashes, kv=kv)
 
     def remaining_ms(self, loop: asyncio.AbstractEventLoop) -> int:
-        """Return the milliseconds left of the deadline, at least 1."""
+        """Return the remaining milliseconds, at least 1."""
         return max(1, int((self.deadline - loop.time()) * 1000))
 
 
 def _first_is_long(params: SamplingParams) -> bool:
-    """Return whether the first tokens, with their log-probabilities, are too long to hand over."""
+    """Return whether the first tokens are too long for a hand-off."""
     most = params.logprobs
-    if most == ALL_LOGPROBS:  # of a caller that knows no vocabulary
+    if most == ALL_LOGPROBS:  # the caller does not know the vocabulary
         return True
     return most is not None and first_bytes(params.n, most) > MAX_FIRST_BYTES
 
@@ -338,7 +331,7 @@ def _pull_of(placement: Placement | None) -> Pull | None:
 
 
 def _query_key(request: EngineCoreRequest) -> str | None:
-    """Return the key of the query that the request keeps, or is scored against."""
+    """Return the key of the query that the request keeps or uses."""
     if request.pooling is None or request.pooling.late_interaction is None:
         return None
     return request.pooling.late_interaction.query_key

@@ -1,9 +1,7 @@
-"""Placement of a job's next attempt, in the loop, which it must not block.
+"""Placement of a job's next attempt, without blocking the loop.
 
-Placement itself is pure and quick, but its inputs take long for a long prompt. Hashes under
-fingerprints other than the caller's are computed outside the loop, and the ceiling counts in many
-rounds. Jobs that would be placed together (their worker was lost, one came up, many were admitted)
-are placed in a round each. Only the dispatcher calls this.
+Missing hashes are computed in a thread, and the ceiling counts in several rounds. Jobs that become
+ready together take a round each.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _REGISTERS = 1 << _BITS
 _ALPHA = 0.7213 / (1 + 1.079 / _REGISTERS)
 _REST = 64 - _BITS
 HALF_SECONDS = 12 * 3600.0
-"""Seconds of one half of the window. Two halves are counted together: the last 12 to 24 hours."""
+"""Seconds of half the window; two halves are counted."""
 
 
 class Sketch:
@@ -41,7 +39,7 @@ class Sketch:
         self._registers = bytearray(_REGISTERS)
 
     def add(self, hashes: Iterable[bytes]) -> None:
-        """Take hashes of 8 uniform bytes or more."""
+        """Add hashes of at least 8 uniform bytes."""
         registers = self._registers
         for each in hashes:
             value = int.from_bytes(each[:8], "big")
@@ -51,13 +49,11 @@ class Sketch:
                 registers[index] = rank
 
     def joined(self, other: Sketch) -> Sketch:
-        """Return the sketch of the union of both."""
         found = Sketch()
         found._registers = bytearray(map(max, self._registers, other._registers))
         return found
 
     def count(self) -> float:
-        """Return the estimate."""
         ranks = Counter(self._registers)
         raw = _ALPHA * _REGISTERS**2 / sum(n * 2.0**-rank for rank, n in ranks.items())
         empty = ranks[0]
@@ -67,7 +63,7 @@ class Sketch:
 
 
 class HitCeiling:
-    """Estimate of the ceiling over the prompts of the last 12 to 24 hours."""
+    """Ceiling of the hit rate over the last 12 to 24 hours."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -76,13 +72,13 @@ class HitCeiling:
         self._asked_now = self._asked_before = 0
 
     def add(self, hashes: tuple[bytes, ...]) -> None:
-        """Count the full blocks of a request's prompt, once a request."""
+        """Count the full blocks of a prompt, once per request."""
         self._turn()
         self._now.add(hashes)
         self._asked_now += len(hashes)
 
     def read(self) -> float | None:
-        """Return the ceiling, 0 to 1; None before any block was requested."""
+        """Return the ceiling, 0 to 1; None before any block."""
         self._turn()
         asked = self._asked_now + self._asked_before
         if not asked:
@@ -93,20 +89,20 @@ class HitCeiling:
         now = self._clock()
         if now < self._turns_at:
             return
-        fresh = now >= self._turns_at + HALF_SECONDS  # nobody asked for a whole half, or longer
+        fresh = now >= self._turns_at + HALF_SECONDS  # no request for half the window or longer
         self._before, self._asked_before = (Sketch(), 0) if fresh else (self._now, self._asked_now)
         self._now, self._asked_now = Sketch(), 0
         self._turns_at = now + HALF_SECONDS
 
 
 RETRY_SECONDS = 1.0
-"""Seconds that a further attempt waits for a thread that hashes: its client already waited."""
+"""Maximum seconds that a retry waits for a thread that hashes."""
 COUNTED = 512
-"""Blocks that the ceiling counts in one round of the loop: a third of a millisecond."""
+"""Blocks that the ceiling counts in one round of the loop."""
 
 
 class Placing:
-    """Places jobs: ``ready``, and ``place`` in the same round of the loop."""
+    """Placement of jobs: ``ready``, then ``place`` in the same round of the loop."""
 
     def __init__(
         self, fleet: Fleet, policy: PlacementPolicy, *, turns: Turns, cpu_pool: CpuPool
@@ -117,13 +113,12 @@ class Placing:
         self.policy = policy
         self._cpu_pool = cpu_pool
         self._uncounted: deque[tuple[tuple[BlockHash, ...], int]] = deque()
-        """Blocks that the ceiling has yet to count, with the first index."""
+        """Blocks to count for the ceiling, with the first index."""
 
     async def ready(self, job: Job) -> None:
-        """Wait until the job may be placed: its prompt is hashed for the workers that are up, and
-        it has a round of its own. A caller's first job that has not waited needs no round.
+        """Wait until the prompt is hashed and the job has a round.
 
-        Raises the error with which it ends, if nothing more may be tried by then.
+        A caller's first job needs no round. Raises the error that ends the job.
         """
         takes_turn, job.takes_turn = job.takes_turn, True
         hashes_beside = True
@@ -144,14 +139,14 @@ class Placing:
                 return
 
     def place(self, job: Job, now: float) -> Placement | None:
-        """Return the policy's placement, or None without a worker. ``now`` is the loop's clock."""
+        """Return the policy's placement, or None without a worker. ``now``: the loop's clock."""
         hashes = {
             worker.fingerprint: job.prompt.of(worker.fingerprint, worker.card.block_size)
             for worker in self._hashed_for(job)
         }
         if hashes and not job.counted:
             job.counted = True
-            self._count(next(iter(hashes.values())))  # by one of the fingerprints that are up
+            self._count(next(iter(hashes.values())))  # for any fingerprint of a worker
         facts = job.facts(self._fleet.hits(hashes))
         fleet = self._fleet.snapshot(now)
         if job.request.prompt_embeds is not None:
@@ -167,15 +162,16 @@ class Placing:
         return placement
 
     def _hashed_for(self, job: Job) -> list[Worker]:
-        """Return workers whose cache may have some of the prompt. If tokens are sampled, return
-        all: then the ceiling counts the hits of a cache."""
+        """Return workers whose cache may have some of the prompt; all if tokens are sampled."""
         workers = self._fleet.pool.workers.values()
         draws = job.request.pooling is None
         return [each for each in workers if draws or each.card.prefix_caching]
 
     async def _hash(self, job: Job, lacking: dict[str, int]) -> bool:
-        """Hash the prompt in a thread; return whether it is done. If all threads are busy, an
-        answer that has begun does not end: ``place`` then hashes in the loop."""
+        """Hash the prompt in a thread; return whether it is done.
+
+        If all threads are busy, ``place`` hashes in the loop for a begun answer.
+        """
         prompt, further = job.prompt, job.num_dispatched > 0
         now = asyncio.get_running_loop().time()
         try:
@@ -196,12 +192,12 @@ class Placing:
         return True
 
     def _back(self, job: Job) -> set[Incarnation]:
-        """Return workers that were lost during the request and have another link since."""
+        """Return workers that were lost during the request and are linked again."""
         known = self._fleet.pool.workers
         return {each for each, lost in job.lost.items() if known.get(each, lost) is not lost}
 
     def _count(self, hashes: tuple[BlockHash, ...]) -> None:
-        """Count for the ceiling: the first blocks now, and the rest in later rounds."""
+        """Count for the ceiling: some blocks now, the rest later."""
         self.hit_ceiling.add(hashes[:COUNTED])
         if len(hashes) > COUNTED:
             self._uncounted.append((hashes, COUNTED))

@@ -1,4 +1,4 @@
-"""The dispatcher's part of a call's record: attempts, legs, and the reasons of their placement."""
+"""Record of a call's attempts, legs and placements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Input of a placement; its numbers are computed from this on request."""
+    """Input of a placement."""
 
     facts: PromptFacts
     fleet: FleetSnapshot
@@ -43,7 +43,7 @@ def begin_attempt(
     recording.num_prompt = max(recording.num_prompt, len(request.prompt_token_ids))
     record = AttemptRecord(number, rule, attempt_kind, now, scene=scene)
     if not recording.attempt(record):
-        return recording.watch  # a span that nobody keeps would have no end
+        return recording.watch  # an unsampled span would have no end
     attempt.record = record
     if recording.span is None:
         return recording.watch
@@ -56,7 +56,7 @@ def begin_attempt(
 
 
 def _asked(request: EngineCoreRequest) -> dict[str, float]:
-    """Return numbers of a request under OpenTelemetry's names for GenAI."""
+    """Return numbers of a request by OpenTelemetry's names for GenAI."""
     params = request.params
     if request.pooling is not None:
         return {}

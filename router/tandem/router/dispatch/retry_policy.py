@@ -1,10 +1,7 @@
-"""The failure retry policy: what may be tried after an attempt failed, and when to give up.
+"""Retry policy: what may be tried after a failed attempt, and when to give up.
 
-The one owner of that decision. It keeps no order of kinds of attempts itself: it excludes workers
-and links, and placement chooses the cheapest of the rest. That gives another P, local prefill on
-D, another D, in that order if all else is equal. The last attempt does not hand off. If no worker
-is left, the dispatcher allows those again whose lost link is back. While it waits, it asks full
-ones again. Pure: no sockets, no clock.
+It excludes workers and links; placement chooses the cheapest of the rest. The last attempt does not
+hand off.
 """
 
 from __future__ import annotations
@@ -24,11 +21,11 @@ from tandem.router.placement.snapshot import Exclusions
 
 
 class FailedClosed(RequestFailed):
-    """Two legs disagreed on a token: nothing more may be emitted."""
+    """Two legs disagreed on a token: the request ends."""
 
 
 class ReaderTooSlow(RequestFailed):
-    """The client does not read its answer, and too much of it is unread."""
+    """The client leaves too much of its answer unread."""
 
 
 LINK_CAUSES = frozenset(
@@ -40,37 +37,37 @@ LINK_CAUSES = frozenset(
         FailCause.DIGEST,
     }
 )
-"""Causes at the link between the two workers of a hand-off."""
+"""Causes at the link of a hand-off."""
 
 NON_RETRYABLE = frozenset({RefusalCode.INVALID})
 """Refusals that every worker would repeat."""
 
 UNABLE = frozenset({RefusalCode.UNSUPPORTED, RefusalCode.NEVER_FITS})
-"""Refusals of requests that this worker cannot serve, and another may."""
+"""Refusals of requests that another worker may serve."""
 
 FOR_NOW = frozenset({RefusalCode.CAPACITY, RefusalCode.ASLEEP})
-"""Refusals of a worker that is full, or asleep, and may accept later."""
+"""Refusals of workers that may accept later."""
 
 PAIR_REFUSALS = frozenset({RefusalCode.PEER_UNKNOWN, RefusalCode.FINGERPRINT})
-"""Refusals for the link between the two workers of a hand-off."""
+"""Refusals because of the link of a hand-off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFailure:
-    """The end of an attempt: a refusal before any work, or a cause after some."""
+    """End of an attempt: a refusal before any work, or a cause after some."""
 
     worker: Incarnation
-    """Worker that reported the failure, or whose link was lost."""
+    """Worker that reported the failure, or was lost."""
     worker_name: str
     pair: tuple[Incarnation, Incarnation] | None = None
-    """(prefill, decode) of the attempt, if it was a hand-off."""
+    """(prefill, decode) of a hand-off."""
     message: str
     cause: FailCause | None = None
     refusal: Refusal | None = None
     unsent: bool = False
-    """True if the worker never received it: its link was down."""
+    """Whether the worker never received it."""
     brought_on: bool = False
-    """True if the attempt had emitted new tokens."""
+    """Whether the attempt emitted new tokens."""
 
     @property
     def did_work(self) -> bool:
@@ -79,13 +76,12 @@ class AttemptFailure:
 
     @property
     def for_now(self) -> bool:
-        """Return whether the worker could accept the same request later."""
+        """Return whether the worker could accept the request later."""
         return self.refusal is not None and self.refusal.code in FOR_NOW
 
     @property
     def of_handoff(self) -> bool:
-        """Return whether only this hand-off is impossible, not the request: P cannot promise so
-        much KV, or one of the two cannot do its half."""
+        """Return whether only this hand-off is impossible, not the request."""
         if self.pair is None or self.refusal is None or self.refusal.code not in UNABLE:
             return False
         return self.worker == self.pair[0] or self.refusal.code is RefusalCode.UNSUPPORTED
@@ -103,15 +99,13 @@ class AttemptFailure:
 
 
 MAX_REFUSALS = 8
-"""Most refusals. They do no work and are not attempts, but take a round trip each. So do requests
-that could not be sent."""
+"""Maximum refusals and unsent requests, which are not attempts."""
 MAX_RESUMES = 8
-"""Attempts beyond the failing ones for an answer that they extended: a request that itself ends its
-workers is to end no more of them."""
+"""Maximum additional attempts for an answer that they extended."""
 
 
 class AttemptKind(StrEnum):
-    """Kind of an attempt, compared with the one before."""
+    """Kind of an attempt, compared with the previous one."""
 
     FIRST = "first"
     ANOTHER_PREFILL = "another_prefill"
@@ -122,7 +116,7 @@ class AttemptKind(StrEnum):
 
 @dataclass(slots=True)
 class RetryPolicy:
-    """One request's failures and the exclusions by them."""
+    """Failures and exclusions of one request."""
 
     max_attempts: int
     exclusions: Exclusions = field(default_factory=Exclusions)
@@ -130,14 +124,15 @@ class RetryPolicy:
 
     @property
     def num_failed(self) -> int:
-        """Return the attempts that did work and failed."""
+        """Return the number of failed attempts that did work."""
         return sum(failure.did_work for failure in self.failures)
 
     @property
     def num_left(self) -> int:
-        """Return the attempts that may still be made. With one attempt at most there is no retry.
-        Else attempts that extended the answer have a bound of their own: its client has read it,
-        and cannot send it again."""
+        """Return the number of remaining attempts.
+
+        Attempts that extended the answer have their own bound. Without retries there are none.
+        """
         if self.max_attempts == 1:
             return 1 - self.num_failed
         in_vain = sum(each.did_work and not each.brought_on for each in self.failures)
@@ -151,20 +146,18 @@ class RetryPolicy:
 
     @property
     def exhausted(self) -> bool:
-        """Return whether no further attempt may be made."""
         refused = len(self.failures) - self.num_failed
         return self.num_left <= 0 or refused >= MAX_REFUSALS
 
     @property
     def non_retryable(self) -> Refusal | None:
-        """Return the refusal that every worker would repeat, if the last one was such."""
+        """Return the last refusal, if every worker would repeat it."""
         last = self.failures[-1].refusal if self.failures else None
         return last if last is not None and last.code in NON_RETRYABLE else None
 
     @property
     def unsupported(self) -> Refusal | None:
-        """Return the refusal to report if no worker supports the request: all refused for that.
-        Refusals of a hand-off only do not count."""
+        """Return the refusal to report if all workers lack support, hand-offs excluded."""
         refusals = [each.refusal for each in self.failures if not each.of_handoff]
         if refusals and all(r and r.code in UNABLE for r in refusals):
             return refusals[-1]
@@ -172,7 +165,7 @@ class RetryPolicy:
 
     @property
     def only_capacity(self) -> bool:
-        """Return whether every failure was a worker that was full, asleep or draining."""
+        """Return whether all workers were full, asleep or draining."""
         return bool(self.failures) and all(
             failure.for_now
             or (failure.refusal is not None and failure.refusal.code is RefusalCode.DRAINING)
@@ -181,12 +174,12 @@ class RetryPolicy:
 
     @property
     def only_asleep(self) -> bool:
-        """Return whether all workers that were asked are asleep, or were put to sleep meanwhile."""
+        """Return whether all workers are asleep."""
         asleep = str(RefusalCode.ASLEEP)
         return bool(self.failures) and all(each.word == asleep for each in self.failures)
 
     def record(self, failure: AttemptFailure) -> None:
-        """Record the end of an attempt, and rule out what it showed as unusable."""
+        """Record the end of an attempt, and exclude what failed."""
         self.failures.append(failure)
         if failure.refusal is not None:
             self._rule_out_refused(failure, failure.refusal)
@@ -196,7 +189,7 @@ class RetryPolicy:
             self.exclusions = replace(self.exclusions, no_handoff=True)
 
     def ask_again(self) -> None:
-        """Forget refusals of workers that were full or asleep, as they may have room by now."""
+        """Drop refusals of workers that were full or asleep."""
         kept = [each for each in self.failures if not each.for_now]
         self.failures, self.exclusions = [], Exclusions()
         for failure in kept:
@@ -212,7 +205,7 @@ class RetryPolicy:
             self._exclude(failure.worker)
 
     def _rule_out_handoff(self, failure: AttemptFailure) -> None:
-        """Rule out P if it cannot hand over, all hand-offs if D cannot take over."""
+        """Exclude P if it cannot hand over, all hand-offs if D cannot take over."""
         assert failure.pair is not None
         if failure.worker == failure.pair[0]:
             prefill = self.exclusions.prefill | {failure.worker}
@@ -233,7 +226,7 @@ class RetryPolicy:
 
 
 def kind_of_attempt(before: Placement | None, after: Placement) -> AttemptKind:
-    """Return the name of the step from one placement to the next."""
+    """Return the kind of the step from one placement to the next."""
     if before is None:
         return AttemptKind.FIRST
     if after.worker != before.worker:

@@ -1,1 +1,1 @@
-"""HTTP/1.1 connections, limits, error bodies, and what each request passes first."""
+"""HTTP/1.1 connections, limits, error bodies, and middleware."""

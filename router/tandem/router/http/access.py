@@ -1,7 +1,6 @@
-"""Access classes of routes and gRPC methods, and the check that a caller may use one.
+"""Access classes of routes and gRPC methods, and the check of a caller's key.
 
-Each route is given its class where ``app`` registers it, each gRPC method in the table of ``rpc``.
-The check goes by the class of the route that was matched, never by the text of a path.
+The check uses the class of the matched route, never the text of a path.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from tandem.router.tenant import NO_KEYS, Tenant
 logger = logging.getLogger(__name__)
 
 SHARE = 20
-"""Multiple of the seconds of the last check after which the files are checked again."""
+"""Ratio of the seconds between checks of the files to the last check's."""
 SETTLED_NS = 100_000_000
-"""Age from which a file's times distinguish its versions; a younger file is read at each check."""
+"""Age from which a file's times identify its version; younger files are always read."""
 MAX_KEY_BYTES = 4_096
-"""Bytes that are read of a key's file; a longer key would not fit in a header."""
+"""Maximum bytes of a key's file."""
 
 
 class KnownKeys:
-    """The keys of one kind of caller."""
+    """Keys of one kind of caller."""
 
     def __init__(self, keys: Sequence[str], folder: str | None = None, *, admin: bool) -> None:
-        """``folder`` holds more keys, a file each."""
+        """``folder`` holds more keys, one per file."""
         self._admin = admin
         self._given = self._tenants(key.encode() for key in keys)
         self._folder = KeyFolder(Path(folder)) if folder else None
@@ -49,13 +48,12 @@ class KnownKeys:
         self._from_folder: list[tuple[bytes, Tenant]] = []
 
     def find(self, headers: Mapping[bytes, bytes]) -> Tenant | None:
-        """Return the tenant of ``authorization: Bearer KEY``, or else of ``x-api-key``, if the key
-        is known."""
+        """Return the tenant of ``authorization: Bearer KEY`` or ``x-api-key``, if it is known."""
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
             token = headers.get(b"x-api-key", b"")
         token, found = token.strip(), None
-        # Compare with every key, in the same time whichever it is.
+        # Compare with every key, in constant time.
         for key, tenant in (*self._given, *self._in_folder()):
             if hmac.compare_digest(token, key):
                 found = tenant
@@ -73,20 +71,19 @@ class KnownKeys:
 
 
 _Seen = tuple[int, int, int, int]
-"""Identity of a file's version: inode, size, and time of change."""
+"""Version of a file: inode, size, and times of change."""
 
 
 class KeyFolder:
-    """The keys of a folder's files. A file that is replaced or rewritten is read again."""
+    """Keys of a folder's files. Changed files are read again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._keys: list[bytes] = []
         self._files: dict[str, tuple[_Seen | None, bytes]] = {}
-        """Version and content by name; no version for a file that was changed just before its
-        reading."""
+        """Version and content by name; None for files changed just before reading."""
         self._changed = -1
-        """Time of the last change of the folder's entries."""
+        """Time of the folder's last change."""
         self._next = 0.0
         self._problem = ""
 
@@ -136,20 +133,19 @@ class KeyFolder:
 
 
 class Access(Enum):
-    """The callers that may use a route."""
+    """Callers that may use a route."""
 
     OPEN = auto()
     """Everyone, without a key."""
     CLIENT = auto()
-    """Clients: everyone if the router has no API keys."""
+    """Clients, or everyone if the router has no API keys."""
     CANARY = auto()
-    """Clients, and the operator's canary with its token."""
+    """Clients, and the operator's canary."""
     ADMIN = auto()
-    """Administrators."""
 
 
 class Authorizer:
-    """The keys of clients and administrators, and what each may use."""
+    """Keys of clients and administrators."""
 
     def __init__(self, config: RouterConfig) -> None:
         self._clients = _keys(config.api_key, config.api_keys_dir, admin=False)
@@ -158,11 +154,11 @@ class Authorizer:
 
     @property
     def has_keys(self) -> bool:
-        """Return whether any caller needs a key."""
+        """Return whether any caller requires a key."""
         return self._clients is not None or self._admins is not None
 
     def refusals(self, access: Access) -> tuple[int, ...]:
-        """Return the statuses of a request without a right key."""
+        """Return the statuses of a request without a valid key."""
         if access is Access.OPEN:
             return ()
         if access is Access.ADMIN and self._admins is None:
@@ -171,7 +167,7 @@ class Authorizer:
         return () if keys is None else (401,)
 
     def check(self, access: Access, headers: Mapping[bytes, bytes]) -> Tenant:
-        """Return the caller's tenant. Raises HttpProblem if it may not use what has this class."""
+        """Return the caller's tenant. Raises HttpProblem without access."""
         if access is Access.OPEN:
             return NO_KEYS
         admin = self._admins and self._admins.find(headers)
@@ -196,15 +192,15 @@ def _keys(keys: tuple[str, ...], folder: str | None, *, admin: bool) -> KnownKey
 
 
 class RouteTable:
-    """Matches a request once: the route that was matched is the one that ``Dispatch`` runs."""
+    """Matcher of routes; ``Dispatch`` runs the matched one."""
 
     def __init__(self, routes: Sequence[tuple[BaseRoute, Access]]) -> None:
         self._routes = routes
 
     def match(self, scope: Scope) -> Access:
-        """Put the route of a request into the scope, and return its access class.
+        """Store the route of a request in the scope, and return its access class.
 
-        A path without a route has the class of clients' routes, so that it requires a key.
+        A path without a route has the class of clients.
         """
         partial: tuple[BaseRoute, Access, Scope] | None = None
         for route, access in self._routes:
@@ -222,21 +218,19 @@ class RouteTable:
         return access
 
     def methods(self, scope: Scope) -> list[str]:
-        """Return the methods of all routes of a path."""
+        """Return the methods of a path."""
         met = [route for route, _ in self._routes if route.matches(scope)[0] is not Match.NONE]
         found = [route.methods or () for route in met if isinstance(route, Route)]
         return sorted({method for methods in found for method in methods})
 
 
 class Dispatch:
-    """Runs the route that was matched when the caller's access was checked, and matches nothing
-    itself: in the place of the router's own ``app``, which gets the lifespan alone."""
+    """Runs the matched route, instead of Starlette's own matching."""
 
     def __init__(self, router: ASGIApp) -> None:
         self._router = router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run as an ASGI application."""
         if scope["type"] == "lifespan":
             await self._router(scope, receive, send)
             return

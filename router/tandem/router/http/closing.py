@@ -1,9 +1,7 @@
-"""Close a connection in order: send what was written, and read what the client still sends.
+"""Orderly close of a connection: send what was written, read what the client still sends.
 
-A socket that is closed with unread bytes resets its connection. What its kernel had not sent by
-then is lost: the end of an answer, or the error that the client sends too much. So the sending half
-is closed first, and the rest once the client has closed its own half. RFC 9112, section 9.6, asks
-this of servers (nginx calls it a lingering close).
+A socket that is closed with unread bytes resets its connection, and the end of an answer is lost.
+So the sending half is closed first (RFC 9112, section 9.6).
 """
 
 from __future__ import annotations
@@ -12,23 +10,23 @@ import asyncio
 from collections.abc import Callable
 
 MIN_DRAINED = 16 << 10
-"""Bytes that a slow reader must take in each period in which a write waits for it."""
+"""Bytes that a slow reader must accept in each period."""
 LINGER_SECONDS = 1.0
-"""Seconds that a client may take to close its half after it has sent and received all."""
+"""Seconds for a client to close its half."""
 LINGER_BYTES = 1 << 20
-"""Bytes that the client may send meanwhile."""
+"""Maximum bytes from the client in that time."""
 
 DRAIN_RATE = 16 << 20
-"""Bytes in a second that are read of one connection and go nowhere."""
+"""Bytes per second that are read and discarded of one connection."""
 PACED_BYTES = 16 << 10
-"""A smaller part is not worth a pause."""
+"""Minimum bytes that cause a pause."""
 
 
 class Closing:
-    """End of one connection, and the one deadline that it has at a time."""
+    """End of one connection, with its one deadline."""
 
     def __init__(self, transport: asyncio.Transport, write_seconds: float) -> None:
-        """Store the transport; written bytes must progress in each ``write_seconds``."""
+        """Written bytes must progress in each ``write_seconds``."""
         self._transport = transport
         self._write_seconds = write_seconds
         self._loop = asyncio.get_running_loop()
@@ -38,15 +36,17 @@ class Closing:
         self._seconds = LINGER_SECONDS
         self._room = LINGER_BYTES
         self.has_begun = False
-        """Set once nothing more is written, and received bytes are discarded."""
+        """Whether received bytes are discarded."""
 
     def is_over(self) -> bool:
-        """Return whether the connection has begun to close or is closed."""
+        """Return whether the connection is closing or closed."""
         return self.has_begun or self._transport.is_closing()
 
     def begin(self, seconds: float | None = None, num_bytes: int | None = None) -> None:
-        """Close after the written bytes have gone, or no longer progress, and the client has left
-        or had ``seconds`` to. Up to ``num_bytes`` that it sends until then are discarded."""
+        """Close after the written bytes were sent and the client has left.
+
+        The client has ``seconds`` and may send ``num_bytes``.
+        """
         if self.is_over():
             return
         self.has_begun = True
@@ -54,7 +54,7 @@ class Closing:
         self._room = LINGER_BYTES if num_bytes is None else num_bytes
         try:
             self._transport.write_eof()
-        except OSError:  # the client is gone
+        except OSError:  # the client has left
             self._transport.abort()
             return
         self._transport.resume_reading()
@@ -69,8 +69,7 @@ class Closing:
             self._wait()
 
     def heard(self, num_bytes: int) -> None:
-        """Count bytes that the client sent since the end began. A large part is read at
-        ``DRAIN_RATE``, so that discarded bytes delay no other request."""
+        """Count and pace discarded bytes."""
         self._room -= num_bytes
         if self._room < 0:
             self._transport.close()
@@ -83,27 +82,25 @@ class Closing:
             self._transport.resume_reading()
 
     def is_lingering(self) -> bool:
-        """Return whether all written bytes have gone and only the client's close is awaited."""
+        """Return whether only the client's close is awaited."""
         return self.has_begun and not self._transport.get_write_buffer_size()
 
     def lost(self) -> None:
-        """Cancel the deadlines: the connection is closed."""
         self.disarm()
         if self._linger is not None:
             self._linger.cancel()
 
     def watch(self) -> None:
-        """Require from now on that written bytes progress in each period."""
+        """Require that written bytes progress in each period."""
         self._unsent = self._transport.get_write_buffer_size()
         self.arm(self._write_seconds, self._check_drained)
 
     def arm(self, seconds: float, late: Callable[[], None]) -> None:
-        """Call ``late`` after ``seconds``, in place of the previous call."""
+        """Call ``late`` after ``seconds``, instead of the previous call."""
         self.disarm()
         self._deadline = self._loop.call_later(seconds, late)
 
     def disarm(self) -> None:
-        """Cancel the deadline, if any."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -116,7 +113,7 @@ class Closing:
         self.watch()
 
     def _end(self) -> None:
-        """Close, unless the client is being written to: that has its own deadline."""
+        """Close, unless a write is in progress, which has its own deadline."""
         if self.is_lingering():
             self._transport.close()
         else:

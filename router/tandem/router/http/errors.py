@@ -67,7 +67,7 @@ def words_of_refusal(refusal: Refusal) -> str:
 
 
 def param_of(refusal: Refusal) -> str | None:
-    """Return the field that the refusal names, by the client's name for it."""
+    """Return the client's name of the field that the refusal names."""
     if refusal.param is None:
         return "prompt" if refusal.code is RefusalCode.NEVER_FITS else None
     return _PARAMS.get(refusal.param, refusal.param)
@@ -83,22 +83,22 @@ def words_of_failure(error: RequestFailed) -> str:
 
 
 MAX_SHOWN = 120
-"""Characters of a value."""
+"""Maximum characters of a value."""
 MAX_NAME = 128
-"""Characters of a field's name: a client's own keys may stand in it."""
+"""Maximum characters of a field's name, which may be a client's key."""
 _MAX_ITEMS = 12
 _MAX_DEPTH = 4
 _MAX_BITS = 1024
-"""Bits of a whole number: Python takes long to write out large ones, and refuses the largest."""
+"""Maximum bits of an integer: larger ones are slow to print."""
 
 
 def shortened(text: str, length: int) -> str:
-    """Return the text, or its beginning and three points when it is longer than ``length``."""
+    """Return the text, cut to ``length`` with three dots."""
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def written(value: object) -> str:
-    """Return the value in JSON, cut off with three points if it is long or deep."""
+    """Return the value in JSON, cut with three dots."""
     text = shortened(_write(value, _MAX_DEPTH), MAX_SHOWN)
     return text.encode(errors="replace").decode()
 
@@ -131,7 +131,7 @@ def _more(
 
 
 RETRY_AFTER = 2
-"""Seconds: a worker is back or found in about this time."""
+"""Seconds in which a worker usually comes back."""
 
 _BAD_REQUEST = frozenset({RefusalCode.INVALID, RefusalCode.NEVER_FITS, RefusalCode.UNSUPPORTED})
 
@@ -149,7 +149,6 @@ class ErrorAnswer:
 
     @property
     def content(self) -> dict[str, Any]:
-        """Return OpenAI's error object."""
         error = {
             "message": self.message,
             "type": self.type,
@@ -160,12 +159,11 @@ class ErrorAnswer:
 
     @property
     def body(self) -> bytes:
-        """Return the error as JSON."""
         return msgspec.json.encode(self.content)
 
 
 class HttpProblem(TandemError):
-    """A request that is answered with a status of its own."""
+    """The request is answered with a certain status."""
 
     def __init__(self, answer: ErrorAnswer) -> None:
         self.answer = answer
@@ -314,7 +312,6 @@ def error_body(scope: Scope, answer: ErrorAnswer) -> bytes:
 
 
 def _request_id(scope: Scope) -> str:
-    """Return the request's id; "" if a connection is refused before any layer sees it."""
     return str(scope.get("state", {}).get("request_id", ""))
 
 

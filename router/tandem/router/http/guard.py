@@ -1,10 +1,8 @@
-"""Limits of a connection before its request is authorized.
+"""Limits of a connection before its request is authorized, which uvicorn lacks.
 
-uvicorn reads a head of any length for any time. It keeps a connection whose client sends unwanted
-bytes slowly, and a response that its client does not read. Here heads have a size, a count and a
-deadline, and bodies a deadline and a limit on framing. Writes must progress, also those that are
-left when a connection closes (``http_ends``). Connections are counted. What exceeds a limit is
-answered with an error in OpenAI's shape if that is still possible, and the connection is closed.
+Heads have a size, a count and a deadline, bodies a deadline and a limit on framing, and writes must
+progress. Connections are counted. Beyond a limit, the connection gets an error if possible, and is
+closed.
 """
 
 from __future__ import annotations
@@ -31,17 +29,17 @@ from tandem.router.http.protocol import (
 )
 
 SPARE_CONNECTIONS = 32
-"""Connections beyond the cap, for probes: too many connections are not a reason for a restart."""
+"""Connections beyond the cap, for probes."""
 PROBES = frozenset({"/health", "/live", "/ping", "/ready", "/metrics"})
 MAX_PIPELINED = 16
 MAX_FRAMING = 9
-"""Bytes of chunk framing for each byte of a body: chunks of one byte need six."""
+"""Maximum bytes of chunk framing per byte of a body."""
 SPARE_CHUNKS = 1024
-"""Chunks of any size that a body and those before it may have: each costs the loop a call."""
+"""Chunks of any size in a body and those before it."""
 MIN_CHUNK = 64
-"""Bytes that those beyond them have on average, or more."""
+"""Minimum mean bytes of further chunks."""
 SMALL = 4 << 10
-"""Unsent bytes with which a connection that ends counts no longer among its client's."""
+"""Unsent bytes below which a closing connection does not count for its client."""
 
 
 class _Phase(Enum):
@@ -55,33 +53,29 @@ class _OverLimitError(Exception):
 
 
 class GuardedProtocol(EndingProtocol):
-    """Made for its limits by ``guarded``."""
+    """Connection with limits; made by ``guarded``."""
 
     clients: ClassVar[Counter[str]] = Counter()
-    """Open connections per address."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._phase = _Phase.IDLE
         self._raw = 0
-        """Bytes of this phase."""
         self._seconds: float | None = None
-        """That this phase may take, once nothing before it is being answered."""
+        """Seconds of this phase, if no request before it is being answered."""
         self._named = 0
-        """Bytes of URL and headers (and trailers) of this message."""
+        """Bytes of URL, headers and trailers of this message."""
         self._num_headers = 0
         self._body = 0
         self._num_parts = self._parts_bytes = 0
         """Counts over all bodies."""
         self._parts_before: deque[tuple[int, int]] = deque()
-        """The two counts when a body began: of the current body, and before it of those whose
-        answers are not complete."""
+        """Both counts at the beginning of the current body and of those with incomplete answers."""
         self._deadline: asyncio.TimerHandle | None = None
         self._refusal: ErrorAnswer | None = None
         self._is_counted = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection in, or turn it away."""
         super().connection_made(transport)
         self._host = self.client[0] if self.client else ""
         self.clients[self._host] += 1
@@ -94,19 +88,18 @@ class GuardedProtocol(EndingProtocol):
             self._squeeze_in()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the deadline and stop counting the connection."""
+        """Cancel the deadline, and stop counting the connection."""
         self._disarm()
         self._uncount()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count, parse, and arm the deadline of what is still open."""
         if self.closing.has_begun:
             self.closing.heard(len(data))
         if self.transport.is_closing():
             return
         if self._phase is _Phase.IDLE and not self.cycles:
-            if not data.lstrip(b"\r\n"):  # begins no head, and the connection idles on
+            if not data.lstrip(b"\r\n"):  # begins no head: the connection stays idle
                 return
             self._enter(_Phase.HEAD, self.limits.head_seconds)
         self._raw += len(data)
@@ -120,18 +113,15 @@ class GuardedProtocol(EndingProtocol):
             self._refuse(_mostly_framing())
 
     def on_message_begin(self) -> None:
-        """Begin a request."""
         super().on_message_begin()
         if self._phase is _Phase.IDLE:
             self._enter(_Phase.HEAD, self.limits.head_seconds)
 
     def on_url(self, url: bytes) -> None:
-        """Count a part of the URL."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a field, of the head or of the trailers."""
         self._num_headers += 1
         if self._num_headers > self.limits.headers:
             self._give_up(head_too_large(f"{self.limits.headers} headers"))
@@ -139,7 +129,7 @@ class GuardedProtocol(EndingProtocol):
         super().on_header(name, value)
 
     def on_head_again(self) -> None:
-        """Reset the counts, since the parts of this head come a second time and count once."""
+        """Reset the counts: the parts of this head come again."""
         super().on_head_again()
         self._named = self._num_headers = 0
 
@@ -172,19 +162,21 @@ class GuardedProtocol(EndingProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End the request: nothing is due from the client until its next one."""
+        """End the request: its client may wait."""
         super().on_message_complete()
         self._enter(_Phase.IDLE, None)
         self._named = self._num_headers = 0
         if self.cycle.response_complete and self.timeout_keep_alive_task is None:
-            # The rest of a body that nobody wanted: uvicorn took the timer off for it.
+            # The rest of an unread body: uvicorn cancelled the timer for it.
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
 
     def on_response_complete(self) -> None:
-        """Bound the rest of a request whose answer is complete, since the rest is not used. If a
-        pipelined request follows, its deadline begins now."""
+        """Bound the rest of a request whose answer is complete.
+
+        If a pipelined request follows, its deadline begins now.
+        """
         super().on_response_complete()
         self._forget_parts()
         deadline = self._deadline
@@ -195,15 +187,15 @@ class GuardedProtocol(EndingProtocol):
             self._arm_if_due()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer an error of the parser, or the refusal that was raised through it."""
+        """Answer an error of the parser, or the refusal raised through it."""
         self._refuse(self._refusal or malformed(msg))
 
     def is_owed(self) -> bool:
-        """Return whether a request, or the first of a connection, has begun and has not ended."""
+        """Return whether a request is incomplete, or the first one is awaited."""
         return self._phase is not _Phase.IDLE
 
     def end(self) -> None:
-        """Write nothing more, and close after the client has received what was written."""
+        """Write nothing more, and close after the client has received all."""
         self._disarm()
         super().end()
         if self.transport.get_write_buffer_size() <= SMALL:
@@ -215,9 +207,9 @@ class GuardedProtocol(EndingProtocol):
         return self.timeout_keep_alive_task is not None and not self.transport.is_closing()
 
     def _squeeze_in(self) -> None:
-        """Make room at the cap: abort lingering connections, or else close an idle one, or else
-        answer probes only. An idle one may receive the rest of its answer, unless too many do so
-        already."""
+        """Make room at the cap: abort closing connections, else close an idle one, else answer
+        probes only.
+        """
         others = self.connections
         over = len(others) - self.limits.connections
         gone = list(
@@ -240,7 +232,7 @@ class GuardedProtocol(EndingProtocol):
         self.timeout_keep_alive = 1
 
     def _uncount(self) -> None:
-        """Remove the connection from its client's count."""
+        """Stop counting the connection for its client."""
         if not self._is_counted:
             return
         self._is_counted = False
@@ -256,7 +248,7 @@ class GuardedProtocol(EndingProtocol):
         self._arm_if_due()
 
     def _arm_if_due(self) -> None:
-        """Arm the deadline, unless another request is answered: its client may not be read."""
+        """Arm the deadline, unless another request is being answered."""
         is_behind = self.cycles and (
             self._phase is not _Phase.BODY or self.cycles[0] is not self.cycle
         )
@@ -264,7 +256,7 @@ class GuardedProtocol(EndingProtocol):
             self._arm(self._seconds)
 
     def _forget_parts(self) -> None:
-        """Drop the counts of bodies whose answers are complete, except for the last one's."""
+        """Drop the counts of bodies with complete answers, except the last."""
         while len(self._parts_before) > max(1, len(self.cycles)):
             self._parts_before.popleft()
 
@@ -278,11 +270,11 @@ class GuardedProtocol(EndingProtocol):
             self._deadline = None
 
     def _too_late(self) -> None:
-        if self.cycles:  # an endpoint has said itself that its body was too slow
+        if self.cycles:  # an endpoint has reported that its body was too slow
             self.transport.abort()
         elif self._phase is _Phase.HEAD:
             self._refuse(head_too_slow(self.limits.head_seconds))
-        else:  # nobody wanted the body
+        else:  # the body is not read
             self.end()
 
     def _count(self, num_bytes: int) -> None:
@@ -291,13 +283,12 @@ class GuardedProtocol(EndingProtocol):
             self._give_up(head_too_large(f"{self.limits.head_bytes} bytes"))
 
     def _give_up(self, answer: ErrorAnswer) -> None:
-        """Raise within the parser, which passes the error on to ``send_400_response``."""
+        """Raise within the parser, which calls ``send_400_response``."""
         self._refusal = answer
         raise _OverLimitError(answer.message)
 
     def _refuse(self, answer: ErrorAnswer) -> None:
-        """Send the error, unless the client would take it for another request's answer; then
-        end."""
+        """Send the error, unless it would seem another request's answer; then end."""
         if self.transport.is_closing():
             return
         if self._phase is _Phase.BODY:
@@ -310,7 +301,7 @@ class GuardedProtocol(EndingProtocol):
 
 
 class _ProbesOnly:
-    """Application for connections beyond the cap: it answers probes only."""
+    """Application for connections beyond the cap."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -323,7 +314,7 @@ class _ProbesOnly:
 
 
 def guarded(limits: ConnectionLimits) -> type[GuardedProtocol]:
-    """Return the protocol of a server with these limits, for ``uvicorn.run(http=...)``."""
+    """Return the protocol for ``uvicorn.run(http=...)``."""
     return type(
         "GuardedProtocol",
         (GuardedProtocol,),

@@ -1,8 +1,7 @@
-"""Bytes of requests that are held in memory until they are parsed, by tenant.
+"""Bytes of requests in memory until they are parsed, by tenant.
 
-A tenant may hold twice what is free, so that some is always free for other tenants. Without API
-keys one client may hold all. A request that is still arriving, and stalls, ends in favour of
-another one of its tenant that progresses. Used for bodies of HTTP and for messages of gRPC.
+A tenant may hold twice what is free. An arriving request that stalls ends in favour of another of
+its tenant.
 """
 
 from __future__ import annotations
@@ -27,15 +26,14 @@ from tandem.router.tenant import tenant_id
 from tandem.tracing.recording import current
 
 STILL_SECONDS = 2.0
-"""A request that brings less than ``PROGRESS_BYTES`` in this time is ended if another one needs its
-bytes."""
+"""Seconds without ``PROGRESS_BYTES`` after which a request may be ended."""
 PROGRESS_BYTES = 4_096
 FREE_FACTOR = 2
-"""Times the free bytes that a tenant may hold."""
+"""Ratio of a tenant's maximum to the free bytes."""
 
 
 class HeldBytes:
-    """All requests of one protocol. Used in the loop's thread."""
+    """Requests of one protocol. Used in the loop's thread."""
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.most = most
@@ -44,20 +42,16 @@ class HeldBytes:
         self._clock = clock
         self._by_tenant: Counter[str] = Counter()
         self._coming: dict[Holding, Callable[[], None]] = {}
-        """Callbacks that end each request that is still arriving, in the order of their last
-        progress. They are kept here and not in the holding: the request would refer to itself after
-        its end."""
+        """Callbacks that end arriving requests, in the order of their last progress."""
 
     def enter(self, tenant: str, end: Callable[[], None]) -> Holding:
-        """Return the holding of a request that begins to come; ``end`` is called if it has to make
-        room for another one."""
+        """Return the holding of a new request; ``end`` is called if it has to make room."""
         holding = Holding(tenant, self._clock())
         self._coming[holding] = end
         return holding
 
     def add(self, holding: Holding, num_bytes: int) -> bool:
-        """Hold received bytes; return whether there was room for them. They count until they are
-        released, in either case."""
+        """Hold received bytes; return whether there was room. They count in either case."""
         self._count(holding, num_bytes)
         moves = holding.progressed(num_bytes, self._clock())
         if moves and holding in self._coming:
@@ -67,18 +61,17 @@ class HeldBytes:
         return self._has_room(holding)
 
     def came_whole(self, holding: Holding) -> None:
-        """Note that all of it has come: it is not ended for another one."""
+        """Note that the request is complete: it is not ended for another."""
         self._coming.pop(holding, None)
 
     def let_go(self, holding: Holding, num_bytes: int | None = None) -> None:
-        """Hold so many bytes less of a request; all of it, and nothing more, without a number."""
+        """Release bytes of a request, by default all."""
         if num_bytes is None:
             num_bytes = holding.num_bytes
             self._coming.pop(holding, None)
         self._count(holding, -num_bytes)
 
     def why_full(self, holding: Holding) -> str:
-        """Return the words of a refusal."""
         own = self._by_tenant[holding.tenant]
         return (
             f"requests that are being read hold {self.num_bytes} bytes, those of this client "
@@ -86,7 +79,7 @@ class HeldBytes:
         )
 
     def seconds_still(self, holding: Holding) -> float:
-        """Return the seconds since a request made progress."""
+        """Return the seconds since a request's progress."""
         return self._clock() - holding.progress_at
 
     def _count(self, holding: Holding, num_bytes: int) -> None:
@@ -97,7 +90,7 @@ class HeldBytes:
             del self._by_tenant[holding.tenant]
 
     def _has_room(self, holding: Holding) -> bool:
-        """Return whether a request's received bytes may stay; a single request always may."""
+        """Return whether received bytes may stay; a single request always may."""
         if holding.num_bytes == self.num_bytes:
             return True
         free = self.most - self.num_bytes
@@ -106,7 +99,7 @@ class HeldBytes:
         return self._by_tenant[holding.tenant] <= FREE_FACTOR * max(free, 0)
 
     def _make_room(self, holding: Holding) -> None:
-        """End requests of the same tenant that stand still, until there is room."""
+        """End stalled requests of the same tenant, until there is room."""
         for each, end in list(self._coming.items()):
             if self.seconds_still(each) < STILL_SECONDS or self._has_room(holding):
                 return
@@ -116,7 +109,7 @@ class HeldBytes:
 
 
 class Holding:
-    """The bytes of one request."""
+    """Bytes of one request."""
 
     __slots__ = ("_fresh", "num_bytes", "progress_at", "tenant")
 
@@ -124,7 +117,7 @@ class Holding:
         self.tenant = tenant
         self.num_bytes = 0
         self.progress_at = now
-        """Time at which it last had brought ``PROGRESS_BYTES`` more."""
+        """Time of its last ``PROGRESS_BYTES``."""
         self._fresh = 0
 
     def progressed(self, num_bytes: int, now: float) -> bool:
@@ -137,17 +130,16 @@ class Holding:
 
 
 STALL_SECONDS = 15.0
-"""A body of which less than ``PROGRESS_BYTES`` comes in this time is given up."""
+"""Seconds without ``PROGRESS_BYTES`` after which a body is given up."""
 
 PART_BYTES = 16_384
-"""A part of a body that has so many takes a turn."""
+"""Bytes of a part that takes a turn."""
 
 
 class BodyLimit:
-    """Bound on request bodies: a declared length is refused at once, an undeclared one when it has
-    grown too large.
+    """Bound on request bodies, by their declared length or while they grow.
 
-    A body counts among all until its answer begins: by then it was parsed and released.
+    A body counts until its answer begins.
     """
 
     def __init__(
@@ -158,7 +150,7 @@ class BodyLimit:
         turns: Turns,
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
-        """``turns`` are shared with whatever else begins something in the loop."""
+        """``turns`` are shared with other work of the loop."""
         self._app = app
         self._limit = max_body_bytes
         self._held = HeldBytes(max_bodies_bytes)
@@ -166,13 +158,12 @@ class BodyLimit:
         self._stall_seconds = stall_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run as an ASGI application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         recording = current()
         if recording is not None:
-            recording.tenant = tenant_id()  # the layers around this one have checked its key
+            recording.tenant = tenant_id()  # outer layers have checked its key
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared[:20]) > self._limit:
             await send_error(scope, send, body_too_large(self._limit))
@@ -190,7 +181,7 @@ class BodyLimit:
 
 
 class _Upload:
-    """The body of one request, as far as it has come."""
+    """Received part of one request's body."""
 
     def __init__(
         self, held: HeldBytes, source: Receive, limit: int, turns: Turns, seconds: float
@@ -198,7 +189,7 @@ class _Upload:
         self._held = held
         self._tenant = tenant_id()
         self._holding: Holding | None = None
-        """Reservation of the body's bytes, from the application's first read on."""
+        """Reservation of the body's bytes, from the first read on."""
         self._source = source
         self._limit = limit
         self._turns = turns
@@ -206,10 +197,10 @@ class _Upload:
         self._is_whole = False
         self._made_room = False
         self._timer: asyncio.Timeout | None = None
-        """While a part of it is waited for."""
+        """Deadline of the next part."""
 
     def let_go(self) -> None:
-        """Hold nothing of it any more. May be called twice."""
+        """Release all bytes. May be called twice."""
         if self._holding is not None:
             self._held.let_go(self._holding)
 
@@ -246,13 +237,13 @@ class _Upload:
         if self._made_room or not has_room:
             raise HttpProblem(self._too_many(holding))
         if len(message.get("body", b"")) >= PART_BYTES:
-            await self._turns.take()  # uploads at full speed leave rounds of the loop to others
+            await self._turns.take()  # fast uploads leave rounds of the loop to others
         if message.get("more_body", False) and held.seconds_still(holding) >= seconds:
             raise HttpProblem(self._too_still())
         return message
 
     def _end(self) -> None:
-        """End the request, which stalls while another body needs its bytes."""
+        """End the request: another body needs its bytes."""
         self._made_room = True
         if self._timer is not None:
             self._timer.reschedule(asyncio.get_running_loop().time())

@@ -1,4 +1,4 @@
-"""Middleware of the router: ids and logs, errors, API keys, origins, one request a turn."""
+"""Middleware of the router: ids and logs, errors, API keys, origins, turns."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ from tandem.router.tenant import Tenant, current_tenant
 
 access_logger = logging.getLogger("tandem.access")
 _SAFE = "/:@!$&'()*+,;=~"
-"""Characters that a path may have in a log line, other than letters, digits and -._ : its server
-has decoded it, and a client's line break or escape would be another line, or a terminal's
-command."""
+"""Characters of a path in a log line, besides letters, digits and -._.
+
+Others might begin a new line or a terminal's command.
+"""
 
 
 MAX_REQUEST_ID = 256
@@ -60,20 +61,20 @@ def is_request_id(value: str) -> bool:
 
 
 def _given_id(scope: Scope) -> str | None:
-    """Return the client's own id, if it may be echoed."""
+    """Return the client's id, if it may be echoed."""
     given: bytes = dict(scope["headers"]).get(b"x-request-id", b"")
     text = given.decode("latin-1")
     return text if is_request_id(text) else None
 
 
 def _template(scope: Scope, default: str) -> str:
-    """Return the template of the route, never the client's own path, so that names are bounded."""
+    """Return the template of the route: paths of clients are unbounded."""
     template: str = getattr(scope.get("route"), "path", default)
     return template
 
 
 class Trace:
-    """The outermost layer: sees what every other layer answers."""
+    """Outermost layer, which sees all answers."""
 
     def __init__(
         self,
@@ -89,7 +90,6 @@ class Trace:
         self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run as an ASGI application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -122,7 +122,7 @@ class Trace:
         try:
             await self._app(scope, receive, answered)
         finally:
-            del state["send_part"]  # leads to the scope that has it
+            del state["send_part"]  # refers to the scope that has it
             if recording is not None and self._recorder is not None:
                 recording.route = _template(scope, "")
                 self._recorder.close(recording)
@@ -155,14 +155,13 @@ async def send_error(scope: Scope, send: Send, answer: ErrorAnswer) -> None:
 
 
 class InTurn:
-    """A POST takes a turn before the application reads it; nothing else may take long to begin."""
+    """A POST takes a turn before the application reads it."""
 
     def __init__(self, app: ASGIApp, turns: Turns) -> None:
         self._app = app
         self._turns = turns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Wait for a turn, if it is a request that may take long to begin."""
         if scope["type"] == "http" and scope["method"] == "POST":
             await self._turns.take()
         await self._app(scope, receive, send)
@@ -172,13 +171,12 @@ logger = logging.getLogger(__name__)
 
 
 class Unexpected:
-    """The innermost layer."""
+    """Innermost layer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run as an ASGI application."""
         begun = False
 
         async def watched(message: Message) -> None:
@@ -196,11 +194,11 @@ class Unexpected:
 
 
 EXPOSED = ("X-Request-Id", "X-Tandem-Ignored", "Retry-After")
-"""Headers of answers that scripts may read in addition to those that browsers always expose."""
+"""Headers of answers that scripts may read."""
 
 
 def cors_options(config: RouterConfig) -> dict[str, Any]:
-    """Return the arguments of Starlette's ``CORSMiddleware``."""
+    """Return the arguments of ``CORSMiddleware``."""
     return {
         "allow_origins": config.allowed_origins,
         "allow_methods": config.allowed_methods,
@@ -211,10 +209,7 @@ def cors_options(config: RouterConfig) -> dict[str, Any]:
 
 
 class RootPath:
-    """Strips ``--root-path`` from the paths of requests; paths without it are served as they are.
-
-    Runs first, so that everything after it sees one spelling of a path.
-    """
+    """Removes ``--root-path`` from paths; others are served unchanged. Runs first."""
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
         self._app = app
@@ -222,7 +217,6 @@ class RootPath:
         self._raw_prefix = prefix.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run as an ASGI application."""
         if scope["type"] == "http" and (scope["path"] + "/").startswith(self._prefix + "/"):
             raw = scope["raw_path"].removeprefix(self._raw_prefix)
             path = scope["path"].removeprefix(self._prefix)
@@ -235,7 +229,7 @@ _MOST_SHOWN = 128
 
 
 class Origins:
-    """The hosts and origins that requests may come with."""
+    """Allowed hosts and origins of requests."""
 
     def __init__(self, config: RouterConfig) -> None:
         self.is_loopback = is_loopback(config.host)
@@ -243,16 +237,16 @@ class Origins:
         self._origins = frozenset(each.lower() for each in config.allowed_origins)
 
     def check_host(self, scope: Scope) -> None:
-        """Raise HttpProblem if a request was sent to a host that is not this one's."""
+        """Raise HttpProblem if a request was sent to another host."""
         for host in _values(scope, b"host"):
             name = _bare(_split(host)[0])
             if not (is_loopback(name) or name.endswith(".localhost") or name in self._hosts):
                 raise HttpProblem(_foreign("Host", host, "host_not_allowed", "--allowed-host"))
 
     def check_origin(self, scope: Scope, *, by_name: bool = False) -> None:
-        """Raise HttpProblem if a request comes from a page of another origin that is not allowed.
+        """Raise HttpProblem for a page of another origin that is not allowed.
 
-        ``by_name``: that any origin is allowed is not enough.
+        ``by_name``: the origin must be allowed by its name.
         """
         if not by_name and "*" in self._origins:
             return
@@ -264,14 +258,13 @@ class Origins:
 
 
 class OwnPagesOnly:
-    """The layer around all that answers, for a router that listens on a loopback address."""
+    """Layer of a router that listens on a loopback address."""
 
     def __init__(self, app: ASGIApp, origins: Origins) -> None:
         self._app = app
         self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run as an ASGI application."""
         if scope["type"] == "http":
             try:
                 self._origins.check_host(scope)
@@ -291,7 +284,7 @@ def _bare(host: str) -> str:
 
 
 def _split(host: str) -> tuple[str, str]:
-    """Return the name and the port of ``name:port``; an empty port if there is none."""
+    """Return name and port of ``name:port``; an empty port if there is none."""
     name, colon, port = host.rpartition(":")
     if not colon or host.endswith("]"):
         return host, ""
@@ -299,7 +292,7 @@ def _split(host: str) -> tuple[str, str]:
 
 
 def _is_same(origin: str, hosts: Sequence[str]) -> bool:
-    """Return whether a page of this origin was served by the request's host."""
+    """Return whether the request's host served the page."""
     scheme, found, rest = origin.lower().partition("://")
     default = _DEFAULT_PORTS.get(scheme)
     if not found or default is None:
@@ -324,14 +317,16 @@ _TOKEN = HEADER_CANARY.lower().encode()
 
 
 class Canary:
-    """Without a token file every canary is refused."""
+    """Check of canaries. Without a token file all are refused."""
 
     def __init__(self, token_file: str | None) -> None:
         self._token_file = Path(token_file) if token_file else None
 
     def check(self, access: Access, scope: Scope, headers: Mapping[bytes, bytes]) -> Tenant | None:
-        """Return the canary's tenant, and put its way into the scope, if its token opens a route of
-        this class. Raises HttpProblem for a wrong token and a way that does not exist."""
+        """Return the canary's tenant and set its route, if its token is valid for this class.
+
+        Raises HttpProblem for a wrong token or an impossible route.
+        """
         token = headers.get(_TOKEN)
         if token is None:
             return None
@@ -350,7 +345,7 @@ class Canary:
         return Tenant.from_key(token)
 
     def telling(self, scope: Scope, send: Send) -> Send:
-        """Return ``send``; for a canary with headers added that name the way it took."""
+        """Return ``send``; for a canary with headers that name its route."""
         route: Route | None = scope["state"].get("route")
         return send if route is None else _telling(route, send)
 
@@ -396,7 +391,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class Authorization:
-    """Puts the route, and the tenant for which it runs, into the scope."""
+    """Stores the route and its tenant in the scope."""
 
     def __init__(
         self,
@@ -413,7 +408,6 @@ class Authorization:
         self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run as an ASGI application."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return

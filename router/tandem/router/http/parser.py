@@ -1,8 +1,7 @@
-"""The parser of HTTP/1.1 requests: every request to upgrade is answered as HTTP/1.1.
+"""Parser of HTTP/1.1 requests that ignores upgrades (RFC 9110, section 7.8).
 
-httptools ends a message at the head of a request to upgrade and takes its body for another
-protocol. RFC 9110, section 7.8, lets a server ignore the request, which clients rely on that ask
-for h2c with every call. So a new parser gets that head again without its upgrade, then the rest.
+httptools ends a message at the head of an upgrade. So a new parser gets that head without it.
+Clients with h2c rely on this.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ _DROPPED = frozenset({b"upgrade", b"http2-settings"})
 
 
 class Receiver(Protocol):
-    """A connection, as the parser calls it."""
+    """Connection of a parser."""
 
     url: bytes
     headers: list[tuple[bytes, bytes]]
@@ -27,11 +26,11 @@ class Receiver(Protocol):
     def on_body(self, body: bytes) -> None: ...
     def on_message_complete(self) -> None: ...
     def on_head_again(self) -> None:
-        """Note that the parts of this head come a second time."""
+        """Note that the parts of this head come again."""
 
 
 class RequestParser:
-    """httptools' parser with the same methods, as far as uvicorn calls them."""
+    """httptools' parser with the methods that uvicorn calls."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
@@ -44,15 +43,15 @@ class RequestParser:
     def _begin(self) -> None:
         self._upgrades = False
         self._parser = httptools.HttpRequestParser(self)
-        # As uvicorn does: what follows a request that ends its connection is no error.
+        # As uvicorn: bytes after the last request of a connection are no error.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def close(self) -> None:
-        """Drop the reference to the connection: nothing more is parsed."""
+        """Drop the reference to the connection."""
         del self._parser
 
     def feed_data(self, data: bytes) -> None:
-        """Parse more received bytes. Raises HttpParserError."""
+        """Parse received bytes. Raises HttpParserError."""
         while True:
             try:
                 self._parser.feed_data(data)
@@ -73,27 +72,22 @@ class RequestParser:
             raise httptools.HttpParserError("CONNECT is not supported")
 
     def on_message_complete(self) -> None:
-        """Pass the end of a request on."""
         if not self._upgrades:
             self._receiver.on_message_complete()
 
     def get_http_version(self) -> str:
-        """See httptools."""
         version: str = self._parser.get_http_version()
         return version
 
     def get_method(self) -> bytes:
-        """See httptools."""
         method: bytes = self._parser.get_method()
         return method
 
     def should_keep_alive(self) -> bool:
-        """See httptools."""
         keeps: bool = self._parser.should_keep_alive()
         return keeps
 
     def should_upgrade(self) -> bool:
-        """Return False: no request upgrades."""
         return False
 
     def _plain_head(self) -> bytes:
@@ -109,7 +103,7 @@ class RequestParser:
 
 
 def framing_problem(version: str, headers: list[tuple[bytes, bytes]]) -> str | None:
-    """Return why a request's end cannot be known for certain, or None (RFC 9112, section 6)."""
+    """Return why the end of a request is ambiguous, or None (RFC 9112, section 6)."""
     if version not in ("1.0", "1.1"):
         return f"HTTP/{version} is not served here; HTTP/1.1 is"
     codings = [value for name, value in headers if name == b"transfer-encoding"]
@@ -124,8 +118,10 @@ def framing_problem(version: str, headers: list[tuple[bytes, bytes]]) -> str | N
 
 
 def host_of(url: bytes) -> bytes | None:
-    """Return the host of an absolute URL, which goes before the header's (RFC 9112, section 3.2.2);
-    None if the URL is a path."""
+    """Return the host of an absolute URL, which overrides the header's; None for a path.
+
+    RFC 9112, section 3.2.2.
+    """
     if url.startswith(b"/"):
         return None
     _, found, rest = url.partition(b"://")

@@ -1,8 +1,7 @@
-"""The ends of HTTP connections, by an answer, a limit, or a router that stops.
+"""Ends of HTTP connections, by an answer, a limit, or a shutdown.
 
-uvicorn closes the socket. An answer that is sent while its client still sends is lost with it (see
-``closing``). Of pipelined requests, uvicorn reports the disconnect to the last alone. So uvicorn
-has a transport whose ``close`` begins an orderly close, and all requests get the disconnect.
+uvicorn closes a socket at once and loses the answer of a client that still sends. So its
+transport's ``close`` begins an orderly close, and all pipelined requests get the disconnect.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ class ConnectionLimits:
     head_seconds: float = 10.0
     body_seconds: float = 60.0
     unwanted_seconds: float = 5.0
-    """Seconds for the rest of a body whose request has its answer."""
+    """Seconds for the rest of a body after its answer."""
     unwanted_bytes: int = 64 << 20
-    """Bytes of such a rest after the connection ends: many clients read nothing before that."""
+    """Bytes of such a rest: many clients read nothing before it."""
     write_seconds: float = 30.0
     connections: int = 4096
     connections_per_client: int = 0
-    """Connections per address; 0 is any number, since behind a proxy all have the same address."""
+    """Connections per address; 0 is any number, as behind a proxy."""
 
 
 def written(answer: ErrorAnswer) -> bytes:
-    """Return the bytes of the answer, the last of its connection."""
+    """Return the bytes of the last answer of a connection."""
     body = answer.body
     lines = [STATUS_LINE[answer.status], b"content-type: application/json\r\n"]
     lines += [
@@ -96,11 +95,10 @@ def crowded(why: str) -> ErrorAnswer:
 
 
 class JoinedTransport(asyncio.Transport):
-    """Transport of one answer's beginning: it holds the headers until more is written, but never
-    beyond this turn of the loop (an answer to HEAD has no body).
+    """Transport of an answer's beginning: it holds the headers until more is written.
 
-    ``done`` is called with the inner transport once nothing is held. What follows may be written
-    there, which saves a call for every token.
+    It writes in the same turn of the loop. ``done`` is called with the inner transport, to which
+    later writes may go.
     """
 
     def __init__(
@@ -113,7 +111,6 @@ class JoinedTransport(asyncio.Transport):
         self._begun = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """See Transport."""
         if not self._begun:
             self._begun, self._held = True, bytes(data)
             asyncio.get_running_loop().call_soon(self._release)
@@ -125,16 +122,13 @@ class JoinedTransport(asyncio.Transport):
             self._transport.write(data)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """See Transport."""
         return self._transport.get_extra_info(name, default)
 
     def close(self) -> None:
-        """See Transport."""
         self._release()
         self._transport.close()
 
     def is_closing(self) -> bool:
-        """See Transport."""
         return self._transport.is_closing()
 
     def _release(self) -> None:
@@ -145,13 +139,11 @@ class JoinedTransport(asyncio.Transport):
 
 
 class UnchunkedCycle(RequestResponseCycle):
-    """Answer to HTTP/1.0. Without a known length it ends with the connection. The connection is
-    reset if it closes before that, so that no client takes a part for the whole."""
+    """Answer to HTTP/1.0, ended by the connection's close, or by a reset if it is incomplete."""
 
     is_measured = False
 
     async def send(self, message: ASGISendEvent) -> None:
-        """See RequestResponseCycle."""
         if message["type"] == "http.response.start":
             names = {name.lower() for name, _ in message.get("headers", [])}
             self.is_measured = b"content-length" in names
@@ -166,7 +158,7 @@ class UnchunkedCycle(RequestResponseCycle):
         await super().send(message)
 
     def would_seem_whole(self) -> bool:
-        """Return whether the client would take its part for the whole after an orderly close."""
+        """Return whether an orderly close would make a part seem complete."""
         return self.response_started and not self.response_complete and not self.is_measured
 
     def _reset_at_close(self, is_reset: bool) -> None:
@@ -183,7 +175,6 @@ class JoinedProtocol(HttpToolsProtocol):
         self.parser: RequestParser = RequestParser(self)  # type: ignore[assignment]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Close the parser."""
         self.parser.close()
         super().connection_lost(exc)
 
@@ -191,7 +182,7 @@ class JoinedProtocol(HttpToolsProtocol):
         """Do nothing: the parts of this head come a second time."""
 
     def on_headers_complete(self) -> None:
-        """Prepare the answer to a request; its task has not run yet."""
+        """Prepare the answer to a request."""
         super().on_headers_complete()
         cycle = self.cycle
         if cycle is not None:
@@ -203,11 +194,11 @@ class JoinedProtocol(HttpToolsProtocol):
 
 
 HEARD_BEHIND = 8
-"""Pipelined requests up to which the client is still read."""
+"""Maximum pipelined requests up to which the client is read."""
 
 
 class Outlet(asyncio.Transport):
-    """Transport that uvicorn gets for a connection; closing it begins an orderly close."""
+    """Transport for uvicorn whose close is orderly."""
 
     def __init__(
         self, transport: asyncio.Transport, closing: Closing, end: Callable[[], None]
@@ -219,65 +210,55 @@ class Outlet(asyncio.Transport):
         self.write = transport.write  # type: ignore[method-assign]  # no call more for a token
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """See Transport."""
         return self._transport.get_extra_info(name, default)
 
     def get_write_buffer_size(self) -> int:
-        """See Transport."""
         return self._transport.get_write_buffer_size()
 
     def pause_reading(self) -> None:
-        """See Transport; of a connection that ends all is read."""
         if not self._closing.has_begun:
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """See Transport."""
         self._transport.resume_reading()
 
     def is_closing(self) -> bool:
-        """See Transport."""
         return self._closing.is_over()
 
     def close(self) -> None:
-        """See Transport."""
         self._end()
 
     def abort(self) -> None:
-        """See Transport."""
         self._transport.abort()
 
     def ended(self) -> None:
-        """Drop what is written from now on."""
+        """Drop later writes."""
         self.write = _nowhere  # type: ignore[method-assign, assignment]
 
     def lost(self) -> None:
-        """Drop the connection: there is nothing to close any more."""
         self.ended()
         self._end = _nothing
 
 
 class EndingProtocol(JoinedProtocol):
-    """A connection that ends in order."""
+    """Connection that ends in order."""
 
     limits: ClassVar[ConnectionLimits] = ConnectionLimits()
     ending: ClassVar[dict[EndingProtocol, None]] = {}
-    """Connections whose end has begun, the oldest first."""
+    """Closing connections, the oldest first."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.cycles: deque[RequestResponseCycle] = deque()
-        """Requests without their whole answer; the first is being answered, the rest wait."""
+        """Requests without a complete answer, the current one first."""
         self._is_stopping = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin a connection of a client."""
         self.closing = Closing(transport, self.limits.write_seconds)
         self._outlet = Outlet(transport, self.closing, self.end)
         super().connection_made(self._outlet)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the deadlines."""
         self.closing.lost()
         self.ending.pop(self, None)
         self._outlet.lost()
@@ -285,51 +266,51 @@ class EndingProtocol(JoinedProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> None:
-        """Let the loop close once unsent bytes have gone: the client has closed its half."""
+        """Let the loop close after unsent bytes: the client has closed its half."""
         if self._breaks_off():
             self._outlet.abort()
         else:
             self.closing.watch()
 
     def on_headers_complete(self) -> None:
-        """Add a request to the cycles."""
         super().on_headers_complete()
         self.cycles.append(self.cycle)
-        # uvicorn reads nothing more where one waits behind another, and so of nobody who leaves.
+        # uvicorn stops reading when a request waits after another, and notices no disconnect.
         waiting = [len(cycle.body) for cycle, _ in self.pipeline]
         if 0 < len(waiting) <= HEARD_BEHIND and sum(waiting) < HIGH_WATER_LIMIT:
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
-        """Remove the answered request."""
         if self.cycles:
             self.cycles.popleft()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Watch the progress of writes: the client reads more slowly than it is sent to."""
+        """Watch the progress of writes."""
         super().pause_writing()
         self.closing.watch()
 
     def resume_writing(self) -> None:
-        """Stop the watch, since the client reads on; an ending connection is watched to its end."""
+        """Stop the watch, unless the connection is closing."""
         if not self.closing.is_over():
             self.closing.disarm()
         super().resume_writing()
 
     def shutdown(self) -> None:
-        """Stop with the server, without waiting for clients that have yet to send something."""
+        """End with the server, without waiting for clients."""
         self._is_stopping = True
         super().shutdown()
         self.closing.hurry()
 
     def is_owed(self) -> bool:
-        """Return whether the client has yet to send the rest of a request."""
+        """Return whether the client has to send the rest of a request."""
         return False
 
     def end(self) -> None:
-        """Write nothing more, and close after the client has received what was written. Close at
-        once if it would take a part for the whole."""
+        """Write nothing more, and close after the client has received all.
+
+        Close at once if a part would seem complete.
+        """
         if self.closing.is_over():
             return
         breaks_off = self._breaks_off()
@@ -345,7 +326,7 @@ class EndingProtocol(JoinedProtocol):
         self._outlet.ended()
 
     def is_lingering(self) -> bool:
-        """Return whether all is written and only the client's close is awaited."""
+        """Return whether only the client's close is awaited."""
         return self.closing.is_lingering()
 
     def _breaks_off(self) -> bool:
@@ -354,7 +335,7 @@ class EndingProtocol(JoinedProtocol):
         return isinstance(answer, UnchunkedCycle) and answer.would_seem_whole()
 
     def _give_up_requests(self) -> None:
-        """Disconnect all requests: no answer is read any more, and no next request is awaited."""
+        """Disconnect all requests."""
         for cycle in self.cycles:
             cycle.disconnected = True
             cycle.message_event.set()

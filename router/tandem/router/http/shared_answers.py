@@ -1,8 +1,7 @@
-"""Answers that take milliseconds to make, made a few times a second and shared by all requests.
+"""Answers that take milliseconds to make, shared by all requests that wait for them.
 
-A request gets an answer whose making began after the request came, shared with all others that wait
-for the same one. The first requests are answered at once; under load answers are made every
-``EVERY`` seconds. They are made in a thread, so that the loop goes on meanwhile.
+The first are made at once, under load one every ``EVERY`` seconds, in a thread. An answer's making
+begins after the request came.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 BURST = 20
 """Answers that are made at once after a pause."""
 EVERY = 0.5
-"""Seconds between two answers of one owner under load."""
 MOST_OWNERS = 4_096
-"""Owners whose pace is kept; the one with the oldest request is dropped first."""
+"""Maximum owners whose pace is kept, by the latest request."""
 
 Prepare = Callable[[], Callable[[], bytes]]
-"""Callback that runs on the loop, where state changes; it returns one that runs in a thread."""
+"""Callback for the loop; it returns one for a thread."""
 
 
 class SharedAnswers:
@@ -33,8 +31,7 @@ class SharedAnswers:
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def get(self, name: str, prepare: Prepare, *, owner: str = "") -> bytes:
-        """Return the answer of this name. Answers of one owner share a pace: owners do not wait for
-        each other. Raises the errors of making it."""
+        """Return the answer of this name. Each owner has its own pace. Raises its errors."""
         loop, key = asyncio.get_running_loop(), (owner, name)
         future: asyncio.Future[bytes] = loop.create_future()
         self._waiting.setdefault(key, []).append(future)
@@ -44,13 +41,12 @@ class SharedAnswers:
         return await future
 
     def close(self) -> None:
-        """Make no more."""
         for task in self._tasks.values():
             task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _answer_all(self, key: tuple[str, str], prepare: Prepare) -> None:
-        """Make one answer after the other, until no request waits for one."""
+        """Make answers until no request waits for one."""
         try:
             while key in self._waiting:
                 await self._pace(key[0]).turn()
@@ -68,9 +64,9 @@ class SharedAnswers:
                     each.set_exception(error)
             return
         for each in waiting:
-            if not each.done():  # else its client has gone
+            if not each.done():  # else its client has left
                 each.set_result(content)
-                await asyncio.sleep(0)  # hundreds may wait: one in each round of the loop
+                await asyncio.sleep(0)  # one in each round of the loop
 
     def _pace(self, owner: str) -> _Pace:
         throughput = self._paces.setdefault(owner, _Pace())
@@ -81,14 +77,13 @@ class SharedAnswers:
 
 
 class _Pace:
-    """Turns of one owner: ``BURST`` at once, then one ``EVERY`` so many seconds."""
+    """Turns of one owner: ``BURST`` at once, then one every ``EVERY`` seconds."""
 
     def __init__(self) -> None:
         self._full_at = 0.0
-        """Time of the loop at which the whole burst is there again."""
+        """Time at which the whole burst is available again."""
 
     async def turn(self) -> None:
-        """Wait for a turn."""
         now = asyncio.get_running_loop().time()
         self._full_at = max(self._full_at, now) + EVERY
         wait = self._full_at - now - BURST * EVERY

@@ -280,7 +280,7 @@ def test_ends_of_which_one_cannot_load_nixl_meet_over_tcp(workers, monkeypatch):
 
 def test_a_slab_of_another_size_is_named():
     """The error says what came and what is allowed."""
-    with pytest.raises(InvalidParameter, match=r"slab: .* 2 blocks"):
+    with pytest.raises(InvalidParameter, match=r"kv_cache: .* 2 blocks"):
         as_bytes(kv_of("a", 4), 2, builders.LAYOUT)
 
 
